@@ -1,0 +1,215 @@
+/* The bytes on disk.  docs/FORMAT.md says the same in prose; a test holds log.py equal to this file.
+ *
+ * A log is one header page followed by units of 64 KiB.  A unit begins with a block header; blocks hold
+ * events that grow up from the header and texts that grow down from the unit's end, or counters.
+ * Everything is little endian.  A zero unit was reserved and never written. */
+#ifndef PENSTOCK_EVENTS_H
+#define PENSTOCK_EVENTS_H
+
+#include <stdint.h>
+
+#define LOG_MAGIC "PENSTOCK"
+#define LOG_VERSION 1
+#define LOG_HEADER_BYTES 4096
+#define LOG_UNIT_BYTES 65536
+#define BLOCK_MAGIC 0x4b425350u /* "PSBK" */
+
+/* Numbers are on disk and never reused.  layer: 1 POSIX, 2 STDIO, 3 process, 4 application.
+ * group: what a wait is attributed to, and what the fold keeps: read, write, metadata, ... */
+#define OPS(X)                                                                                     \
+    X(1, OPEN, posix, metadata)                                                                    \
+    X(2, CLOSE, posix, metadata)                                                                   \
+    X(3, READ, posix, read)                                                                        \
+    X(4, WRITE, posix, write)                                                                      \
+    X(5, PREAD, posix, read)                                                                       \
+    X(6, PWRITE, posix, write)                                                                     \
+    X(7, READV, posix, read)                                                                       \
+    X(8, WRITEV, posix, write)                                                                     \
+    X(9, PREADV, posix, read)                                                                      \
+    X(10, PWRITEV, posix, write)                                                                   \
+    X(11, LSEEK, posix, metadata)                                                                  \
+    X(12, STAT, posix, metadata)                                                                   \
+    X(13, FSTAT, posix, metadata)                                                                  \
+    X(14, LSTAT, posix, metadata)                                                                  \
+    X(15, ACCESS, posix, metadata)                                                                 \
+    X(16, READLINK, posix, metadata)                                                               \
+    X(17, OPENDIR, posix, metadata)                                                                \
+    X(18, READDIR, posix, metadata)                                                                \
+    X(19, CLOSEDIR, posix, metadata)                                                               \
+    X(20, LIST, posix, metadata)                                                                   \
+    X(21, FSYNC, posix, write)                                                                     \
+    X(22, FDATASYNC, posix, write)                                                                 \
+    X(23, SYNC_RANGE, posix, write)                                                                \
+    X(24, SYNCFS, posix, write)                                                                    \
+    X(25, TRUNCATE, posix, metadata)                                                               \
+    X(26, FALLOCATE, posix, metadata)                                                              \
+    X(27, RENAME, posix, metadata)                                                                 \
+    X(28, UNLINK, posix, metadata)                                                                 \
+    X(29, MKDIR, posix, metadata)                                                                  \
+    X(30, RMDIR, posix, metadata)                                                                  \
+    X(31, LINK, posix, metadata)                                                                   \
+    X(32, SYMLINK, posix, metadata)                                                                \
+    X(33, MMAP, posix, metadata)                                                                   \
+    X(34, MUNMAP, posix, metadata)                                                                 \
+    X(35, MSYNC, posix, write)                                                                     \
+    X(36, SENDFILE, posix, read)                                                                   \
+    X(37, COPY_RANGE, posix, read)                                                                 \
+    X(38, SPLICE, posix, read)                                                                     \
+    X(39, FADVISE, posix, metadata)                                                                \
+    X(40, READAHEAD, posix, metadata)                                                              \
+    X(41, DUP, posix, metadata)                                                                    \
+    X(42, AIO_READ, posix, metadata)                                                               \
+    X(43, AIO_WRITE, posix, metadata)                                                              \
+    X(44, AIO_READ_DONE, posix, read)                                                              \
+    X(45, AIO_WRITE_DONE, posix, write)                                                            \
+    X(46, IO_URING, posix, metadata)                                                               \
+    X(47, CHMOD, posix, metadata)                                                                  \
+    X(64, FOPEN, stdio, metadata)                                                                  \
+    X(65, FDOPEN, stdio, metadata)                                                                 \
+    X(66, FREOPEN, stdio, metadata)                                                                \
+    X(67, FCLOSE, stdio, metadata)                                                                 \
+    X(68, FREAD, stdio, read)                                                                      \
+    X(69, FWRITE, stdio, write)                                                                    \
+    X(70, FSEEK, stdio, metadata)                                                                  \
+    X(71, FFLUSH, stdio, write)                                                                    \
+    X(96, FORK, process, process)                                                                  \
+    X(97, EXEC, process, process)                                                                  \
+    X(98, SPAWN, process, process)                                                                 \
+    X(128, WINDOW, app, app)                                                                       \
+    X(129, STEP, app, app)                                                                         \
+    X(130, SPAN, app, app)
+
+enum op {
+    OP_VOID = 0,
+#define X(number, name, layer, group) OP_##name = number,
+    OPS(X)
+#undef X
+    OP_LIMIT = 256
+};
+
+#define OP_FIRST_APP 128 /* the fold past the budget keeps these as single events */
+
+/* One finished call.  Opened before the call (duration 0), completed after it: an event whose duration
+ * is still 0 was in flight when the log ends.  offset is -1 where it is unknown or has no meaning. */
+struct event {
+    uint64_t start;      /* ticks of the log's clock */
+    uint64_t word;       /* duration in ticks << 16 | op << 8 | errno; a finished call has duration >= 1 */
+    int64_t offset;      /* bytes; the second file's id for RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
+    uint64_t asked_file; /* bytes asked << 16 | low half of the file id */
+    uint64_t moved_file; /* bytes moved << 16 | high half of the file id */
+};
+
+#define EVENT_BYTES_MAX ((1ull << 48) - 1)
+
+enum block_kind { BLOCK_EVENTS = 1, BLOCK_CALLS = 2, BLOCK_ACCESS = 3 };
+
+struct block {
+    uint32_t magic;
+    uint32_t kind;
+    uint64_t round;   /* unique in the log; a chunk and a live block of one round hold the same events */
+    uint32_t used;    /* records reserved; may exceed limit by a few when the process was killed */
+    uint32_t limit;   /* records that fit */
+    uint32_t texts;   /* where the lowest text begins, bytes from the block's start */
+    uint32_t thread;  /* number of the thread in this log, from 1 */
+    uint32_t tid;     /* the kernel's thread id */
+    uint32_t carried; /* events at the front that were in flight when the block before it was full */
+    uint64_t first;   /* ticks when the block was begun */
+    char name[16];    /* the thread's name */
+};
+
+/* A text defines what an id means.  bytes: name, NUL, resolved name, NUL; padded to 8. */
+enum text_kind { TEXT_FILE = 1, TEXT_NAME = 2, TEXT_NOTE = 3 };
+
+struct text {
+    uint32_t bytes; /* of the whole record, a multiple of 8 */
+    uint16_t kind;
+    uint16_t flags; /* FILE_* below */
+    uint32_t id;    /* file id or name id */
+    uint32_t base;  /* the file id of the folder that a relative path starts from, 0: absolute */
+    uint32_t mode;  /* st_mode at the first open, 0: not measured */
+    uint32_t reserved;
+    uint64_t device, inode;
+    int64_t size;   /* st_size at the first open, -1: not measured */
+};
+
+#define FILE_INHERITED 1 /* the descriptor was open before the recording began */
+
+/* Past the budget single events are folded into these; nothing is dropped without a count. */
+struct calls_counter {
+    uint32_t file, op;
+    uint64_t calls, errors, ticks, max_ticks, first, last;
+    uint64_t asked;
+};
+
+#define COUNTER_BUCKETS 10 /* 0-100 B, 1 K, 10 K, 100 K, 1 M, 4 M, 10 M, 100 M, 1 G and more: Darshan's */
+#define COUNTER_COMMON 4
+
+struct access_counter {
+    uint32_t file, op;
+    uint64_t calls, errors, ticks, max_ticks, first, last;
+    uint64_t asked, moved, max_ticks_bytes;
+    int64_t max_end;  /* the highest byte touched plus one, -1: unknown */
+    int64_t last_end; /* where the latest access ended */
+    uint64_t sequential, consecutive, switches, unaligned, empty;
+    uint64_t buckets[COUNTER_BUCKETS];
+    struct {
+        int64_t value;
+        uint64_t calls;
+    } sizes[COUNTER_COMMON], strides[COUNTER_COMMON];
+};
+
+enum log_state {
+    LOG_RUNNING = 1, /* or killed: the reader asks whether the process is alive */
+    LOG_STOPPED = 2, /* no window is open */
+    LOG_EXITED = 3,
+    LOG_EXECED = 4,
+    LOG_FAILED = 5 /* our own trouble ended the recording; reason says which */
+};
+
+enum log_clock { CLOCK_NS = 0, CLOCK_TSC = 1 };
+enum log_origin { ORIGIN_RUN = 1, ORIGIN_RECORD = 2, ORIGIN_FORK = 3, ORIGIN_EXEC = 4 };
+
+struct log_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint32_t unit_bytes;
+    uint32_t event_bytes;
+    uint32_t pid, ppid;
+    uint32_t clock;
+    uint32_t origin;
+    uint32_t state;
+    int32_t error;          /* errno of LOG_FAILED */
+    uint64_t units;         /* reserved so far */
+    uint64_t start_ticks;   /* three clocks read together when the log was made ... */
+    uint64_t start_ns;      /* CLOCK_MONOTONIC */
+    uint64_t start_unix_ns; /* CLOCK_REALTIME */
+    uint64_t last_ticks;    /* ... and two of them again, each time a block was full and at the end */
+    uint64_t last_ns;
+    uint64_t ticks_per_s;   /* nominal, measured over a millisecond */
+    uint64_t budget_bytes;
+    uint64_t chunk_bytes;   /* written of that budget */
+    uint64_t folded;        /* single events that live on only in counters */
+    uint64_t lost;          /* events of which only this count is left */
+    uint64_t unseen;        /* calls recorded whose contents were not seen (io_uring) */
+    uint64_t attach_ns;     /* what the first start took */
+    uint32_t slots;         /* import slots patched */
+    uint32_t objects;       /* loaded objects scanned */
+    uint32_t slots_failed;  /* could not be made writable */
+    uint32_t rank, local_rank, world_size; /* ~0: not known */
+    uint8_t boot_id[16];
+    char host[64];
+    char reason[192];
+    char executable[512];
+    char folder[512];    /* working directory at start */
+    char command[2048];  /* arguments, separated by NUL, ended by two */
+};
+
+_Static_assert(sizeof(struct event) == 40, "an event is 40 bytes on disk");
+_Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
+_Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
+_Static_assert(sizeof(struct calls_counter) == 64, "a calls counter is 64 bytes on disk");
+_Static_assert(sizeof(struct access_counter) == 344, "an access counter is 344 bytes on disk");
+_Static_assert(sizeof(struct log_header) <= LOG_HEADER_BYTES, "the header fits its page");
+
+#endif

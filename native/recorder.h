@@ -1,0 +1,40 @@
+/* What the recorder offers to the process it lives in: six calls, by ctypes or from C.
+ * All are safe from any thread.  Results are 0 or -errno where nothing else is said. */
+#ifndef PENSTOCK_RECORDER_H
+#define PENSTOCK_RECORDER_H
+
+#include <stdint.h>
+
+#define PENSTOCK_API __attribute__((visibility("default")))
+
+/* Begins a window: events go to a log of this process in `folder` (an existing, writable folder).
+ * budget_bytes bounds the single events kept on disk, 0: the default of 1 GiB.
+ * -EALREADY: a window is open.  -ENOTSUP: this libc or kernel. */
+PENSTOCK_API int penstock_start(const char *folder, uint64_t budget_bytes);
+
+/* Ends the window; every import slot and page protection is as it was.  -EINVAL: none is open. */
+PENSTOCK_API int penstock_stop(void);
+
+/* 0 off, 1 recording, 2 the recording ended by its own trouble (penstock_reason says which). */
+PENSTOCK_API int penstock_state(void);
+PENSTOCK_API const char *penstock_reason(void); /* "" when there is none */
+PENSTOCK_API const char *penstock_folder(void); /* of the open or latest window, "" when none */
+
+/* A number for a name of a span, a step or a window; 0 when not recording. */
+PENSTOCK_API uint32_t penstock_name(const char *name);
+
+/* op is OP_STEP or OP_SPAN.  Returns a handle for the end, 0 when not recording.
+ * Begin and end belong to one thread.  a and b keep their low 48 bits. */
+PENSTOCK_API uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index);
+PENSTOCK_API int penstock_end(uint64_t handle, uint64_t a, uint64_t b);
+
+/* A fact about this process for its log. */
+PENSTOCK_API void penstock_note(const char *key, const char *value);
+
+/* For tests: slots patched now; whether the calling thread is inside a recorded call;
+ * the names that are hooked, one by one until NULL. */
+PENSTOCK_API int penstock_slots(void);
+PENSTOCK_API int penstock_in_call(void);
+PENSTOCK_API const char *penstock_hook(int number);
+
+#endif
