@@ -1,8 +1,10 @@
-/* The bytes on disk.  docs/FORMAT.md says the same in prose; a test holds log.py equal to this file.
+/* The bytes on disk.  docs/FORMAT.md says the same in prose; a test holds log.py equal to this
+ * file.
  *
- * A log is one header page followed by units of 64 KiB.  A unit begins with a block header; blocks hold
- * events that grow up from the header and texts that grow down from the unit's end, or counters.
- * Everything is little endian.  A zero unit was reserved and never written. */
+ * A log is a header of one unit (its fields lie in the first 4 KiB, the rest is a hole) followed by
+ * units of 64 KiB.  A unit begins with a block header; blocks hold events that grow up from the
+ * header and texts that grow down from the unit's end, or counters. Everything is little endian.  A
+ * zero unit was reserved and never written. */
 #ifndef PENSTOCK_EVENTS_H
 #define PENSTOCK_EVENTS_H
 
@@ -10,7 +12,7 @@
 
 #define LOG_MAGIC "PENSTOCK"
 #define LOG_VERSION 1
-#define LOG_HEADER_BYTES 4096
+#define LOG_HEADER_BYTES 65536 /* a whole unit: a mapping's offset must suit 64 KiB pages too */
 #define LOG_UNIT_BYTES 65536
 #define BLOCK_MAGIC 0x4b425350u /* "PSBK" */
 
@@ -84,17 +86,21 @@ enum op {
 #define X(number, name, layer, group) OP_##name = number,
     OPS(X)
 #undef X
-    OP_LIMIT = 256
 };
+
+#define OP_LIMIT 256
 
 #define OP_FIRST_APP 128 /* the fold past the budget keeps these as single events */
 
-/* One finished call.  Opened before the call (duration 0), completed after it: an event whose duration
- * is still 0 was in flight when the log ends.  offset is -1 where it is unknown or has no meaning. */
+/* One finished call.  Opened before the call (duration 0), completed after it: an event whose
+ * duration is still 0 was in flight when the log ends.  offset is -1 where it is unknown or has no
+ * meaning. Blocks are used again, so a slot that was reserved and never written may hold an event
+ * of the round before: at or after `carried`, an event that starts before its block's `first` is
+ * not there. */
 struct event {
     uint64_t start;      /* ticks of the log's clock */
-    uint64_t word;       /* duration in ticks << 16 | op << 8 | errno; a finished call has duration >= 1 */
-    int64_t offset;      /* bytes; the second file's id for RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
+    uint64_t word;       /* duration in ticks << 16 | op << 8 | errno; finished: duration >= 1 */
+    int64_t offset;      /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
     uint64_t asked_file; /* bytes asked << 16 | low half of the file id */
     uint64_t moved_file; /* bytes moved << 16 | high half of the file id */
 };
@@ -106,18 +112,21 @@ enum block_kind { BLOCK_EVENTS = 1, BLOCK_CALLS = 2, BLOCK_ACCESS = 3 };
 struct block {
     uint32_t magic;
     uint32_t kind;
-    uint64_t round;   /* unique in the log; a chunk and a live block of one round hold the same events */
-    uint32_t used;    /* records reserved; may exceed limit by a few when the process was killed */
-    uint32_t limit;   /* records that fit */
-    uint32_t texts;   /* where the lowest text begins, bytes from the block's start */
-    uint32_t thread;  /* number of the thread in this log, from 1 */
-    uint32_t tid;     /* the kernel's thread id */
-    uint32_t carried; /* events at the front that were in flight when the block before it was full */
-    uint64_t first;   /* ticks when the block was begun */
-    char name[16];    /* the thread's name */
+    uint64_t
+        round; /* unique in the log; a chunk and a live block of one round hold the same events */
+    uint32_t used;   /* records reserved; may exceed limit by a few when the process was killed */
+    uint32_t limit;  /* records that fit */
+    uint32_t texts;  /* where the lowest text begins, bytes from the block's start */
+    uint32_t thread; /* number of the thread in this log, from 1 */
+    uint32_t tid;    /* the kernel's thread id */
+    uint32_t
+        carried;    /* events at the front that were in flight when the block before it was full */
+    uint64_t first; /* ticks when the block was begun */
+    char name[16];  /* the thread's name */
 };
 
-/* A text defines what an id means.  bytes: name, NUL, resolved name, NUL; padded to 8. */
+/* A text defines what an id means.  bytes: name, NUL, resolved name, NUL; padded to 8.
+ * A file may have a second text with an empty name: it adds what the first open showed. */
 enum text_kind { TEXT_FILE = 1, TEXT_NAME = 2, TEXT_NOTE = 3 };
 
 struct text {
@@ -129,7 +138,7 @@ struct text {
     uint32_t mode;  /* st_mode at the first open, 0: not measured */
     uint32_t reserved;
     uint64_t device, inode;
-    int64_t size;   /* st_size at the first open, -1: not measured */
+    int64_t size; /* st_size at the first open, -1: not measured */
 };
 
 #define FILE_INHERITED 1 /* the descriptor was open before the recording began */
@@ -138,18 +147,21 @@ struct text {
 struct calls_counter {
     uint32_t file, op;
     uint64_t calls, errors, ticks, max_ticks, first, last;
-    uint64_t asked;
+    uint64_t asked, moved;
 };
 
-#define COUNTER_BUCKETS 10 /* 0-100 B, 1 K, 10 K, 100 K, 1 M, 4 M, 10 M, 100 M, 1 G and more: Darshan's */
+#define COUNTER_BUCKETS                                                                            \
+    10 /* 0-100 B, 1 K, 10 K, 100 K, 1 M, 4 M, 10 M, 100 M, 1 G and more: Darshan's */
 #define COUNTER_COMMON 4
 
 struct access_counter {
     uint32_t file, op;
     uint64_t calls, errors, ticks, max_ticks, first, last;
     uint64_t asked, moved, max_ticks_bytes;
-    int64_t max_end;  /* the highest byte touched plus one, -1: unknown */
-    int64_t last_end; /* where the latest access ended */
+    int64_t max_end; /* the highest byte touched plus one, -1: unknown */
+    int64_t
+        first_offset; /* of the first access with an offset: what it followed, the reader knows */
+    int64_t last_end; /* where the latest access ended; both -1: none had an offset */
     uint64_t sequential, consecutive, switches, unaligned, empty;
     uint64_t buckets[COUNTER_BUCKETS];
     struct {
@@ -184,32 +196,32 @@ struct log_header {
     uint64_t start_ticks;   /* three clocks read together when the log was made ... */
     uint64_t start_ns;      /* CLOCK_MONOTONIC */
     uint64_t start_unix_ns; /* CLOCK_REALTIME */
-    uint64_t last_ticks;    /* ... and two of them again, each time a block was full and at the end */
+    uint64_t last_ticks; /* ... and two of them again, each time a block was full and at the end */
     uint64_t last_ns;
-    uint64_t ticks_per_s;   /* nominal, measured over a millisecond */
+    uint64_t ticks_per_s; /* nominal, measured over a millisecond */
     uint64_t budget_bytes;
-    uint64_t chunk_bytes;   /* written of that budget */
-    uint64_t folded;        /* single events that live on only in counters */
-    uint64_t lost;          /* events of which only this count is left */
-    uint64_t unseen;        /* calls recorded whose contents were not seen (io_uring) */
-    uint64_t attach_ns;     /* what the first start took */
-    uint32_t slots;         /* import slots patched */
-    uint32_t objects;       /* loaded objects scanned */
-    uint32_t slots_failed;  /* could not be made writable */
+    uint64_t chunk_bytes;  /* written of that budget */
+    uint64_t folded;       /* single events that live on only in counters */
+    uint64_t lost;         /* events of which only this count is left */
+    uint64_t unseen;       /* calls recorded whose contents were not seen (io_uring) */
+    uint64_t attach_ns;    /* what the first start took */
+    uint32_t slots;        /* import slots patched */
+    uint32_t objects;      /* loaded objects scanned */
+    uint32_t slots_failed; /* could not be made writable */
     uint32_t rank, local_rank, world_size; /* ~0: not known */
     uint8_t boot_id[16];
     char host[64];
     char reason[192];
     char executable[512];
-    char folder[512];    /* working directory at start */
-    char command[2048];  /* arguments, separated by NUL, ended by two */
+    char folder[512];   /* working directory at start */
+    char command[2048]; /* arguments, separated by NUL, ended by two */
 };
 
 _Static_assert(sizeof(struct event) == 40, "an event is 40 bytes on disk");
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
-_Static_assert(sizeof(struct calls_counter) == 64, "a calls counter is 64 bytes on disk");
-_Static_assert(sizeof(struct access_counter) == 344, "an access counter is 344 bytes on disk");
-_Static_assert(sizeof(struct log_header) <= LOG_HEADER_BYTES, "the header fits its page");
+_Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
+_Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");
+_Static_assert(sizeof(struct log_header) <= 4096, "the header fits its page");
 
 #endif

@@ -20,7 +20,8 @@ PENSTOCK_API int penstock_state(void);
 PENSTOCK_API const char *penstock_reason(void); /* "" when there is none */
 PENSTOCK_API const char *penstock_folder(void); /* of the open or latest window, "" when none */
 
-/* A number for a name of a span, a step or a window; 0 when not recording. */
+/* A number for a name of a span or a step, good in every window and forked child of this process;
+ * 0 past 65,535 names, and for a span with 0 the log has no name. */
 PENSTOCK_API uint32_t penstock_name(const char *name);
 
 /* op is OP_STEP or OP_SPAN.  Returns a handle for the end, 0 when not recording.
@@ -30,6 +31,10 @@ PENSTOCK_API int penstock_end(uint64_t handle, uint64_t a, uint64_t b);
 
 /* A fact about this process for its log. */
 PENSTOCK_API void penstock_note(const char *key, const char *value);
+
+/* How long the calling thread was runnable and not running, in ns since it began; -1: not measured.
+ */
+PENSTOCK_API int64_t penstock_run_delay(void);
 
 /* For tests: slots patched now; whether the calling thread is inside a recorded call;
  * the names that are hooked, one by one until NULL. */

@@ -1,0 +1,555 @@
+#include "files.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The kernel maps nothing there, and answers EFAULT to who names it. */
+#define BAD_POINTERS 65536
+#define FIRST_LEVEL_BITS 13
+#define HUGE_PAGE (2u << 20)
+#define TABLE_WORTH_HUGE_PAGES (256u << 10)
+#define LEVELS (sizeof files_state->levels / sizeof *files_state->levels)
+#define DESCRIBED_BYTES 65536 /* a bit for each file */
+
+/* A hash table that grows without moving: each level holds four times the one before.  A path is
+ * known by 96 bits of a keyed hash and its own bytes are not kept: among a billion paths two alike
+ * are less likely than one in 10^10.  Losing a race, or a whole level, costs a second text for the
+ * same path; the reader joins by path. */
+struct level {
+    uint64_t used;
+    uint64_t reserved;
+    struct entry {
+        uint64_t hash; /* 0: free */
+        uint64_t rest; /* 32 more bits of hash, file id; 0: being written */
+    } entries[];
+};
+
+/* Folders stand in the same table, under a base that no file id reaches. */
+#define ANY_FOLDER 0xffffffffu
+enum { PLAIN_FOLDER = 1, LINKED_FOLDER };
+
+struct key {
+    uint64_t hash, rest;
+};
+
+HOT struct files *files_state;
+
+static void *map_private(size_t bytes)
+{
+    void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return NULL;
+    syscall(SYS_madvise, memory, bytes, MADV_DONTFORK);
+    return memory;
+}
+
+/* Descriptors and the folder changed unseen while no window was open.  File ids belong to a log:
+ * with another one they start again, and the old tables stay for calls that are still under way. */
+int files_start(bool is_new_log)
+{
+    if (!files_state || is_new_log) {
+        struct files *fresh = log_map_wiped(sizeof *fresh);
+
+        if (!fresh)
+            return -ENOMEM;
+        memcpy(fresh->seed, (const void *)getauxval(AT_RANDOM), sizeof fresh->seed);
+        __atomic_store_n(&files_state, fresh, __ATOMIC_RELEASE);
+    } else {
+        files_closed_range(0, ~0u);
+        files_folder_changed();
+    }
+    return 0;
+}
+
+/* A large table is read at random, and finding a small page costs as much as reading it: huge pages
+ * where they may be had.  Aligned by mapping more than is needed; the rest is never touched. */
+static void *map_table(size_t bytes)
+{
+    char *memory;
+
+    if (bytes < TABLE_WORTH_HUGE_PAGES)
+        return map_private(bytes);
+    memory = map_private(bytes + HUGE_PAGE);
+    if (!memory)
+        return NULL;
+    memory = (char *)(((uintptr_t)memory + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    syscall(SYS_madvise, memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
+/* Publishes memory at *place unless another thread was first. */
+static void *publish(void *place, size_t bytes)
+{
+    void **pointer = place;
+    void *ours = map_table(bytes);
+    void *expected = NULL;
+
+    if (!ours)
+        return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+    if (__atomic_compare_exchange_n(pointer, &expected, ours, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+        return ours;
+    syscall(SYS_munmap, ours, bytes);
+    return expected;
+}
+
+/* A call may be under way on a descriptor when a signal handler forks: the child, on its return,
+ * must find the slot, and find it empty. */
+static struct slot_of_fd *publish_slots(struct slot_of_fd **chunk)
+{
+    size_t bytes = FDS_PER_CHUNK * sizeof **chunk;
+    struct slot_of_fd *slots = publish(chunk, bytes);
+
+    if (slots) {
+        syscall(SYS_madvise, slots, bytes, MADV_DOFORK);
+        syscall(SYS_madvise, slots, bytes, MADV_WIPEONFORK);
+    }
+    return slots;
+}
+
+/* --- paths ------------------------------------------------------------------------------------ */
+
+static struct key key_of(const char *name, size_t length, uint32_t base)
+{
+    struct key key = {files_state->seed[0] ^ base, files_state->seed[1] ^ length};
+    uint64_t word;
+
+    for (;;) {
+        size_t n = length < 8 ? length : 8;
+
+        word = 0;
+        memcpy(&word, name, n);
+        key.hash = (key.hash ^ word) * 0xff51afd7ed558ccdu;
+        key.rest = (key.rest + word) * 0xc4ceb9fe1a85ec53u;
+        key.hash ^= key.hash >> 32;
+        key.rest ^= key.rest >> 29;
+        if (length <= 8)
+            break;
+        length -= 8;
+        name += 8;
+    }
+    key.hash = (key.hash * 0x9fb21c651e98df25u) | 1;
+    key.hash ^= key.hash >> 31 << 1;
+    key.rest = key.rest * 0x9e3779b97f4a7c15u & ~0xffffffffull;
+    return key;
+}
+
+static uint64_t level_mask(unsigned level)
+{
+    return (1ull << (FIRST_LEVEL_BITS + 2 * level)) - 1;
+}
+
+static uint64_t first_place(struct key key, uint64_t mask)
+{
+    return (key.hash >> 16) & mask;
+}
+
+static uint32_t find_in_level(const struct level *level, uint64_t mask, struct key key)
+{
+    uint64_t i = first_place(key, mask);
+    uint64_t hash;
+
+    while ((hash = __atomic_load_n(&level->entries[i].hash, __ATOMIC_ACQUIRE))) {
+        if (hash == key.hash) {
+            uint64_t rest = __atomic_load_n(&level->entries[i].rest, __ATOMIC_ACQUIRE);
+
+            if ((rest & ~0xffffffffull) == key.rest && (uint32_t)rest)
+                return (uint32_t)rest;
+        }
+        i = (i + 1) & mask;
+    }
+    return 0;
+}
+
+static uint32_t find_path(struct key key)
+{
+    unsigned i = LEVELS;
+    uint32_t id = 0;
+
+    while (i-- > 0 && !id) {
+        const struct level *level = __atomic_load_n(&files_state->levels[i], __ATOMIC_ACQUIRE);
+
+        if (level)
+            id = find_in_level(level, level_mask(i), key);
+    }
+    return id;
+}
+
+static void insert_path(struct key key, uint32_t id)
+{
+    unsigned i;
+
+    for (i = 0; i < LEVELS; i++) {
+        uint64_t mask = level_mask(i);
+        struct level *level = __atomic_load_n(&files_state->levels[i], __ATOMIC_ACQUIRE);
+        uint64_t place = first_place(key, mask);
+        uint64_t expected = 0;
+
+        if (!level)
+            level = publish(&files_state->levels[i],
+                            sizeof *level + (mask + 1) * sizeof *level->entries);
+        if (!level)
+            return;
+        if (__atomic_fetch_add(&level->used, 1, __ATOMIC_RELAXED) * 2 >= mask)
+            continue;
+        while (!__atomic_compare_exchange_n(&level->entries[place].hash, &expected, key.hash, false,
+                                            __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            place = (place + 1) & mask;
+            expected = 0;
+        }
+        __atomic_store_n(&level->entries[place].rest, key.rest | id, __ATOMIC_RELEASE);
+        return;
+    }
+}
+
+static uint32_t intern(const char *name, uint32_t base)
+{
+    struct key key = key_of(name, strnlen(name, 4096), base);
+    uint32_t id = find_path(key);
+
+    if (id)
+        return id;
+    id = __atomic_add_fetch(&files_state->last_id, 1, __ATOMIC_RELAXED);
+    if (!log_text(TEXT_FILE, id, base, name, ""))
+        return 0;
+    insert_path(key, id);
+    return id;
+}
+
+static uint32_t folder_id(void)
+{
+    uint64_t known = __atomic_load_n(&files_state->folder, __ATOMIC_ACQUIRE);
+    uint32_t id = (uint32_t)known;
+    sigset_t signals;
+    char *name;
+
+    if (id)
+        return id;
+    signals_block(&signals);
+    name = log_scratch();
+    if (name && syscall(SYS_getcwd, name, SCRATCH_BYTES) > 0)
+        id = intern(name, 0);
+    signals_restore(&signals);
+    /* Not kept if the folder changed meanwhile. */
+    __atomic_compare_exchange_n(&files_state->folder, &known, known | id, false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_RELAXED);
+    return id;
+}
+
+uint32_t files_path(int dirfd, const char *path)
+{
+    int error = errno;
+    uint32_t base = 0;
+    uint32_t id;
+
+    if ((uintptr_t)path < BAD_POINTERS)
+        return 0;
+    if (path[0] != '/') {
+        struct slot_of_fd *slot = dirfd == AT_FDCWD ? NULL : files_slot(dirfd);
+
+        base = slot ? slot->file : folder_id();
+    }
+    id = intern(path, base);
+    errno = error;
+    return id;
+}
+
+void files_folder_changed(void)
+{
+    uint64_t known = __atomic_load_n(&files_state->folder, __ATOMIC_ACQUIRE);
+
+    while (!__atomic_compare_exchange_n(&files_state->folder, &known, ((known >> 32) + 1) << 32,
+                                        false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        ;
+}
+
+/* --- descriptors --------------------------------------------------------------------------------
+ */
+
+static struct slot_of_fd *slot_for(int fd)
+{
+    struct slot_of_fd **chunk;
+    struct slot_of_fd *slots;
+
+    if ((unsigned)fd >= FDS_PER_CHUNK * FD_CHUNKS)
+        return NULL;
+    chunk = &files_state->fds[fd / FDS_PER_CHUNK];
+    slots = __atomic_load_n(chunk, __ATOMIC_ACQUIRE);
+    if (!slots)
+        slots = publish_slots(chunk);
+    return slots ? &slots[fd % FDS_PER_CHUNK] : NULL;
+}
+
+static long link_of(int fd, char *name)
+{
+    char path[32] = "/proc/self/fd/";
+    char digits[12];
+    int n = 0;
+    char *end = path + 14;
+    long got;
+
+    do
+        digits[n++] = (char)('0' + fd % 10);
+    while (fd /= 10);
+    while (n)
+        *end++ = digits[--n];
+    *end = 0;
+    got = syscall(SYS_readlinkat, AT_FDCWD, path, name, SCRATCH_BYTES - 1);
+    name[got > 0 ? got : 0] = 0;
+    return got;
+}
+
+/* True the first time it is asked for a file. */
+static bool is_first_open(uint32_t id)
+{
+    uint8_t **chunk = &files_state->described[id / (8 * DESCRIBED_BYTES)];
+    uint8_t *bits = __atomic_load_n(chunk, __ATOMIC_ACQUIRE);
+    uint8_t bit = (uint8_t)(1u << id % 8);
+
+    if (!bits)
+        bits = publish(chunk, DESCRIBED_BYTES);
+    if (!bits)
+        return false;
+    bits += id / 8 % DESCRIBED_BYTES;
+    return !(*bits & bit) && !(__atomic_fetch_or(bits, bit, __ATOMIC_RELAXED) & bit);
+}
+
+/* Whether an absolute name leads to its file without links.  The kernel's own answer,
+ * /proc/self/fd, costs 2 µs: it is asked once a folder, and for the last part readlink itself says.
+ */
+static bool is_plain(const char *name, int fd, char *resolved)
+{
+    const char *slash = strrchr(name, '/');
+    struct key folder = key_of(name, (size_t)(slash - name), ANY_FOLDER);
+    uint32_t known = find_path(folder);
+
+    if (known == PLAIN_FOLDER &&
+        syscall(SYS_readlinkat, AT_FDCWD, name, resolved, SCRATCH_BYTES) < 0 && errno == EINVAL)
+        return true;
+    link_of(fd, resolved);
+    if (!known)
+        insert_path(folder, strcmp(name, resolved) ? LINKED_FOLDER : PLAIN_FOLDER);
+    return !strcmp(name, resolved);
+}
+
+/* What the first open shows: type, identity, size, and where links led.  It goes into the text of
+ * the path if that was written just now, else into a second one.  Signals are blocked. */
+static void describe(uint32_t id, int fd, char *resolved)
+{
+    struct text *text = log_last_text(id);
+    struct stat found;
+
+    if (syscall(SYS_fstat, fd, &found))
+        return;
+    if (!text || text->base || *(const char *)(text + 1) != '/') {
+        link_of(fd, resolved);
+        text = log_text(TEXT_FILE, id, 0, "", resolved);
+    } else if (!is_plain((const char *)(text + 1), fd, resolved)) {
+        text = log_text(TEXT_FILE, id, 0, "", resolved);
+    }
+    if (!text)
+        return;
+    text->mode = found.st_mode;
+    text->device = found.st_dev;
+    text->inode = found.st_ino;
+    __atomic_store_n(&text->size, (int64_t)found.st_size, __ATOMIC_RELEASE);
+}
+
+static void set_slot(struct slot_of_fd *slot, uint32_t file, uint32_t flags, int64_t position)
+{
+    slot->position = position;
+    slot->stdio_position = -1;
+    slot->flags = flags;
+    slot->forks = log_state->forks;
+    __atomic_store_n(&slot->file, file, __ATOMIC_RELEASE);
+}
+
+static void describe_first(uint32_t id, int fd)
+{
+    sigset_t signals;
+    char *scratch;
+
+    signals_block(&signals);
+    scratch = log_scratch();
+    if (scratch)
+        describe(id, fd, scratch);
+    signals_restore(&signals);
+}
+
+void files_opened(int fd, uint32_t file, int flags)
+{
+    int error = errno;
+    struct slot_of_fd *slot = file ? slot_for(fd) : NULL;
+
+    if (slot) {
+        if (is_first_open(file))
+            describe_first(file, fd);
+        set_slot(slot, file, SLOT_SEEKABLE | (flags & O_APPEND ? SLOT_APPEND : 0), 0);
+    }
+    errno = error;
+}
+
+/* The file that /proc/self/fd shows; 0: no such descriptor. */
+static uint32_t file_behind(int fd)
+{
+    uint32_t id = 0;
+    sigset_t signals;
+    char *scratch;
+
+    signals_block(&signals);
+    scratch = log_scratch();
+    if (scratch && link_of(fd, scratch) > 0) {
+        id = intern(scratch, 0);
+        if (id && is_first_open(id))
+            describe(id, fd, scratch);
+    }
+    signals_restore(&signals);
+    return id;
+}
+
+/* Opened before the recording, received, or made by a call we do not wrap. */
+struct slot_of_fd *files_slot_slowly(int fd)
+{
+    int error = errno;
+    struct slot_of_fd *slot = NULL;
+    uint32_t flags = SLOT_SHARED;
+    uint32_t id;
+    long status;
+
+    if (fd < 0 || (log_self && log_self->is_borrowed))
+        return NULL; /* a vfork child: these are its descriptors, the table is its parent's */
+    id = file_behind(fd);
+    if (id)
+        slot = slot_for(fd);
+    if (slot) {
+        status = syscall(SYS_fcntl, fd, F_GETFL);
+        if (status >= 0 && status & O_APPEND)
+            flags |= SLOT_APPEND;
+        if (syscall(SYS_lseek, fd, 0, SEEK_CUR) >= 0)
+            flags |= SLOT_SEEKABLE;
+        set_slot(slot, id, flags, 0);
+    }
+    errno = error;
+    return slot;
+}
+
+void files_closed(int fd)
+{
+    struct slot_of_fd *slot = files_peek(fd);
+
+    if (slot)
+        __atomic_store_n(&slot->file, 0, __ATOMIC_RELEASE);
+}
+
+void files_closed_range(unsigned first, unsigned last)
+{
+    unsigned chunk;
+    unsigned i;
+
+    for (chunk = first / FDS_PER_CHUNK; chunk < FD_CHUNKS && chunk <= last / FDS_PER_CHUNK;
+         chunk++) {
+        if (!files_state->fds[chunk])
+            continue;
+        for (i = 0; i < FDS_PER_CHUNK; i++)
+            if (chunk * FDS_PER_CHUNK + i >= first && chunk * FDS_PER_CHUNK + i <= last)
+                __atomic_store_n(&files_state->fds[chunk][i].file, 0, __ATOMIC_RELEASE);
+    }
+}
+
+void files_copied(int from, int to)
+{
+    int error = errno;
+    struct slot_of_fd *source = files_slot(from);
+    struct slot_of_fd *copy = source && from != to ? slot_for(to) : NULL;
+
+    if (copy) {
+        source->flags |= SLOT_SHARED;
+        set_slot(copy, source->file, source->flags, 0);
+    } else if (from != to) {
+        files_closed(to);
+    }
+    errno = error;
+}
+
+void files_forking(void)
+{
+    __atomic_add_fetch(&log_state->forks, 1, __ATOMIC_RELAXED);
+}
+
+int64_t files_kernel_position(struct slot_of_fd *slot, int fd)
+{
+    int error = errno;
+    long position = syscall(SYS_lseek, fd, 0, SEEK_CUR);
+
+    errno = error;
+    if (position < 0) { /* a terminal, a pipe: no position */
+        slot->flags &= ~(uint32_t)SLOT_SEEKABLE;
+        return -1;
+    }
+    __atomic_store_n(&slot->position, position, __ATOMIC_RELAXED);
+    return position;
+}
+
+/* The position is followed by adding, and asked of the kernel where another process or descriptor
+ * may have moved it. */
+int64_t files_position(struct slot_of_fd *slot, int fd)
+{
+    if (UNLIKELY(!(slot->flags & SLOT_SEEKABLE)))
+        return -1;
+    if (UNLIKELY((slot->flags & SLOT_SHARED) || slot->forks != log_state->forks))
+        return files_kernel_position(slot, fd);
+    return __atomic_load_n(&slot->position, __ATOMIC_RELAXED);
+}
+
+int64_t files_position_of(int fd)
+{
+    struct slot_of_fd *slot = recorder_on ? files_slot(fd) : NULL;
+
+    return slot ? files_position(slot, fd) : -1;
+}
+
+void files_moved(struct slot_of_fd *slot, int64_t bytes)
+{
+    __atomic_fetch_add(&slot->position, bytes, __ATOMIC_RELAXED);
+}
+
+void files_set_position(int fd, int64_t position)
+{
+    struct slot_of_fd *slot = files_peek(fd);
+
+    if (slot)
+        __atomic_store_n(&slot->position, position, __ATOMIC_RELAXED);
+}
+
+void files_set_append(int fd, bool appends)
+{
+    struct slot_of_fd *slot = files_peek(fd);
+
+    if (slot && appends)
+        slot->flags |= SLOT_APPEND;
+    else if (slot)
+        slot->flags &= ~(uint32_t)SLOT_APPEND;
+}
+
+void files_unsure(int fd)
+{
+    struct slot_of_fd *slot = files_peek(fd);
+
+    if (slot)
+        slot->flags |= SLOT_SHARED;
+}
+
+void files_set_stdio_position(int fd, int64_t position)
+{
+    struct slot_of_fd *slot = files_peek(fd);
+
+    if (slot)
+        slot->stdio_position = position;
+}

@@ -1,0 +1,70 @@
+/* What every wrapper is made of.  A wrapper is one HOOK; the linker gathers them into the table.
+ * Inside: begin (guard, time), the real call, end (note).  No allocation, no lock, errno kept. */
+#ifndef PENSTOCK_HOOK_H
+#define PENSTOCK_HOOK_H
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include "files.h"
+#include "log.h"
+#include "patch.h"
+
+#define HOOK(type, function, parameters)                                                           \
+    static type wrap_##function parameters;                                                        \
+    static type(*real_##function) parameters;                                                      \
+    static const struct hook hook_##function = {#function, (void *)wrap_##function,                \
+                                                (void **)&real_##function};                        \
+    static const struct hook *entry_##function __attribute__((section("penstock_hooks"), used)) =  \
+        &hook_##function;                                                                          \
+    static type wrap_##function parameters
+
+/* A wrapper that begins with `begin`, and ends with the result's success only. */
+#define HOOK_STATUS(function, parameters, arguments, begin)                                        \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        struct call call;                                                                          \
+        int result;                                                                                \
+                                                                                                   \
+        if (!(begin))                                                                              \
+            return real_##function arguments;                                                      \
+        result = real_##function arguments;                                                        \
+        log_end(&call, result < 0 ? errno : 0, 0);                                                 \
+        return result;                                                                             \
+    }
+
+static inline uint32_t file_of(int fd)
+{
+    struct slot_of_fd *slot = files_slot(fd);
+
+    return LIKELY(slot != NULL) ? slot->file : 0;
+}
+
+__attribute__((always_inline)) static inline bool begin_fd(struct call *call, enum op op, int fd,
+                                                           int64_t offset, uint64_t asked)
+{
+    return LIKELY(recorder_on) && log_begin(call, op, file_of(fd), offset, asked);
+}
+
+static inline bool begin_path(struct call *call, enum op op, int dirfd, const char *path)
+{
+    return LIKELY(recorder_on) && log_begin(call, op, files_path(dirfd, path), -1, 0);
+}
+
+static inline bool begin_plain(struct call *call, enum op op, int64_t offset, uint64_t asked)
+{
+    return LIKELY(recorder_on) && log_begin(call, op, 0, offset, asked);
+}
+
+static inline bool is_write(enum op op)
+{
+    return op == OP_WRITE || op == OP_WRITEV || op == OP_PWRITEV;
+}
+
+static inline ssize_t end_bytes(const struct call *call, ssize_t got)
+{
+    log_end(call, got < 0 ? errno : 0, got < 0 ? 0 : (uint64_t)got);
+    return got;
+}
+
+#endif

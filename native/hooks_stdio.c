@@ -1,0 +1,511 @@
+/* The FILE * layer.  libc's own reads and writes behind it pass no import slot, so these calls are
+ * a layer of their own, never added to the POSIX one.  Streams without a descriptor are memory, not
+ * I/O. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <wchar.h>
+
+#include "hook.h"
+
+struct stdio {
+    struct call call;
+    struct slot_of_fd *slot;
+    uint32_t file;
+    int64_t position; /* before the call; -1: not known */
+};
+
+static inline bool begin_stdio(struct stdio *io, enum op op, FILE *file, uint64_t asked)
+{
+    int error = errno;
+    int fd;
+
+    if (UNLIKELY(!recorder_on))
+        return false;
+    fd = file ? fileno_unlocked(file) : -1;
+    errno = error;
+    if (fd < 0)
+        return false;
+    io->slot = files_slot(fd);
+    if (UNLIKELY(!io->slot))
+        return false;
+    io->file = io->slot->file;
+    io->position = io->slot->stdio_position;
+    return log_begin(&io->call, op, io->file, io->position, asked);
+}
+
+static inline void end_stdio(struct stdio *io, bool has_failed, uint64_t moved)
+{
+    if (io->position >= 0 && io->slot->file == io->file)
+        io->slot->stdio_position = io->position + (int64_t)moved;
+    log_end(&io->call, has_failed ? errno : 0, moved);
+}
+
+/* Where libc says the stream is: exact where macros moved bytes without a call (getc, putc
+ * inlined). */
+static int64_t tell(FILE *file)
+{
+    int error = errno;
+    int64_t position = ftello(file);
+
+    errno = error;
+    return position;
+}
+
+/* Bytes moved since the last recorded call and up to the real one, by the stream's position. */
+static uint64_t moved_to(const struct stdio *io, int64_t position)
+{
+    return io->position >= 0 && position > io->position ? (uint64_t)(position - io->position) : 0;
+}
+
+/* --- open and close
+ * ----------------------------------------------------------------------------------- */
+
+static FILE *end_fopen(const struct call *call, FILE *file, const char *mode)
+{
+    log_end(call, file ? 0 : errno, 0);
+    if (file) {
+        int fd = fileno_unlocked(file);
+        bool appends = mode && *mode == 'a';
+
+        files_opened(fd, call->file, appends ? O_APPEND : 0);
+        files_set_stdio_position(fd, appends ? tell(file) : 0);
+    }
+    return file;
+}
+
+#define HOOK_FOPEN(function)                                                                       \
+    HOOK(FILE *, function, (const char *path, const char *mode))                                   \
+    {                                                                                              \
+        struct call call;                                                                          \
+                                                                                                   \
+        if (!begin_path(&call, OP_FOPEN, AT_FDCWD, path))                                          \
+            return real_##function(path, mode);                                                    \
+        return end_fopen(&call, real_##function(path, mode), mode);                                \
+    }
+HOOK_FOPEN(fopen)
+HOOK_FOPEN(fopen64)
+
+#define HOOK_FREOPEN(function)                                                                     \
+    HOOK(FILE *, function, (const char *path, const char *mode, FILE *file))                       \
+    {                                                                                              \
+        struct call call;                                                                          \
+                                                                                                   \
+        if (!path || !begin_path(&call, OP_FREOPEN, AT_FDCWD, path))                               \
+            return real_##function(path, mode, file);                                              \
+        if (file && fileno_unlocked(file) >= 0)                                                    \
+            files_closed(fileno_unlocked(file));                                                   \
+        return end_fopen(&call, real_##function(path, mode, file), mode);                          \
+    }
+HOOK_FREOPEN(freopen)
+HOOK_FREOPEN(freopen64)
+
+HOOK(FILE *, fdopen, (int fd, const char *mode))
+{
+    struct call call;
+    FILE *file;
+
+    if (!begin_fd(&call, OP_FDOPEN, fd, -1, 0))
+        return real_fdopen(fd, mode);
+    file = real_fdopen(fd, mode);
+    log_end(&call, file ? 0 : errno, 0);
+    if (file)
+        files_set_stdio_position(fd, tell(file));
+    return file;
+}
+
+#define HOOK_TMPFILE(function)                                                                     \
+    HOOK(FILE *, function, (void))                                                                 \
+    {                                                                                              \
+        struct call call;                                                                          \
+        FILE *file;                                                                                \
+                                                                                                   \
+        if (!begin_plain(&call, OP_FOPEN, -1, 0))                                                  \
+            return real_##function();                                                              \
+        file = real_##function();                                                                  \
+        log_end(&call, file ? 0 : errno, 0);                                                       \
+        return file;                                                                               \
+    }
+HOOK_TMPFILE(tmpfile)
+HOOK_TMPFILE(tmpfile64)
+
+HOOK(int, fclose, (FILE * file))
+{
+    struct stdio io;
+    uint64_t moved;
+    int result;
+
+    if (!begin_stdio(&io, OP_FCLOSE, file, 0))
+        return real_fclose(file);
+    moved = io.position >= 0 ? moved_to(&io, tell(file)) : 0;
+    files_closed(fileno_unlocked(file));
+    result = real_fclose(file);
+    log_end(&io.call, result ? errno : 0, moved);
+    return result;
+}
+
+#define HOOK_FFLUSH(function)                                                                      \
+    HOOK(int, function, (FILE * file))                                                             \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        uint64_t moved;                                                                            \
+        int result;                                                                                \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FFLUSH, file, 0))                                                 \
+            return real_##function(file);                                                          \
+        moved = io.position >= 0 ? moved_to(&io, tell(file)) : 0;                                  \
+        result = real_##function(file);                                                            \
+        end_stdio(&io, result, moved);                                                             \
+        return result;                                                                             \
+    }
+HOOK_FFLUSH(fflush)
+HOOK_FFLUSH(fflush_unlocked)
+
+/* --- blocks
+ * ------------------------------------------------------------------------------------------- */
+
+/* A short count hides the bytes of a last, incomplete item. */
+static size_t end_items(struct stdio *io, FILE *file, size_t size, size_t n, size_t got)
+{
+    uint64_t moved = (uint64_t)size * got;
+
+    if (UNLIKELY(got < n && size > 1 && io->position >= 0)) {
+        int64_t position = tell(file);
+
+        if (position >= 0)
+            moved = moved_to(io, position);
+    }
+    end_stdio(io, false, moved);
+    return got;
+}
+
+#define HOOK_FREAD(function)                                                                       \
+    HOOK(size_t, function, (void *data, size_t size, size_t n, FILE *file))                        \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, (uint64_t)size * n))                                 \
+            return real_##function(data, size, n, file);                                           \
+        return end_items(&io, file, size, n, real_##function(data, size, n, file));                \
+    }
+HOOK_FREAD(fread)
+HOOK_FREAD(fread_unlocked)
+
+#define HOOK_FREAD_CHK(function)                                                                   \
+    HOOK(size_t, function, (void *data, size_t room, size_t size, size_t n, FILE *file))           \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, (uint64_t)size * n))                                 \
+            return real_##function(data, room, size, n, file);                                     \
+        return end_items(&io, file, size, n, real_##function(data, room, size, n, file));          \
+    }
+HOOK_FREAD_CHK(__fread_chk)
+HOOK_FREAD_CHK(__fread_unlocked_chk)
+
+#define HOOK_FWRITE(function)                                                                      \
+    HOOK(size_t, function, (const void *data, size_t size, size_t n, FILE *file))                  \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        size_t put;                                                                                \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FWRITE, file, (uint64_t)size * n))                                \
+            return real_##function(data, size, n, file);                                           \
+        put = real_##function(data, size, n, file);                                                \
+        end_stdio(&io, put < n, (uint64_t)size * put);                                             \
+        return put;                                                                                \
+    }
+HOOK_FWRITE(fwrite)
+HOOK_FWRITE(fwrite_unlocked)
+
+/* --- lines, characters, formats
+ * ------------------------------------------------------------------------- */
+
+/* A line that holds NUL bytes looks shorter than it was; the stream's position knows. */
+static char *end_line(struct stdio *io, FILE *file, char *line, uint64_t room)
+{
+    uint64_t moved = line ? strlen(line) : 0;
+
+    if (line && moved + 1 < room && (!moved || line[moved - 1] != '\n') && io->position >= 0) {
+        int64_t position = tell(file);
+
+        if (position >= 0)
+            moved = moved_to(io, position);
+    }
+    end_stdio(io, false, moved);
+    return line;
+}
+
+#define HOOK_FGETS(function)                                                                       \
+    HOOK(char *, function, (char *line, int room, FILE *file))                                     \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, (uint64_t)room))                                     \
+            return real_##function(line, room, file);                                              \
+        return end_line(&io, file, real_##function(line, room, file), (uint64_t)room);             \
+    }
+HOOK_FGETS(fgets)
+HOOK_FGETS(fgets_unlocked)
+
+#define HOOK_FGETS_CHK(function)                                                                   \
+    HOOK(char *, function, (char *line, size_t size, int room, FILE *file))                        \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, (uint64_t)room))                                     \
+            return real_##function(line, size, room, file);                                        \
+        return end_line(&io, file, real_##function(line, size, room, file), (uint64_t)room);       \
+    }
+HOOK_FGETS_CHK(__fgets_chk)
+HOOK_FGETS_CHK(__fgets_unlocked_chk)
+
+#define HOOK_GETC(function, parameters, arguments, file)                                           \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        int got;                                                                                   \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, 1))                                                  \
+            return real_##function arguments;                                                      \
+        got = real_##function arguments;                                                           \
+        end_stdio(&io, false, got != EOF);                                                         \
+        return got;                                                                                \
+    }
+HOOK_GETC(fgetc, (FILE * file), (file), file)
+HOOK_GETC(fgetc_unlocked, (FILE * file), (file), file)
+HOOK_GETC(getc, (FILE * file), (file), file)
+HOOK_GETC(getc_unlocked, (FILE * file), (file), file)
+HOOK_GETC(_IO_getc, (FILE * file), (file), file)
+HOOK_GETC(getchar, (void), (), stdin)
+HOOK_GETC(getchar_unlocked, (void), (), stdin)
+
+/* What the inlined getc and putc call when the buffer ends: the bytes since are found by position.
+ */
+#define HOOK_UNDERFLOW(function)                                                                   \
+    HOOK(int, function, (FILE * file))                                                             \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        int got;                                                                                   \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, 1))                                                  \
+            return real_##function(file);                                                          \
+        got = real_##function(file);                                                               \
+        end_stdio(&io, false, io.position >= 0 ? moved_to(&io, tell(file)) : got != EOF);          \
+        return got;                                                                                \
+    }
+HOOK_UNDERFLOW(__uflow)
+HOOK_UNDERFLOW(__underflow)
+
+HOOK(int, __overflow, (FILE * file, int c))
+{
+    struct stdio io;
+    int put;
+
+    if (!begin_stdio(&io, OP_FWRITE, file, 1))
+        return real___overflow(file, c);
+    put = real___overflow(file, c);
+    end_stdio(&io, put == EOF, io.position >= 0 ? moved_to(&io, tell(file)) : put != EOF);
+    return put;
+}
+
+#define HOOK_PUTC(function, parameters, arguments, file)                                           \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        int put;                                                                                   \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FWRITE, file, 1))                                                 \
+            return real_##function arguments;                                                      \
+        put = real_##function arguments;                                                           \
+        end_stdio(&io, put == EOF, put != EOF);                                                    \
+        return put;                                                                                \
+    }
+HOOK_PUTC(fputc, (int c, FILE *file), (c, file), file)
+HOOK_PUTC(fputc_unlocked, (int c, FILE *file), (c, file), file)
+HOOK_PUTC(putc, (int c, FILE *file), (c, file), file)
+HOOK_PUTC(putc_unlocked, (int c, FILE *file), (c, file), file)
+HOOK_PUTC(_IO_putc, (int c, FILE *file), (c, file), file)
+HOOK_PUTC(putchar, (int c), (c), stdout)
+HOOK_PUTC(putchar_unlocked, (int c), (c), stdout)
+
+#define HOOK_FPUTS(function, parameters, arguments, file, more)                                    \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        uint64_t bytes = strlen(text) + more;                                                      \
+        struct stdio io;                                                                           \
+        int put;                                                                                   \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FWRITE, file, bytes))                                             \
+            return real_##function arguments;                                                      \
+        put = real_##function arguments;                                                           \
+        end_stdio(&io, put == EOF, put == EOF ? 0 : bytes);                                        \
+        return put;                                                                                \
+    }
+HOOK_FPUTS(fputs, (const char *text, FILE *file), (text, file), file, 0)
+HOOK_FPUTS(fputs_unlocked, (const char *text, FILE *file), (text, file), file, 0)
+HOOK_FPUTS(puts, (const char *text), (text), stdout, 1)
+
+#define HOOK_GETLINE(function, parameters, arguments)                                              \
+    HOOK(ssize_t, function, parameters)                                                            \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        ssize_t got;                                                                               \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, 0))                                                  \
+            return real_##function arguments;                                                      \
+        got = real_##function arguments;                                                           \
+        end_stdio(&io, false, got < 0 ? 0 : (uint64_t)got);                                        \
+        return got;                                                                                \
+    }
+HOOK_GETLINE(getline, (char **line, size_t *room, FILE *file), (line, room, file))
+HOOK_GETLINE(getdelim, (char **line, size_t *room, int end, FILE *file), (line, room, end, file))
+HOOK_GETLINE(__getdelim, (char **line, size_t *room, int end, FILE *file), (line, room, end, file))
+
+static int end_format(struct stdio *io, int put)
+{
+    end_stdio(io, put < 0, put < 0 ? 0 : (uint64_t)put);
+    return put;
+}
+
+static int recorded_vfprintf(FILE *file, const char *format, va_list list);
+static int recorded_vfprintf_chk(FILE *file, int flag, const char *format, va_list list);
+
+HOOK(int, vfprintf, (FILE * file, const char *format, va_list list))
+{
+    return recorded_vfprintf(file, format, list);
+}
+
+static int recorded_vfprintf(FILE *file, const char *format, va_list list)
+{
+    struct stdio io;
+
+    if (!begin_stdio(&io, OP_FWRITE, file, 0))
+        return real_vfprintf(file, format, list);
+    return end_format(&io, real_vfprintf(file, format, list));
+}
+
+HOOK(int, __vfprintf_chk, (FILE * file, int flag, const char *format, va_list list))
+{
+    return recorded_vfprintf_chk(file, flag, format, list);
+}
+
+static int recorded_vfprintf_chk(FILE *file, int flag, const char *format, va_list list)
+{
+    struct stdio io;
+
+    if (!begin_stdio(&io, OP_FWRITE, file, 0))
+        return real___vfprintf_chk(file, flag, format, list);
+    return end_format(&io, real___vfprintf_chk(file, flag, format, list));
+}
+
+#define HOOK_FORMAT(function, parameters, last, call)                                              \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        va_list list;                                                                              \
+        int put;                                                                                   \
+                                                                                                   \
+        (void)real_##function;                                                                     \
+        va_start(list, last);                                                                      \
+        put = call;                                                                                \
+        va_end(list);                                                                              \
+        return put;                                                                                \
+    }
+HOOK_FORMAT(fprintf, (FILE * file, const char *format, ...), format,
+            recorded_vfprintf(file, format, list))
+HOOK_FORMAT(printf, (const char *format, ...), format, recorded_vfprintf(stdout, format, list))
+HOOK_FORMAT(__fprintf_chk, (FILE * file, int flag, const char *format, ...), format,
+            recorded_vfprintf_chk(file, flag, format, list))
+HOOK_FORMAT(__printf_chk, (int flag, const char *format, ...), format,
+            recorded_vfprintf_chk(stdout, flag, format, list))
+
+HOOK(int, vprintf, (const char *format, va_list list))
+{
+    (void)real_vprintf;
+    return recorded_vfprintf(stdout, format, list);
+}
+
+HOOK(int, __vprintf_chk, (int flag, const char *format, va_list list))
+{
+    (void)real___vprintf_chk;
+    return recorded_vfprintf_chk(stdout, flag, format, list);
+}
+
+/* How much a scan read is only in the stream's position. */
+static int end_scan(struct stdio *io, FILE *file, int found)
+{
+    int64_t position = io->position >= 0 ? tell(file) : -1;
+
+    end_stdio(io, false, position >= 0 ? moved_to(io, position) : 0);
+    return found;
+}
+
+#define HOOK_SCAN(function, plain)                                                                 \
+    HOOK(int, function, (FILE * file, const char *format, va_list list))                           \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FREAD, file, 0))                                                  \
+            return real_##function(file, format, list);                                            \
+        return end_scan(&io, file, real_##function(file, format, list));                           \
+    }                                                                                              \
+    HOOK(int, plain, (FILE * file, const char *format, ...))                                       \
+    {                                                                                              \
+        va_list list;                                                                              \
+        int found;                                                                                 \
+                                                                                                   \
+        (void)real_##plain;                                                                        \
+        va_start(list, format);                                                                    \
+        found = wrap_##function(file, format, list);                                               \
+        va_end(list);                                                                              \
+        return found;                                                                              \
+    }
+HOOK_SCAN(vfscanf, fscanf)
+HOOK_SCAN(__isoc99_vfscanf, __isoc99_fscanf)
+HOOK_SCAN(__isoc23_vfscanf, __isoc23_fscanf)
+
+/* --- position
+ * ------------------------------------------------------------------------------------------- */
+
+/* Bytes that macros moved before the seek belong to this event too: nothing else will count them.
+ */
+static int end_seek(struct stdio *io, FILE *file, int64_t before, int result)
+{
+    int64_t position = tell(file);
+
+    if (io->slot->file == io->file)
+        io->slot->stdio_position = position;
+    log_end_at(&io->call, result ? errno : 0, position, moved_to(io, before));
+    return result;
+}
+
+#define HOOK_SEEK(function, parameters, arguments)                                                 \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        struct stdio io;                                                                           \
+        int64_t before;                                                                            \
+                                                                                                   \
+        if (!begin_stdio(&io, OP_FSEEK, file, 0))                                                  \
+            return real_##function arguments;                                                      \
+        before = io.position >= 0 ? tell(file) : -1;                                               \
+        return end_seek(&io, file, before, real_##function arguments);                             \
+    }
+HOOK_SEEK(fseek, (FILE * file, long offset, int whence), (file, offset, whence))
+HOOK_SEEK(fseeko, (FILE * file, off_t offset, int whence), (file, offset, whence))
+HOOK_SEEK(fseeko64, (FILE * file, off_t offset, int whence), (file, offset, whence))
+HOOK_SEEK(fsetpos, (FILE * file, const fpos_t *place), (file, place))
+HOOK_SEEK(fsetpos64, (FILE * file, const fpos_t *place), (file, place))
+
+HOOK(void, rewind, (FILE * file))
+{
+    struct stdio io;
+    int64_t before;
+
+    if (!begin_stdio(&io, OP_FSEEK, file, 0)) {
+        real_rewind(file);
+        return;
+    }
+    before = io.position >= 0 ? tell(file) : -1;
+    real_rewind(file);
+    end_seek(&io, file, before, 0);
+}

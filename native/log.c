@@ -1,0 +1,919 @@
+/* Where events go.  Signals are blocked in everything here that is not inline: a handler that does
+ * I/O finds either the state before or the state after.  Only direct system calls, no allocation by
+ * libc. */
+#include "log.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "counters.h"
+
+#define POOL_BYTES 65536
+#define CARRIED_MAX                                                                                \
+    64 /* calls in flight that one thread can nest; older ones stay where they are */
+#define KEYS_WITHOUT_ALLOCATION 32 /* glibc keeps values of the first keys inside the thread */
+#define DEFAULT_BUDGET (1ull << 30)
+
+HOT struct log *log_state;
+HOT int recorder_on;
+_Thread_local struct thread *log_self INITIAL_EXEC;
+char log_folder[3072];
+
+HOT bool clock_is_counter;
+uint64_t clock_ticks_per_s;
+
+/* What every log of this program says about it; copied by fork, unlike log_state. */
+static struct log_header identity;
+static uint64_t budget;
+static struct stat
+    said_to; /* standard error as it was: a program may close it and open a file there */
+static pthread_key_t key;
+static bool has_key;
+
+/* --- small tools ---------------------------------------------------------------------------- */
+
+void signals_block(sigset_t *before)
+{
+    uint64_t all = ~0ull;
+
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, before, 8);
+}
+
+void signals_restore(const sigset_t *before)
+{
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, before, NULL, 8);
+}
+
+/* A lock of our own: it lies in memory that fork wipes, so a child never inherits it taken. */
+bool log_try_lock(uint32_t *lock)
+{
+    return !__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE);
+}
+
+void log_lock(uint32_t *lock)
+{
+    while (!log_try_lock(lock))
+        syscall(SYS_sched_yield);
+}
+
+void log_unlock(uint32_t *lock)
+{
+    __atomic_store_n(lock, 0, __ATOMIC_RELEASE);
+}
+
+static long read_small(const char *path, char *data, size_t size)
+{
+    long fd = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    long got;
+
+    if (fd < 0)
+        return -errno;
+    got = syscall(SYS_read, fd, data, size);
+    syscall(SYS_close, fd);
+    return got;
+}
+
+/* --- clock ----------------------------------------------------------------------------------- */
+
+static bool counter_is_invariant(void)
+{
+#if defined(__x86_64__)
+    uint32_t a = 0x80000000u, b, c = 0, d;
+    char source[32] = "";
+
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (a < 0x80000007u)
+        return false;
+    a = 0x80000007u;
+    c = 0;
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (!(d & 1u << 8))
+        return false;
+    /* The kernel drops the counter as its own clock when it finds the cores apart. */
+    read_small("/sys/devices/system/clocksource/clocksource0/current_clocksource", source,
+               sizeof source - 1);
+    return !strncmp(source, "tsc", 3) || !strncmp(source, "kvm-clock", 9);
+#else
+    return true;
+#endif
+}
+
+void clock_choose(uint64_t known_ticks_per_s)
+{
+    uint64_t ticks, ns, elapsed;
+
+    if (clock_ticks_per_s)
+        return;
+    clock_is_counter = counter_is_invariant();
+    if (!clock_is_counter) {
+        clock_ticks_per_s = 1000000000u;
+    } else if (known_ticks_per_s) {
+        clock_ticks_per_s = known_ticks_per_s;
+    } else {
+        ns = clock_ns(CLOCK_MONOTONIC);
+        ticks = clock_counter();
+        do
+            elapsed = clock_ns(CLOCK_MONOTONIC) - ns;
+        while (elapsed < 1000000);
+        clock_ticks_per_s = (uint64_t)((double)(clock_counter() - ticks) * 1e9 / (double)elapsed);
+    }
+}
+
+void log_anchor(void)
+{
+    struct log_header *header = log_state ? log_state->header : NULL;
+
+    if (!header)
+        return;
+    header->last_ns = clock_ns(CLOCK_MONOTONIC);
+    header->last_ticks = clock_ticks();
+}
+
+/* --- the file -------------------------------------------------------------------------------- */
+
+static long allocate(long fd, uint64_t offset, uint64_t bytes)
+{
+    static const char zeros[4096];
+    uint64_t done;
+
+    if (!syscall(SYS_fallocate, fd, 0, offset, bytes))
+        return 0;
+    if (errno != EOPNOTSUPP && errno != ENOSYS)
+        return -errno;
+    for (done = 0; done < bytes; done += sizeof zeros) {
+        long put = syscall(SYS_pwrite64, fd, zeros, sizeof zeros, offset + done);
+
+        if (put != sizeof zeros)
+            return put < 0 ? -errno : -ENOSPC;
+    }
+    return 0;
+}
+
+/* No descriptor stays open: a program that closes them all, or writes to one by number, cannot
+ * hurt. */
+static long open_log(void)
+{
+    long fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CLOEXEC);
+
+    return fd < 0 ? -errno : fd;
+}
+
+/* A write past RLIMIT_FSIZE also raises a signal that would end the program.  Ours is still
+ * pending, as signals are blocked here. */
+static void take_back_signal(void)
+{
+    static const struct timespec at_once;
+    uint64_t set = 1ull << (SIGXFSZ - 1);
+
+    syscall(SYS_rt_sigtimedwait, &set, NULL, &at_once, 8);
+}
+
+static uint64_t next_unit(void)
+{
+    return __atomic_fetch_add(&log_state->header->units, 1, __ATOMIC_RELAXED);
+}
+
+static uint64_t unit_offset(uint64_t unit)
+{
+    return LOG_HEADER_BYTES + unit * LOG_UNIT_BYTES;
+}
+
+/* A new unit of the file, allocated before it is mapped: a full disk is an error here, not a
+ * SIGBUS. */
+void *log_map_unit(uint64_t *unit, void *address)
+{
+    long fd = open_log();
+    void *block;
+    long error;
+
+    if (fd < 0) {
+        log_fail((int)-fd, "the log cannot be opened");
+        return NULL;
+    }
+    *unit = next_unit();
+    error = allocate(fd, unit_offset(*unit), LOG_UNIT_BYTES);
+    if (error) {
+        syscall(SYS_close, fd);
+        log_fail((int)-error, "the log cannot grow");
+        return NULL;
+    }
+    block = (void *)syscall(SYS_mmap, address, LOG_UNIT_BYTES, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | (address ? MAP_FIXED : 0), fd, unit_offset(*unit));
+    syscall(SYS_close, fd);
+    if (block == MAP_FAILED) {
+        log_fail(errno, "the log cannot be mapped");
+        return NULL;
+    }
+    syscall(SYS_madvise, block, LOG_UNIT_BYTES, MADV_DONTFORK);
+    return block;
+}
+
+long log_write_unit(uint64_t unit, const void *data)
+{
+    long fd = open_log();
+    uint64_t done = 0;
+    long put;
+
+    if (fd < 0)
+        return fd;
+    do {
+        put = syscall(SYS_pwrite64, fd, (const char *)data + done, LOG_UNIT_BYTES - done,
+                      unit_offset(unit) + done);
+        if (put > 0)
+            done += (uint64_t)put;
+    } while (done < LOG_UNIT_BYTES && (put > 0 || (put < 0 && errno == EINTR)));
+    put = done == LOG_UNIT_BYTES ? 0 : put < 0 ? -errno : -ENOSPC;
+    syscall(SYS_close, fd);
+    return put;
+}
+
+static uint32_t number_of(const char *const *names)
+{
+    for (; *names; names++) {
+        const char *value = getenv(*names);
+
+        if (value && *value >= '0' && *value <= '9')
+            return (uint32_t)strtoul(value, NULL, 10);
+    }
+    return ~0u;
+}
+
+static void read_boot_id(void)
+{
+    char text[64] = "";
+    int digits = 0;
+    char *c;
+
+    read_small("/proc/sys/kernel/random/boot_id", text, sizeof text - 1);
+    for (c = text; *c && digits < 32; c++) {
+        int value = *c >= '0' && *c <= '9' ? *c - '0' : *c >= 'a' && *c <= 'f' ? *c - 'a' + 10 : -1;
+
+        if (value < 0)
+            continue;
+        identity.boot_id[digits / 2] |= (uint8_t)(value << (digits & 1 ? 0 : 4));
+        digits++;
+    }
+}
+
+static void identify(void)
+{
+    static const char *const ranks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
+                                        NULL};
+    static const char *const locals[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                         "MPI_LOCALRANKID", "SLURM_LOCALID", NULL};
+    static const char *const worlds[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                         "SLURM_NTASKS", NULL};
+    struct utsname machine;
+    char *c;
+
+    if (identity.version)
+        return;
+    memcpy(identity.magic, LOG_MAGIC, sizeof identity.magic);
+    syscall(SYS_fstat, 2, &said_to);
+    identity.version = LOG_VERSION;
+    identity.header_bytes = LOG_HEADER_BYTES;
+    identity.unit_bytes = LOG_UNIT_BYTES;
+    identity.event_bytes = sizeof(struct event);
+    if (!uname(&machine))
+        memccpy(identity.host, machine.nodename, 0, sizeof identity.host - 1);
+    for (c = identity.host; *c; c++)
+        if (*c == '/')
+            *c = '_';
+    read_boot_id();
+    identity.rank = number_of(ranks);
+    identity.local_rank = number_of(locals);
+    identity.world_size = number_of(worlds);
+    if (syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", identity.executable,
+                sizeof identity.executable - 1) < 0)
+        identity.executable[0] = 0;
+    read_small("/proc/self/cmdline", identity.command, sizeof identity.command - 2);
+}
+
+static void fill_header(struct log_header *header, uint32_t origin)
+{
+    *header = identity;
+    header->pid = (uint32_t)syscall(SYS_getpid);
+    header->ppid = (uint32_t)syscall(SYS_getppid);
+    header->clock = clock_is_counter ? CLOCK_TSC : CLOCK_NS;
+    header->origin = origin;
+    header->ticks_per_s = clock_ticks_per_s;
+    header->budget_bytes = budget;
+    if (syscall(SYS_getcwd, header->folder, sizeof header->folder) < 0)
+        header->folder[0] = 0;
+    header->start_unix_ns = clock_ns(CLOCK_REALTIME);
+    header->start_ns = header->last_ns = clock_ns(CLOCK_MONOTONIC);
+    header->start_ticks = header->last_ticks = clock_ticks();
+    __atomic_store_n(&header->state, LOG_RUNNING, __ATOMIC_RELEASE);
+}
+
+static char *append(char *end, const char *limit, const char *text)
+{
+    while (*text && end < limit)
+        *end++ = *text++;
+    *end = 0;
+    return end;
+}
+
+static char *append_number(char *end, const char *limit, uint64_t number)
+{
+    char digits[24];
+    char *first = digits + sizeof digits - 1;
+
+    *first = 0;
+    do
+        *--first = (char)('0' + number % 10);
+    while (number /= 10);
+    return append(end, limit, first);
+}
+
+static long create_file(void)
+{
+    const char *limit = log_state->path + sizeof log_state->path - 1;
+    uint64_t serial;
+    long fd = -EEXIST;
+
+    for (serial = 0; fd == -EEXIST && serial < 1000000; serial++) {
+        char *end = append(log_state->path, limit, log_folder);
+
+        end = append(end, limit, "/");
+        end = append(end, limit, identity.host);
+        end = append(end, limit, ".");
+        end = append_number(end, limit, (uint64_t)syscall(SYS_getpid));
+        end = append(end, limit, ".");
+        end = append_number(end, limit, serial);
+        append(end, limit, ".log");
+        fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
+                     0666);
+        if (fd < 0)
+            fd = -errno;
+    }
+    return fd;
+}
+
+static int make_log(uint32_t origin)
+{
+    long fd = create_file();
+    long error;
+    void *header;
+
+    if (fd < 0)
+        return (int)fd;
+    error = allocate(fd, 0, 4096);
+    if (error)
+        goto close_fd;
+    header = (void *)syscall(SYS_mmap, NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    error = header == MAP_FAILED ? -errno : 0;
+    if (error)
+        goto close_fd;
+    syscall(SYS_madvise, header, 4096, MADV_DONTFORK);
+    fill_header(header, origin);
+    if (!log_state->rounds) /* a child's differ from its parent's: a call begun before the fork is
+                               not its own */
+        log_state->rounds = (uint64_t)((struct log_header *)header)->pid << 32;
+    log_state->header = header;
+    log_state->counters = NULL;
+    memset(log_state->has_name, 0, sizeof log_state->has_name);
+    __atomic_add_fetch(&log_state->serial, 1, __ATOMIC_RELEASE);
+
+close_fd:
+    syscall(SYS_close, fd);
+    if (error)
+        syscall(SYS_unlinkat, AT_FDCWD, log_state->path, 0);
+    return (int)error;
+}
+
+/* --- fork, start, stop, trouble ----------------------------------------------------------------
+ */
+
+static struct {
+    void *memory;
+    size_t bytes;
+} wiped[1024];
+static uint32_t n_wiped;
+
+/* Kernels before 4.14, and emulators, keep what they were asked to wipe.  A child made without
+ * fork() runs no handler: there we rely on the kernel. */
+static void wipe_in_child(void)
+{
+    uint32_t i;
+
+    for (i = log_state->serial ? n_wiped : 0; i-- > 0;)
+        memset(wiped[i].memory, 0, wiped[i].bytes);
+}
+
+/* Memory that a forked child finds as zeros. */
+void *log_map_wiped(size_t bytes)
+{
+    void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint32_t i = __atomic_load_n(&n_wiped, __ATOMIC_RELAXED);
+
+    if (memory == MAP_FAILED)
+        return NULL;
+    syscall(SYS_madvise, memory, bytes, MADV_WIPEONFORK);
+    if (i < sizeof wiped / sizeof *wiped) {
+        wiped[i].memory = memory;
+        wiped[i].bytes = bytes;
+        __atomic_store_n(&n_wiped, i + 1, __ATOMIC_RELEASE);
+    }
+    return memory;
+}
+
+int log_setup(void)
+{
+    if (log_state)
+        return 0;
+    log_state = log_map_wiped(sizeof *log_state);
+    if (!log_state)
+        return -ENOMEM;
+    pthread_atfork(NULL, NULL, wipe_in_child);
+    has_key = !pthread_key_create(&key, log_thread_end);
+    if (has_key && key >= KEYS_WITHOUT_ALLOCATION)
+        has_key = false; /* setting it could allocate inside an allocator's own call */
+    return 0;
+}
+
+int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin)
+{
+    sigset_t signals;
+    int error;
+
+    budget = budget_bytes ? budget_bytes : DEFAULT_BUDGET;
+    if (log_state->header && !strcmp(folder, log_folder)) {
+        log_state->header->state = LOG_RUNNING;
+        return 0;
+    }
+    if (strlen(folder) >= sizeof log_folder)
+        return -ENAMETOOLONG;
+    identify();
+    strcpy(log_folder, folder);
+    signals_block(&signals);
+    error = make_log(origin);
+    if (error == -EFBIG)
+        take_back_signal();
+    signals_restore(&signals);
+    if (error)
+        log_folder[0] = 0;
+    return error;
+}
+
+void log_stop(uint32_t state)
+{
+    if (!log_state || !log_state->header)
+        return;
+    log_anchor();
+    if (log_state->header->state != LOG_FAILED)
+        log_state->header->state = state;
+}
+
+static bool is_first_failure(void)
+{
+    long folder = syscall(SYS_openat, AT_FDCWD, log_folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    long fd = syscall(SYS_openat, folder, "failed", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool is_first = fd >= 0 || errno != EEXIST;
+
+    if (fd >= 0)
+        syscall(SYS_close, fd);
+    if (folder >= 0)
+        syscall(SYS_close, folder);
+    return is_first;
+}
+
+static bool is_standard_error(void)
+{
+    struct stat now;
+
+    return said_to.st_ino && !syscall(SYS_fstat, 2, &now) && now.st_dev == said_to.st_dev &&
+           now.st_ino == said_to.st_ino;
+}
+
+/* Ends the recording, never the run: a reason in the log, one line for the job. */
+void log_fail(int error, const char *what)
+{
+    char line[512];
+    const char *limit = line + sizeof line - 2;
+    char *end;
+
+    if (error == EFBIG)
+        take_back_signal();
+    if (!__atomic_exchange_n(&recorder_on, 0, __ATOMIC_RELAXED))
+        return;
+    end = append(line, limit, what);
+    end = append(end, limit, ": ");
+    end = append(end, limit, error == ENOSPC ? "no space left" : strerrordesc_np(error));
+    if (log_state->header) {
+        append(log_state->header->reason, log_state->header->reason + sizeof identity.reason - 1,
+               line);
+        log_state->header->error = error;
+        log_state->header->state = LOG_FAILED;
+    }
+    end = append(end, limit, " (");
+    end = append(end, limit, log_folder);
+    end = append(end, limit, "); the program goes on, unrecorded\n");
+    if (is_first_failure() && is_standard_error()) {
+        static const char prefix[] = "penstock: ";
+
+        syscall(SYS_write, 2, prefix, sizeof prefix - 1);
+        syscall(SYS_write, 2, line, end - line);
+    }
+}
+
+bool log_ready(void)
+{
+    int error = 0;
+
+    if (LIKELY(log_state->header))
+        return true;
+    log_lock(&log_state->lock);
+    if (!log_state->header && recorder_on) {
+        error = make_log(ORIGIN_FORK);
+        if (error)
+            log_fail(-error, "a forked process cannot make its log");
+    }
+    log_unlock(&log_state->lock);
+    return log_state->header && recorder_on;
+}
+
+/* --- threads and blocks ----------------------------------------------------------------------- */
+
+static struct thread *free_threads; /* both wiped with the pool they point into: see take_thread */
+static struct thread *pool;
+static uint32_t pool_used;
+static uint32_t pool_pid;
+
+static struct thread *take_thread(void)
+{
+    struct thread *thread;
+    uint32_t pid = (uint32_t)syscall(SYS_getpid);
+
+    log_lock(&log_state->lock);
+    if (pool_pid != pid) { /* a forked child: the parent's threads are not here */
+        pool_pid = pid;
+        free_threads = NULL;
+        pool = NULL;
+    }
+    thread = free_threads;
+    if (thread) {
+        free_threads = thread->next;
+    } else {
+        if (!pool || pool_used == POOL_BYTES / sizeof *pool) {
+            pool = log_map_wiped(POOL_BYTES);
+            pool_used = 0;
+        }
+        thread = pool ? &pool[pool_used++] : NULL;
+    }
+    log_unlock(&log_state->lock);
+    return thread;
+}
+
+/* Called with signals blocked. */
+struct thread *log_thread(void)
+{
+    struct thread *thread = log_self;
+
+    if (!thread) {
+        thread = take_thread();
+        if (!thread)
+            return NULL;
+        memset(thread, 0, sizeof *thread);
+        log_self = thread;
+    }
+    if (!thread->is_used) {
+        thread->is_used = 1;
+        thread->tid = (uint32_t)syscall(SYS_gettid);
+        thread->number = __atomic_add_fetch(&log_state->threads, 1, __ATOMIC_RELAXED);
+        if (has_key)
+            pthread_setspecific(key, thread);
+    }
+    return thread;
+}
+
+static void begin_round(struct thread *thread, struct block *block)
+{
+    block->magic = BLOCK_MAGIC;
+    block->kind = BLOCK_EVENTS;
+    block->thread = thread->number;
+    block->tid = thread->tid;
+    block->first = clock_ticks();
+    syscall(SYS_prctl, 16 /* PR_GET_NAME */, block->name, 0, 0, 0);
+    __atomic_store_n(&block->round, __atomic_add_fetch(&log_state->rounds, 1, __ATOMIC_RELAXED),
+                     __ATOMIC_RELEASE);
+}
+
+static bool acquire_block(struct thread *thread)
+{
+    uint32_t serial = __atomic_load_n(&log_state->serial, __ATOMIC_ACQUIRE);
+    struct block *block = log_map_unit(&thread->unit, thread->address);
+
+    if (!block)
+        return false;
+    thread->address = block;
+    thread->log = serial;
+    block->used = 0;
+    block->texts = LOG_UNIT_BYTES;
+    block->limit = EVENTS_PER_BLOCK;
+    begin_round(thread, block);
+    __atomic_store_n(&thread->block, block, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* Calls in flight must not leave with a full block: their end would not find them. */
+static uint32_t take_carried(struct block *block, struct event *carried)
+{
+    struct event *events = (struct event *)(block + 1);
+    uint32_t n = 0;
+    uint32_t i;
+
+    for (i = block->used; i-- > 0 && n < CARRIED_MAX;) {
+        if (events[i].word >> 16 || !(events[i].word >> 8))
+            continue;
+        carried[n++] = events[i];
+        events[i].word = 0;
+    }
+    return n;
+}
+
+/* The order of the stores is what a reader of a killed process' log relies on: first the block is
+ * empty, then it is of another round, then it holds what was carried over. */
+static void next_round(struct thread *thread, struct block *block, const struct event *carried,
+                       uint32_t n)
+{
+    struct event *events = (struct event *)(block + 1);
+    uint32_t i;
+
+    __atomic_store_n(&block->used, 0, __ATOMIC_RELEASE);
+    block->texts = LOG_UNIT_BYTES;
+    block->limit = EVENTS_PER_BLOCK;
+    begin_round(thread, block);
+    for (i = 0; i < n; i++)
+        events[i] = carried[n - 1 - i]; /* in the order in which they began */
+    block->carried = n;
+    __atomic_store_n(&block->used, n, __ATOMIC_RELEASE);
+}
+
+static bool write_block(struct thread *thread, struct block *block)
+{
+    struct event carried[CARRIED_MAX];
+    uint32_t n = take_carried(block, carried);
+    long error = log_write_unit(next_unit(), block);
+
+    if (error) {
+        log_fail((int)-error, "the log cannot grow");
+        return false;
+    }
+    __atomic_add_fetch(&log_state->header->chunk_bytes, LOG_UNIT_BYTES, __ATOMIC_RELAXED);
+    next_round(thread, block, carried, n);
+    return true;
+}
+
+/* Past the budget: single events become counts; texts, the application's spans and calls in flight
+ * stay. */
+static bool fold_block(struct thread *thread, struct block *block)
+{
+    struct event *events = (struct event *)(block + 1);
+    uint32_t n = 0;
+    uint32_t i;
+
+    if (!counters_fold(block))
+        return false;
+    for (i = 0; i < block->used; i++)
+        if (events[i].word)
+            events[n++] = events[i];
+    block->carried = n;
+    __atomic_store_n(&block->used, n, __ATOMIC_RELEASE);
+    begin_round(thread, block);
+    if (n > EVENTS_PER_BLOCK / 2 || block->texts < LOG_UNIT_BYTES / 2)
+        return write_block(thread, block);
+    return true;
+}
+
+static bool empty_block(struct thread *thread, struct block *block)
+{
+    log_anchor();
+    if (block->used > block->limit)
+        block->used = block->limit;
+    if (log_state->header->chunk_bytes + LOG_UNIT_BYTES > budget)
+        return fold_block(thread, block);
+    return write_block(thread, block);
+}
+
+static bool make_room(struct thread *thread, uint32_t text_bytes)
+{
+    struct block *block;
+
+    if (!recorder_on || !log_ready())
+        return false;
+    block = thread->block;
+    if (!block || thread->log != log_state->serial) {
+        if (!acquire_block(thread))
+            return false;
+        block = thread->block;
+    }
+    if (block->used >= block->limit ||
+        sizeof *block + block->used * sizeof(struct event) + text_bytes + sizeof(struct event) >
+            block->texts)
+        return empty_block(thread, block);
+    return true;
+}
+
+bool log_begin_slowly(struct call *call)
+{
+    int error = errno;
+    bool is_open = false;
+    sigset_t signals;
+    struct thread *thread;
+
+    if (!recorder_on)
+        return false;
+    signals_block(&signals);
+    thread = log_thread();
+    if (thread && !thread->is_borrowed && make_room(thread, 0)) {
+        struct block *block = thread->block;
+
+        call->thread = thread;
+        call->block = block;
+        call->event = (struct event *)(block + 1) + log_reserve(&block->used);
+        call->round = block->round;
+        is_open = true;
+    }
+    signals_restore(&signals);
+    errno = error;
+    return is_open;
+}
+
+/* The block may have been emptied, or another log begun, while the call was under way. */
+struct event *log_event(const struct call *call)
+{
+    struct thread *thread = log_self;
+    struct block *block = thread == call->thread ? thread->block : NULL;
+    struct event *events = (struct event *)(block + 1);
+    uint32_t i;
+
+    if (!block || thread->log != log_state->serial)
+        return NULL;
+    if (block == call->block && block->round == call->round)
+        return call->event;
+    for (i = 0; i < block->carried; i++)
+        if (events[i].start == call->start && events[i].word == (uint64_t)call->op << 8)
+            return &events[i];
+    return NULL;
+}
+
+void log_end_slowly(const struct call *call, uint64_t word, int64_t offset, uint64_t moved)
+{
+    struct event *event = log_event(call);
+
+    if (!event)
+        return;
+    event->moved_file = moved << 16 | (event->moved_file & 0xffff);
+    if (offset != LOG_SAME_OFFSET)
+        event->offset = offset;
+    __atomic_store_n(&event->word, word, __ATOMIC_RELEASE);
+}
+
+/* A vfork child runs on its parent's thread: what it does is neither the parent's nor worth a log.
+ */
+void log_borrow(bool is_borrowed)
+{
+    sigset_t signals;
+    int error = errno;
+    struct thread *thread;
+
+    signals_block(&signals);
+    thread = log_thread();
+    if (thread && is_borrowed != thread->is_borrowed) {
+        thread->is_borrowed = is_borrowed;
+        if (is_borrowed) {
+            thread->parked = thread->block;
+            thread->block = NULL;
+        } else {
+            thread->block = thread->parked;
+        }
+    }
+    signals_restore(&signals);
+    errno = error;
+}
+
+static void punch(uint64_t first, uint64_t end)
+{
+    long fd;
+
+    first = (first + 4095) & ~4095ull;
+    end &= ~4095ull;
+    if (first >= end)
+        return;
+    fd = open_log();
+    if (fd < 0)
+        return;
+    syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, end - first);
+    syscall(SYS_close, fd);
+}
+
+/* A thread ends: its block stays in the file, the unused middle goes back to the disk. */
+void log_thread_end(void *argument)
+{
+    struct thread *thread = argument;
+    sigset_t signals;
+    int error = errno;
+
+    signals_block(&signals);
+    if (log_self == thread && thread->is_used) {
+        struct block *block = thread->block;
+
+        log_self = NULL;
+        thread->block = NULL;
+        thread->is_used = 0;
+        if (block && thread->log == log_state->serial) {
+            uint64_t start = unit_offset(thread->unit);
+
+            punch(start + sizeof *block + block->used * sizeof(struct event), start + block->texts);
+        }
+        if (thread->address)
+            syscall(SYS_munmap, thread->address, LOG_UNIT_BYTES);
+        if (thread->scratch)
+            syscall(SYS_munmap, thread->scratch, SCRATCH_BYTES);
+        thread->address = NULL;
+        thread->scratch = NULL;
+        log_lock(&log_state->lock);
+        thread->next = free_threads;
+        free_threads = thread;
+        log_unlock(&log_state->lock);
+    }
+    signals_restore(&signals);
+    errno = error;
+}
+
+char *log_scratch(void)
+{
+    struct thread *thread = log_thread();
+    void *memory;
+
+    if (!thread || thread->scratch)
+        return thread ? thread->scratch : NULL;
+    memory = (void *)syscall(SYS_mmap, NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    syscall(SYS_madvise, memory, SCRATCH_BYTES, MADV_DONTFORK);
+    thread->scratch = memory;
+    return memory;
+}
+
+/* --- texts ------------------------------------------------------------------------------------ */
+
+/* Stores what an id means in the calling thread's block; NULL when not recording. */
+struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const char *name,
+                      const char *resolved)
+{
+    size_t name_bytes = strnlen(name, 4096) + 1;
+    size_t resolved_bytes = strnlen(resolved, 4096) + 1;
+    uint32_t bytes = (uint32_t)((sizeof(struct text) + name_bytes + resolved_bytes + 7) & ~7ull);
+    struct text *text = NULL;
+    int error = errno;
+    struct thread *thread;
+    sigset_t signals;
+
+    signals_block(&signals);
+    thread = log_thread();
+    if (thread && !thread->is_borrowed && make_room(thread, bytes)) {
+        struct block *block = thread->block;
+        char *names;
+
+        text = (struct text *)((char *)block + block->texts - bytes);
+        block->limit = (uint32_t)((block->texts - bytes - sizeof *block) / sizeof(struct event));
+        *text = (struct text){bytes, (uint16_t)kind, 0, id, base, 0, 0, 0, 0, -1};
+        names = (char *)(text + 1);
+        memcpy(names, name, name_bytes - 1);
+        names[name_bytes - 1] = 0;
+        memcpy(names + name_bytes, resolved, resolved_bytes - 1);
+        memset(names + name_bytes + resolved_bytes - 1, 0,
+               bytes - sizeof *text - name_bytes - resolved_bytes + 1);
+        __atomic_store_n(&block->texts, block->texts - bytes, __ATOMIC_RELEASE);
+        thread->text = text;
+        thread->text_round = block->round;
+    }
+    signals_restore(&signals);
+    errno = error;
+    return text;
+}
+
+struct text *log_last_text(uint32_t id)
+{
+    struct thread *thread = log_self;
+    struct block *block = thread ? thread->block : NULL;
+
+    if (!block || !thread->text || block->round != thread->text_round || thread->text->id != id ||
+        thread->text->kind != TEXT_FILE)
+        return NULL;
+    return thread->text;
+}

@@ -1,0 +1,473 @@
+/* Import slots live in DT_JMPREL (lazily bound calls) and DT_RELA (bound at load: -z now, -fno-plt,
+ * function pointers in constant tables).  DT_RELR holds relative relocations only and no name. */
+#include "patch.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "log.h"
+
+#if defined(__x86_64__)
+#define SLOT_CALL R_X86_64_JUMP_SLOT
+#define SLOT_DATA R_X86_64_GLOB_DAT
+#define SLOT_ABSOLUTE R_X86_64_64
+#elif defined(__aarch64__)
+#define SLOT_CALL R_AARCH64_JUMP_SLOT
+#define SLOT_DATA R_AARCH64_GLOB_DAT
+#define SLOT_ABSOLUTE R_AARCH64_ABS64
+#endif
+
+#define OBJECTS_PER_CHUNK 256
+
+struct slot {
+    void **address;
+    void *original;
+    const struct hook *hook;
+};
+
+/* What we know of a loaded object.  Its slots may be touched only while dl_iterate_phdr shows it.
+ */
+struct object {
+    uintptr_t base;
+    const ElfW(Phdr) * headers;
+    const ElfW(Dyn) * dynamic;
+    uintptr_t end;
+    uintptr_t relro, relro_end;
+    struct slot *slots;
+    size_t slots_bytes;
+    uint32_t n_slots;
+    uint32_t seen; /* the pass that saw it last */
+};
+
+struct scan {
+    uint32_t pass;
+    bool is_new;
+    bool restores;
+    struct patch_counts counts;
+};
+
+bool patch_saw_torch;
+
+static const struct hook **hooks, **hooks_end;
+static struct object *objects; /* grows by doubling; anonymous memory of our own, never malloc */
+static uint32_t n_objects, objects_room;
+static uintptr_t own_base, libc_base, libc_end;
+static uintptr_t page_size;
+static uint32_t pass_number;
+static unsigned long long last_adds, last_subs;
+
+static void *map_memory(size_t bytes)
+{
+    void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static int by_name(const void *left, const void *right)
+{
+    return strcmp((*(const struct hook *const *)left)->name,
+                  (*(const struct hook *const *)right)->name);
+}
+
+const struct hook *patch_find(const char *name)
+{
+    const struct hook wanted = {name, NULL, NULL};
+    const struct hook *key = &wanted;
+    const struct hook **found =
+        bsearch(&key, hooks, (size_t)(hooks_end - hooks), sizeof *hooks, by_name);
+
+    return found ? *found : NULL;
+}
+
+/* A program that is not position independent has stubs which dlsym reports as the function itself.
+ */
+static bool is_stub(void *address)
+{
+    const ElfW(Sym) *symbol = NULL;
+    Dl_info where;
+
+    return dladdr1(address, &where, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+           symbol->st_shndx == SHN_UNDEF;
+}
+
+static void *original_of(const char *name)
+{
+    void *libc;
+    void *address = dlsym(RTLD_DEFAULT, name);
+
+    if (!address || !is_stub(address))
+        return address;
+    address = dlsym(RTLD_NEXT, name);
+    if (address && !is_stub(address))
+        return address;
+    libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    return libc ? dlsym(libc, name) : NULL;
+}
+
+static int find_range(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    uintptr_t *range = argument; /* an address; its object's bounds */
+    uintptr_t end = 0;
+    int i;
+
+    (void)size;
+    for (i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_LOAD)
+            end = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz;
+    if (range[0] < info->dlpi_addr || range[0] >= end)
+        return 0;
+    range[1] = info->dlpi_addr;
+    range[2] = end;
+    return 1;
+}
+
+int patch_setup(const struct hook **first, const struct hook **end)
+{
+    uintptr_t libc[3] = {0};
+    const struct hook **hook;
+    Dl_info where;
+
+    if (!hooks) {
+        page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+        if (!dladdr((void *)patch_setup, &where))
+            return -ENOTSUP;
+        own_base = (uintptr_t)where.dli_fbase;
+        libc[0] =
+            (uintptr_t)(void *)getpid; /* resolved into libc: never hooked, never interposed */
+        dl_iterate_phdr(find_range, libc);
+        libc_base = libc[1];
+        libc_end = libc[2];
+        qsort(first, (size_t)(end - first), sizeof *first, by_name);
+        hooks_end = end;
+        hooks = first;
+    }
+    for (hook = first; hook < end; hook++)
+        if (!*(*hook)->real)
+            *(*hook)->real = original_of((*hook)->name);
+    return 0;
+}
+
+/* --- slots ------------------------------------------------------------------------------------ */
+
+static bool protect(const struct object *object, void **address, int protection)
+{
+    uintptr_t page = (uintptr_t)address & ~(page_size - 1);
+
+    if ((uintptr_t)address < object->relro || (uintptr_t)address >= object->relro_end)
+        return true;
+    return !mprotect((void *)page, page_size, protection);
+}
+
+static bool write_slot(const struct object *object, void **address, void *value)
+{
+    if (!protect(object, address, PROT_READ | PROT_WRITE))
+        return false;
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
+    protect(object, address, PROT_READ);
+    return true;
+}
+
+struct tables {
+    const ElfW(Sym) * symbols;
+    const char *names;
+    const ElfW(Rela) * calls, *others;
+    size_t n_calls, n_others;
+};
+
+static void read_tables(const ElfW(Dyn) * entry, struct tables *tables)
+{
+    size_t relative = 0;
+
+    memset(tables, 0, sizeof *tables);
+    for (; entry->d_tag != DT_NULL; entry++) {
+        switch (entry->d_tag) {
+        case DT_SYMTAB: tables->symbols = (void *)entry->d_un.d_ptr; break;
+        case DT_STRTAB: tables->names = (void *)entry->d_un.d_ptr; break;
+        case DT_JMPREL: tables->calls = (void *)entry->d_un.d_ptr; break;
+        case DT_PLTRELSZ: tables->n_calls = entry->d_un.d_val / sizeof(ElfW(Rela)); break;
+        case DT_RELA: tables->others = (void *)entry->d_un.d_ptr; break;
+        case DT_RELASZ: tables->n_others = entry->d_un.d_val / sizeof(ElfW(Rela)); break;
+        case DT_RELACOUNT: relative = entry->d_un.d_val; break;
+        default: break;
+        }
+    }
+    if (relative <= tables->n_others) { /* relative ones come first and name no symbol */
+        tables->others += relative;
+        tables->n_others -= relative;
+    }
+}
+
+static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) * relocation)
+{
+    uint32_t type = (uint32_t)ELF64_R_TYPE(relocation->r_info);
+    const ElfW(Sym) *symbol = &tables->symbols[ELF64_R_SYM(relocation->r_info)];
+    const struct hook *hook;
+
+    if (type != SLOT_CALL && type != SLOT_DATA && type != SLOT_ABSOLUTE)
+        return NULL;
+    if (!ELF64_R_SYM(relocation->r_info) || symbol->st_shndx != SHN_UNDEF)
+        return NULL;
+    if (type == SLOT_ABSOLUTE && relocation->r_addend)
+        return NULL;
+    hook = patch_find(tables->names + symbol->st_name);
+    return hook && *hook->real ? hook : NULL;
+}
+
+bool patch_is_libc(const void *function)
+{
+    return (uintptr_t)function >= libc_base && (uintptr_t)function < libc_end;
+}
+
+/* What a slot may hold for us to take it: the function we call ourselves, another version of it in
+ * libc, its own object's or the program's stub.  Anything else is another tool's, and stays. */
+static bool is_expected(const struct object *object, const void *value, const struct hook *hook)
+{
+    uintptr_t address = (uintptr_t)value;
+
+    if (value == *hook->real || (address >= object->base && address < object->end))
+        return true;
+    return patch_is_libc(value) ||
+           (n_objects && address >= objects[0].base && address < objects[0].end);
+}
+
+static void patch_table(struct object *object, const struct tables *tables,
+                        const ElfW(Rela) * relocations, size_t n, struct scan *scan)
+{
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        const struct hook *hook = hook_of(tables, &relocations[i]);
+        void **address = (void **)(object->base + relocations[i].r_offset);
+
+        if (!hook || *address == hook->wrapper || !is_expected(object, *address, hook))
+            continue;
+        object->slots[object->n_slots] = (struct slot){address, *address, hook};
+        if (write_slot(object, address, hook->wrapper))
+            object->n_slots++;
+        else
+            scan->counts.failed++;
+    }
+}
+
+static size_t count_slots(const struct tables *tables)
+{
+    size_t n = 0;
+    size_t i;
+
+    for (i = 0; i < tables->n_calls; i++)
+        n += hook_of(tables, &tables->calls[i]) != NULL;
+    for (i = 0; i < tables->n_others; i++)
+        n += hook_of(tables, &tables->others[i]) != NULL;
+    return n;
+}
+
+static void patch_object(struct object *object, struct scan *scan)
+{
+    struct tables tables;
+    size_t n;
+
+    read_tables(object->dynamic, &tables);
+    if (!tables.symbols || !tables.names)
+        return;
+    n = count_slots(&tables);
+    if (!n)
+        return;
+    object->slots_bytes = n * sizeof *object->slots;
+    object->slots = map_memory(object->slots_bytes);
+    if (!object->slots) {
+        scan->counts.failed += (uint32_t)n;
+        return;
+    }
+    patch_table(object, &tables, tables.calls, tables.n_calls, scan);
+    patch_table(object, &tables, tables.others, tables.n_others, scan);
+}
+
+/* A thread that resolved a lazy slot while we wrote it may have put the function back; an object
+ * that was unloaded and loaded again at the same place has fresh slots. */
+static void check_object(struct object *object)
+{
+    uint32_t i;
+
+    for (i = 0; i < object->n_slots; i++)
+        if (*object->slots[i].address != object->slots[i].hook->wrapper)
+            write_slot(object, object->slots[i].address, object->slots[i].hook->wrapper);
+}
+
+static void restore_object(struct object *object)
+{
+    uint32_t i;
+
+    for (i = 0; i < object->n_slots; i++)
+        if (*object->slots[i].address == object->slots[i].hook->wrapper)
+            write_slot(object, object->slots[i].address, object->slots[i].original);
+}
+
+/* --- objects ---------------------------------------------------------------------------------- */
+
+static bool is_ours_to_patch(const struct dl_phdr_info *info)
+{
+    static const char *const skipped[] = {"linux-vdso", "ld-linux", "libc.so", "libpthread.so",
+                                          "libdl.so",   "librt.so", "ld64.so", NULL};
+    const char *slash = strrchr(info->dlpi_name, '/');
+    const char *name = slash ? slash + 1 : info->dlpi_name;
+    const char *const *skip;
+
+    for (skip = skipped; *skip; skip++)
+        if (!strncmp(name, *skip, strlen(*skip)))
+            return false;
+    if (!strncmp(name, "libtorch_python", 15))
+        patch_saw_torch = true;
+    return info->dlpi_addr != own_base;
+}
+
+static struct object *find_object(const struct dl_phdr_info *info)
+{
+    uint32_t i;
+
+    for (i = 0; i < n_objects; i++)
+        if (objects[i].base == info->dlpi_addr && objects[i].headers == info->dlpi_phdr)
+            return &objects[i];
+    return NULL;
+}
+
+static struct object *new_object(const struct dl_phdr_info *info)
+{
+    struct object *object;
+    int i;
+
+    if (n_objects == objects_room) {
+        uint32_t room = objects_room ? objects_room * 2 : OBJECTS_PER_CHUNK;
+        struct object *larger = map_memory(room * sizeof *larger);
+
+        if (!larger)
+            return NULL;
+        if (objects) {
+            memcpy(larger, objects, n_objects * sizeof *objects);
+            munmap(objects, objects_room * sizeof *objects);
+        }
+        objects = larger;
+        objects_room = room;
+    }
+    object = &objects[n_objects]; /* counted below: a fork in between must not see half of it */
+    memset(object, 0, sizeof *object);
+    object->base = info->dlpi_addr;
+    object->headers = info->dlpi_phdr;
+    for (i = 0; i < info->dlpi_phnum; i++) {
+        uintptr_t start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+
+        if (info->dlpi_phdr[i].p_type == PT_LOAD &&
+            start + info->dlpi_phdr[i].p_memsz > object->end)
+            object->end = start + info->dlpi_phdr[i].p_memsz;
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            object->dynamic = (void *)start;
+        if (info->dlpi_phdr[i].p_type == PT_GNU_RELRO) {
+            /* As ld.so does it: whole pages only, so the last partial page stays writable. */
+            object->relro = start & ~(page_size - 1);
+            object->relro_end = (start + info->dlpi_phdr[i].p_memsz) & ~(page_size - 1);
+        }
+    }
+    n_objects++;
+    return object;
+}
+
+static int visit(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    struct scan *scan = argument;
+    struct object *object = find_object(info);
+
+    (void)size;
+    scan->counts.objects++;
+    if (scan->restores) {
+        if (object)
+            restore_object(object);
+        return 0;
+    }
+    if (object) {
+        check_object(object);
+    } else {
+        if (!is_ours_to_patch(info))
+            return 0;
+        object = new_object(info);
+        if (!object)
+            return 0;
+        scan->is_new = true;
+        if (object->dynamic)
+            patch_object(object, scan);
+    }
+    object->seen = scan->pass;
+    scan->counts.slots += object->n_slots;
+    return 0;
+}
+
+static void forget(uint32_t i)
+{
+    if (objects[i].slots)
+        munmap(objects[i].slots, objects[i].slots_bytes);
+    objects[i] = objects[--n_objects];
+}
+
+static void forget_unloaded(uint32_t pass)
+{
+    uint32_t i = 0;
+
+    while (i < n_objects)
+        if (objects[i].seen == pass)
+            i++;
+        else
+            forget(i);
+}
+
+void patch_apply(struct patch_counts *counts)
+{
+    struct scan scan = {.pass = ++pass_number};
+
+    dl_iterate_phdr(visit, &scan);
+    forget_unloaded(scan.pass);
+    *counts = scan.counts;
+}
+
+void patch_restore(void)
+{
+    struct scan scan = {.restores = true};
+
+    dl_iterate_phdr(visit, &scan);
+    while (n_objects)
+        forget(n_objects - 1);
+    last_adds = last_subs = 0;
+}
+
+static int read_changes(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    unsigned long long *changes = argument;
+
+    (void)size;
+    changes[0] = info->dlpi_adds;
+    changes[1] = info->dlpi_subs;
+    return 1;
+}
+
+bool patch_rescan(void)
+{
+    struct scan scan = {.pass = pass_number + 1};
+    unsigned long long changes[2];
+
+    dl_iterate_phdr(read_changes, changes);
+    if (changes[0] == last_adds && changes[1] == last_subs)
+        return false;
+    last_adds = changes[0];
+    last_subs = changes[1];
+    pass_number++;
+    dl_iterate_phdr(visit, &scan);
+    forget_unloaded(scan.pass);
+    return scan.is_new;
+}

@@ -1,0 +1,375 @@
+/* Start, stop, windows, spans: in the right order and only once. */
+#include "recorder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "log.h"
+#include "patch.h"
+#include "spread.h"
+
+/* The linker gathers every HOOK into this section. */
+extern const struct hook *__start_penstock_hooks[] __attribute__((visibility("hidden")));
+extern const struct hook *__stop_penstock_hooks[] __attribute__((visibility("hidden")));
+
+static pthread_mutex_t window =
+    PTHREAD_MUTEX_INITIALIZER; /* start and stop; never taken by a hook */
+static bool is_open;
+static struct call window_call;
+static uint32_t origin = ORIGIN_RECORD;
+static uint32_t names_lock; /* of the spans' names, which a forked child keeps */
+
+/* A fork while another thread starts or stops would leave the child a lock that nobody opens. */
+static void lock_window(void)
+{
+    pthread_mutex_lock(&window);
+    log_lock(&names_lock);
+    if (log_state)
+        files_forking();
+}
+
+static void unlock_window(void)
+{
+    log_unlock(&names_lock);
+    pthread_mutex_unlock(&window);
+}
+
+static int setup_once(void)
+{
+    static bool is_done;
+    int error;
+
+    if (is_done)
+        return 0;
+    error = log_setup();
+    if (error)
+        return error;
+    pthread_atfork(lock_window, unlock_window, unlock_window);
+    is_done = true;
+    return 0;
+}
+
+static void apply_patches(uint64_t start_ns)
+{
+    struct patch_counts counts;
+    sigset_t signals;
+
+    signals_block(&signals);
+    log_lock(&log_state->patch_lock);
+    patch_apply(&counts);
+    patch_apply(&counts); /* a thread may have resolved a lazy slot during the first pass */
+    log_unlock(&log_state->patch_lock);
+    signals_restore(&signals);
+    log_state->header->slots = counts.slots;
+    log_state->header->objects = counts.objects;
+    log_state->header->slots_failed = counts.failed;
+    log_state->header->attach_ns = clock_ns(CLOCK_MONOTONIC) - start_ns;
+}
+
+/* --- names ----------
+ * ------------------------------------------------------------------------------ */
+
+/* Kept across fork and windows, so an id that Python keeps stays good; written to a log on first
+ * use. */
+static char *names[NAMES_MAX];
+static uint32_t n_names = 1;
+
+static char *keep_name(const char *name)
+{
+    static char *arena;
+    static size_t left;
+    size_t bytes = strlen(name) + 1;
+    char *kept;
+
+    if (bytes > left) {
+        left = bytes > 65536 ? bytes : 65536;
+        arena = (char *)syscall(SYS_mmap, NULL, left, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (arena == MAP_FAILED) {
+            left = 0;
+            return NULL;
+        }
+    }
+    kept = memcpy(arena, name, bytes);
+    arena += bytes;
+    left -= bytes;
+    return kept;
+}
+
+uint32_t penstock_name(const char *name)
+{
+    sigset_t signals;
+    uint32_t id;
+
+    signals_block(&signals);
+    log_lock(&names_lock);
+    for (id = 1; id < n_names && strcmp(names[id], name); id++)
+        ;
+    if (id == n_names) {
+        if (id < NAMES_MAX && (names[id] = keep_name(name)))
+            n_names++;
+        else
+            id = 0; /* more names than that are not names but data: a span without one */
+    }
+    log_unlock(&names_lock);
+    signals_restore(&signals);
+    return id;
+}
+
+static void write_name(uint32_t id)
+{
+    uint8_t *byte = &log_state->has_name[id / 8];
+    uint8_t bit = (uint8_t)(1u << id % 8);
+
+    if (id && id < n_names && !(__atomic_load_n(byte, __ATOMIC_RELAXED) & bit) &&
+        log_text(TEXT_NAME, id, 0, names[id], ""))
+        __atomic_fetch_or(byte, bit, __ATOMIC_RELAXED);
+}
+
+/* --- windows ------------------------------------------------------------------------------------
+ */
+
+#define WARM_EVENTS 16
+#define TIMED_EVENTS 64
+
+/* What an event costs here and now, on events that a reader passes over: the report multiplies. */
+static void measure_event(void)
+{
+    char text[24];
+    struct call call;
+    uint64_t start = 0;
+    int i;
+
+    for (i = 0; i < WARM_EVENTS + TIMED_EVENTS; i++) {
+        if (i == WARM_EVENTS)
+            start = clock_ticks();
+        if (!log_begin(&call, OP_VOID, 0, -1, 0))
+            return;
+        log_end(&call, 0, 0);
+        call.event->word = 0;
+    }
+    snprintf(text, sizeof text, "%.1f",
+             (double)(clock_ticks() - start) * 1e9 / (double)clock_ticks_per_s / TIMED_EVENTS);
+    log_text(TEXT_NOTE, 0, 0, "event_cost_ns", text);
+}
+
+static int open_window(const char *folder, uint64_t budget_bytes)
+{
+    const char *ticks = getenv("PENSTOCK_TICKS");
+    uint64_t start_ns = clock_ns(CLOCK_MONOTONIC);
+    uint32_t serial, name;
+    int error;
+
+    error = setup_once();
+    if (!error)
+        error = patch_setup(__start_penstock_hooks, __stop_penstock_hooks);
+    if (error)
+        return error;
+    clock_choose(ticks ? strtoull(ticks, NULL, 10) : 0);
+    serial = log_state->serial;
+    error = log_start(folder, budget_bytes, origin);
+    if (!error)
+        error = files_start(log_state->serial != serial);
+    if (error)
+        return error;
+    spread_setup(folder, budget_bytes);
+    __atomic_store_n(&recorder_on, 1, __ATOMIC_SEQ_CST);
+    is_open = true;
+    apply_patches(start_ns);
+    if (log_state->serial != serial)
+        measure_event();
+    name = penstock_name("window");
+    write_name(name);
+    if (!log_begin(&window_call, OP_WINDOW, name, -1, 0))
+        window_call.start = 0;
+    return 0;
+}
+
+/* The folder's absolute name without links, by direct system calls. */
+static int resolve(const char *folder, char *path, size_t size)
+{
+    char link[40];
+    long fd = syscall(SYS_openat, AT_FDCWD, folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    long got;
+
+    if (fd < 0)
+        return -errno;
+    snprintf(link, sizeof link, "/proc/self/fd/%ld", fd);
+    got = syscall(SYS_readlinkat, AT_FDCWD, link, path, size - 1);
+    got = got < 0 ? -errno : got;
+    syscall(SYS_close, fd);
+    if (got < 0)
+        return (int)got;
+    path[got] = 0;
+    return 0;
+}
+
+int penstock_start(const char *folder, uint64_t budget_bytes)
+{
+    char path[PATH_MAX];
+    int error = resolve(folder, path, sizeof path);
+
+    if (error)
+        return error;
+    pthread_mutex_lock(&window);
+    error = is_open ? -EALREADY : open_window(path, budget_bytes);
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+int penstock_stop(void)
+{
+    sigset_t signals;
+    int error = -EINVAL;
+
+    pthread_mutex_lock(&window);
+    if (is_open) {
+        error = 0;
+        is_open = false;
+        if (recorder_on && window_call.start && window_call.thread == log_self)
+            log_end(&window_call, 0, 0);
+        __atomic_store_n(&recorder_on, 0, __ATOMIC_SEQ_CST);
+        signals_block(&signals);
+        log_lock(&log_state->patch_lock);
+        patch_restore();
+        log_unlock(&log_state->patch_lock);
+        signals_restore(&signals);
+        log_stop(LOG_STOPPED);
+    }
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+int penstock_state(void)
+{
+    return recorder_on ? 1 : is_open ? 2 : 0;
+}
+
+const char *penstock_reason(void)
+{
+    return log_state && log_state->header ? log_state->header->reason : "";
+}
+
+const char *penstock_folder(void)
+{
+    return log_folder;
+}
+
+/* --- spans --------------------------------------------------------------------------------------
+ */
+
+uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index)
+{
+    struct call call;
+    uint64_t oldest = 0;
+    uint64_t i;
+
+    if (!recorder_on || op < OP_FIRST_APP || !log_ready())
+        return 0;
+    write_name(name);
+    if (!log_begin(&call, op, name, index, 0))
+        return 0;
+    for (i = 0; i < SPANS_PER_THREAD; i++)
+        if (log_self->spans[i].start < log_self->spans[oldest].start)
+            oldest = i; /* a free one has start 0; one that was never ended stays unfinished */
+    log_self->spans[oldest] = call;
+    return (call.start << 5) | oldest;
+}
+
+int penstock_end(uint64_t handle, uint64_t a, uint64_t b)
+{
+    struct thread *thread = log_self;
+    struct call *span = thread ? &thread->spans[handle & 31] : NULL;
+    struct event *event;
+
+    if (!handle || !span || !span->start || span->start << 5 != (handle & ~31ull))
+        return -EINVAL;
+    event = log_event(span);
+    if (event)
+        event->asked_file = log_clamp(a) << 16 | (event->asked_file & 0xffff);
+    log_end(span, 0, b);
+    span->start = 0;
+    return 0;
+}
+
+void penstock_note(const char *key, const char *value)
+{
+    if (recorder_on && log_ready())
+        log_text(TEXT_NOTE, 0, 0, key, value);
+}
+
+/* The second number of schedstat, by direct system calls: no event comes of it. */
+int64_t penstock_run_delay(void)
+{
+    char text[96];
+    const char *number;
+    long fd = syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    long got;
+
+    if (fd < 0)
+        return -1;
+    got = syscall(SYS_read, fd, text, sizeof text - 1);
+    syscall(SYS_close, fd);
+    text[got > 0 ? got : 0] = 0;
+    number = strchr(text, ' ');
+    return number ? strtoll(number, NULL, 10) : -1;
+}
+
+/* --- for tests
+ * ------------------------------------------------------------------------------------ */
+
+int penstock_slots(void)
+{
+    return is_open ? (int)log_state->header->slots : 0;
+}
+
+int penstock_in_call(void)
+{
+    struct thread *thread = log_self;
+    struct block *block = thread ? thread->block : NULL;
+    const struct event *last = block ? (const struct event *)(block + 1) + block->used - 1 : NULL;
+
+    return block && block->used && block->used <= block->limit && last->start &&
+           !(last->word >> 16);
+}
+
+const char *penstock_hook(int number)
+{
+    int n = (int)(__stop_penstock_hooks - __start_penstock_hooks);
+
+    return number >= 0 && number < n ? __start_penstock_hooks[number]->name : NULL;
+}
+
+/* --- preloaded
+ * ------------------------------------------------------------------------------------- */
+
+__attribute__((constructor)) static void begin_process(void)
+{
+    const char *folder = getenv("PENSTOCK_RUN");
+    const char *budget = getenv("PENSTOCK_BUDGET");
+
+    if (!folder || *folder != '/')
+        return;
+    origin = getenv("PENSTOCK_INJECTED") ? ORIGIN_EXEC : ORIGIN_RUN;
+    if (penstock_start(folder, budget ? strtoull(budget, NULL, 10) : 0))
+        return; /* the launcher has checked the folder; a child that cannot write to it is not seen
+                 */
+    spread_hide();
+}
+
+__attribute__((destructor)) static void end_process(void)
+{
+    if (recorder_on && window_call.start && window_call.thread == log_self)
+        log_end(&window_call, 0, 0);
+    log_stop(is_open ? LOG_EXITED : LOG_STOPPED);
+}

@@ -1,0 +1,165 @@
+#include "spread.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "log.h"
+
+#define PRELOAD "LD_PRELOAD="
+#define MARK "PENSTOCK_INJECTED="
+
+static char library[1024];
+static char entry_preload[sizeof PRELOAD + sizeof library];
+static char entry_run[sizeof "PENSTOCK_RUN=" + sizeof log_folder];
+static char entry_budget[40];
+static char entry_ticks[40];
+static char entry_mark[] = MARK "1";
+
+static void number_entry(char *entry, const char *name, uint64_t number)
+{
+    char digits[24];
+    char *first = digits + sizeof digits - 1;
+
+    *first = 0;
+    do
+        *--first = (char)('0' + number % 10);
+    while (number /= 10);
+    strcat(strcpy(entry, name), first);
+}
+
+void spread_setup(const char *folder, uint64_t budget_bytes)
+{
+    Dl_info where;
+
+    if (!library[0] && dladdr((void *)spread_setup, &where) && where.dli_fname[0] == '/' &&
+        strlen(where.dli_fname) < sizeof library)
+        strcpy(library, where.dli_fname);
+    strcat(strcpy(entry_preload, PRELOAD), library);
+    strcat(strcpy(entry_run, "PENSTOCK_RUN="), folder);
+    number_entry(entry_budget, "PENSTOCK_BUDGET=", budget_bytes);
+    number_entry(entry_ticks, "PENSTOCK_TICKS=", clock_ticks_per_s);
+}
+
+static bool is_named(const char *entry, const char *name)
+{
+    return !strncmp(entry, name, strlen(name));
+}
+
+static const char *preload_of(char *const *environment)
+{
+    for (; *environment; environment++)
+        if (is_named(*environment, PRELOAD))
+            return *environment + strlen(PRELOAD);
+    return NULL;
+}
+
+bool spread_has_all(char *const *environment)
+{
+    const char *preload = environment ? preload_of(environment) : NULL;
+    bool has_run = false;
+
+    for (; environment && *environment; environment++)
+        has_run |= is_named(*environment, "PENSTOCK_RUN=");
+    return !library[0] || (has_run && preload && strstr(preload, library));
+}
+
+size_t spread_preload_bytes(char *const *environment)
+{
+    const char *preload = environment ? preload_of(environment) : NULL;
+
+    return sizeof entry_preload + 1 + (preload ? strlen(preload) : 0);
+}
+
+void spread_fill(char *const *environment, char **copy, char *preload)
+{
+    const char *theirs = environment ? preload_of(environment) : NULL;
+
+    for (; environment && *environment; environment++)
+        if (!is_named(*environment, PRELOAD) && !is_named(*environment, "PENSTOCK_"))
+            *copy++ = *environment;
+    strcpy(preload, entry_preload);
+    if (theirs && *theirs && !strstr(theirs, library))
+        strcat(strcat(preload, ":"), theirs);
+    *copy++ = preload;
+    *copy++ = entry_run;
+    *copy++ = entry_budget;
+    *copy++ = entry_ticks;
+    *copy++ = entry_mark;
+    *copy = NULL;
+}
+
+/* "ours:theirs" becomes "theirs"; false: nothing of theirs is left. */
+static bool strip_library(char *entry)
+{
+    char *value = entry + strlen(PRELOAD);
+    char *ours = strstr(value, library);
+    char *rest;
+
+    if (!ours)
+        return true;
+    rest = ours + strlen(library);
+    if (*rest == ':' || *rest == ' ')
+        rest++;
+    memmove(ours, rest, strlen(rest) + 1);
+    return *value;
+}
+
+void spread_hide(void)
+{
+    char **from = environ;
+    char **to = environ;
+    bool is_injected = false;
+
+    for (; from && *from; from++)
+        is_injected |= is_named(*from, MARK);
+    if (!is_injected)
+        return;
+    for (from = environ; *from; from++) {
+        if (is_named(*from, "PENSTOCK_"))
+            continue;
+        if (is_named(*from, PRELOAD) && !strip_library(*from))
+            continue;
+        *to++ = *from;
+    }
+    *to = NULL;
+}
+
+/* --- Python ----------------------------------------------------------------------------------- */
+
+static int (*run_string)(const char *, void *);
+
+static int bootstrap(void *argument)
+{
+    static const char before[] = "try:\n exec(compile(open('";
+    static const char middle[] = "', encoding='utf-8').read(), '";
+    static const char after[] = "', 'exec'), {'__name__': 'penstock_bootstrap', '__file__': '";
+    static const char end[] = "'})\nexcept BaseException:\n pass\n";
+    char path[sizeof library + 16];
+    char code[sizeof before + sizeof middle + sizeof after + sizeof end + 3 * sizeof path];
+    char *slash;
+
+    (void)argument;
+    strcpy(path, library);
+    slash = strrchr(path, '/');
+    if (!slash || strpbrk(path, "'\\\n"))
+        return 0;
+    strcpy(slash + 1, "bootstrap.py");
+    strcat(strcpy(code, before), path);
+    strcat(strcat(code, middle), path);
+    strcat(strcat(code, after), path);
+    strcat(code, end);
+    run_string(code, NULL);
+    return 0;
+}
+
+void spread_into_python(void)
+{
+    int (*add_pending)(int (*)(void *), void *);
+
+    add_pending = (int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
+    run_string = (int (*)(const char *, void *))dlsym(RTLD_DEFAULT, "PyRun_SimpleStringFlags");
+    if (add_pending && run_string && library[0])
+        add_pending(bootstrap, NULL);
+}
