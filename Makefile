@@ -1,0 +1,126 @@
+# `make help` lists the targets.  Everything made here lies in .venv, build and demo; `make clean` removes it.
+#
+#   PYTHON     the interpreter that .venv is made from, 3.11 or newer
+#   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
+#   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
+PYTHON ?= python3
+PIP_EXTRA ?=
+TESTS ?=
+CC ?= cc
+
+venv := .venv
+bin := $(venv)/bin
+pip := $(bin)/python -m pip --quiet --disable-pip-version-check install $(PIP_EXTRA)
+
+native_sources := $(wildcard native/*.c)
+native_headers := $(wildcard native/*.h native/*.map)
+native_tests := $(wildcard tests/native/*.c)
+c_files := $(wildcard native/*.[ch] tests/native/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
+package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name librec.so)
+package_sources := $(package_files) $(native_sources) $(native_headers) \
+    CMakeLists.txt pyproject.toml README.md LICENSE
+
+# The same flags as CMakeLists.txt; tests/test_architecture.py holds the two equal.
+warnings := -Wall -Wextra -Werror
+native_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fexceptions $(warnings)
+native_links := -pthread -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined \
+    -Wl,--version-script=native/recorder.map -ldl
+sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: help setup setup-system demo test lint format native asan bench soak experiments wheel clean check-tools
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
+
+setup: $(venv)/.package ## .venv with the package as its wheel, and what the tests need
+
+setup-system: ## the system packages that the tests use (apt; root or sudo)
+	@sh .ci/setup-system
+
+demo: $(venv)/.package ## train a small model on slow input for a minute; the report is demo/run.html
+	rm -rf demo
+	mkdir demo
+	$(bin)/python -m penstock.bench.jpegs demo/jpegs
+	$(bin)/penstock run -o demo/run $(bin)/python -m penstock.bench.demo
+	$(bin)/penstock report demo/run --html demo/run.html
+
+test: $(venv)/.package ## every test, against the installed package
+	$(bin)/python -m pytest $(TESTS)
+
+lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
+	$(bin)/ruff format --check src tests benchmarks
+	$(bin)/ruff check src tests benchmarks
+	$(bin)/mypy
+	$(bin)/clang-format --dry-run -Werror $(c_files)
+
+format: $(venv)/.lint ## what lint would complain about, mended where a program can
+	$(bin)/ruff format src tests benchmarks
+	$(bin)/ruff check --fix src tests benchmarks
+	$(bin)/clang-format -i $(c_files)
+
+native: src/penstock/librec.so ## the recorder into src/penstock, without Python
+
+asan: $(native_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
+
+bench: $(venv)/.package build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
+	$(bin)/python benchmarks/table.py
+
+soak: $(venv)/.package ## an hour of kills, forks, signals and small disks, chosen at random
+	$(bin)/python benchmarks/soak.py
+
+experiments: ## the experiments, with tables and figures: not written yet
+	@echo "make experiments: there are none yet; docs/STATE.md says what comes next" >&2
+	@exit 1
+
+wheel: | check-tools ## the wheel, in dist
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
+
+clean: ## remove everything that was made here
+	rm -rf $(venv) build dist demo src/penstock/librec.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
+
+check-tools:
+	@PYTHON="$(PYTHON)" CC="$(CC)" sh .ci/check-tools
+
+$(venv)/bin/python: | check-tools
+	$(PYTHON) -m venv $(venv)
+
+# The dependencies in one stamp, the package in another: a changed source costs seconds.
+$(venv)/.dependencies: pyproject.toml $(venv)/bin/python
+	$(bin)/python .ci/dependencies.py test > $(venv)/requirements.txt
+	$(pip) -r $(venv)/requirements.txt
+	touch $@
+
+$(venv)/.lint: pyproject.toml $(venv)/.dependencies
+	$(bin)/python .ci/dependencies.py lint > $(venv)/requirements-lint.txt
+	$(pip) -r $(venv)/requirements-lint.txt
+	touch $@
+
+$(venv)/.package: $(package_sources) $(venv)/.dependencies
+	$(pip) --no-deps --force-reinstall .
+	touch $@
+
+# What we are compared with, apart from us; where the index has none, the table lacks its line.
+build/peers/.done:
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip --quiet --disable-pip-version-check install $(PIP_EXTRA) dftracer \
+	    || echo "make bench: no dftracer to compare with" >&2
+	touch $@
+
+src/penstock/librec.so: $(native_sources) $(native_headers)
+	$(CC) $(native_flags) -shared -o $@ $(native_sources) $(native_links)
+
+# The recorder leaves its own object's slots alone: it is a library here too.
+build/asan/librec.so: $(native_sources) $(native_headers)
+	@mkdir -p $(@D)
+	$(CC) $(native_flags) -O1 $(sanitize) -shared -o $@ $(native_sources) $(native_links)
+
+build/asan/%: tests/native/%.c tests/native/logs.h tests/workloads/known.h build/asan/librec.so
+	$(CC) $(native_flags) -O1 $(sanitize) -Inative -o $@ $< -Lbuild/asan -lrec -Wl,-rpath,'$$ORIGIN' -Wl,-z,now
+
+build/asan/%.passed: build/asan/%
+	$<
+	@touch $@
