@@ -1,0 +1,736 @@
+"""The bytes of a log, and the only Python that knows a position in one.  Writes nothing.
+
+docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
+Any prefix of a log is a log.  Whatever a file holds, reading it ends, stays inside the file and
+inside a few megabytes a batch, and fails only with LogError.
+
+Files are read with `pread`, not mapped: a file that shrinks under a mapping kills the reader.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import LogError
+
+__all__ = [
+    "ACCESS",
+    "BLOCK",
+    "CALLS",
+    "EVENT",
+    "FILE_TEXT",
+    "HEADER",
+    "INHERITED",
+    "NAME_TEXT",
+    "NOTE_TEXT",
+    "OPS",
+    "SECOND_FILE_OPS",
+    "TEXT",
+    "VERSION",
+    "Events",
+    "Header",
+    "Log",
+    "Op",
+    "Text",
+    "Thread",
+    "looks_like_log",
+    "read_header",
+    "read_log",
+]
+
+Array = NDArray[Any]
+
+MAGIC = b"PENSTOCK"
+VERSION = 1
+HEADER_BYTES = 65536
+UNIT_BYTES = 65536
+BLOCK_MAGIC = 0x4B425350
+EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
+FILE_TEXT, NAME_TEXT, NOTE_TEXT = 1, 2, 3
+INHERITED = 1
+IN_FLIGHT = -1
+NOT_KNOWN = 0xFFFFFFFF
+
+STATES = {1: "running", 2: "stopped", 3: "exited", 4: "execed", 5: "failed"}
+ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec"}
+CLOCKS = {0: "ns", 1: "tsc"}
+
+# Units read at once: 4 MiB, more than any disk's best request and small beside the tables' buffers.
+BATCH_UNITS = 64
+
+# No host is up for 18 years: a time beyond is damage, and is cut so that sums stay in 64 bits.
+TIME_LIMIT_NS = 1 << 59
+
+# An anchor pair this far apart fixes the clock's rate better than its nominal value, which the
+# recorder measures over one millisecond.
+ANCHOR_NS = 10_000_000
+
+
+def _layout(*fields: str) -> np.dtype[Any]:
+    """A packed little-endian struct from lines of `kind name name …`."""
+    kinds = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "u64": "<u8", "i64": "<i8"}
+    names = [(name, line.split()[0]) for line in fields for name in line.split()[1:]]
+    return np.dtype([(name, kinds.get(kind, kind)) for name, kind in names])
+
+
+HEADER = _layout(
+    "S8 magic",
+    "u32 version header_bytes unit_bytes event_bytes pid ppid clock origin state",
+    "i32 error",
+    "u64 units start_ticks start_ns start_unix_ns last_ticks last_ns ticks_per_s",
+    "u64 budget_bytes chunk_bytes folded lost unseen attach_ns",
+    "u32 slots objects slots_failed rank local_rank world_size",
+    "V16 boot_id",
+    "V64 host",
+    "V192 reason",
+    "V512 executable folder",
+    "V2048 command",
+)
+BLOCK = _layout(
+    "u32 magic kind",
+    "u64 round",
+    "u32 used limit texts thread tid carried",
+    "u64 first",
+    "V16 name",
+)
+EVENT = _layout("u64 start word", "i64 offset", "u64 asked_file moved_file")
+TEXT = _layout(
+    "u32 bytes", "u16 kind flags", "u32 id base mode reserved", "u64 device inode", "i64 size"
+)
+_PAIR = _layout("i64 value", "u64 calls")
+CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
+ACCESS = np.dtype(
+    [
+        *_layout(
+            "u32 file op",
+            "u64 calls errors ticks max_ticks first last asked moved max_ticks_bytes",
+            "i64 max_end first_offset last_end",
+            "u64 sequential consecutive switches unaligned empty",
+        ).descr,
+        ("buckets", "<u8", (10,)),
+        ("sizes", _PAIR, (4,)),
+        ("strides", _PAIR, (4,)),
+    ]
+)
+
+# The header's fields lie in its first page; the rest of its unit is a hole.
+HEADER_PAGE_BYTES = 4096
+EVENTS_PER_UNIT = (UNIT_BYTES - BLOCK.itemsize) // EVENT.itemsize
+
+# One row for each block that is kept: where it is and how much of it is whole.
+_INDEX = _layout(
+    "i64 unit records",
+    "u32 kind texts thread tid carried",
+    "u64 round first",
+    "V16 name",
+)
+_CARRIED = _layout("u64 key first")
+_SIZE = struct.Struct("<I")
+_TEXT = struct.Struct("<IHHIIIIQQq")
+assert _TEXT.size == TEXT.itemsize == 48
+
+
+class Op(NamedTuple):
+    """A recorded call: its number on disk, the layer it belongs to, what a wait is put down to."""
+
+    number: int
+    name: str
+    layer: str
+    group: str
+
+
+def _ops(layer: str, group: str, **numbers: int) -> list[Op]:
+    return [Op(number, name, layer, group) for name, number in numbers.items()]
+
+
+# Numbers are never reused.
+OPS: tuple[Op, ...] = tuple(
+    sorted(
+        [
+            *_ops("posix", "read", read=3, pread=5, readv=7, preadv=9),
+            *_ops("posix", "read", sendfile=36, copy_range=37, splice=38, aio_read_done=44),
+            *_ops("posix", "write", write=4, pwrite=6, writev=8, pwritev=10, aio_write_done=45),
+            *_ops("posix", "write", fsync=21, fdatasync=22, sync_range=23, syncfs=24, msync=35),
+            *_ops("posix", "metadata", open=1, close=2, lseek=11, dup=41),
+            *_ops("posix", "metadata", stat=12, fstat=13, lstat=14, access=15, readlink=16),
+            *_ops("posix", "metadata", opendir=17, readdir=18, closedir=19, list=20),
+            *_ops("posix", "metadata", truncate=25, fallocate=26, rename=27, unlink=28, chmod=47),
+            *_ops("posix", "metadata", mkdir=29, rmdir=30, link=31, symlink=32),
+            *_ops("posix", "metadata", mmap=33, munmap=34, fadvise=39, readahead=40),
+            *_ops("posix", "metadata", aio_read=42, aio_write=43, io_uring=46),
+            *_ops("stdio", "metadata", fopen=64, fdopen=65, freopen=66, fclose=67, fseek=70),
+            *_ops("stdio", "read", fread=68),
+            *_ops("stdio", "write", fwrite=69, fflush=71),
+            *_ops("process", "process", fork=96, exec=97, spawn=98),
+            *_ops("app", "app", window=128, step=129, span=130),
+        ]
+    )
+)
+
+# Their `offset` is no offset but the id of the file at the other end.
+SECOND_FILE_OPS = ("rename", "link", "sendfile", "copy_range", "splice")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a process says about itself.  Times are of CLOCK_MONOTONIC unless they say unix.
+
+    clock is "ns" or "tsc"; state one of running, stopped, exited, execed, failed ("unknown" where a
+    damaged file says something else); rank, local_rank and world_size are None where not known.
+    """
+
+    version: int
+    pid: int
+    ppid: int
+    clock: str
+    origin: str
+    state: str
+    error: int
+    units: int
+    start_ticks: int
+    start_ns: int
+    start_unix_ns: int
+    last_ticks: int
+    last_ns: int
+    ticks_per_s: int
+    budget_bytes: int
+    chunk_bytes: int
+    folded: int
+    lost: int
+    unseen: int
+    attach_ns: int
+    slots: int
+    objects: int
+    slots_failed: int
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    boot_id: str
+    host: str
+    reason: str
+    executable: str
+    folder: str
+    command: tuple[str, ...]
+
+
+class Text(NamedTuple):
+    """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
+
+    A file may have a second text, with an empty name: it adds what the first open showed.
+    name and resolved are decoded as UTF-8; other bytes become surrogates, as os.fsdecode does.
+    size_bytes is -1 and mode 0 where they were not measured.  An empty resolved says that the
+    name is where the file is.
+    """
+
+    kind: int
+    flags: int
+    id: int
+    base: int
+    mode: int
+    device: int
+    inode: int
+    size_bytes: int
+    name: str
+    resolved: str
+
+
+class Thread(NamedTuple):
+    """A thread of the log's process, numbered from 1 in order of its first call."""
+
+    number: int
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Events as columns of one length.
+
+    start_ns: int64, CLOCK_MONOTONIC of the log's host.  duration_ns: int64, -1 in flight.
+    offset: int64, -1 unknown; the second file's id for SECOND_FILE_OPS.  asked, moved: int64, bytes
+    or what docs/FORMAT.md says for the op.  thread, file: uint32.  op, errno: uint8.
+    """
+
+    thread: Array
+    op: Array
+    errno: Array
+    file: Array
+    start_ns: Array
+    duration_ns: Array
+    offset: Array
+    asked: Array
+    moved: Array
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @staticmethod
+    def none() -> "Events":
+        """No events."""
+        kinds = (np.uint32, np.uint8, np.uint8, np.uint32, *[np.int64] * 5)
+        return Events(*(np.empty(0, kind) for kind in kinds))
+
+    def where(self, mask: Array) -> "Events":
+        """The events that a boolean mask, or an array of positions, chooses."""
+        return Events(*(getattr(self, name)[mask] for name in Events.__slots__))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Log:
+    """One log: its header, and where its blocks are.  Events, texts and counters are read anew each
+    time they are asked for, a batch at a time.
+
+    blocks: one row for each block, in the file's order; of two equal rounds only the fuller.
+    bases: ids of the folders that relative names start from.
+    is_torn: units are missing at the end, or the last one is cut.
+    damaged_units: units that are neither empty nor a whole block; what they held is not read.
+    """
+
+    path: str
+    header: Header
+    blocks: Array
+    bases: frozenset[int]
+    is_torn: bool
+    damaged_units: int
+    _carried: Array
+
+    @property
+    def anchored_ns(self) -> int:
+        """How far apart the two readings of both clocks are; 0 where too near to give a rate."""
+        header = self.header
+        ns = header.last_ns - header.start_ns
+        return ns if ns >= ANCHOR_NS and header.last_ticks > header.start_ticks else 0
+
+    @property
+    def ns_per_tick(self) -> float:
+        """The rate of this log's clock: from its own anchors, else its nominal rate."""
+        header = self.header
+        if header.clock == "ns":
+            return 1.0
+        if self.anchored_ns:
+            return self.anchored_ns / (header.last_ticks - header.start_ticks)
+        return 1e9 / header.ticks_per_s if header.ticks_per_s else 1.0
+
+    def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
+        """Ticks of this log's clock (uint64) as CLOCK_MONOTONIC nanoseconds (int64)."""
+        rate = ns_per_tick or self.ns_per_tick
+        start = np.uint64(self.header.start_ticks)
+        since = (ticks - start).view(np.int64)  # wraps, so what is earlier comes out negative
+        ns: Array = _rounded(since * rate) + min(self.header.start_ns, TIME_LIMIT_NS)
+        return ns
+
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """Threads in order of their numbers, each with its latest name."""
+        latest: dict[int, Thread] = {}
+        rows = self.event_blocks
+        for row in rows[np.argsort(rows["first"], kind="stable")]:
+            number = int(row["thread"])
+            latest[number] = Thread(number, int(row["tid"]), _string(row["name"].tobytes()))
+        return tuple(latest[number] for number in sorted(latest))
+
+    @property
+    def event_blocks(self) -> Array:
+        """The rows of blocks that hold events: what events() counts its first and last in."""
+        rows: Array = self.blocks[self.blocks["kind"] == EVENTS_BLOCK]
+        return rows
+
+    def events(
+        self,
+        first: int = 0,
+        last: int | None = None,
+        ns_per_tick: float | None = None,
+        ops: Collection[int] | None = None,
+    ) -> Iterator[Events]:
+        """Events of event_blocks[first:last], of all ops or of these, in the file's order and in
+        batches of at most BATCH_UNITS blocks.  Raises LogError if the file has gone."""
+        is_wanted = np.full(256, ops is None)
+        is_wanted[list(ops or ())] = True
+        is_wanted[0] = False
+        with _File(self.path) as file:
+            for rows, units in file.batches(self.event_blocks[first:last], BATCH_UNITS):
+                yield self._events(rows, units, ns_per_tick or self.ns_per_tick, is_wanted)
+
+    def _events(self, rows: Array, units: Array, ns_per_tick: float, is_wanted: Array) -> Events:
+        area = units[:, BLOCK.itemsize : BLOCK.itemsize + EVENTS_PER_UNIT * EVENT.itemsize]
+        slots = area.view(EVENT)
+        is_whole = np.arange(EVENTS_PER_UNIT) < rows["records"][:, None]
+        # A slot that was reserved and never written is zero, or holds an event of the round before.
+        is_carried = np.arange(EVENTS_PER_UNIT) < rows["carried"][:, None]
+        is_whole &= (slots["start"] != 0) & (
+            is_carried | (slots["start"] >= rows["first"][:, None])
+        )
+        is_whole &= is_wanted[(slots["word"] >> np.uint64(8)).astype(np.uint8)]
+        block = np.repeat(np.arange(len(rows)), is_whole.sum(axis=1))
+        raw = slots[is_whole]
+        op = (raw["word"] >> np.uint64(8)).astype(np.uint8)
+        ticks = raw["word"] >> np.uint64(16)
+        is_live = self._is_live(raw["start"], op, ticks, rows, block)
+        if is_live is not None:
+            raw, op, ticks, block = raw[is_live], op[is_live], ticks[is_live], block[is_live]
+        low, high = raw["asked_file"], raw["moved_file"]
+        return Events(
+            thread=rows["thread"][block],
+            op=op,
+            errno=raw["word"].astype(np.uint8),
+            file=(low & np.uint64(0xFFFF) | (high & np.uint64(0xFFFF)) << np.uint64(16)).astype(
+                np.uint32
+            ),
+            start_ns=self.to_ns(raw["start"], ns_per_tick),
+            duration_ns=np.where(ticks == 0, IN_FLIGHT, _rounded(ticks * ns_per_tick)),
+            offset=raw["offset"].copy(),
+            asked=(low >> np.uint64(16)).view(np.int64),
+            moved=(high >> np.uint64(16)).view(np.int64),
+        )
+
+    def _is_live(
+        self, start: Array, op: Array, ticks: Array, rows: Array, block: Array
+    ) -> Array | None:
+        """None, or a mask without the calls in flight that a later block carries on."""
+        if not len(self._carried):
+            return None
+        in_flight = np.flatnonzero(ticks == 0)
+        row = rows[block[in_flight]]
+        keys = _call_keys(start[in_flight], row["thread"], op[in_flight])
+        at = np.searchsorted(self._carried["key"], keys, side="right") - 1
+        latest = self._carried[np.maximum(at, 0)]
+        is_carried = (at >= 0) & (latest["key"] == keys) & (latest["first"] > row["first"])
+        if not is_carried.any():
+            return None
+        mask = np.ones(len(start), bool)
+        mask[in_flight[is_carried]] = False
+        return mask
+
+    def texts(self) -> Iterator[Text]:
+        """All texts, block by block.  In a cut log an id may have none, in a damaged one two."""
+        with _File(self.path) as file:
+            rows = self.event_blocks
+            for row in rows[rows["texts"] < UNIT_BYTES]:
+                tail = file.tail(int(row["unit"]), int(row["texts"]))
+                for at, end in _text_spans(tail)[0]:
+                    _, kind, flags, number, base, mode, _, device, inode, size = _TEXT.unpack_from(
+                        tail, at
+                    )
+                    name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
+                    yield Text(
+                        kind,
+                        flags,
+                        number,
+                        base,
+                        mode,
+                        device,
+                        inode,
+                        size,
+                        *map(_decode, (name, resolved)),
+                    )
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Facts about the process, as (key, value)."""
+        return [(text.name, text.resolved) for text in self.texts() if text.kind == NOTE_TEXT]
+
+    def counters(self) -> Iterator[Array]:
+        """Folded counters as arrays of dtype CALLS or ACCESS, times in ticks (see to_ns).  One
+        (file, op) may come several times: add them."""
+        with _File(self.path) as file:
+            for kind, dtype in ((CALLS_BLOCK, CALLS), (ACCESS_BLOCK, ACCESS)):
+                for rows, units in file.batches(self.blocks[self.blocks["kind"] == kind], 16):
+                    for row, unit in zip(rows, units, strict=True):
+                        size = int(row["records"]) * dtype.itemsize
+                        yield unit[BLOCK.itemsize : BLOCK.itemsize + size].view(dtype)
+
+
+class _File:
+    """A log's file as units; what lies past its end reads as zeros."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = -1
+
+    def __enter__(self) -> "_File":
+        try:
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise LogError(f"{self.path}: cannot be opened: {_reason(error)}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to size bytes: fewer only at the end of the file."""
+        try:
+            data = os.pread(self.fd, size, offset)
+            while 0 < len(data) < size:
+                more = os.pread(self.fd, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise LogError(f"{self.path}: cannot be read: {_reason(error)}") from error
+        return data
+
+    def units(self, first: int, count: int) -> Array:
+        data = self.read(HEADER_BYTES + first * UNIT_BYTES, count * UNIT_BYTES)
+        if len(data) == count * UNIT_BYTES:
+            return np.frombuffer(data, np.uint8).reshape(count, UNIT_BYTES)
+        whole = np.zeros(count * UNIT_BYTES, np.uint8)
+        whole[: len(data)] = np.frombuffer(data, np.uint8)
+        return whole.reshape(count, UNIT_BYTES)
+
+    def next_unit_with_data(self, unit: int) -> int:
+        """The first unit after this one that is not in a hole of the file; this one if unknown."""
+        try:
+            offset = os.lseek(self.fd, HEADER_BYTES + (unit + 1) * UNIT_BYTES, os.SEEK_DATA)
+        except OSError as error:
+            return 1 << 62 if error.errno == errno.ENXIO else unit
+        return (offset - HEADER_BYTES) // UNIT_BYTES
+
+    def tail(self, unit: int, start: int) -> bytes:
+        return self.read(HEADER_BYTES + unit * UNIT_BYTES + start, UNIT_BYTES - start)
+
+    def batches(self, rows: Array, batch_units: int) -> Iterator[tuple[Array, Array]]:
+        """(rows, their units as uint8[n, UNIT_BYTES]), neighbours together."""
+        begin = 0
+        while begin < len(rows):
+            unit = int(rows["unit"][begin])
+            end = int(np.searchsorted(rows["unit"], unit + batch_units))
+            count = int(rows["unit"][end - 1]) - unit + 1
+            units = self.units(unit, count)
+            if count != end - begin:
+                units = units[rows["unit"][begin:end] - unit]
+            yield rows[begin:end], units
+            begin = end
+
+
+def looks_like_log(page: bytes) -> bool:
+    """Whether a file that begins with these bytes is a log with a whole header, of any version."""
+    return len(page) >= HEADER_PAGE_BYTES and page.startswith(MAGIC)
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Only the header of a log.  Raises LogError as read_log does."""
+    name = os.fspath(path)
+    with _File(name) as file:
+        return _read_header(name, file.read(0, HEADER_PAGE_BYTES))
+
+
+def read_log(path: str | os.PathLike[str]) -> Log:
+    """The log in a file, of this format or an older one, whole or cut anywhere past its header.
+
+    Raises LogError: no such file, not a log, written by a newer format, cut inside its header.
+    """
+    name = os.fspath(path)
+    with _File(name) as file:
+        header = _read_header(name, file.read(0, HEADER_PAGE_BYTES))
+        size = os.fstat(file.fd).st_size
+        units = max(0, size - HEADER_BYTES) // UNIT_BYTES
+        rest = max(0, size - HEADER_BYTES) % UNIT_BYTES
+        blocks, damaged = _read_index(file, units, rest)
+        blocks = _without_equal_rounds(blocks)
+        bases, damaged_texts = _read_bases(file, blocks)
+        return Log(
+            path=name,
+            header=header,
+            blocks=blocks,
+            bases=bases,
+            is_torn=rest > 0 or units < header.units or size < HEADER_BYTES,
+            damaged_units=len(damaged | damaged_texts),
+            _carried=_read_carried(file, blocks),
+        )
+
+
+# How a header page of an older version becomes one of VERSION: {version: upgrade}.  Blocks that
+# changed would be upgraded where they are read; version 1 is the first.
+UPGRADERS: dict[int, Callable[[bytes], bytes]] = {}
+
+
+def _read_header(path: str, page: bytes) -> Header:
+    if not any(page):
+        raise LogError(
+            f"{path}: empty, its process died before it wrote a header; nothing is lost by "
+            "removing the file"
+        )
+    if page[:8] != MAGIC[: len(page[:8])]:
+        raise LogError(f"{path}: not a log of penstock (it begins with {page[:8]!r})")
+    if len(page) < HEADER_PAGE_BYTES:
+        raise LogError(
+            f"{path}: cut after {len(page)} of {HEADER_PAGE_BYTES} bytes of header: nothing in it "
+            "can be read; copy it again or remove it"
+        )
+    version = int.from_bytes(page[8:12], "little")
+    if version > VERSION:
+        raise LogError(
+            f"{path}: written by format {version}, newest known here is {VERSION}; "
+            "upgrade penstock to read it"
+        )
+    while version != VERSION:
+        if version not in UPGRADERS:
+            raise LogError(f"{path}: says format {version}, which never existed; it is damaged")
+        page = UPGRADERS[version](page)
+        version = int.from_bytes(page[8:12], "little")
+    raw = np.frombuffer(page, HEADER, 1)[0]
+    for field, expected in (
+        ("header_bytes", HEADER_BYTES),
+        ("unit_bytes", UNIT_BYTES),
+        ("event_bytes", EVENT.itemsize),
+    ):
+        if raw[field] != expected:
+            raise LogError(
+                f"{path}: its header says {field} = {raw[field]} where format {VERSION} has "
+                f"{expected}; the file is damaged, copy it again or remove it"
+            )
+    return _header(raw)
+
+
+def _header(raw: Any) -> Header:
+    values: dict[str, Any] = {
+        name: int(raw[name]) for name in Header.__slots__ if HEADER[name].kind in "ui"
+    }
+    for name in ("rank", "local_rank", "world_size"):
+        values[name] = None if values[name] == NOT_KNOWN else values[name]
+    values["clock"] = CLOCKS.get(values["clock"], "ns")
+    values["origin"] = ORIGINS.get(values["origin"], "unknown")
+    values["state"] = STATES.get(values["state"], "unknown")
+    for name in ("host", "reason", "executable", "folder"):
+        values[name] = _string(raw[name].tobytes())
+    values["boot_id"] = raw["boot_id"].tobytes().hex()
+    arguments = raw["command"].tobytes().split(b"\0\0", 1)[0].rstrip(b"\0")
+    values["command"] = tuple(map(_decode, arguments.split(b"\0"))) if arguments else ()
+    return Header(**values)
+
+
+def _read_index(file: _File, units: int, rest: int) -> tuple[Array, set[int]]:
+    """Rows of the blocks that can be read, and the numbers of the units that cannot."""
+    rows: list[tuple[Any, ...]] = []
+    damaged: set[int] = set()
+    unit = 0
+    while unit < units + (rest >= BLOCK.itemsize):
+        data = file.read(HEADER_BYTES + unit * UNIT_BYTES, BLOCK.itemsize)
+        if not any(data):
+            unit = max(unit + 1, file.next_unit_with_data(unit))
+            continue
+        row, is_damaged = _index_row(unit, data, UNIT_BYTES if unit < units else rest)
+        if row:
+            rows.append(row)
+        if is_damaged:
+            damaged.add(unit)
+        unit += 1
+    return np.array(rows, _INDEX), damaged
+
+
+def _index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] | None, bool]:
+    """A row of _INDEX for the block that begins with data, and whether its unit is damaged."""
+    if len(data) < BLOCK.itemsize:
+        return None, True
+    magic, kind, round_, used, limit, texts, thread, tid, carried, first, name = _BLOCK.unpack(data)
+    if magic != BLOCK_MAGIC or kind not in _RECORD_BYTES:
+        return None, True
+    if kind != EVENTS_BLOCK:
+        texts = UNIT_BYTES
+    is_damaged = not BLOCK.itemsize <= texts <= UNIT_BYTES
+    end = UNIT_BYTES if is_damaged else texts
+    fits = (end - BLOCK.itemsize) // _RECORD_BYTES[kind]
+    wanted = min(used, limit)
+    is_damaged |= wanted > fits
+    if texts != end or available < UNIT_BYTES:
+        texts = UNIT_BYTES  # not all there: not read
+    whole = min(wanted, fits, (available - BLOCK.itemsize) // _RECORD_BYTES[kind])
+    carried = min(carried, whole)
+    return (unit, whole, kind, texts, thread, tid, carried, round_, first, name), is_damaged
+
+
+_BLOCK = struct.Struct("<IIQIIIIIIQ16s")
+_RECORD_BYTES = {
+    EVENTS_BLOCK: EVENT.itemsize,
+    CALLS_BLOCK: CALLS.itemsize,
+    ACCESS_BLOCK: ACCESS.itemsize,
+}
+
+
+def _without_equal_rounds(blocks: Array) -> Array:
+    """Of two blocks of one round the fuller: the process was killed between writing and reuse."""
+    order = np.lexsort((-blocks["unit"], blocks["records"], blocks["round"]))
+    rounds = blocks["round"][order]
+    is_last = np.ones(len(order), bool)
+    is_last[:-1] = rounds[1:] != rounds[:-1]
+    return blocks[np.sort(order[is_last])]
+
+
+def _text_spans(tail: bytes) -> tuple[list[tuple[int, int]], bool]:
+    """Where each text of a block's tail begins and ends, and whether the rest is damaged."""
+    spans: list[tuple[int, int]] = []
+    at = 0
+    while at < len(tail):
+        size = _SIZE.unpack_from(tail, at)[0] if at + 4 <= len(tail) else 0
+        # The smallest text has two empty strings; both must end inside it.
+        if size < _TEXT.size + 8 or size % 8 or at + size > len(tail):
+            return spans, True
+        if tail.count(b"\0", at + _TEXT.size, at + size) < 2:
+            return spans, True
+        spans.append((at, at + size))
+        at += size
+    return spans, False
+
+
+def _read_bases(file: _File, blocks: Array) -> tuple[frozenset[int], set[int]]:
+    bases: set[int] = set()
+    damaged: set[int] = set()
+    for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["texts"] < UNIT_BYTES)]:
+        tail = file.tail(int(row["unit"]), int(row["texts"]))
+        spans, is_damaged = _text_spans(tail)
+        if is_damaged:
+            damaged.add(int(row["unit"]))
+        for at, _ in spans:
+            bases.add(int.from_bytes(tail[at + 12 : at + 16], "little"))
+    return frozenset(bases - {0}), damaged
+
+
+def _read_carried(file: _File, blocks: Array) -> Array:
+    """The calls that blocks took over from the block before: keys in order, and when each began
+    to be carried for the last time."""
+    found = [np.empty(0, _CARRIED)]
+    for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["carried"] > 0)]:
+        offset = HEADER_BYTES + int(row["unit"]) * UNIT_BYTES + BLOCK.itemsize
+        data = file.read(offset, int(row["carried"]) * EVENT.itemsize)
+        raw = np.frombuffer(data[: len(data) // EVENT.itemsize * EVENT.itemsize], EVENT)
+        carried = np.empty(len(raw), _CARRIED)
+        carried["key"] = _call_keys(raw["start"], row["thread"], raw["word"] >> np.uint64(8))
+        carried["first"] = row["first"]
+        found.append(carried)
+    every = np.concatenate(found)
+    return every[np.lexsort((every["first"], every["key"]))]
+
+
+def _call_keys(start: Array, thread: Array, op: Array) -> Array:
+    """One number for a call: its start mixed with its thread and op.
+
+    Calls of one thread differ in their start already; the mix tells threads apart (a chance of one
+    in 2^64 a pair that it does not)."""
+    who = thread.astype(np.uint64) << np.uint64(8) | (op & 0xFF).astype(np.uint64)
+    # The odd constant is 2^64 divided by the golden ratio: Fibonacci hashing.
+    mixed: Array = start ^ who * np.uint64(0x9E3779B97F4A7C15)
+    return mixed
+
+
+def _rounded(ns: Array) -> Array:
+    """Float nanoseconds as int64, at most TIME_LIMIT_NS from zero."""
+    rounded: Array = np.rint(np.clip(ns, -TIME_LIMIT_NS, TIME_LIMIT_NS)).astype(np.int64)
+    return rounded
+
+
+def _string(data: bytes) -> str:
+    return _decode(data.split(b"\0", 1)[0])
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
