@@ -1,0 +1,513 @@
+"""Events in, measures out.  Knows no file, no byte position, no screen, and judges nothing.
+
+Each number's only definition is a query beside this file, in queries/; here they are run in order
+and their rows become values.  Times are seconds, sizes bytes, shares fractions of one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, Protocol, TypeVar
+
+import duckdb
+
+from penstock.errors import QueryError
+
+__all__ = [
+    "PARTS",
+    "STORAGE_PARTS",
+    "Bandwidth",
+    "BlindSpot",
+    "Checkpoint",
+    "ClassTotal",
+    "DirectoryTotal",
+    "Epoch",
+    "FileTotal",
+    "HistogramBin",
+    "Measures",
+    "Number",
+    "Operation",
+    "ProcessRow",
+    "Program",
+    "Reading",
+    "Recording",
+    "State",
+    "StepTimes",
+    "Tables",
+    "Training",
+    "measure",
+    "query",
+]
+
+State = Literal["measured", "derived", "not measured", "incomplete"]
+
+# What a data wait is attributed to, in the order it is told; storage first.  wait_parts.sql defines
+# each; page faults of mapped files are not recorded yet.
+PARTS = (
+    "read",
+    "write",
+    "metadata",
+    "page fault",
+    "cpu",
+    "not scheduled",
+    "blocked",
+    "idle",
+    "worker start",
+    "pass end",
+    "hand-over",
+    "not observed",
+)
+STORAGE_PARTS = ("read", "write", "metadata", "page fault")
+
+# What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
+# million of them are read by each query that needs them, never copied.
+VIEWS = ("file_calls", "calls")
+PREPARED = (
+    "file_kinds",
+    "file_calls",
+    "calls",
+    "op_totals",
+    "process_totals",
+    "file_sums",
+    "lives",
+    "mains",
+    "saves",
+    "waits",
+    "fetches",
+    "stretches",
+    "watched",
+    "long_calls",
+    "stretch_calls",
+    "blocking_files",
+    "wait_parts",
+    "latency_bins",
+    "file_totals",
+)
+
+
+class Tables(Protocol):
+    """What measuring needs of a run: a connection that sees run.TABLES and `ops`."""
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value with its unit ("s", "B", "B/s", "share", "count") and where it comes from.
+
+    The value of a number that was not measured is None, never zero; why says what is missing.
+    """
+
+    value: float | None
+    unit: str
+    state: State = "measured"
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """queries/program.sql"""
+
+    command: str
+    executable: str
+    folder: str
+    host: str
+    is_main: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """queries/training.sql; means over main processes, None where there is no main process."""
+
+    mains: int
+    steps: int
+    startup_s: float | None
+    first_batch_s: float | None
+    wall_s: float | None
+    after_s: float | None
+    data_wait_s: float | None
+    waits: int
+    checkpoint_block_s: float | None
+    training_calls_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """queries/operations.sql"""
+
+    layer: str
+    op: str
+    calls: int
+    errors: int
+    asked_bytes: int
+    moved_bytes: int
+    time_s: float
+    mean_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTotal:
+    """queries/classes.sql"""
+
+    path_class: str
+    layer: str
+    files: int
+    calls: int
+    read_bytes: int
+    written_bytes: int
+    read_s: float
+    write_s: float
+    metadata_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryTotal:
+    """queries/directories.sql"""
+
+    path: str
+    path_class: str
+    layer: str
+    folders: int
+    files: int
+    calls: int
+    read_bytes: int
+    written_bytes: int
+    time_s: float
+    blocking_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileTotal:
+    """queries/largest_files.sql; path is None in the row that stands for the others."""
+
+    path: str | None
+    path_class: str | None
+    layer: str
+    files: int
+    size_bytes: int | None
+    opens: int
+    calls: int
+    read_bytes: int
+    written_bytes: int
+    read_times: float | None
+    time_s: float
+    blocking_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """queries/reading.sql"""
+
+    files: int
+    size_bytes: int
+    read_bytes: int
+    reads: int
+    empty_reads: int
+    opens: int
+    metadata: int
+    metadata_s: float
+    reread_files: int
+    reread_bytes: int
+    file_bytes_p50: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBin:
+    """2^exponent <= size < 2^(exponent + 1); request_sizes.sql, latencies.sql, file_sizes.sql"""
+
+    layer: str
+    group: str
+    exponent: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """queries/bandwidth.sql"""
+
+    layer: str
+    group: str
+    path_class: str
+    bin: int
+    bin_s: float
+    moved_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """queries/step_times.sql"""
+
+    first_step: int
+    steps: int
+    step_s: float
+    data_wait_s: float
+    checkpoint_s: float
+    max_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """queries/epochs.sql"""
+
+    epoch: int
+    start_s: float
+    duration_s: float
+    workers: int | None
+    batch_size: int | None
+    batches: int
+    data_wait_s: float
+    first_wait_s: float | None
+    read_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """queries/checkpoints.sql"""
+
+    save: int
+    process: int
+    start_s: float
+    duration_s: float
+    blocks: bool
+    is_finished: bool
+    written_bytes: int
+    files: int
+    call_s: float
+    sync_s: float
+    path: str | None
+
+    @property
+    def blocked_s(self) -> float | None:
+        """Seconds the step loop stood still; None for a save that did not stop it."""
+        return self.duration_s if self.blocks else None
+
+    @property
+    def background_s(self) -> float | None:
+        """Seconds of a save that did not stop the step loop."""
+        return None if self.blocks else self.duration_s
+
+    @property
+    def bandwidth_bps(self) -> float | None:
+        """Bytes written per second of the whole span."""
+        return self.written_bytes / self.duration_s if self.duration_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """queries/process_list.sql; role is main, worker, other or not recorded."""
+
+    pid: int | None
+    host: str | None
+    rank: int | None
+    role: str
+    worker: int | None
+    command: str
+    state: str
+    reason: str
+    life_s: float | None
+    calls: int | None
+    time_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """queries/recording.sql"""
+
+    processes: int
+    hosts: int
+    workers: int
+    life_s: float | None
+    calls: int
+    folded: int
+    lost: int
+    unseen_calls: int
+    torn: int
+    damaged_units: int
+    running: int
+    failed: int
+    killed: int
+    unseen_programs: int
+    mapped_files: int
+    mapped_bytes: int
+    in_flight: int
+    attach_s: float | None
+    slots: int | None
+    event_cost_ns: float | None
+    fetches_without_delay: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlindSpot:
+    """queries/blind_spots.sql"""
+
+    key: str
+    value: str
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """All that is known of a run.  Parts of waits are seconds, means over main processes."""
+
+    program: Program | None
+    training: Training
+    recording: Recording
+    wait_parts: Mapping[str, float]
+    first_batch_parts: Mapping[str, float]
+    checkpoint_parts: Mapping[str, float]
+    operations: tuple[Operation, ...]
+    classes: tuple[ClassTotal, ...]
+    directories: tuple[DirectoryTotal, ...]
+    files: tuple[FileTotal, ...]
+    reading: Reading
+    request_sizes: tuple[HistogramBin, ...]
+    latencies: tuple[HistogramBin, ...]
+    file_sizes: tuple[HistogramBin, ...]
+    bandwidth: tuple[Bandwidth, ...]
+    step_times: tuple[StepTimes, ...]
+    epochs: tuple[Epoch, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    processes: tuple[ProcessRow, ...]
+    blind_spots: tuple[BlindSpot, ...]
+
+    @property
+    def has_training(self) -> bool:
+        """Steps or data waits were seen, and time passed between them."""
+        return bool(self.training.wall_s)
+
+    @property
+    def counts_state(self) -> tuple[State, str]:
+        """Of numbers that come from counters: these are exact as long as every log is whole."""
+        known = self.recording
+        lacks = [
+            f"{count:,} {what}"
+            for count, what in (
+                (known.lost, "events were lost"),
+                (known.damaged_units, "parts of logs are damaged"),
+                (known.torn, "logs are cut short"),
+            )
+            if count
+        ]
+        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def events_state(self) -> tuple[State, str]:
+        """Of numbers that need single events: past the trace budget these thin out."""
+        folded = self.recording.folded
+        state, why = self.counts_state
+        if not folded:
+            return state, why
+        more = f"{folded:,} calls past the trace budget are only counted"
+        return "incomplete", f"{why}, {more}" if why else more
+
+    def wait_s(self, *parts: str) -> float:
+        """Seconds of data wait attributed to these parts."""
+        return sum(self.wait_parts.get(part, 0.0) for part in parts)
+
+    def wait_share(self, *parts: str) -> float:
+        """The fraction of the data wait attributed to these parts; 0 without data wait."""
+        whole = self.training.data_wait_s or 0.0
+        return self.wait_s(*parts) / whole if whole else 0.0
+
+    @property
+    def data_storage_s(self) -> float:
+        """Data wait that storage is to blame for: file calls of the worker that owed the batch."""
+        return self.wait_s(*STORAGE_PARTS)
+
+    @property
+    def checkpoint_storage_s(self) -> float:
+        """Checkpoint block inside file calls."""
+        return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)
+
+    @property
+    def stall_fraction(self) -> Number:
+        """(data wait + checkpoint block) / wall."""
+        training = self.training
+        return self._of_wall(
+            (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0), ("measured", "")
+        )
+
+    @property
+    def storage_fraction(self) -> Number:
+        """Wall time in which the step loop was blocked by file calls, by whoever made them."""
+        return self._of_wall(
+            self.data_storage_s
+            + self.checkpoint_storage_s
+            + (self.training.training_calls_s or 0.0),
+            self.events_state,
+        )
+
+    def _of_wall(self, seconds: float, quality: tuple[State, str]) -> Number:
+        wall_s = self.training.wall_s
+        if not wall_s:
+            return Number(None, "share", "not measured", "no training steps seen")
+        state, why = quality
+        return Number(seconds / wall_s, "share", "derived" if state == "measured" else state, why)
+
+
+def measure(run: Tables) -> Measures:
+    """Runs the queries over a run's tables.  Raises QueryError, naming the query that failed."""
+    with run.connection.cursor() as engine:  # what is prepared goes with it
+        return _measured(engine)
+
+
+def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
+    for name in PREPARED:
+        kind = "VIEW" if name in VIEWS else "TABLE"
+        if name == "watched":
+            # A variable, not a table: the optimizer has to know that few calls meet in a slot.
+            _ask(engine, "slot_ns", "SET VARIABLE slot_ns = (", ")")
+        _ask(engine, name, f"CREATE TEMP {kind} {name} AS\n")
+    (recording,) = _rows(engine, "recording", Recording)
+    (training,) = _rows(engine, "training", Training)
+    (reading,) = _rows(engine, "reading", Reading)
+    parts = _ask(engine, "data_wait")
+    return Measures(
+        program=next(iter(_rows(engine, "program", Program)), None),
+        training=training,
+        recording=recording,
+        wait_parts={part: s for in_wall, part, s in parts if in_wall},
+        first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
+        checkpoint_parts=dict(_ask(engine, "checkpoint_block")),
+        operations=_rows(engine, "operations", Operation),
+        classes=_rows(engine, "classes", ClassTotal),
+        directories=_rows(engine, "directories", DirectoryTotal),
+        files=_rows(engine, "largest_files", FileTotal),
+        reading=reading,
+        request_sizes=_rows(engine, "request_sizes", HistogramBin),
+        latencies=_rows(engine, "latencies", HistogramBin),
+        file_sizes=_rows(engine, "file_sizes", HistogramBin),
+        bandwidth=_rows(engine, "bandwidth", Bandwidth),
+        step_times=_rows(engine, "step_times", StepTimes),
+        epochs=_rows(engine, "epochs", Epoch),
+        checkpoints=_rows(engine, "checkpoints", Checkpoint),
+        processes=_rows(engine, "process_list", ProcessRow),
+        blind_spots=_rows(engine, "blind_spots", BlindSpot),
+    )
+
+
+@cache
+def query(name: str) -> str:
+    """The text of queries/NAME.sql."""
+    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def _ask(
+    engine: duckdb.DuckDBPyConnection, name: str, before: str = "", after: str = ""
+) -> list[tuple[Any, ...]]:
+    try:
+        return engine.execute(before + query(name) + after).fetchall()
+    except duckdb.Error as error:
+        raise QueryError(f"queries/{name}.sql: {error}") from error
+
+
+Row = TypeVar("Row")
+
+
+def _rows(engine: duckdb.DuckDBPyConnection, name: str, row: type[Row]) -> tuple[Row, ...]:
+    return tuple(row(*values) for values in _ask(engine, name))

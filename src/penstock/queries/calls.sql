@@ -1,0 +1,32 @@
+-- calls: finished calls of the POSIX and STDIO layers to be summed: single ones, each for itself, and
+-- those that live on only in counters; so sums over them are exact even past the trace budget.
+SELECT
+    process,
+    file,
+    op_number,
+    1 AS calls,
+    CAST(errno <> 0 AS INTEGER) AS errors,
+    asked_bytes,
+    moved_bytes,
+    duration_ns,
+    duration_ns AS max_duration_ns,
+    start_ns + duration_ns AS last_ns,
+    CASE WHEN errno = 0 THEN offset_bytes + moved_bytes END AS max_end_bytes,
+    CAST(moved_bytes = 0 AND errno = 0 AS INTEGER) AS empty
+FROM events_raw
+WHERE duration_ns IS NOT NULL
+UNION ALL
+SELECT
+    process,
+    file,
+    op_number,
+    calls,
+    errors,
+    asked_bytes,
+    moved_bytes,
+    duration_ns,
+    max_duration_ns,
+    last_ns,
+    max_end_bytes,
+    empty
+FROM folded_raw

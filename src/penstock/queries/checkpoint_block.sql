@@ -1,0 +1,20 @@
+-- What the checkpoint block was made of: seconds in file calls of the saving thread, by group, and the
+-- rest ('other': collecting, serialising, copying from the accelerator); a mean over main processes.
+WITH parts AS (
+    SELECT c.op_group AS part, sum(c.ns) AS ns
+    FROM stretch_calls AS c
+    JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    WHERE s.kind = 'checkpoint'
+    GROUP BY c.op_group
+),
+block AS (
+    SELECT sum(to_ns - from_ns) AS ns FROM stretches WHERE kind = 'checkpoint'
+)
+SELECT part, ns / 1e9 / (SELECT count(*) FROM mains) AS s FROM parts
+UNION ALL
+SELECT
+    'other',
+    greatest(0, b.ns - coalesce((SELECT sum(ns) FROM parts), 0)) / 1e9 / (SELECT count(*) FROM mains)
+FROM block AS b
+WHERE b.ns > 0
+ORDER BY s DESC

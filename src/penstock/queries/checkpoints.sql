@@ -1,0 +1,57 @@
+-- Checkpoints, one row each (the first 500).
+--   written_bytes  meanwhile by the saving thread, or by the other threads of its process where that
+--                  one wrote nothing; of POSIX and STDIO the layer that moved more
+--   call_s         the saving thread's time in file calls that write, syncs included; sync_s of those
+--   files, path    files written, and the one with the most bytes
+WITH writes AS (
+    SELECT
+        s.save_id,
+        e.thread = s.thread AS is_own,
+        o.layer,
+        e.file,
+        sum(e.moved_bytes) AS bytes,
+        sum(least(s.end_ns, e.start_ns + coalesce(e.duration_ns, s.end_ns - e.start_ns)) - e.start_ns)
+            AS ns,
+        coalesce(sum(e.duration_ns) FILTER (WHERE NOT o.is_access), 0) AS sync_ns
+    FROM saves AS s
+    JOIN file_calls AS e
+        ON e.process = s.process AND e.start_ns >= s.start_ns AND e.start_ns < s.end_ns
+    JOIN ops AS o ON o.op_number = e.op_number
+    WHERE o.op_group = 'write'
+    GROUP BY s.save_id, is_own, o.layer, e.file
+),
+layers AS (
+    SELECT
+        save_id,
+        is_own,
+        layer,
+        sum(bytes) AS bytes,
+        sum(ns) AS ns,
+        sum(sync_ns) AS sync_ns,
+        count(DISTINCT file) AS files,
+        arg_max(file, bytes) AS file
+    FROM writes
+    GROUP BY save_id, is_own, layer
+),
+chosen AS (
+    SELECT *
+    FROM layers
+    QUALIFY row_number() OVER (PARTITION BY save_id ORDER BY bytes > 0 DESC, is_own DESC, bytes DESC) = 1
+)
+SELECT
+    s.save_id,
+    s.process,
+    s.start_ns / 1e9 AS start_s,
+    (s.end_ns - s.start_ns) / 1e9 AS duration_s,
+    s.blocks,
+    s.is_finished,
+    CAST(coalesce(c.bytes, 0) AS BIGINT) AS written_bytes,
+    coalesce(c.files, 0) AS files,
+    coalesce(c.ns, 0) / 1e9 AS call_s,
+    coalesce(c.sync_ns, 0) / 1e9 AS sync_s,
+    f.path
+FROM saves AS s
+LEFT JOIN chosen AS c ON c.save_id = s.save_id
+LEFT JOIN files AS f ON f.file = c.file
+ORDER BY s.start_ns, s.save_id
+LIMIT 500

@@ -1,0 +1,10 @@
+-- What the data wait was made of: seconds by part, a mean over main processes; in_wall is false for the
+-- first batch.  The parts of the waits in the wall sum to the data wait.
+SELECT
+    w.in_wall,
+    p.part,
+    sum(p.ns) / 1e9 / (SELECT count(*) FROM mains) AS s
+FROM wait_parts AS p
+JOIN waits AS w ON w.wait_id = p.wait_id
+GROUP BY w.in_wall, p.part
+ORDER BY w.in_wall, s DESC

@@ -1,0 +1,57 @@
+-- Epochs: passes of a loader, the n-th of each main process together (the first 200).
+--   workers, batch_size  NULL for a pass that has not ended
+--   batches     fetched, or waited for where no fetch was recorded
+--   data_wait_s  in its waits, the first batch included; a mean over main processes
+--   first_wait_s  of it the wait for the pass's first batch: worker start, empty queues
+--   read_bytes  by the thread that fetched, during its fetches; NULL where none was recorded
+WITH loaders AS (
+    SELECT
+        s.process,
+        s.index AS iterator,
+        row_number() OVER (PARTITION BY s.process ORDER BY s.start_ns) AS epoch,
+        CASE WHEN s.duration_ns IS NOT NULL THEN s.a END AS workers,
+        CASE WHEN s.duration_ns IS NOT NULL THEN s.b END AS batch_size,
+        s.start_ns,
+        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
+    FROM spans AS s
+    JOIN lives AS l ON l.process = s.process
+    WHERE s.kind = 'span' AND s.name = 'loader' AND s.process IN (SELECT process FROM mains)
+),
+waited AS (
+    SELECT
+        process,
+        iterator,
+        count(index) AS waits,
+        sum(end_ns - start_ns) AS ns,
+        arg_min(end_ns - start_ns, start_ns) AS first_ns
+    FROM waits
+    GROUP BY process, iterator
+),
+fetched AS (
+    SELECT main, iterator, count(*) AS fetches FROM fetches GROUP BY main, iterator
+),
+read AS (
+    SELECT f.main, f.iterator, sum(c.moved_bytes) AS bytes
+    FROM stretch_calls AS c
+    JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    JOIN fetches AS f ON f.fetch_id = s.fetch_id
+    WHERE c.op_group = 'read'
+    GROUP BY f.main, f.iterator
+)
+SELECT
+    o.epoch,
+    min(o.start_ns) / 1e9 AS start_s,
+    max(o.end_ns - o.start_ns) / 1e9 AS duration_s,
+    max(o.workers) AS workers,
+    max(o.batch_size) AS batch_size,
+    CAST(sum(coalesce(f.fetches, w.waits, 0)) AS BIGINT) AS batches,
+    sum(coalesce(w.ns, 0)) / 1e9 / count(*) AS data_wait_s,
+    avg(w.first_ns) / 1e9 AS first_wait_s,
+    CAST(CASE WHEN count(f.fetches) > 0 THEN sum(coalesce(r.bytes, 0)) END AS BIGINT) AS read_bytes
+FROM loaders AS o
+LEFT JOIN waited AS w ON w.process = o.process AND w.iterator = o.iterator
+LEFT JOIN fetched AS f ON f.main = o.process AND f.iterator = o.iterator
+LEFT JOIN read AS r ON r.main = o.process AND r.iterator = o.iterator
+GROUP BY o.epoch
+ORDER BY o.epoch
+LIMIT 200

@@ -1,0 +1,33 @@
+-- file_totals: one row per file and layer; pipes, sockets and terminals are no files.
+--   opens       calls that opened it (open, fopen, freopen)
+--   time_s      inside the calls, of all threads together
+--   blocking_s  the part of time_s in which the step loop was blocked by the call (blocking_files)
+--   size_bytes  at the first open, or as far as it was read or written, whichever is more
+--   read_times  bytes read / size, of a file that was read
+WITH blocking AS (
+    SELECT b.file, o.layer, sum(b.ns) / 1e9 AS s
+    FROM blocking_files AS b
+    JOIN ops AS o ON o.op_number = b.op_number
+    GROUP BY b.file, o.layer
+)
+SELECT
+    s.file,
+    s.layer,
+    f.path,
+    coalesce(f.path_class, 'unknown') AS path_class,
+    f.kind,
+    greatest(f.size_bytes, s.max_end_bytes) AS size_bytes,
+    s.calls,
+    coalesce(s.opens, 0) AS opens,
+    coalesce(s.read_bytes, 0) AS read_bytes,
+    coalesce(s.written_bytes, 0) AS written_bytes,
+    s.ns / 1e9 AS time_s,
+    coalesce(b.s, 0) AS blocking_s,
+    CASE
+        WHEN f.kind = 'regular' AND s.read_bytes > 0
+            THEN s.read_bytes / nullif(greatest(f.size_bytes, s.max_end_bytes), 0)
+    END AS read_times
+FROM file_sums AS s
+LEFT JOIN files AS f ON f.file = s.file
+LEFT JOIN blocking AS b ON b.file = s.file AND b.layer = s.layer
+WHERE f.kind IS NULL OR f.kind NOT IN ('pipe', 'socket', 'terminal')

@@ -1,0 +1,27 @@
+-- The 100 files (per layer) that blocked the step loop longest, then those with the most time in
+-- calls; and one row without a path for all the others.
+WITH ordered AS (
+    SELECT
+        *,
+        row_number() OVER (ORDER BY blocking_s DESC, time_s DESC, path, layer) AS place
+    FROM file_totals
+    WHERE path_class IN ('data', 'output') AND path IS NOT NULL
+        AND (kind = 'regular' OR read_bytes + written_bytes > 0)
+)
+SELECT
+    CASE WHEN place <= 100 THEN path END AS path,
+    CASE WHEN place <= 100 THEN path_class END AS path_class,
+    layer,
+    count(*) AS files,
+    CAST(sum(size_bytes) AS BIGINT) AS size_bytes,
+    CAST(sum(opens) AS BIGINT) AS opens,
+    CAST(sum(calls) AS BIGINT) AS calls,
+    CAST(sum(read_bytes) AS BIGINT) AS read_bytes,
+    CAST(sum(written_bytes) AS BIGINT) AS written_bytes,
+    CASE WHEN min(place) <= 100 THEN max(read_times) END AS read_times,
+    sum(time_s) AS time_s,
+    sum(blocking_s) AS blocking_s
+FROM ordered
+GROUP BY CASE WHEN place <= 100 THEN place END, CASE WHEN place <= 100 THEN path END,
+    CASE WHEN place <= 100 THEN path_class END, layer
+ORDER BY min(place) > 100, min(place)

@@ -1,0 +1,10 @@
+-- latency_bins: finished file calls by op, class of path and duration, in bins of 1/16 octave:
+-- bin = floor(16 * log2(duration in ns)).
+SELECT
+    op_number,
+    path_class,
+    CAST(floor(16 * log2(greatest(1, duration_ns))) AS INTEGER) AS bin,
+    count(*) AS calls
+FROM file_calls
+WHERE duration_ns IS NOT NULL
+GROUP BY op_number, path_class, bin

@@ -1,0 +1,36 @@
+-- long_calls: calls that lie in more than one slot, or had not ended, with each stretch they overlap.
+-- Few, so they are looked up in each of their slots.
+WITH calls AS (
+    SELECT
+        e.process,
+        e.thread,
+        e.op_number,
+        e.file,
+        e.moved_bytes,
+        e.start_ns,
+        e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
+    FROM file_calls AS e
+    JOIN lives AS l ON l.process = e.process
+    WHERE e.duration_ns IS NULL
+        OR e.start_ns // getvariable('slot_ns')
+            < (e.start_ns + e.duration_ns) // getvariable('slot_ns')
+),
+call_slots AS (
+    SELECT
+        *,
+        unnest(range(start_ns // getvariable('slot_ns'), end_ns // getvariable('slot_ns') + 1)) AS slot
+    FROM calls
+)
+SELECT
+    w.stretch_id,
+    c.op_number,
+    c.file,
+    c.moved_bytes,
+    c.start_ns,
+    c.end_ns
+FROM call_slots AS c
+JOIN watched AS w
+    ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot
+        AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
+-- Two that share several slots meet in the first of them only.
+WHERE c.slot = greatest(c.start_ns, w.from_ns) // getvariable('slot_ns')

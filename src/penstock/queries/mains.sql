@@ -1,0 +1,91 @@
+-- mains: one row per main process: one that takes steps or waits for data and is no loader's worker.
+--   thread    the thread that takes the steps; without steps, the one that waits for data
+--   first_ns  where the training stretch begins: the first step's start, but not before the first
+--             batch is there (DESIGN: the first batch belongs to start-up)
+--   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
+--             a save after the last step counts; a step in flight is not a step yet, a wait in flight
+--             is a wait (until the process's last sign of life)
+--   wall_ns   first_ns to last_ns, less the time in which no window was open
+--   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
+WITH marks AS (
+    SELECT
+        s.process,
+        s.thread,
+        CASE WHEN s.kind = 'step' THEN 'step' ELSE s.name END AS mark,
+        s.start_ns,
+        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
+    FROM spans AS s
+    JOIN lives AS l ON l.process = s.process
+    WHERE ((s.kind = 'step' AND s.duration_ns IS NOT NULL)
+            OR (s.kind = 'span' AND s.name IN ('data wait', 'checkpoint')))
+        AND s.process NOT IN (SELECT process FROM spans WHERE kind = 'span' AND name = 'worker')
+),
+threads_of_marks AS (
+    SELECT
+        process,
+        thread,
+        count(*) FILTER (WHERE mark = 'step') AS steps,
+        count(*) FILTER (WHERE mark = 'data wait') AS waits
+    FROM marks
+    GROUP BY process, thread
+),
+chosen AS (
+    SELECT process, thread, steps
+    FROM threads_of_marks
+    WHERE steps + waits > 0
+    QUALIFY row_number() OVER (PARTITION BY process ORDER BY steps DESC, waits DESC, thread) = 1
+),
+extents AS (
+    SELECT
+        c.process,
+        c.thread,
+        c.steps,
+        min(m.start_ns) FILTER (WHERE m.mark = 'step') AS step_ns,
+        min(m.end_ns) FILTER (WHERE m.mark = 'step') AS stepped_ns,
+        min(m.start_ns) FILTER (WHERE m.mark = 'data wait') AS wait_ns,
+        arg_min(m.end_ns, m.start_ns) FILTER (WHERE m.mark = 'data wait') AS waited_ns,
+        max(m.end_ns) AS last_ns
+    FROM chosen AS c
+    JOIN marks AS m ON m.process = c.process AND m.thread = c.thread
+    GROUP BY c.process, c.thread, c.steps
+),
+stretches_of_training AS (
+    SELECT
+        *,
+        CASE
+            WHEN step_ns IS NULL THEN waited_ns
+            WHEN wait_ns < stepped_ns THEN greatest(step_ns, waited_ns)
+            ELSE step_ns
+        END AS first_ns
+    FROM extents
+),
+windows AS (
+    SELECT
+        s.process,
+        s.start_ns,
+        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
+    FROM spans AS s
+    JOIN lives AS l ON l.process = s.process
+    WHERE s.kind = 'window'
+),
+covered AS (
+    SELECT
+        t.process,
+        sum(greatest(0, least(w.end_ns, t.last_ns) - greatest(w.start_ns, t.first_ns))) AS ns
+    FROM stretches_of_training AS t
+    JOIN windows AS w ON w.process = t.process
+    GROUP BY t.process
+)
+SELECT
+    t.process,
+    t.thread,
+    t.steps,
+    t.first_ns,
+    greatest(t.first_ns, t.last_ns) AS last_ns,
+    CAST(coalesce(c.ns, greatest(0, t.last_ns - t.first_ns)) AS BIGINT) AS wall_ns,
+    greatest(0, t.first_ns - l.start_ns) AS startup_ns,
+    CASE WHEN t.wait_ns < t.first_ns THEN t.waited_ns - t.wait_ns END AS first_batch_ns,
+    greatest(0, l.end_ns - t.last_ns) AS after_ns
+FROM stretches_of_training AS t
+JOIN lives AS l ON l.process = t.process
+LEFT JOIN covered AS c ON c.process = t.process

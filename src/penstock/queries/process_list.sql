@@ -1,0 +1,38 @@
+-- Processes, recorded ones and programs started without a log, mains first (the first 200).
+WITH workers AS (
+    SELECT process, min(index) AS worker FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
+),
+listed AS (
+    SELECT
+        p.pid,
+        p.host,
+        p.rank,
+        CASE
+            WHEN m.process IS NOT NULL THEN 'main'
+            WHEN w.process IS NOT NULL THEN 'worker'
+            ELSE 'other'
+        END AS role,
+        w.worker,
+        p.command,
+        p.state,
+        coalesce(p.reason, '') AS reason,
+        (l.end_ns - l.start_ns) / 1e9 AS life_s,
+        coalesce(c.calls, 0) AS calls,
+        c.time_s
+    FROM processes AS p
+    JOIN lives AS l ON l.process = p.process
+    LEFT JOIN mains AS m ON m.process = p.process
+    LEFT JOIN workers AS w ON w.process = p.process
+    LEFT JOIN process_totals AS c ON c.process = p.process
+    UNION ALL
+    SELECT pid, NULL, NULL, 'not recorded', NULL, program, '', coalesce(reason, ''), NULL, NULL, NULL
+    FROM unseen
+)
+SELECT *
+FROM listed
+ORDER BY
+    list_position(['main', 'worker', 'other', 'not recorded'], role),
+    life_s DESC NULLS LAST,
+    worker,
+    pid
+LIMIT 200

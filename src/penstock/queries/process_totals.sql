@@ -1,0 +1,9 @@
+-- process_totals: by process: file calls and seconds in them, and when its last call of all ended.
+SELECT
+    t.process,
+    CAST(coalesce(sum(t.calls) FILTER (WHERE o.layer IN ('posix', 'stdio')), 0) AS BIGINT) AS calls,
+    coalesce(sum(t.duration_ns) FILTER (WHERE o.layer IN ('posix', 'stdio')), 0) / 1e9 AS time_s,
+    max(t.last_ns) AS last_ns
+FROM op_totals AS t
+JOIN ops AS o ON o.op_number = t.op_number
+GROUP BY t.process

@@ -1,0 +1,51 @@
+-- How data files were read: files of class data, regular, of which at least a byte was read.
+--   reads, empty_reads  reads, and those that moved nothing: at the end of the file
+--   opens       calls that opened a data file
+--   metadata    calls on data files and folders that moved no data: open, close, stat, list, seek ...
+--   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond it
+-- A file read through both layers counts with the one that read more.
+WITH data AS (
+    SELECT
+        file,
+        max(size_bytes) AS size_bytes,
+        max(read_bytes) AS read_bytes,
+        max(read_times) AS read_times
+    FROM file_totals
+    WHERE path_class = 'data' AND kind = 'regular' AND read_bytes > 0
+    GROUP BY file
+),
+files_read AS (
+    SELECT
+        count(*) AS files,
+        coalesce(sum(size_bytes), 0) AS size_bytes,
+        coalesce(sum(read_bytes), 0) AS read_bytes,
+        count(*) FILTER (WHERE read_times > 1.01) AS reread_files,
+        coalesce(sum(read_bytes - size_bytes) FILTER (WHERE read_times > 1.01), 0) AS reread_bytes,
+        median(size_bytes) AS file_bytes_p50
+    FROM data
+),
+calls AS (
+    SELECT
+        coalesce(sum(t.calls) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0) AS reads,
+        coalesce(sum(t.empty) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0) AS empty_reads,
+        coalesce(sum(t.calls) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')), 0) AS opens,
+        coalesce(sum(t.calls) FILTER (WHERE o.op_group = 'metadata'), 0) AS metadata,
+        coalesce(sum(t.duration_ns) FILTER (WHERE o.op_group = 'metadata'), 0) / 1e9 AS metadata_s
+    FROM op_totals AS t
+    JOIN ops AS o ON o.op_number = t.op_number
+    WHERE t.path_class = 'data'
+)
+SELECT
+    f.files,
+    CAST(f.size_bytes AS BIGINT) AS size_bytes,
+    CAST(f.read_bytes AS BIGINT) AS read_bytes,
+    CAST(c.reads AS BIGINT) AS reads,
+    CAST(c.empty_reads AS BIGINT) AS empty_reads,
+    CAST(c.opens AS BIGINT) AS opens,
+    CAST(c.metadata AS BIGINT) AS metadata,
+    c.metadata_s,
+    f.reread_files,
+    CAST(f.reread_bytes AS BIGINT) AS reread_bytes,
+    f.file_bytes_p50
+FROM files_read AS f
+CROSS JOIN calls AS c

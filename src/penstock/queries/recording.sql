@@ -1,0 +1,32 @@
+-- What was recorded, what it cost, and what is missing from it.
+--   life_s       from the first process's start to the last one's end
+--   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
+--                happens elsewhere (io_uring)
+--   mapped_files, mapped_bytes  data files mapped into memory: what is read through them makes no call
+--   in_flight    calls that had not returned when the log ended
+SELECT
+    (SELECT count(*) FROM processes) AS processes,
+    (SELECT count(DISTINCT host) FROM processes) AS hosts,
+    (SELECT count(DISTINCT process) FROM spans WHERE kind = 'span' AND name = 'worker') AS workers,
+    (SELECT (max(end_ns) - min(start_ns)) / 1e9 FROM lives) AS life_s,
+    (SELECT CAST(coalesce(sum(calls), 0) AS BIGINT) FROM process_totals) AS calls,
+    (SELECT CAST(coalesce(sum(folded_events), 0) AS BIGINT) FROM processes) AS folded,
+    (SELECT CAST(coalesce(sum(lost_events), 0) AS BIGINT) FROM processes) AS lost,
+    (SELECT CAST(coalesce(sum(unseen_calls), 0) AS BIGINT) FROM processes) AS unseen_calls,
+    (SELECT count(*) FROM processes WHERE is_torn) AS torn,
+    (SELECT CAST(coalesce(sum(damaged_units), 0) AS BIGINT) FROM processes) AS damaged_units,
+    (SELECT count(*) FROM processes WHERE state = 'running') AS running,
+    (SELECT count(*) FROM processes WHERE state = 'failed') AS failed,
+    (SELECT count(*) FROM processes WHERE state IN ('killed', 'unknown')) AS killed,
+    (SELECT count(*) FROM unseen) AS unseen_programs,
+    (SELECT count(DISTINCT c.file) FROM calls AS c JOIN files AS f ON f.file = c.file
+        WHERE c.op_number IN (SELECT op_number FROM ops WHERE op = 'mmap') AND f.path_class = 'data')
+        AS mapped_files,
+    (SELECT coalesce(sum(t.asked_bytes), 0)::BIGINT
+        FROM op_totals AS t JOIN ops AS o ON o.op_number = t.op_number
+        WHERE o.op = 'mmap' AND t.path_class = 'data') AS mapped_bytes,
+    (SELECT count(*) FROM file_calls WHERE duration_ns IS NULL) AS in_flight,
+    (SELECT max(attach_ns) / 1e9 FROM processes) AS attach_s,
+    (SELECT max(slots) FROM processes) AS slots,
+    (SELECT max(TRY_CAST(value AS DOUBLE)) FROM notes WHERE key = 'event_cost_ns') AS event_cost_ns,
+    (SELECT count(*) FROM fetches WHERE delay_ns IS NULL AND cpu_ns IS NOT NULL) AS fetches_without_delay

@@ -1,0 +1,172 @@
+-- stretches: time cut so that within one stretch one thread owes one answer.  What each data wait is
+-- attributed to is looked for in the thread that fetched the batch waited for (the owed fetch: the
+-- latest of that loader iterator and batch number that began before the wait ended):
+--   'worker start'  the wait, until that worker's loop began
+--   'gap'           then, while that thread was in no fetch and the owed one had not begun
+--   'fetch'         while it was in a fetch: the owed one, or an earlier one that kept it busy
+--   'hand-over'     after the owed fetch ended, until the wait ended: pickling, queue, pinned memory
+--   'pass end'      the whole wait, where it ended without a batch: the pass was over, the loader ends
+--                   its workers
+--   'unknown'       the whole wait, in the waiting thread, where no fetch was recorded; what
+--                   follows a fetch that never ended
+-- and of the thread that takes the steps:
+--   'checkpoint'    a checkpoint that blocks it
+--   'step'          the rest of the training stretch
+-- A fetch's time outside waits is kept too ('fetch' without a wait), so that a fetch is whole.
+WITH ranked AS (
+    SELECT
+        *,
+        row_number() OVER (PARTITION BY process, thread ORDER BY start_ns) AS place,
+        lag(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns) AS before_ns
+    FROM fetches
+),
+candidates AS (
+    SELECT
+        w.wait_id,
+        w.process AS main,
+        w.thread AS main_thread,
+        w.start_ns,
+        w.end_ns,
+        w.is_finished,
+        w.index,
+        f.fetch_id,
+        f.process,
+        f.thread,
+        f.place,
+        f.worker_ns,
+        f.end_ns AS fetched_ns,
+        f.cpu_ns IS NOT NULL AS is_fetched
+    FROM waits AS w
+    LEFT JOIN ranked AS f
+        ON f.main = w.process AND f.iterator = w.iterator AND f.index = w.index
+            AND f.start_ns < w.end_ns
+    QUALIFY row_number() OVER (PARTITION BY w.wait_id ORDER BY f.start_ns DESC NULLS LAST) = 1
+),
+owed AS (
+    SELECT
+        *,
+        least(end_ns, greatest(start_ns, fetched_ns)) AS ready_ns,
+        least(end_ns, greatest(start_ns, fetched_ns), greatest(start_ns, worker_ns)) AS begun_ns
+    FROM candidates
+    WHERE fetch_id IS NOT NULL
+),
+points AS (
+    SELECT process, thread, begun_ns AS ns, wait_id, 0 AS begins FROM owed
+    UNION ALL
+    SELECT process, thread, start_ns, NULL, 1 FROM ranked
+),
+counted AS (
+    SELECT
+        wait_id,
+        greatest(1, sum(begins) OVER (
+            PARTITION BY process, thread ORDER BY ns, begins DESC ROWS UNBOUNDED PRECEDING
+        )) AS place
+    FROM points
+),
+passed AS (
+    SELECT o.wait_id, unnest(range(CAST(c.place AS BIGINT), o.place + 1)) AS place
+    FROM owed AS o
+    JOIN counted AS c ON c.wait_id = o.wait_id
+),
+met AS (
+    SELECT
+        o.wait_id,
+        o.main,
+        o.process,
+        o.thread,
+        f.fetch_id,
+        greatest(o.begun_ns, f.start_ns) AS from_ns,
+        least(o.ready_ns, f.end_ns) AS to_ns,
+        greatest(o.begun_ns, coalesce(f.before_ns, o.begun_ns)) AS gap_from_ns,
+        least(o.ready_ns, f.start_ns) AS gap_to_ns
+    FROM passed AS p
+    JOIN owed AS o ON o.wait_id = p.wait_id
+    JOIN ranked AS f ON f.process = o.process AND f.thread = o.thread AND f.place = p.place
+),
+fetch_cuts AS (
+    SELECT fetch_id, from_ns, to_ns FROM met WHERE to_ns > from_ns
+    UNION ALL
+    SELECT fetch_id, end_ns, end_ns FROM fetches
+),
+free_fetches AS (
+    SELECT
+        f.fetch_id,
+        f.main,
+        f.process,
+        f.thread,
+        coalesce(max(c.to_ns) OVER (
+            PARTITION BY c.fetch_id ORDER BY c.from_ns, c.to_ns
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ), f.start_ns) AS from_ns,
+        c.from_ns AS to_ns
+    FROM fetch_cuts AS c
+    JOIN fetches AS f ON f.fetch_id = c.fetch_id
+),
+main_cuts AS (
+    SELECT process, thread, start_ns AS from_ns, end_ns AS to_ns FROM waits WHERE in_wall
+    UNION ALL
+    SELECT process, thread, start_ns, end_ns FROM saves WHERE blocks
+    UNION ALL
+    SELECT process, thread, last_ns, last_ns FROM mains
+),
+free_mains AS (
+    SELECT
+        m.process,
+        m.thread,
+        coalesce(max(c.to_ns) OVER (
+            PARTITION BY c.process ORDER BY c.from_ns, c.to_ns
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ), m.first_ns) AS from_ns,
+        c.from_ns AS to_ns
+    FROM main_cuts AS c
+    JOIN mains AS m ON m.process = c.process AND m.thread = c.thread
+),
+pieces AS (
+    SELECT 'worker start' AS kind, wait_id, NULL AS fetch_id, NULL AS save_id, main, process, thread,
+        start_ns AS from_ns, begun_ns AS to_ns
+    FROM owed
+    UNION ALL
+    SELECT 'gap', wait_id, NULL, NULL, main, process, thread, gap_from_ns, gap_to_ns FROM met
+    UNION ALL
+    SELECT 'fetch', wait_id, fetch_id, NULL, main, process, thread, from_ns, to_ns FROM met
+    UNION ALL
+    SELECT CASE WHEN is_fetched THEN 'hand-over' ELSE 'unknown' END, wait_id, NULL, NULL, main,
+        process, thread, ready_ns, end_ns
+    FROM owed
+    UNION ALL
+    SELECT
+        CASE WHEN index IS NULL AND is_finished THEN 'pass end' ELSE 'unknown' END,
+        wait_id,
+        NULL,
+        NULL,
+        main,
+        main,
+        main_thread,
+        start_ns,
+        end_ns
+    FROM candidates
+    WHERE fetch_id IS NULL
+    UNION ALL
+    SELECT 'fetch', NULL, fetch_id, NULL, main, process, thread, from_ns, to_ns FROM free_fetches
+    UNION ALL
+    SELECT 'checkpoint', NULL, NULL, save_id, process, process, thread, start_ns, end_ns
+    FROM saves
+    WHERE blocks
+    UNION ALL
+    SELECT 'step', NULL, NULL, NULL, process, process, thread, from_ns, to_ns FROM free_mains
+)
+SELECT
+    row_number() OVER (ORDER BY p.process, p.thread, p.from_ns, p.to_ns, p.wait_id) AS stretch_id,
+    p.kind,
+    p.wait_id,
+    p.fetch_id,
+    p.save_id,
+    p.main,
+    p.process,
+    p.thread,
+    p.from_ns,
+    p.to_ns,
+    coalesce(w.in_wall, p.save_id IS NOT NULL OR p.kind = 'step') AS is_blocking
+FROM pieces AS p
+LEFT JOIN waits AS w ON w.wait_id = p.wait_id
+WHERE p.to_ns > p.from_ns

@@ -1,0 +1,1021 @@
+"""Measures in, a Report out: what every view shows, in the order it is shown.  Knows no medium.
+
+A Report is a frozen value and its JSON is the interface of `--json`: keys are stable, `report` is
+the version.  Every number keeps its state; a cell that was not measured is None.
+"""
+
+import json
+import math
+import shlex
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from penstock.errors import PenstockError
+from penstock.measures import (
+    PARTS,
+    STORAGE_PARTS,
+    FileTotal,
+    HistogramBin,
+    Measures,
+    Number,
+    State,
+)
+
+__all__ = [
+    "VERSION",
+    "Cell",
+    "Column",
+    "Definition",
+    "Fact",
+    "Gap",
+    "Number",
+    "Part",
+    "Picture",
+    "Report",
+    "Segment",
+    "Series",
+    "State",
+    "Table",
+    "Verdict",
+    "from_json",
+    "report_of",
+    "show",
+    "to_json",
+]
+
+VERSION = 1
+
+# The steps XProf uses for "input bound"; DESIGN.md takes them over.
+MODERATELY = 0.05
+HIGHLY = 0.20
+
+PART_LABELS = {
+    "read": "read",
+    "write": "write",
+    "metadata": "open, stat, list",
+    "page fault": "page fault",
+    "cpu": "CPU (decode)",
+    "not scheduled": "not scheduled",
+    "blocked": "blocked elsewhere",
+    "idle": "worker idle",
+    "worker start": "worker start",
+    "pass end": "end of the pass",
+    "hand-over": "hand-over",
+    "not observed": "not observed",
+}
+
+Cell = str | int | float | bool | None
+Unit = Literal["s", "B", "B/s", "share", "count", "x", "text", "path"]
+Level = Literal["not", "moderately", "highly", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One sentence with its number: headline, colon, sentence."""
+
+    level: Level
+    bound: Literal["I/O", "input", "checkpoint", "unknown"]
+    headline: str
+    sentence: str
+    storage: Number
+    stall: Number
+    max_speedup: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the bar of wall time; the shares of all segments sum to one."""
+
+    key: str
+    label: str
+    s: float
+    share: float
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a wait was made of; share is of the whole wait, None with s None: not measured."""
+
+    key: str
+    label: str
+    s: float | None
+    share: float | None
+    is_storage: bool
+    state: State
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A number with a label and, where it needs one, a remark."""
+
+    key: str
+    label: str
+    number: Number
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column: unit and state hold for all its cells."""
+
+    key: str
+    title: str
+    unit: Unit
+    state: State
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, one cell a column."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One value a bin; None: nothing there."""
+
+    key: str
+    label: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Binned values over an axis of equal bins, and in words what they show.
+
+    lines and stack: bin i begins at x_start + i * x_step, in x_unit.
+    bars: bin i holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.
+    """
+
+    key: str
+    title: str
+    kind: Literal["lines", "stack", "bars"]
+    x_label: str
+    x_unit: Unit
+    x_start: float
+    x_step: float
+    y_label: str
+    y_unit: Unit
+    series: tuple[Series, ...]
+    words: str
+    state: State
+    why: str
+
+    def edge(self, place: int) -> str:
+        """Where a bin of bars begins, in words: bytes in powers of two."""
+        value = 2.0 ** (self.x_start + place) * 10**self.x_step
+        return _binary(value) if self.x_unit == "B" else show(value, self.x_unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that was not measured, or not completely."""
+
+    what: str
+    state: State
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a word of the report means."""
+
+    word: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a view sees of a run."""
+
+    report: int
+    title: str
+    command: str
+    folder: str
+    host: str
+    subtitle: tuple[str, ...]
+    verdict: Verdict
+    wall: tuple[Segment, ...]
+    stretches: tuple[Fact, ...]
+    wait: tuple[Part, ...]
+    first_batch: tuple[Part, ...]
+    checkpoint: tuple[Part, ...]
+    reading: tuple[Fact, ...]
+    tables: tuple[Table, ...]
+    pictures: tuple[Picture, ...]
+    gaps: tuple[Gap, ...]
+    cost: tuple[Fact, ...]
+    definitions: tuple[Definition, ...]
+
+    def table(self, key: str) -> Table:
+        """Raises KeyError."""
+        return {table.key: table for table in self.tables}[key]
+
+    def picture(self, key: str) -> Picture:
+        """Raises KeyError."""
+        return {picture.key: picture for picture in self.pictures}[key]
+
+
+def report_of(measures: Measures) -> Report:
+    """Puts measures in the order and the words of the report."""
+    program = measures.program
+    command = program.command if program else ""
+    return Report(
+        report=VERSION,
+        title=_name(command, program.executable if program else ""),
+        command=command,
+        folder=program.folder if program else "",
+        host=program.host if program else "",
+        subtitle=_subtitle(measures),
+        verdict=_verdict(measures),
+        wall=_wall(measures),
+        stretches=_stretches(measures),
+        wait=_wait_parts(measures),
+        first_batch=_parts(measures.first_batch_parts, measures.events_state),
+        checkpoint=_parts(
+            measures.checkpoint_parts,
+            measures.events_state,
+            PART_LABELS | {"other": "not in file calls"},
+        ),
+        reading=_reading(measures),
+        tables=_tables(measures),
+        pictures=_pictures(measures),
+        gaps=_gaps(measures),
+        cost=_cost(measures),
+        definitions=DEFINITIONS,
+    )
+
+
+def show(value: Cell, unit: str) -> str:
+    """A cell in words: three digits, the unit last; an en dash for what is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if unit == "share":
+        return _percent(value)
+    if unit == "count":
+        return f"{value:,.0f}" if value == int(value) or value >= 100 else _digits(value)
+    if unit == "x":
+        return f"{_digits(value)}x"
+    if unit == "s":
+        return _seconds(value)
+    if unit in ("B", "B/s"):
+        return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"), unit[1:])
+    return f"{value}"
+
+
+def _percent(share: float) -> str:
+    if not share:
+        return "0 %"
+    if abs(share) < 0.0005:
+        return "<0.1 %"
+    return (
+        f"{share:.1%}".replace("%", " %")
+        if abs(share) < 0.0995
+        else f"{share:.0%}".replace("%", " %")
+    )
+
+
+def _seconds(s: float) -> str:
+    if s >= 5940:  # 99 min
+        return f"{round(s / 60) // 60} h {round(s / 60) % 60} min"
+    if s >= 599.5:
+        return f"{round(s) // 60} min {round(s) % 60} s"
+    if abs(s) >= 0.9995 or not s:
+        return f"{_digits(s)} s"
+    return _scaled(s * 1e9, ("ns", "µs", "ms"), "")
+
+
+def _scaled(value: float, names: Sequence[str], per: str) -> str:
+    scale = 0
+    while abs(value) >= 999.5 and scale + 1 < len(names):
+        value /= 1000
+        scale += 1
+    return f"{_digits(value) if scale or value % 1 else int(value)} {names[scale]}{per}"
+
+
+def _binary(size_bytes: float) -> str:
+    power = max(0, min(6, int(math.log2(max(1, size_bytes))) // 10))
+    unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[power]
+    return f"{size_bytes / 1024**power:.0f} {unit}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, and no zeros after the point that say nothing."""
+    size = abs(value)
+    text = f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    return "0" if float(text) == 0 else text
+
+
+def to_json(report: Report, indent: int | None = 2) -> str:
+    """The report as JSON text; from_json of it equals the report."""
+    return json.dumps(_plain(report), indent=indent, ensure_ascii=True, allow_nan=False)
+
+
+def from_json(text: str) -> Report:
+    """The report of a JSON text.  Raises PenstockError for another version or shape."""
+    try:
+        plain = json.loads(text)
+        found = plain["report"]
+        if found != VERSION:
+            raise PenstockError(
+                f"a report of version {found}, known here is {VERSION}; make it anew from its run"
+            )
+        report: Report = _built(Report, plain)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PenstockError(f"no report of Penstock: {error!r}") from error
+    return report
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _built(kind: Any, plain: Any) -> Any:
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        return kind(
+            **{field.name: _built(hints[field.name], plain[field.name]) for field in fields(kind)}
+        )
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        return tuple(_built(inner, item) for item in plain)
+    if get_origin(kind) in (Union, types.UnionType, Literal) or kind in (str, int, float, bool):
+        if not isinstance(plain, str | int | float | bool | None):
+            raise TypeError(f"{plain!r} where {kind} belongs")
+        return plain
+    raise TypeError(f"{kind} is not part of a report")
+
+
+def _name(command: str, executable: str) -> str:
+    """The script or module of a command line; else its program."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # cut in the middle of a quoted word
+        words = command.split()
+    program = (words[0] if words else executable).rsplit("/", 1)[-1] or "run"
+    if not program.startswith("python"):
+        return program
+    for place, word in enumerate(words[1:], 1):
+        if word == "-m" and place + 1 < len(words):
+            return words[place + 1]
+        if word == "-c":
+            return f"{program} -c"
+        if not word.startswith("-"):
+            return word.rsplit("/", 1)[-1]
+    return program
+
+
+MANY = {"process": "processes", "fetch": "fetches", "part of logs": "parts of logs"}
+
+
+def _count(number: int, one: str) -> str:
+    """A number of things: 1 step, 2 steps, 3 other processes."""
+    *first, last = one.split() if one not in MANY else [one]
+    return f"{number:,} {one if number == 1 else ' '.join((*first, MANY.get(last, last + 's')))}"
+
+
+def _subtitle(measures: Measures) -> tuple[str, ...]:
+    known, training = measures.recording, measures.training
+    words = [show(known.life_s, "s")] if known.life_s is not None else []
+    if training.steps:
+        words.append(_count(training.steps, "step"))
+    mains = training.mains
+    if mains > 1:
+        words.append(_count(mains, "main process"))
+    workers = max((epoch.workers or 0 for epoch in measures.epochs), default=0)
+    if workers:
+        words.append(_count(workers, "worker") + (" each" if mains > 1 else ""))
+    elif known.workers:
+        words.append(_count(known.workers, "worker"))
+    others = known.processes - mains - known.workers
+    if others > 0:
+        words.append(_count(others, "other process" if mains else "process"))
+    if known.hosts > 1:
+        words.append(_count(known.hosts, "host"))
+    return tuple(words)
+
+
+def _verdict(measures: Measures) -> Verdict:
+    storage, stall = measures.storage_fraction, measures.stall_fraction
+    if storage.value is None or stall.value is None:
+        return _verdict_without_steps(measures)
+    training = measures.training
+    wall_s = training.wall_s or 1.0
+    own = (training.training_calls_s or 0.0) / wall_s
+    waiting = stall.value + own
+    level = _level(storage.value)
+    if _level(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
+        return _verdict_off_storage(measures, waiting, wall_s)
+    in_brackets = _shares_in_brackets(measures, wall_s)
+    return Verdict(
+        level=level,
+        bound="I/O",
+        headline=f"{level.upper()} I/O BOUND",
+        sentence=f"{_percent_of_run(storage.value)} of the training waits on storage{in_brackets}",
+        storage=storage,
+        stall=stall,
+        max_speedup=_speedup(storage),
+    )
+
+
+def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> Verdict:
+    """Much waiting, but most of it not for storage: say so, and say for what."""
+    storage, training = measures.storage_fraction, measures.training
+    share = storage.value or 0.0
+    level = _level(waiting)
+    wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
+    save_off_s = save_s - measures.checkpoint_storage_s
+    is_input = wait_s - measures.data_storage_s >= save_off_s
+    if is_input:
+        part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
+        why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {OFF_STORAGE[part]}"
+        told = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
+        also_s, also_told = save_s, "is blocked by checkpoints"
+    else:
+        why = f"{_percent_of_run(save_off_s / wall_s)} in no file call"
+        told = f"checkpoints block {_percent_of_run(save_s / wall_s)} of the training ({why})"
+        also_s, also_told = wait_s, "waits for data"
+    if also_s >= 0.01 * wall_s:  # the level is of both together
+        told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
+    also = "not I/O bound" if share < MODERATELY else f"{_level(share)} I/O bound"
+    return Verdict(
+        level=level,
+        bound="input" if is_input else "checkpoint",
+        headline=f"{level.upper()} {'INPUT' if is_input else 'CHECKPOINT'} BOUND, {also}",
+        sentence=f"{told}, {_percent_of_run(share)} waits on storage",
+        storage=storage,
+        stall=measures.stall_fraction,
+        max_speedup=_speedup(storage),
+    )
+
+
+# How the largest part that is not storage reads in the verdict: "31 % ...".
+OFF_STORAGE = {
+    "cpu": "decoding on the CPU",
+    "not scheduled": "because workers were not scheduled",
+    "blocked": "on something that is no file call",
+    "idle": "on workers that were idle",
+    "worker start": "on worker start",
+    "pass end": "at the end of a pass",
+    "hand-over": "on the hand-over",
+    "not observed": "for reasons not observed",
+}
+
+
+def _verdict_without_steps(measures: Measures) -> Verdict:
+    times: dict[str, float] = {}
+    for operation in measures.operations:
+        times[operation.layer] = times.get(operation.layer, 0.0) + operation.time_s
+    told = ", ".join(f"{show(s, 's')} in {layer.upper()}" for layer, s in sorted(times.items()))
+    life = show(measures.recording.life_s, "s")
+    return Verdict(
+        level="unknown",
+        bound="unknown",
+        headline="NO TRAINING STEPS SEEN",
+        sentence=f"file calls took {told} during {life}, all threads together"
+        if told
+        else "and no file calls",
+        storage=measures.storage_fraction,
+        stall=measures.stall_fraction,
+        max_speedup=Number(None, "x", "not measured", "no training steps seen"),
+    )
+
+
+def _level(share: float) -> Literal["not", "moderately", "highly"]:
+    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
+
+
+def _percent_of_run(share: float) -> str:
+    """Whole per cents, so that the sentence reads well; below one with a digit."""
+    return f"{share * 100:.0f} %" if share >= 0.00995 or not share else _percent(share)
+
+
+def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
+    """The parts of what waits on storage; per cents that sum to that of the whole."""
+    training = measures.training
+    shares = {
+        "data": measures.data_storage_s / wall_s,
+        "checkpoint": measures.checkpoint_storage_s / wall_s,
+        "the training thread's own calls": (training.training_calls_s or 0.0) / wall_s,
+    }
+    shown = {name: share for name, share in shares.items() if share >= 0.00995}
+    left = round(100 * sum(shares.values())) - sum(int(100 * share) for share in shown.values())
+    for name in sorted(shown, key=lambda name: int(100 * shown[name]) - 100 * shown[name]):
+        up = min(1, max(0, left))
+        left -= up
+        shown[name] = int(100 * shown[name]) / 100 + up / 100
+    told = [f"{name} {100 * share:.0f} %" for name, share in shown.items()]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _speedup(storage: Number) -> Number:
+    """If all waiting on storage went away and nothing else changed: an upper bound."""
+    share = storage.value or 0.0
+    if share >= 1:
+        return Number(None, "x", "not measured", "the whole run waits on storage")
+    return Number(1 / (1 - share), "x", storage.state, storage.why)
+
+
+def _wall(measures: Measures) -> tuple[Segment, ...]:
+    if not measures.has_training:
+        return ()
+    training = measures.training
+    wall_s = training.wall_s or 1.0
+    wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
+    own_s = training.training_calls_s or 0.0
+    storage_s, cpu_s = measures.data_storage_s, measures.wait_s("cpu")
+    save_storage_s = min(save_s, measures.checkpoint_storage_s)
+    seconds = [
+        ("compute", "compute", max(0.0, wall_s - wait_s - save_s - own_s)),
+        ("own", "file calls of the training thread", own_s),
+        ("data storage", "data wait: storage", storage_s),
+        ("data cpu", "data wait: CPU (decode)", cpu_s),
+        ("data other", "data wait: other", max(0.0, wait_s - storage_s - cpu_s)),
+        ("checkpoint storage", "checkpoint: storage", save_storage_s),
+        ("checkpoint other", "checkpoint: other", save_s - save_storage_s),
+    ]
+    whole_s = sum(s for _, _, s in seconds) or 1.0
+    state, _ = measures.events_state
+    return tuple(
+        Segment(key, label, s, s / whole_s, "derived" if state == "measured" else state)
+        for key, label, s in seconds
+        if s > 0
+    )
+
+
+def _stretches(measures: Measures) -> tuple[Fact, ...]:
+    training, known = measures.training, measures.recording
+    if not measures.has_training:
+        return (Fact("life_s", "life", Number(known.life_s, "s"), ""),)
+    waits = _count(training.waits, "wait")
+    saves = _count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
+    per = ", a mean over main processes" if training.mains > 1 else ""
+    facts = [
+        (
+            "startup_s",
+            "start-up",
+            training.startup_s,
+            _first(training.first_batch_s),
+        ),
+        (
+            "wall_s",
+            "wall",
+            training.wall_s,
+            f"{_count(training.steps, 'step')}{per}",
+        ),
+        ("data_wait_s", "data wait", training.data_wait_s or 0.0, waits),
+        ("checkpoint_block_s", "checkpoint block", training.checkpoint_block_s or 0.0, saves),
+        ("after_s", "after", training.after_s, ""),
+    ]
+    return tuple(Fact(key, label, Number(s, "s"), remark) for key, label, s, remark in facts)
+
+
+def _first(first_batch_s: float | None) -> str:
+    return "" if first_batch_s is None else f"first batch {show(first_batch_s, 's')}"
+
+
+def _wait_parts(measures: Measures) -> tuple[Part, ...]:
+    parts = _parts(measures.wait_parts, measures.events_state)
+    if not parts or not measures.recording.mapped_files:
+        return parts
+    mapped = _count(measures.recording.mapped_files, "data file")
+    why = f"{mapped} mapped into memory: reading through a mapping makes no call"
+    return (
+        *parts,
+        Part("page fault", PART_LABELS["page fault"], None, None, True, "not measured", why),
+    )
+
+
+def _parts(
+    seconds: Any, quality: tuple[State, str], labels: dict[str, str] = PART_LABELS
+) -> tuple[Part, ...]:
+    whole = sum(seconds.values())
+    if not whole:
+        return ()
+    parts = []
+    for key, s in sorted(seconds.items(), key=lambda item: -item[1]):
+        state, why = quality
+        if state == "measured" and key in ("cpu", "not scheduled", "blocked"):
+            state, why = "derived", "spread evenly over the fetch's time outside file calls"
+        parts.append(Part(key, labels[key], s, s / whole, key in STORAGE_PARTS, state, why))
+    return tuple(parts)
+
+
+# The facts about reading data: key, label, unit.
+READING = (
+    ("files", "data files read", "count"),
+    ("read_bytes", "read from them", "B"),
+    ("read_times", "read / size of the files", "x"),
+    ("reread_files", "files read more than once", "count"),
+    ("metadata_per_file", "metadata calls per data file", "count"),
+    ("empty_reads", "empty reads at end of file", "count"),
+)
+
+
+def _reading(measures: Measures) -> tuple[Fact, ...]:
+    data = measures.reading
+    if not data.files:
+        return ()
+    values = {
+        "files": data.files,
+        "read_bytes": data.read_bytes,
+        "read_times": _ratio(data.read_bytes, data.size_bytes),
+        "reread_files": data.reread_files,
+        "metadata_per_file": _ratio(data.metadata, data.files),
+        "empty_reads": data.empty_reads,
+    }
+    size, median = show(data.size_bytes, "B"), show(data.file_bytes_p50, "B")
+    remarks = {
+        "files": f"{size} together, median {median}",
+        "read_bytes": "as asked of the system, from memory or device",
+        "reread_files": f"{show(data.reread_bytes, 'B')} again" if data.reread_files else "",
+        "metadata_per_file": f"{show(data.metadata_s, 's')} in them, all threads together",
+        "empty_reads": f"{show(_ratio(data.empty_reads, data.reads), 'share')} of "
+        + _count(data.reads, "read"),
+    }
+    return tuple(
+        Fact(key, label, Number(values[key], unit, *measures.counts_state), remarks.get(key, ""))
+        for key, label, unit in READING
+        if values[key] is not None
+    )
+
+
+def _ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+# Columns by key: title, unit, and whether its cells need single events.
+COLUMNS: dict[str, tuple[str, Unit, bool]] = {
+    "asked_bytes": ("bytes asked", "B", False),
+    "background_s": ("off the step loop", "s", False),
+    "bandwidth_bps": ("bandwidth", "B/s", True),
+    "batch_size": ("batch size", "count", False),
+    "batches": ("batches", "count", False),
+    "blocked_s": ("blocked", "s", False),
+    "blocking_s": ("blocked", "s", True),
+    "call_s": ("in file calls", "s", True),
+    "calls": ("calls", "count", False),
+    "command": ("command", "text", False),
+    "data_wait_s": ("data wait", "s", False),
+    "duration_s": ("duration", "s", False),
+    "epoch": ("pass", "count", False),
+    "errors": ("errors", "count", False),
+    "files": ("files", "count", False),
+    "first_wait_s": ("of it first batch", "s", False),
+    "folders": ("folders", "count", False),
+    "host": ("host", "text", False),
+    "is_finished": ("finished", "text", False),
+    "layer": ("layer", "text", False),
+    "life_s": ("recorded", "s", False),
+    "max_s": ("longest", "s", False),
+    "mean_s": ("mean", "s", False),
+    "metadata_s": ("in metadata", "s", False),
+    "moved_bytes": ("bytes moved", "B", False),
+    "op": ("operation", "text", False),
+    "opens": ("opens", "count", False),
+    "p50_s": ("median", "s", True),
+    "p99_s": ("99th percentile", "s", True),
+    "path": ("path", "path", False),
+    "path_class": ("class", "text", False),
+    "pid": ("pid", "text", False),
+    "read_bytes": ("read", "B", False),
+    "read_s": ("in reads", "s", False),
+    "read_times": ("read / size", "x", False),
+    "role": ("role", "text", False),
+    "save": ("checkpoint", "count", False),
+    "size_bytes": ("size", "B", False),
+    "start_s": ("at", "s", False),
+    "state": ("state", "text", False),
+    "sync_s": ("in syncs", "s", True),
+    "time_s": ("time in calls", "s", False),
+    "workers": ("workers", "count", False),
+    "write_s": ("in writes", "s", False),
+    "written_bytes": ("written", "B", False),
+}
+
+# Tables by key, in the report's order: title, columns, note.  A column is an attribute of the
+# measures' row of that name, or made by CELLS.
+TABLES: dict[str, tuple[str, str, str]] = {
+    "directories": (
+        "Largest directories",
+        "path blocking_s time_s read_bytes written_bytes files folders calls path_class layer",
+        "Blocked: the step loop stood still for these calls. A directory with more than 8"
+        " directories in it stands for all that lies below.",
+    ),
+    "files": (
+        "Largest files",
+        "path blocking_s time_s read_bytes written_bytes read_times size_bytes opens calls"
+        " path_class layer",
+        "Blocked: the step loop stood still for these calls. Data and output files.",
+    ),
+    "operations": (
+        "Operations",
+        "op layer calls moved_bytes asked_bytes time_s mean_s p50_s p99_s max_s errors",
+        "POSIX and STDIO are counted apart and never added. Time in calls is that of all threads"
+        " together.",
+    ),
+    "classes": (
+        "Data, output, libraries, system",
+        "path_class layer files calls read_bytes written_bytes read_s write_s metadata_s",
+        "Pipes, sockets and terminals are no files: their time is spent waiting for others.",
+    ),
+    "checkpoints": (
+        "Checkpoints",
+        "save start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s files path"
+        " is_finished",
+        "Off the step loop: in the background, or before the training. The path is that of the"
+        " largest file.",
+    ),
+    "epochs": (
+        "Passes of the loader",
+        "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers batch_size",
+        "Bytes are those asked of the system while fetching: from the second pass on they may come"
+        " from memory.",
+    ),
+    "processes": (
+        "Processes",
+        "pid role host state life_s calls time_s command",
+        "",
+    ),
+}
+
+# Cells that are not the attribute of their name.
+CELLS: dict[str, Callable[[Any], Cell]] = {
+    "is_finished": lambda row: None if row.is_finished else "no",
+    "asked_bytes": lambda row: row.asked_bytes or None,
+    "errors": lambda row: row.errors or None,
+    "layer": lambda row: row.layer.upper(),
+    "moved_bytes": lambda row: row.moved_bytes or None,
+    "pid": lambda row: None if row.pid is None else str(row.pid),
+    "state": lambda row: ", ".join(filter(None, (row.state, row.reason))),
+    "role": lambda row: (
+        f"worker {row.worker}"
+        if row.worker is not None
+        else row.role
+        if row.rank is None
+        else f"{row.role}, rank {row.rank}"
+    ),
+}
+
+
+def _tables(measures: Measures) -> tuple[Table, ...]:
+    tables = []
+    for key, (title, names, note) in TABLES.items():
+        columns = []
+        for name in names.split():
+            heading, unit, needs_events = COLUMNS[name]
+            state, why = measures.events_state if needs_events else measures.counts_state
+            columns.append(Column(name, heading, unit, state, why))
+        rows = tuple(
+            tuple(CELLS.get(column.key, attrgetter(column.key))(row) for column in columns)
+            for row in _with_others(getattr(measures, key))
+        )
+        tables.append(Table(key, title, tuple(columns), rows, note))
+    return tuple(tables)
+
+
+def _with_others(rows: Sequence[Any]) -> list[Any]:
+    """Names the row that stands for the files without a row of their own."""
+    return [
+        replace(row, path=_count(row.files, "other file"))
+        if isinstance(row, FileTotal) and row.path is None
+        else row
+        for row in rows
+    ]
+
+
+def _pictures(measures: Measures) -> tuple[Picture, ...]:
+    pictures = (
+        _step_picture(measures),
+        _bandwidth_picture(measures),
+        _histogram(
+            measures, "request_sizes", "Request sizes", "B", "calls", measures.request_sizes
+        ),
+        _histogram(measures, "latencies", "Latencies", "s", "calls", measures.latencies, -9),
+        _histogram(measures, "file_sizes", "File sizes", "B", "files", measures.file_sizes),
+    )
+    return tuple(picture for picture in pictures if picture is not None)
+
+
+def _step_picture(measures: Measures) -> Picture | None:
+    points = measures.step_times
+    if not points:
+        return None
+    slowest = max(points, key=lambda point: point.max_step_s)
+    mean_s = sum(point.step_s * point.steps for point in points) / sum(
+        point.steps for point in points
+    )
+    per = max(point.steps for point in points)
+    series = (
+        Series(
+            "compute",
+            "compute",
+            tuple(max(0.0, p.step_s - p.data_wait_s - p.checkpoint_s) for p in points),
+        ),
+        Series("data", "data wait", tuple(p.data_wait_s for p in points)),
+        Series("checkpoint", "checkpoint", tuple(p.checkpoint_s for p in points)),
+    )
+    return Picture(
+        "steps", "Step times", "stack", "step", "count", 1, per, "time", "s", series,
+        f"A step took {show(mean_s, 's')} on average; the longest, "
+        f"{show(slowest.max_step_s, 's')}, is near step {slowest.first_step:,}."
+        + (f" Each bar is the mean of {per} steps." if per > 1 else ""),
+        "measured", "",
+    )  # fmt: skip
+
+
+def _bandwidth_picture(measures: Measures) -> Picture | None:
+    bins = measures.bandwidth
+    if not bins:
+        return None
+    n_bins, bin_s = 1 + max(row.bin for row in bins), bins[0].bin_s
+    values: dict[tuple[str, str, str], list[float | None]] = {}
+    for row in bins:
+        key = (row.group, row.path_class, row.layer)
+        values.setdefault(key, [0.0] * n_bins)[row.bin] = row.moved_bytes / bin_s
+    most = max(sum(v or 0 for v in column) for column in values.values())
+    series, words = [], []
+    for (group, path_class, layer), column in sorted(values.items()):
+        total = sum(v or 0 for v in column)
+        # What is a hundredth of the largest is a line along the axis.
+        if total < 0.01 * most:
+            continue
+        label = f"{group} {path_class}" + ("" if layer == "posix" else f" ({layer.upper()})")
+        series.append(Series(f"{group} {path_class} {layer}", label, tuple(column)))
+        peak = max(v or 0 for v in column)
+        at_most = f"{show(peak, 'B/s')} in {show(bin_s, 's')}"
+        words.append(f"{label}: {show(total * bin_s, 'B')}, at most {at_most}")
+    state, why = measures.events_state
+    return Picture(
+        "bandwidth", "Bandwidth over time", "lines", "time since the run began", "s", 0.0, bin_s,
+        "bandwidth", "B/s", tuple(series), "; ".join(words) + ".", state, why,
+    )  # fmt: skip
+
+
+def _histogram(
+    measures: Measures,
+    key: str,
+    title: str,
+    unit: Unit,
+    counted: str,
+    bins: Sequence[HistogramBin],
+    power: int = 0,
+) -> Picture | None:
+    """power: of ten, from the bins' unit to unit."""
+    if not bins:
+        return None
+    low, high = min(row.exponent for row in bins), max(row.exponent for row in bins)
+    groups: dict[tuple[str, str], list[float | None]] = {}
+    for row in bins:
+        column = groups.setdefault((row.layer, row.group), [None] * (high - low + 1))
+        column[row.exponent - low] = row.count
+    state, why = measures.counts_state if key == "file_sizes" else measures.events_state
+    series = tuple(
+        Series(
+            f"{group} {layer}".strip(),
+            group + ("" if layer != "stdio" else " (STDIO)"),
+            tuple(column),
+        )
+        for (layer, group), column in sorted(groups.items())
+    )
+    picture = Picture(
+        key,
+        title,
+        "bars",
+        title.lower(),
+        unit,
+        low,
+        power,
+        counted,
+        "count",
+        series,
+        "",
+        state,
+        why,
+    )
+    words = []
+    for one in series:
+        total, most = sum(v or 0 for v in one.values), max(v or 0 for v in one.values)
+        at = one.values.index(most)
+        words.append(
+            f"{one.label}: {total:,.0f} {counted}, "
+            f"most often {picture.edge(at)} to {picture.edge(at + 1)}"
+        )
+    return replace(picture, words="; ".join(words) + ".")
+
+
+def _gaps(measures: Measures) -> tuple[Gap, ...]:
+    """What this run lacks, then what every run of this version lacks."""
+    known = measures.recording
+    mapped = (
+        f"; {_count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
+        if known.mapped_files
+        else ""
+    )
+    incomplete: list[tuple[int, str, str]] = [
+        (known.folded, "single call", "past the trace budget: in counters only"),
+        (known.lost, "call", "of which only the number is left"),
+        (known.torn, "log", "cut short"),
+        (known.damaged_units, "part of logs", "damaged"),
+        (known.failed, "recorder", "that ended before its process"),
+        (known.running, "process", "not at its end yet"),
+        (known.killed, "process", "killed: seen until the last moment that its log knows"),
+        (known.in_flight, "file call", "that had not returned when the log ended"),
+    ]
+    missing: list[tuple[int, str, str]] = [
+        (known.unseen_programs, "program", "that left no log: static, or with another libc"),
+        (known.unseen_calls, "call", "to io_uring, whose contents are not seen"),
+        (
+            known.fetches_without_delay,
+            "fetch",
+            "without a run-queue delay: not scheduled counts as blocked elsewhere",
+        ),
+    ]
+    return (
+        *(Gap(_count(n, what), "incomplete", why) for n, what, why in incomplete if n),
+        *(Gap(_count(n, what), "not measured", why) for n, what, why in missing if n),
+        *(
+            Gap(spot.key, "incomplete", spot.value)
+            for spot in measures.blind_spots
+            if spot.key != "event_cost_ns"
+        ),
+        Gap("page faults", "not measured", f"reading through a mapping makes no call{mapped}"),
+        Gap("page cache", "not measured", "bytes are asked of the system, not got from the device"),
+        Gap("accelerator", "not measured", "compute is what is left of the wall time"),
+        Gap(
+            "direct system calls",
+            "not measured",
+            "a call that passes no import slot is not seen: static programs, libc's own",
+        ),
+    )
+
+
+def _cost(measures: Measures) -> tuple[Fact, ...]:
+    known = measures.recording
+    each_ns = known.event_cost_ns
+    slots = "" if known.slots is None else f"{_count(known.slots, 'import slot')} rewritten"
+    facts = [
+        Fact("attach_s", "to begin recording", _measured_or_not(known.attach_s, "s"), slots),
+        Fact("calls", "calls recorded", Number(known.calls, "count", *measures.counts_state), ""),
+        Fact(
+            "event_s",
+            "in the recorder, all threads together",
+            Number(known.calls * each_ns / 1e9, "s", "derived", "calls times the cost of one")
+            if each_ns is not None
+            else Number(
+                None, "s", "not measured", "the cost of one call was not measured in this run"
+            ),
+            "" if each_ns is None else f"{show(each_ns / 1e9, 's')} a call",
+        ),
+    ]
+    return tuple(facts)
+
+
+def _measured_or_not(value: float | None, unit: str) -> Number:
+    if value is None:
+        return Number(None, unit, "not measured", "not in the log")
+    return Number(value, unit)
+
+
+DEFINITIONS = tuple(
+    Definition(*line.split(": ", 1))
+    for line in """\
+wall: from the first step, its batch being there, to the last step, data wait or checkpoint
+start-up: before it, since the recording began: imports, listing, worker start, first batch
+data wait: the consumer is blocked in the outermost next() of a loader
+checkpoint block: the step loop cannot advance because of a save
+stall: data wait and checkpoint block
+waits on storage: what of the stall passes in file calls, and the training thread's own file calls
+not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall time
+at most 1.26x as fast: if all waiting on storage went away and nothing else changed
+read, write, open/stat/list: the worker that owed the batch was in a file call
+CPU (decode): it was in a fetch, in no file call, on a processor
+not scheduled: the same, ready to run, without a processor
+blocked elsewhere: the same, asleep on something else
+worker idle: it was in no fetch and had not begun the one that was owed
+worker start: it was not running yet
+end of the pass: the pass was over, the loader ended its workers
+hand-over: it was done, and the batch on its way: pickling, queue, pinned memory
+not observed: nothing is known of who made the batch
+time in calls: inside file calls, summed over threads: more than anyone waited
+""".splitlines()
+)

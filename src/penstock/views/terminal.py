@@ -1,0 +1,473 @@
+"""A report as text for a terminal, a job's log or a pipe.  Sees a Report and nothing else.
+
+Drawn for 80 columns, better at 100, never wider.  Nothing is said by colour alone: each segment of
+the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
+"""
+
+import itertools
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.errors import MissingDependency
+from penstock.report import Cell, Fact, Part, Report, Table, show
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["render", "show_on"]
+
+WIDEST = 100
+NARROWEST = 60
+
+# Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
+SEGMENTS = {
+    "compute": ("#", "green"),
+    "own": ("+", "red"),
+    "data storage": ("=", "red"),
+    "data cpu": (":", "yellow"),
+    "data other": (".", "bright_black"),
+    "checkpoint storage": ("%", "magenta"),
+    "checkpoint other": ("~", "cyan"),
+}
+LEVELS = {"not": "green", "moderately": "yellow", "highly": "red", "unknown": "cyan"}
+
+# Columns of the tables, the least needed last: what does not fit is left to the page and to JSON.
+COLUMNS = {
+    "directories": "path blocking_s time_s read_bytes written_bytes files calls",
+    "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
+    "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
+    "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
+    "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
+}
+ROWS = {"directories": 6, "files": 6, "operations": 8, "checkpoints": 6, "epochs": 6}
+HEADINGS = {
+    "blocking_s": "blocked",
+    "time_s": "in calls",
+    "moved_bytes": "bytes",
+    "p99_s": "p99",
+    "first_wait_s": "1st batch",
+    "background_s": "off loop",
+    "call_s": "in calls",
+    "read_bytes": "read",
+    "read_times": "read/size",
+}
+PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
+
+ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|"})
+SPARKS = "▁▂▃▄▅▆▇█"
+ASCII_SPARKS = ".:-=+*%#"
+
+
+@dataclass(frozen=True, slots=True)
+class _Paper:
+    """What is drawn on: how wide, and whether it takes more than ASCII."""
+
+    width: int
+    is_utf8: bool
+
+    def clean(self, text: str) -> str:
+        """Foreign text made harmless: what would move the cursor or the eye is escaped."""
+        return "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in text.encode("utf-8", "replace").decode("utf-8")
+        )
+
+    def wrap(self, text: str) -> list[str]:
+        return textwrap.wrap(self.clean(text), self.width)
+
+    @property
+    def block(self) -> str:
+        return "█" if self.is_utf8 else "#"
+
+    def spark(self, values: Sequence[float | None]) -> str:
+        """One letter a value, its height the value; a space for nothing."""
+        letters = SPARKS if self.is_utf8 else ASCII_SPARKS
+        most = max((v or 0.0 for v in values), default=0.0) or 1.0
+        return "".join(
+            letters[min(len(letters) - 1, int((v or 0.0) / most * len(letters)))] if v else " "
+            for v in values
+        )
+
+    def elide(self, text: str, width: int) -> str:
+        """At most `width` columns: the middle goes, more of the end stays than of the begin."""
+        from rich.cells import cell_len, set_cell_size
+
+        if cell_len(text) <= width:
+            return text
+        head = set_cell_size(text, (width - 1) // 3).rstrip()
+        tail = text
+        while cell_len(tail) > width - 1 - cell_len(head):
+            tail = tail[1:]
+        return head + ("…" if self.is_utf8 else "~") + tail
+
+
+def render(report: Report, width: int | None = None, color: bool | None = None) -> str:
+    """The report as text of at most `width` columns (60 to 100; 100 if None).
+
+    With escapes for colours if `color`.  Raises MissingDependency without rich.
+    """
+    return _drawn(report, width or WIDEST, bool(color), is_utf8=True)
+
+
+def show_on(report: Report, stream: TextIO | None = None) -> None:
+    """Prints the report as the stream can show it: its width, its colours, its encoding."""
+    stream = sys.stdout if stream is None else stream
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    is_terminal = stream.isatty()
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = shutil.get_terminal_size((80, 24)).columns if is_terminal else 80
+    stream.write(_drawn(report, width, is_terminal and not plain, encoding == "utf8"))
+
+
+def _drawn(report: Report, width: int, color: bool, is_utf8: bool) -> str:
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.panel import Panel
+        from rich.text import Text
+    except ModuleNotFoundError as error:
+        raise MissingDependency("the terminal view needs rich: pip install rich") from error
+    paper = _Paper(max(NARROWEST, min(width, WIDEST)), is_utf8)
+    stream = StringIO()
+    console = Console(
+        file=stream,
+        width=paper.width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    inner = _Paper(paper.width - 4, is_utf8)
+    title = Text(f" {paper.clean(report.title)} ", "bold")
+    title.append(f" {', '.join(report.subtitle)} ", "not bold")
+    title.truncate(paper.width - 8, overflow="ellipsis" if is_utf8 else "crop")
+    panel = Panel(
+        Text("\n").join(_top(report, inner)),
+        title=title,
+        title_align="left",
+        box=box.ROUNDED if is_utf8 else box.ASCII,
+        border_style=LEVELS[report.verdict.level],
+        width=paper.width,
+    )
+    console.print(panel)
+    for section in _sections(report, paper):
+        if section:
+            console.print(Text("\n").join([*section, Text()]), overflow="crop", no_wrap=True)
+    text = "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n")) + "\n"
+    return text if is_utf8 else text.translate(ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def _text(text: str = "", style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(text, style)
+
+
+def _top(report: Report, paper: _Paper) -> list["Text"]:
+    """The verdict and the bar: what is read in ten seconds."""
+    verdict = report.verdict
+    lines = _filled(f"{verdict.headline}: {verdict.sentence}", paper.width)
+    drawn = [_text(line) for line in lines]
+    left = len(verdict.headline) + 1
+    for line in drawn:
+        line.stylize(f"bold {LEVELS[verdict.level]}", 0, min(left, len(line)))
+        left = max(0, left - len(line) - 1)
+    gain = verdict.max_speedup
+    if gain.value is not None and gain.value >= 1.005:
+        drawn.append(
+            _text(f"Without the wait on storage: at most {show(gain.value, 'x')} as fast.")
+        )
+    if verdict.storage.state == "incomplete":
+        drawn += [
+            _text(line, "yellow") for line in paper.wrap(f"Incomplete: {verdict.storage.why}")
+        ]
+    if report.wall:
+        drawn += [_text(), _bar(report, paper), *_legend(report, paper)]
+    drawn.append(_text())
+    facts = [_fact(fact) for fact in report.stretches]
+    return drawn + [_text(line) for line in _flowed(facts, paper.width)]
+
+
+def _filled(text: str, width: int) -> list[str]:
+    """Lines of at most `width`; a number and its per cent stay together."""
+    lines = textwrap.wrap(text.replace(" %", "\xa0%"), width)
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def _fact(fact: Fact) -> str:
+    said = f"{fact.label} {show(fact.number.value, fact.number.unit)}"
+    return f"{said} ({fact.remark})" if fact.remark else said
+
+
+def _flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
+    """Items side by side, none broken unless it alone is too wide."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(gap) + len(item) <= width:
+            lines[-1] += gap + item
+        else:
+            lines += textwrap.wrap(item, width)
+    return lines
+
+
+def _bar(report: Report, paper: _Paper) -> "Text":
+    """One letter for each hundredth or so of the wall time; what is there at all gets one."""
+    shares = [segment.share for segment in report.wall]
+    cells = [max(1, int(share * paper.width)) for share in shares]
+    while sum(cells) != paper.width:
+        # The largest gives or takes: there it shows least.
+        off = 1 if sum(cells) < paper.width else -1
+        errors = [
+            off * (share * paper.width - n) - (n == 1) * (off < 0) * 9
+            for share, n in zip(shares, cells, strict=True)
+        ]
+        cells[errors.index(max(errors))] += off
+    bar = _text()
+    for segment, n in zip(report.wall, cells, strict=True):
+        letter, color = SEGMENTS[segment.key]
+        bar.append(letter * n, color)
+    return bar
+
+
+def _legend(report: Report, paper: _Paper) -> list["Text"]:
+    items = [
+        f"{SEGMENTS[segment.key][0]} {segment.label} {show(segment.share, 'share')}"
+        for segment in report.wall
+    ]
+    lines = []
+    for line in _flowed(items, paper.width):
+        drawn = _text(line)
+        for segment in report.wall:
+            letter, color = SEGMENTS[segment.key]
+            place = line.find(f"{letter} {segment.label}")
+            if place >= 0:
+                drawn.stylize(f"bold {color}", place, place + 1)
+        lines.append(drawn)
+    return lines
+
+
+def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
+    data_s = sum(part.s or 0.0 for part in report.wait)
+    return [
+        _parts(f"What the job waited for: {show(data_s, 's')} of data wait", report.wait, paper),
+        _parts("What the first batch waited for", report.first_batch, paper),
+        _parts("What the checkpoints spent their time on", report.checkpoint, paper),
+        _table(report, report.table("directories"), paper),
+        _table(report, report.table("files"), paper),
+        _reading(report, paper),
+        _histograms(report, paper),
+        _over_time(report, paper),
+        _table(report, report.table("operations"), paper),
+        _table(report, report.table("checkpoints"), paper),
+        _table(report, report.table("epochs"), paper),
+        _missing(report, paper),
+        _cost(report, paper),
+    ]
+
+
+def _heading(text: str, paper: _Paper, remark: str = "") -> "Text":
+    line = _text(text, "bold")
+    if remark and len(text) + len(remark) + 2 <= paper.width:
+        line.append(f"  {remark}", "not bold dim")
+    return line
+
+
+def _parts(title: str, parts: Sequence[Part], paper: _Paper) -> list["Text"]:
+    if not parts:
+        return []
+    label = max(len(part.label) for part in parts)
+    bar = min(50, paper.width - label - 22)
+    is_incomplete = any(part.state == "incomplete" for part in parts)
+    lines = [_heading(title, paper, "incomplete" if is_incomplete else "")]
+    for part in parts:
+        line = _text(f"  {part.label:<{label}} ")
+        if part.s is None or part.share is None:
+            line.append("not measured", "dim")
+        else:
+            color = "red" if part.is_storage else "yellow"
+            line.append(f"{show(part.s, 's'):>9} {show(part.share, 'share'):>7}  ")
+            line.append((paper.block * round(part.share * bar)) or "·", color)
+        lines.append(line)
+    return lines
+
+
+def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
+    """The rows that matter most; columns that say nothing or do not fit are left out."""
+    rows = table.rows[: ROWS[table.key]]
+    if not rows:
+        return []
+    grid = _Grid.of(report, table, rows, paper)
+    remark = f"{len(rows)} of {len(table.rows)}" if len(rows) < len(table.rows) else ""
+    lines = [_heading(table.title, paper, remark), _text(grid.line(grid.titles), "dim")]
+    return lines + [_text(grid.line(cells)) for cells in grid.cells]
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Cells in words, the columns' widths, and which column is set to the left (-1: none)."""
+
+    titles: list[str]
+    cells: list[list[str]]
+    widths: list[int]
+    left: int
+    elide: Callable[[str, int], str]
+
+    @classmethod
+    def of(
+        cls, report: Report, table: Table, rows: Sequence[Sequence[Cell]], paper: _Paper
+    ) -> "_Grid":
+        places = {column.key: place for place, column in enumerate(table.columns)}
+        wanted = [
+            key for key in COLUMNS[table.key].split() if any(row[places[key]] for row in rows)
+        ]
+        if "layer" in wanted and {row[places["layer"]] for row in rows} == {"POSIX"}:
+            wanted.remove("layer")
+        while True:
+            grid = cls._with(report, table, rows, paper, wanted)
+            if sum(grid.widths) + 2 * len(grid.widths) <= paper.width or len(wanted) < 3:
+                return grid
+            wanted.remove(next(key for key in reversed(wanted) if key != "path"))
+
+    @classmethod
+    def _with(
+        cls,
+        report: Report,
+        table: Table,
+        rows: Sequence[Sequence[Cell]],
+        paper: _Paper,
+        wanted: Sequence[str],
+    ) -> "_Grid":
+        from rich.cells import cell_len
+
+        places = {column.key: place for place, column in enumerate(table.columns)}
+        columns = [table.columns[places[key]] for key in wanted]
+        titles = [HEADINGS.get(column.key, column.title) for column in columns]
+        cells = [
+            [paper.clean(_said(report, row[places[column.key]], column.unit)) for column in columns]
+            for row in rows
+        ]
+        if wanted[0] == "path":
+            for line, row in zip(cells, rows, strict=True):
+                if row[places["layer"]] == "STDIO":
+                    line[0] += " (STDIO)"
+        widths = [
+            max(cell_len(title), *(cell_len(row[place]) for row in cells))
+            for place, title in enumerate(titles)
+        ]
+        paths = [place for place, column in enumerate(columns) if column.unit == "path"]
+        for place in paths:
+            room = paper.width - 2 * len(widths) - (sum(widths) - widths[place])
+            widths[place] = max(min(widths[place], room), min(widths[place], PATH_COLUMNS))
+        texts = [place for place, column in enumerate(columns) if column.unit == "text"]
+        return cls(titles, cells, widths, (paths or texts or [-1])[0], paper.elide)
+
+    def line(self, cells: Sequence[str]) -> str:
+        from rich.cells import cell_len
+
+        words = []
+        for place, (cell, width) in enumerate(zip(cells, self.widths, strict=True)):
+            shown = self.elide(cell, width)
+            space = " " * (width - cell_len(shown))
+            words.append(shown + space if place == self.left else space + shown)
+        return "  " + "  ".join(words)
+
+
+def _said(report: Report, value: Cell, unit: str) -> str:
+    """A cell in words; a path below the run's working folder as the user would type it."""
+    text = show(value, unit)
+    below = f"{report.folder}/"
+    if unit == "path" and report.folder and text.startswith(below):
+        return text[len(below) :]
+    return text
+
+
+def _reading(report: Report, paper: _Paper) -> list["Text"]:
+    if not report.reading:
+        return []
+    label = max(len(fact.label) for fact in report.reading)
+    lines = [_heading("How data files were read", paper)]
+    for fact in report.reading:
+        value = show(fact.number.value, fact.number.unit)
+        line = _text(f"  {fact.label:<{label}}  {value:>9}")
+        if fact.remark and len(line) + 2 + len(fact.remark) <= paper.width:
+            line.append(f"  {fact.remark}", "dim")
+        lines.append(line)
+    return lines
+
+
+def _histograms(report: Report, paper: _Paper) -> list["Text"]:
+    bars = [picture for picture in report.pictures if picture.kind == "bars"]
+    if not bars:
+        return []
+    lines = [_heading("Sizes and latencies", paper, "each letter a doubling")]
+    for picture in bars:
+        for series in picture.series:
+            used = [place for place, value in enumerate(series.values) if value]
+            first, last = used[0], used[-1] + 1
+            name = f"{picture.title.lower()}, {series.label}"
+            spark = paper.spark(_fewer(series.values[first:last], paper.width - 48))
+            line = f"  {name:<27} {picture.edge(first):>8} {spark} {picture.edge(last):<8}"
+            count = f" {sum(v or 0 for v in series.values):,.0f} {picture.y_label}"
+            lines.append(_text(line + count if len(line + count) <= paper.width else line))
+    return lines
+
+
+def _over_time(report: Report, paper: _Paper) -> list["Text"]:
+    lines = []
+    width = paper.width - 46
+    for picture in report.pictures:
+        if picture.kind == "bars":
+            continue
+        for series in picture.series:
+            most = max(value or 0.0 for value in series.values)
+            if not most:
+                continue
+            name = series.label if picture.kind == "lines" else f"step: {series.label}"
+            spark = paper.spark(_fewer(series.values, width))
+            at_most = f"at most {show(most, picture.y_unit)}"
+            lines.append(_text(f"  {name:<24} {spark:<{width}}  {at_most}"))
+    if not lines:
+        return []
+    return [_heading("Over the run", paper, "steps by number, bandwidth by time"), *lines]
+
+
+def _fewer(values: Sequence[float | None], width: int) -> list[float]:
+    """At most `width` means of neighbours."""
+    known = [value or 0.0 for value in values]
+    if len(known) <= width:
+        return known
+    edges = [i * len(known) // width for i in range(width + 1)]
+    return [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+
+
+def _missing(report: Report, paper: _Paper) -> list["Text"]:
+    lines = [_heading("Not measured, or not completely", paper)]
+    for gap in report.gaps:
+        state = "" if gap.state == "not measured" else f", {gap.state}"
+        said = f"{gap.what}{state}: {gap.why}"
+        wrapped = textwrap.wrap(paper.clean(said), paper.width - 4)
+        lines += [
+            _text(
+                ("  - " if i == 0 else "    ") + line, "yellow" if gap.state == "incomplete" else ""
+            )
+            for i, line in enumerate(wrapped)
+        ]
+    return lines
+
+
+def _cost(report: Report, paper: _Paper) -> list["Text"]:
+    said = []
+    for fact in report.cost:
+        number = fact.number
+        value = number.state if number.value is None else show(number.value, number.unit)
+        said.append(f"{fact.label}: {value}" + (f" ({fact.remark})" if fact.remark else ""))
+    lines = [_text("  " + (line)) for line in _flowed(said, paper.width - 2)]
+    return [_heading("The recorder's own cost", paper), *lines]
