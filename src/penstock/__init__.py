@@ -1,0 +1,47 @@
+"""What runs inside training: record, step, span and the errors.  All else has its own module.
+
+    import penstock
+
+    with penstock.record("runs/tuesday"):        # not needed under `penstock run`
+        for batch in loader:
+            with penstock.step():
+                train(batch)
+        with penstock.span("validation"):
+            validate()
+
+Importing this loads no native code, no numpy and no framework.
+"""
+
+from penstock import recorder as _recorder
+from penstock.errors import (
+    LogError,
+    MissingDependency,
+    PenstockError,
+    QueryError,
+    RecorderError,
+    RunError,
+    StartError,
+)
+from penstock.recorder import record, span, step
+
+__all__ = [
+    "LogError",
+    "MissingDependency",
+    "PenstockError",
+    "QueryError",
+    "RecorderError",
+    "RunError",
+    "StartError",
+    "record",
+    "span",
+    "step",
+]
+
+
+def _watch_frameworks() -> None:
+    from penstock import adapters  # here and not above: a program without a window needs none
+
+    adapters.install()
+
+
+_recorder.on_start(_watch_frameworks)

@@ -1,0 +1,110 @@
+"""Patches a framework as soon as it is imported, or at once if it is.  Imports no framework.
+
+An adapter is a module here with PATCHES: module name → function that patches that module, called
+once, when the module has been executed completely.  Whatever goes wrong becomes a note in the log,
+never an error in the training.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+from penstock.adapters import torch
+
+__all__ = ["install"]
+
+Patch = Callable[[ModuleType], None]
+
+ADAPTERS: tuple[dict[str, Patch], ...] = (torch.PATCHES,)
+
+_waiting: dict[str, Patch] = {}
+_notes: dict[str, str] = {}
+_is_installed = False
+
+
+def install() -> None:
+    """Patches what is imported, watches for the rest.  Safe to call again; never raises."""
+    global _is_installed
+    for key, value in _notes.items():  # each window has its own log
+        recorder.note(key, value)
+    if _is_installed:
+        return
+    _is_installed = True
+    for patches in ADAPTERS:
+        _waiting.update(patches)
+    _patch_complete()
+    if _waiting:
+        sys.meta_path.insert(0, _Watcher())
+
+
+def _patch_complete() -> None:
+    for name in list(_waiting):
+        module = sys.modules.get(name)
+        if module is not None and not _is_initializing(module):
+            _apply(name, module)
+
+
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _apply(name: str, module: ModuleType) -> None:
+    patch = _waiting.pop(name, None)
+    if patch is None:
+        return
+    try:
+        patch(module)
+    except Exception as error:
+        key, value = f"adapter {name}", f"not patched: {error!r}"
+        _notes[key] = value
+        recorder.note(key, value)
+
+
+class _Watcher:
+    """Finds nothing itself: asks the finders behind it, and patches after the module's execution.
+
+    The loader gets its own exec_module for one call, so that the module keeps the loader and the
+    spec that it would have had.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _waiting:
+            return None
+        if name not in _waiting:
+            return None
+        _patch_complete()  # those that were half imported when we were installed
+        spec = self._ask_the_others(name, path, target)
+        if spec is not None and spec.loader is not None:
+            try:
+                self._follow(name, spec.loader)
+            except Exception as error:
+                _notes[f"adapter {name}"] = f"not watched: {error!r}"
+        return spec
+
+    def _ask_the_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def _follow(self, name: str, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            _apply(name, module)
+
+        loader.exec_module = exec_module

@@ -1,0 +1,416 @@
+"""The command line: arguments in, exit status out.  No logic; each command imports what it needs.
+
+The only module that prints and exits.  What a command computes goes to standard output; everything
+that is said about it goes to standard error, one line for an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import click
+
+from penstock.errors import PenstockError, RunError, StartError
+
+if TYPE_CHECKING:
+    from penstock.report import Report
+    from penstock.run import Run
+
+__all__ = ["cli", "main"]
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+BROKEN = 70  # EX_SOFTWARE
+PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+
+
+def main() -> NoReturn:
+    """The entry point: runs a command and exits, with one line for whatever went wrong."""
+    try:
+        status = cli.main(prog_name="penstock", standalone_mode=False)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "penstock"
+        _fail(f"{error.format_message().rstrip('.')}; {path} --help says how", BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        sys.exit(INTERRUPTED)
+    except PenstockError as error:
+        _debug()
+        _fail(str(error), BAD_INPUT)
+    except Exception as error:
+        _debug()
+        _fail(
+            f"an error of our own: {error!r}; PENSTOCK_DEBUG=1 shows where, please report it",
+            BROKEN,
+        )
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _debug() -> None:
+    if os.environ.get("PENSTOCK_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+
+def _fail(line: str, status: int) -> NoReturn:
+    _say(line)
+    sys.exit(status)
+
+
+def size(value: str | int) -> int:
+    """Bytes as people write them: 1GiB, 500MB, 2G, 1048576."""
+    text = str(value).strip().upper().removesuffix("B")
+    number = text.rstrip("KMGTI")
+    try:
+        n_bytes = int(float(number) * UNITS[text[len(number) :].strip()])
+    except (KeyError, ValueError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no size, write 500MB or 1GiB") from error
+    if n_bytes <= 0:
+        raise click.BadParameter(f"{value!r} leaves no room, write 500MB or 1GiB")
+    return n_bytes
+
+
+RUN_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+class _Group(click.Group):
+    """Commands whose reader may stop reading: click itself would exit with status 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            result = super().invoke(context)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            context.exit(0)
+        return result
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog='Completion in bash: eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"; '
+    "zsh and fish: zsh_source, fish_source.",
+)
+@click.version_option(package_name="penstock", message="penstock %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Records what a training job's I/O does, and explains what waits for it.
+
+    \b
+      penstock run python train.py            record, train, report
+      penstock report penstock-runs/NAME      the report again
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where the run goes.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+)
+@click.option(
+    "--budget",
+    type=size,
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Disk for single events, per process; past it counters stay exact.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_command(command: tuple[str, ...], output: Path | None, budget: int, quiet: bool) -> None:
+    """Run a program, record its I/O, report at its end.
+
+    The program's arguments, descriptors, signals and exit status are its own.  If nothing can be
+    recorded, it runs all the same.
+
+    \b
+      penstock run python train.py --epochs 3
+      penstock run -o runs/tuesday torchrun --nproc-per-node 4 train.py
+      penstock run -q --budget 200MB -- ./train -o model
+    """
+    from penstock import launch
+
+    folder, environ, facts = _prepare(command, output, budget)
+    try:
+        status = launch.run(command, environ)
+    except StartError as error:
+        if folder is not None:
+            launch.give_up(folder)
+        _fail(str(error), error.status)
+    if folder is not None:
+        _finish(folder, facts, status, quiet)
+    _exit_like(status)
+
+
+def _prepare(
+    command: tuple[str, ...], output: Path | None, budget: int
+) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
+    """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
+    import socket
+    import time
+
+    from penstock import launch
+
+    folder = None
+    facts: dict[str, Any] = {
+        "command": list(command),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "penstock": _version(),
+        "start_unix_ns": time.time_ns(),
+    }
+    try:
+        folder = launch.make_folder(command, output)
+        if output is not None and folder != output.expanduser().absolute():
+            _say(f"{output} is not empty; this run goes to {_short(folder)}")
+        environ = launch.environment(folder, budget, os.environ)
+        launch.write_facts(folder, facts)
+    except RunError as error:
+        _say(f"{error}; the program runs unrecorded")
+        if folder is not None:
+            launch.give_up(folder)
+        return None, dict(os.environ), facts
+    return folder, environ, facts
+
+
+def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> None:
+    """The end of a recorded run.  Whatever goes wrong here is told and changes nothing."""
+    import time
+
+    from penstock import launch
+
+    again = f"penstock report {_short(folder)}"
+    try:
+        launch.write_facts(folder, {**facts, "end_unix_ns": time.time_ns(), "status": status})
+        if not quiet:
+            sys.stdout.flush()
+            with _opened(folder) as run:
+                _print_report(_report(run), sys.stderr)
+    except KeyboardInterrupt:
+        _say(f"report interrupted; `{again}` makes it")
+    except OSError as error:
+        _debug()
+        _say(f"no report: {error}; `{again}` tries again")
+    except PenstockError as error:
+        _debug()
+        _say(f"no report: {error}")
+    except Exception as error:
+        _debug()
+        _say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+def _exit_like(status: int) -> NoReturn:
+    """Ends as the program did: a shell tells a signal from a status, and so do batch systems."""
+    if status >= 0:
+        sys.exit(status)
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own core
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to take away
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    sys.exit(128 - status)
+
+
+@cli.command("report")
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
+@click.option(
+    "-o",
+    "--output",
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A page of its own, one file that works offline.",
+)
+def report_command(run: Path, as_json: bool, output: Path | None) -> None:
+    """Explain a run: what waited, and for what.
+
+    \b
+      penstock report penstock-runs/train-20250301-101500
+      penstock report runs/tuesday --json | jq .verdict
+      penstock report runs/tuesday -o tuesday.html
+    """
+    from penstock.report import to_json
+
+    with _opened(run) as opened:
+        report = _report(opened)
+    if output is not None:
+        _write_html(report, output)
+    if as_json:
+        click.echo(to_json(report))
+    elif output is None:
+        _print_report(report, sys.stdout)
+
+
+@cli.command("sql")
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("query")
+@click.option("--csv", "form", flag_value="csv", help="Rows as CSV with a header.")
+@click.option("--json", "form", flag_value="json", help="Rows as a JSON list of objects.")
+def sql_command(run: Path, query: str, form: str | None) -> None:
+    """Ask the tables of a run a question in SQL (DuckDB's).
+
+    Tables: events, files, processes, threads, spans, counters, notes, unseen.
+
+    \b
+      penstock sql RUN "select path, sum(moved_bytes) from events group by 1 order by 2 desc"
+      penstock sql RUN "from counters" --csv > counters.csv
+    """
+    with _opened(run) as opened:
+        answer = opened.sql(query)
+        _WRITERS[form or "table"](answer.columns, answer.fetchall())
+
+
+def _write_csv(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+
+
+def _write_json(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    import json
+
+    objects = [dict(zip(names, row, strict=True)) for row in rows]
+    click.echo(json.dumps(objects, indent=1, default=str))
+
+
+def _write_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(names):
+        is_number = all(isinstance(row[place], int | float | None) for row in rows)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
+    # Into a pipe or a file, lines are as long as their cells.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+_WRITERS: dict[str, Callable[[list[str], list[tuple[Any, ...]]], None]] = {
+    "csv": _write_csv,
+    "json": _write_json,
+    "table": _write_table,
+}
+
+
+@cli.command("version")
+def version_command() -> None:
+    """Print the version."""
+    click.echo(f"penstock {_version()}")
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _short(path: Path) -> str:
+    """As one would type it here, for a shell."""
+    import shlex
+
+    here = os.path.relpath(path)
+    return shlex.quote(str(path) if here.startswith("..") else here)
+
+
+def _report(run: Run) -> Report:
+    from penstock.measures import measure
+    from penstock.report import report_of
+
+    return report_of(measure(run))
+
+
+def _print_report(report: Report, stream: TextIO) -> None:
+    from penstock.views import terminal
+
+    terminal.show_on(report, stream)
+
+
+def _write_html(report: Report, path: Path) -> None:
+    from penstock.views import html
+
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(html.render(report), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[Run]:
+    """The run's tables, with a bar on a terminal once they take long to make."""
+    from penstock.run import open_run
+
+    with _Progress() as progress, contextlib.closing(open_run(folder, progress.advance)) as run:
+        yield run
+
+
+class _Progress:
+    """A bar on standard error, if that is a terminal and the work takes longer than a glance."""
+
+    def __enter__(self) -> _Progress:
+        import time
+
+        self._clock = time.monotonic
+        self._start_s = self._clock()
+        self._bar: Any = None
+        return self
+
+    def advance(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
+                return
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(file=sys.stderr), transient=True)
+            self._task = self._bar.add_task("reading logs", total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,425 @@
+"""The recorder of this process: windows, steps and spans.  Loads the native library on first use.
+
+Knows the calls of native/recorder.h, and nothing of files, bytes or frameworks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from _thread import get_ident
+
+from penstock.errors import RecorderError
+
+# Training programs import this file first of all.  pathlib, typing, functools and threading would
+# make that ten times slower (12 ms for 1 ms), so they are used for type checking or in functions.
+# ruff: noqa: PTH100, PTH103, PTH118, PTH120
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+__all__ = [
+    "OP_SPAN",
+    "OP_STEP",
+    "Span",
+    "begin",
+    "has_explicit_steps",
+    "is_recording",
+    "look",
+    "note",
+    "on_start",
+    "record",
+    "run_delay_reader",
+    "span",
+    "step",
+]
+
+OP_STEP = 129  # both as in native/events.h; a test holds them equal
+OP_SPAN = 130
+CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing inspect costs 8 ms
+IDLE_SPANS = 256  # distinct names kept; a program that numbers its names would grow without end
+
+
+class _Native:
+    """The library's functions.  Bytes in, numbers out, as native/recorder.h says.
+
+    library: of ctypes.PyDLL, because none of them blocks.  Raises AttributeError for another one.
+    """
+
+    def __init__(self, library: Any) -> None:
+        import ctypes
+
+        text, number, wide = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64
+
+        def bound(name: str, result: Any, *arguments: Any) -> Any:
+            function = library["penstock_" + name]
+            function.restype, function.argtypes = result, arguments
+            return function
+
+        self.start: Callable[[bytes, int], int] = bound("start", number, text, wide)
+        self.stop: Callable[[], int] = bound("stop", number)
+        self.state: Callable[[], int] = bound("state", number)
+        self.reason: Callable[[], bytes | None] = bound("reason", text)
+        self.folder: Callable[[], bytes | None] = bound("folder", text)
+        self.name: Callable[[bytes], int] = bound("name", ctypes.c_uint32, text)
+        self.begin: Callable[[int, int, int], int] = bound(
+            "begin", wide, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int64
+        )
+        self.end: Callable[[int, int, int], int] = bound("end", number, wide, wide, wide)
+        self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
+        self.run_delay: Callable[[], int] | None = None
+        if hasattr(library, "penstock_run_delay"):  # absent from libraries older than this module
+            self.run_delay = bound("run_delay", ctypes.c_int64)
+
+
+class _Process:
+    """All that this module remembers of the process it lives in."""
+
+    def __init__(self) -> None:
+        self.native: _Native | None = None
+        self.is_on: bool | None = None  # None: nobody has looked yet
+        self.is_run = False  # `penstock run` brought the recorder in and owns the window
+        self.window: record | None = None
+        self.epoch = object()  # replaced at each start, stop and fork: older handles are void
+        self.names: dict[str, int] = {}
+        self.next_step = 0
+        self.has_explicit_steps = False
+        self.starters: list[Callable[[], None]] = []
+
+    def forget(self) -> None:
+        """Handles and name numbers belong to the log that was open when they were given out."""
+        self.epoch = object()
+        self.names.clear()
+
+
+_process = _Process()
+
+
+def look() -> bool:
+    """Whether this process is being recorded, asked of the native library if it is here."""
+    native = _process.native
+    if native is None:
+        import ctypes
+
+        everything: Any = ctypes.PyDLL(None)  # where a preloaded library's symbols are
+        try:
+            native = _bind(everything)
+        except AttributeError:  # it is not, or not one that we know
+            _process.is_on = False
+            return False
+    _process.is_on = native.state() == 1
+    _process.is_run = _process.is_on and _process.window is None
+    return _process.is_on
+
+
+def is_recording() -> bool:
+    """Whether a window is open, from memory: when the recorder gave up, handles are 0 instead."""
+    is_on = _process.is_on
+    return look() if is_on is None else is_on
+
+
+def has_explicit_steps() -> bool:
+    """Whether the program has marked a step itself; adapters then leave steps alone."""
+    return _process.has_explicit_steps
+
+
+def on_start(call: Callable[[], None]) -> None:
+    """Calls `call` each time a window of record() has begun."""
+    _process.starters.append(call)
+
+
+def note(key: str, value: str) -> None:
+    """A fact about this process for its log; nothing when not recording."""
+    if is_recording() and _process.native is not None:
+        _process.native.note(_bytes(key), _bytes(value))
+
+
+def run_delay_reader() -> Callable[[], int] | None:
+    """Gives ns that the calling thread was ready to run and did not, -1 where the kernel does not
+    tell; makes no events.  None: the library has no such function."""
+    return _process.native.run_delay if _process.native is not None else None
+
+
+def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
+    """Opens a span, to be ended by its end(); None when not recording.  For adapters."""
+    if not is_recording():
+        return None
+    opened = Span(name, index, op)
+    opened.begin()
+    return opened
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _bind(library: Any) -> _Native:
+    native = _process.native = _Native(library)
+    os.register_at_fork(after_in_child=_process.forget)
+    return native
+
+
+def _load() -> _Native:
+    """The preloaded library where there is one, else the package's own.
+
+    Raises RecorderError when it is missing or does not load."""
+    look()
+    if _process.native is not None:
+        return _process.native
+    import ctypes
+
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "librec.so")
+    path = os.environ.get("PENSTOCK_LIBRARY") or beside
+    try:
+        return _bind(ctypes.PyDLL(path))
+    except (OSError, AttributeError) as error:
+        raise RecorderError(
+            f"the recorder does not load: {error}; `make native` builds it, or reinstall penstock"
+        ) from error
+
+
+def _failure(error: int, folder: str, native: _Native) -> RecorderError:
+    """The errno of penstock_start as a sentence."""
+    reason = os.fsdecode(native.reason() or b"")
+    because = f" ({reason})" if reason else ""
+    if error == errno.EALREADY:
+        place = os.fsdecode(native.folder() or b"") or "another folder"
+        return RecorderError(f"a window is open already, into {place}{because}; stop it first")
+    if error == errno.ENOTSUP:
+        return RecorderError(
+            f"this libc or kernel cannot be recorded{because}; docs/limits.md says what is needed"
+        )
+    return RecorderError(
+        f"{folder}: no log can be written: {os.strerror(error)}{because}; choose another folder"
+    )
+
+
+class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
+    """Records this process into `folder` from now until stop(), or to the end of a `with`.
+
+    folder: made if absent.  budget_bytes: disk for single events, 0 for 1 GiB; past it the counters
+    stay exact.  Windows may follow one another, into one folder or several.  Under `penstock run`
+    nothing new begins: the stretch becomes a span of that run, and a warning says where it goes.
+
+    Raises RecorderError: a window is open, the folder cannot be written, or this system cannot be
+    recorded.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], budget_bytes: int = 0) -> None:
+        self.folder = os.fspath(folder)
+        self._span: Span | None = None
+        if budget_bytes < 0:
+            raise RecorderError(f"a budget of {budget_bytes} bytes is none; 0 means 1 GiB")
+        native = _load()
+        if _process.window is not None:
+            raise RecorderError(
+                f"a window is open already, into {_process.window.folder}; stop it first"
+            )
+        if _process.is_run:
+            self._mark_in_run(native)
+        else:
+            self._start(native, budget_bytes)
+        _process.window = self
+        for call in _process.starters:
+            call()
+
+    def _mark_in_run(self, native: _Native) -> None:
+        import warnings
+
+        self._span = begin(f"window {self.folder}")
+        warnings.warn(
+            f"`penstock run` records this process already: the data goes to "
+            f"{os.fsdecode(native.folder() or b'')}, as a span named 'window {self.folder}'",
+            stacklevel=3,
+        )
+
+    def _start(self, native: _Native, budget_bytes: int) -> None:
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise RecorderError(
+                f"{self.folder}: cannot be made: {error.strerror}; choose another folder"
+            ) from error
+        result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
+        if result < 0:
+            raise _failure(-result, self.folder, native)
+        _process.forget()
+        _process.is_on = True
+
+    def stop(self) -> None:
+        """Ends the window; the process is as it was.  Raises RecorderError if it is not open."""
+        if _process.window is not self:
+            raise RecorderError(f"the window into {self.folder} is not open; it was stopped before")
+        _process.window = None
+        if _process.is_run:
+            if self._span is not None:
+                self._span.end()
+            return
+        native = _load()
+        _process.is_on = False
+        _process.forget()
+        result = native.stop()
+        if result < 0 and result != -errno.EINVAL:  # EINVAL: it ended by itself, the log says why
+            raise RecorderError(
+                f"{self.folder}: the window did not end well: {os.strerror(-result)}; "
+                "what was recorded can be read"
+            )
+
+    def __enter__(self) -> record:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if _process.window is self:
+            self.stop()
+
+
+class Span:
+    """A stretch of time of one thread, while recording.  Ended elsewhere, it stays unfinished."""
+
+    __slots__ = ("_epoch", "_handle", "_index", "_name", "_op", "_thread")
+
+    def __init__(self, name: str, index: int = -1, op: int = OP_SPAN) -> None:
+        self._name = name
+        self._index = index
+        self._op = op
+        self._handle = 0
+
+    def begin(self) -> None:
+        """Begins now."""
+        native = _process.native
+        if native is None:
+            return
+        number = _process.names.get(self._name) or self._number(native)
+        self._epoch = _process.epoch
+        self._thread = get_ident()
+        try:
+            self._handle = native.begin(self._op, number, self._index)
+        except Exception:  # an index that is no int must not end a training
+            self._handle = native.begin(self._op, number, -1)
+
+    def end(self, a: int = 0, b: int = 0) -> None:
+        """Ends now; once, on the thread that began it.  a, b: what the name says, 48 bits each."""
+        handle, self._handle = self._handle, 0
+        if handle and self.is_ours() and _process.native is not None:
+            _process.native.end(handle, a, b)
+
+    def is_ours(self) -> bool:
+        """Whether this thread began it, in this process and in the window that is open now."""
+        return self._epoch is _process.epoch and self._thread == get_ident()
+
+    def _number(self, native: _Native) -> int:
+        number = native.name(_bytes(str(self._name)))
+        if number:
+            _process.names[self._name] = number
+        return number
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        return _decorated(self._name, self._index, function)
+
+
+class _Step(Span):
+    """A training step that the program marks itself."""
+
+    __slots__ = ()
+
+    def __exit__(self, *error: object) -> None:
+        self.end(0, 1)  # 1: explicit
+
+
+class _Idle:
+    """What span() gives while nothing is recorded; as a decorator it looks again at each call."""
+
+    __slots__ = ("_index", "_name")
+
+    def __init__(self, name: str, index: int = -1) -> None:
+        self._name = name
+        self._index = index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        return _decorated(self._name, self._index, function)
+
+
+class _Idles(dict[str, _Idle]):
+    """One idle span per name, so that a span that is off costs no object."""
+
+    def __missing__(self, name: str) -> _Idle:
+        if len(self) >= IDLE_SPANS:
+            self.clear()
+        self[name] = idle = _Idle(name)
+        return idle
+
+
+_idles = _Idles()
+_idle_step = _Idle("step")
+
+
+def span(name: str, index: int = -1) -> Span | _Idle:
+    """A named stretch, as a context manager or a decorator; next to nothing when not recording.
+
+    index: a number of your own, such as the epoch; -1 for none.  A span object marks what happens
+    in the window that is open when it is made; a decorated function looks at each call.
+    """
+    if _process.is_on or (_process.is_on is None and look()):
+        return Span(name, index)
+    return _idles[name] if index == -1 else _Idle(name, index)
+
+
+def step(index: int | None = None) -> Span | _Idle:
+    """One training step, as a context manager; next to nothing when not recording.
+
+    index: its number; None counts on from the step before, from 0.  The first one makes the
+    automatic steps of the adapters stop in this process.
+    """
+    if not (_process.is_on or (_process.is_on is None and look())):
+        return _idle_step
+    _process.has_explicit_steps = True
+    if index is None:
+        index = _process.next_step
+    try:
+        _process.next_step = int(index) + 1
+    except (TypeError, ValueError):
+        index = -1
+    return _Step("step", index, OP_STEP)
+
+
+def _decorated(name: str, index: int, function: Callable[P, R]) -> Callable[P, R]:
+    import functools
+
+    flags: int = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    if flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        raise RecorderError(
+            f"span({name!r}): a generator runs in pieces and has no single stretch; "
+            "use `with penstock.span(...)` inside it"
+        )
+    if flags & CO_COROUTINE:
+        awaited: Callable[..., Any] = function
+
+        @functools.wraps(function)
+        async def spanned(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with span(name, index):
+                return await awaited(*args, **kwargs)
+
+        return spanned  # type: ignore[return-value]  # R is the coroutine of what it returns
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with span(name, index):
+            return function(*args, **kwargs)
+
+    return called
