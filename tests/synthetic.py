@@ -1,0 +1,318 @@
+"""Runs written down by hand: the tables of a run, filled without a recorder.  Times in ns."""
+
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from penstock.log import OPS
+from penstock.run import TABLES, Run
+
+NUMBERS = {op.name: op.number for op in OPS}
+
+# The Parquet files of a run, as run.py writes them; TABLES says what users see of them.
+EVENTS = {
+    "process": "INTEGER", "thread": "INTEGER", "op_number": "UTINYINT", "errno": "SMALLINT",
+    "file": "INTEGER", "other_file": "INTEGER", "start_ns": "BIGINT", "duration_ns": "BIGINT",
+    "offset_bytes": "BIGINT", "asked_bytes": "BIGINT", "moved_bytes": "BIGINT", "result": "BIGINT",
+    "step": "INTEGER",
+}  # fmt: skip
+COUNTED = (
+    "first_ns last_ns max_end_bytes first_offset_bytes last_end_bytes switches calls errors "
+    "asked_bytes moved_bytes duration_ns max_duration_ns sequential consecutive unaligned empty "
+    + " ".join(f"bucket_{i}" for i in range(10))
+)
+FOLDED = (
+    {"process": "INTEGER", "file": "INTEGER", "op_number": "UTINYINT"}
+    | dict.fromkeys(COUNTED.split(), "BIGINT")
+    | {name: TABLES["counters"][name][0] for name in ("sizes", "strides")}
+)
+WRITTEN = {"events/0": EVENTS, "folded": FOLDED} | {
+    file: {column: kind for column, (kind, _) in TABLES[table].items()}
+    for file, table in {
+        "spans/0": "spans", "files": "files", "processes": "processes", "threads": "threads",
+        "notes": "notes", "unseen": "unseen",
+    }.items()
+}  # fmt: skip
+
+
+@dataclass
+class Synthetic:
+    """A run in the making; the tables are made when `connection` is first asked for."""
+
+    rows: dict[str, list[tuple[Any, ...]]] = field(
+        default_factory=lambda: {name: [] for name in WRITTEN}
+    )
+    files: dict[str, int] = field(default_factory=dict)
+
+    def process(
+        self,
+        process: int = 1,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        parent: int | None = None,
+        command: str = "python train.py",
+        **more: Any,
+    ) -> int:
+        row = {
+            "rank": None,
+            "state": "exited",
+            "reason": "",
+            "folded_events": 0,
+            "lost_events": 0,
+            "unseen_calls": 0,
+            "is_torn": False,
+            "damaged_units": 0,
+            "host": "node1",
+            "attach_ns": 3_000_000,
+            "executable": "/usr/bin/python3",
+            "folder": "/work",
+            "slots": 900,
+        } | more
+        self.rows["processes"].append(
+            (process, 1000 + process, 1, parent, row["host"], row["rank"], None, "run")
+            + (row["executable"], command, row["folder"], start, end, row["state"], row["reason"])
+            + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
+            + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
+        )
+        self.rows["threads"].append((1, process, 1000 + process, "python", True))
+        return process
+
+    def worker(
+        self, process: int, *, main: int = 1, start: int = 0, end: int, number: int = 0
+    ) -> int:
+        self.process(process, start=start, end=end, parent=main)
+        self.span("worker", start, end, process=process, index=number, a=1, b=1000 + main)
+        return process
+
+    def file(
+        self,
+        path: str,
+        *,
+        path_class: str = "data",
+        kind: str = "regular",
+        size: int | None = None,
+    ) -> int:
+        if path not in self.files:
+            self.files[path] = len(self.files) + 1
+            self.rows["files"].append(
+                (self.files[path], path, path, path_class, kind, 1, self.files[path], size)
+            )
+        return self.files[path]
+
+    def call(
+        self,
+        op: str,
+        start: int,
+        end: int | None,
+        *,
+        path: str = "/data/a",
+        moved: int = 0,
+        asked: int | None = None,
+        process: int = 1,
+        thread: int = 1,
+        errno: int = 0,
+        offset: int | None = None,
+    ) -> None:
+        self.rows["events/0"].append(
+            (process, thread, NUMBERS[op], errno, self.file(path), None, start)
+            + (None if end is None else end - start, offset, moved if asked is None else asked)
+            + (moved, None, None)
+        )
+
+    def span(
+        self,
+        name: str,
+        start: int,
+        end: int | None,
+        *,
+        process: int = 1,
+        thread: int = 1,
+        index: int = -1,
+        a: int = 0,
+        b: int = 0,
+        kind: str = "span",
+    ) -> None:
+        if end is None:
+            a = b = 0
+        self.rows["spans/0"].append(
+            (process, thread, kind, name, None if index < 0 else index, a, b, start)
+            + (None if end is None else end - start,)
+        )
+
+    def step(self, start: int, end: int | None, index: int = 0, *, process: int = 1) -> None:
+        self.span("step", start, end, process=process, index=index, kind="step")
+
+    def wait(
+        self, start: int, end: int | None, index: int, *, process: int = 1, a: int = 1
+    ) -> None:
+        self.span("data wait", start, end, process=process, index=index, a=a)
+
+    def fetch(
+        self,
+        start: int,
+        end: int | None,
+        index: int,
+        *,
+        process: int = 2,
+        a: int = 1,
+        cpu: int = 0,
+        delay: int | None = None,
+    ) -> None:
+        self.span("fetch", start, end, process=process, index=index, a=a, b=cpu)
+        if delay is not None and end is not None:
+            self.span("fetch delay", end, end + 1, process=process, index=index, a=a, b=delay)
+
+    def note(self, key: str, value: str, process: int = 1) -> None:
+        self.rows["notes"].append((process, key, value))
+
+    def fold(
+        self, op: str, calls: int, *, path: str = "/data/a", process: int = 1, **of: int
+    ) -> None:
+        """Calls of which only a counter is left."""
+        counts = {"calls": calls, "first_ns": 0, "last_ns": 0} | of
+        self.rows["folded"].append(
+            (process, self.file(path), NUMBERS[op])
+            + tuple(counts.get(name, 0) for name in COUNTED.split())
+            + (None, None)
+        )
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        self.place = tempfile.TemporaryDirectory()  # removed with the run
+        folder = Path(self.place.name)
+        tables = folder / "tables"  # where Run keeps what it must not remove when it is closed
+        with duckdb.connect() as writer:
+            for file, columns in WRITTEN.items():
+                path = tables / f"{file}.parquet"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                types = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+                writer.execute(f"CREATE OR REPLACE TABLE written ({types})")
+                _insert(writer, "written", self.rows[file])
+                writer.execute(f"COPY written TO '{path}'")
+        self.run = Run(folder, tables, {"start_unix_ns": 0, "running": []}, ())
+        return self.run.connection
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: list[tuple[Any, ...]]) -> None:
+    """All rows at once, by columns: row by row would take minutes."""
+    arrays = {}
+    for place, column in enumerate(zip(*rows, strict=True)):
+        known = next((value for value in column if value is not None), 0)
+        values = [known if value is None else value for value in column]
+        arrays[f"c{place}"] = np.array(values, dtype=object if isinstance(known, str) else None)
+        arrays[f"is_null{place}"] = np.array([value is None for value in column])
+    if rows:
+        cells = ", ".join(
+            f"CASE WHEN NOT is_null{place} THEN c{place} END" for place in range(len(rows[0]))
+        )
+        connection.execute(f"INSERT INTO {table} SELECT {cells} FROM arrays")
+
+
+MS = 1_000_000
+
+
+def _read_image(
+    run: Synthetic, rng: np.random.Generator, at: int, process: int, folder: str, read_ms: float
+) -> int:
+    """A worker opens, reads and closes one of 3,000 images; when it is done with that."""
+    image = int(rng.integers(0, 3000))
+    size = int(40_000 + rng.lognormal(10, 0.6))
+    path = f"{folder}/n{1440764 + image % 20:08d}/n{1440764 + image % 20:08d}_{image}.JPEG"
+    run.file(path, size=size)
+    size = run.rows["files"][run.files[path] - 1][-1]
+    for op, length, moved in (
+        ("open", 0.08 + rng.exponential(0.05), 0),
+        ("fstat", 0.004, 0),
+        ("read", read_ms * rng.lognormal(-0.3, 0.8), size),
+        ("read", 0.002, 0),
+        ("close", 0.006, 0),
+    ):
+        end = at + max(1000, int(length * MS))
+        asks = 131072 if op == "read" and not moved else size + 1
+        asked = asks if op == "read" else 0
+        run.call(op, at, end, path=path, moved=moved, process=process, asked=asked)
+        at = end
+    return at
+
+
+def _save(
+    run: Synthetic, rng: np.random.Generator, now: int, number: int, path: str, save_ms: float
+) -> int:
+    """The step loop writes a checkpoint; when it goes on."""
+    run.file(path, path_class="output", size=0)
+    at = now + 30 * MS
+    run.call("open", now + 29 * MS, at, path=path)
+    for _ in range(40):
+        end = at + int(save_ms / 50 * MS * rng.uniform(0.5, 1.5))
+        run.call("write", at, end, path=path, moved=2_400_000)
+        at = end
+    run.call("fsync", at, at + int(save_ms / 8 * MS), path=path)
+    at += int(save_ms / 8 * MS)
+    run.span("checkpoint", now, at + MS, index=number)
+    return at + MS
+
+
+def training_job(
+    batches: int = 188,
+    *,
+    workers: int = 2,
+    batch_size: int = 16,
+    compute_ms: float = 80,
+    read_ms: float = 2,
+    decode_ms: float = 2.5,
+    save_every: int = 50,
+    save_ms: float = 800,
+    folder: str = "/scratch/project_465001234/imagenet/train",
+    output: str = "/scratch/project_465001234/runs/resnet50-baseline/checkpoints",
+    seed: int = 1,
+) -> Synthetic:
+    """A job as PyTorch runs it: a file an image, workers that prefetch two batches, saves."""
+    rng = np.random.default_rng(seed)
+    run = Synthetic()
+    now = 3200 * MS
+    free = [now + (120 + 15 * n) * MS for n in range(workers)]
+    begun = list(free)
+    asked = [now + 100 * MS] * batches
+    finished, spans = [], []
+    run.span("loader", now, None, index=1)
+    for batch in range(batches):
+        number = batch % workers
+        process = 2 + number
+        start = max(free[number], asked[batch])
+        at = start
+        for _ in range(batch_size):
+            at = _read_image(run, rng, at, process, folder, read_ms)
+            at += int(decode_ms * MS * rng.uniform(0.6, 1.4))
+        cpu = int((at - start) * 0.5)
+        run.fetch(start, at, batch, process=process, cpu=cpu, delay=int((at - start) * 0.03))
+        free[number] = at
+        finished.append(at)
+        received = max(now + 40_000, at + 600_000)
+        run.wait(now, received, batch)
+        step_start, now = now, received + int(compute_ms * MS * rng.uniform(0.95, 1.1))
+        if batch + 2 * workers < batches:
+            asked[batch + 2 * workers] = received
+        spans.append((step_start, now))
+        if save_every and batch % save_every == save_every - 1:
+            path = f"{output}/step-{batch + 1:06d}.pt"
+            now = _save(run, rng, now, batch // save_every, path, save_ms)
+    ends = [end for _, end in spans[:-1]]
+    for number, (start, end) in enumerate(
+        zip([spans[0][0], *ends], [*ends, spans[-1][1]], strict=True)
+    ):
+        run.step(start, end, number)
+    run.process(1, end=now + 300 * MS, command="python train.py --epochs 1 --batch-size 16")
+    for number in range(workers):
+        run.worker(2 + number, start=begun[number], end=now, number=number)
+    for number in range(400):
+        path = f"/usr/lib/python3/dist-packages/torch/_part_{number}.py"
+        run.file(path, path_class="library", size=9000)
+        run.call("open", number * 4 * MS, number * 4 * MS + 20_000, path=path)
+        run.call("read", number * 4 * MS + 20_000, number * 4 * MS + 80_000, path=path, moved=9000)
+    return run

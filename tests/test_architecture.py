@@ -1,0 +1,307 @@
+"""What may import what, and the house rules that a program can check.  ARCHITECTURE.md says why."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "penstock"
+NATIVE = ROOT / "native"
+FUNCTION_LINES = 70
+COLUMNS = 100
+
+
+class May(NamedTuple):
+    """What a module may import: of ours anywhere in it, of the world when it is imported."""
+
+    ours: str
+    world: str
+
+
+TABLE = {
+    "errors": May(ours="", world=""),
+    "recorder": May(ours="errors", world="ctypes"),
+    "launch": May(ours="errors", world="ctypes"),
+    "log": May(ours="errors", world="numpy"),
+    "run": May(ours="errors log", world="numpy duckdb"),
+    "measures": May(ours="errors log", world="numpy duckdb"),
+    "findings": May(ours="errors measures", world=""),
+    "report": May(ours="errors measures", world=""),
+    "views.*": May(ours="errors report", world=""),
+    "interop.*": May(ours="errors log run", world=""),
+    "tiers": May(ours="errors", world=""),
+    "feed.*": May(ours="errors tiers feed.*", world="numpy"),
+    "stage.*": May(ours="errors tiers stage.*", world="numpy"),
+    "save.*": May(ours="errors tiers save.*", world="numpy"),
+    "adapters.*": May(ours="errors recorder feed.* stage.* save.*", world="its framework"),
+    "bench.*": May(ours="* but cli", world=""),
+    "cli": May(ours="*", world="click"),
+    "__init__": May(ours="errors recorder", world=""),
+    "__main__": May(ours="cli", world=""),
+    "bootstrap": May(ours="__init__ recorder adapters.*", world=""),
+}
+
+# Edges beside the table, each with its reason.  A package's own __init__ may always name its parts.
+LATE = {
+    # A window begins: frameworks that are imported already are wrapped now.  Never at import.
+    ("__init__", "adapters"),
+}
+
+# Programs, which import at the top what they are made of.  Nothing imports them.
+PROGRAMS = {"bench.demo"}
+
+# Of the standard library: what the table names because it costs, or because it starts something.
+COSTLY = {"ctypes", "multiprocessing", "asyncio"}
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+C_FILES = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
+
+
+def name_of(path: Path) -> str:
+    """`views/html.py` is views.html, `views/__init__.py` is views, the package itself is
+    __init__."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def row_of(module: str) -> str:
+    """The line of the table that a module falls under."""
+    for row in TABLE:
+        if row == module or (row.endswith(".*") and f"{module}.".startswith(row[:-1])):
+            return row
+    raise AssertionError(
+        f"{module} has no line in the import table: add it to ARCHITECTURE.md and here"
+    )
+
+
+class Import(NamedTuple):
+    name: str  # dotted, absolute
+    line: int
+    is_late: bool  # inside a function, or for the type checker only
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text())
+    late = {id(node) for part in _late_parts(tree) for node in ast.walk(part)}
+    package = ["penstock", *name_of(path).replace("__init__", "").split(".")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, id(node) in late)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: imports are absolute here ({package})"
+            yield from _imports_from(node, id(node) in late)
+
+
+def _imports_from(node: ast.ImportFrom, is_late: bool) -> Iterator[Import]:
+    """`from penstock.views import html` names penstock.views.html; `from penstock.log import Log` a
+    module."""
+    assert node.module is not None
+    for alias in node.names:
+        name = f"{node.module}.{alias.name}"
+        path = SOURCE.parent / name.replace(".", "/")
+        is_module = path.is_dir() or path.with_suffix(".py").exists()
+        yield Import(name if is_module else node.module, node.lineno, is_late)
+
+
+def _late_parts(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        is_typing = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        if is_typing or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+
+
+def may_import_ours(importer: str, imported: str) -> bool:
+    if importer == imported or (importer, imported) in LATE:
+        return True
+    may = TABLE[row_of(importer)].ours
+    if imported in PROGRAMS:
+        return False
+    if imported in ("cli", "__init__") and may != "*":
+        return imported in may.split()
+    if may in ("*", "* but cli"):
+        return True
+    is_own_part = f"{imported}.".startswith(f"{importer}.") and (SOURCE / importer).is_dir()
+    return is_own_part or row_of(imported) in may.split()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_what_the_table_lets_it(path: Path) -> None:
+    importer = name_of(path)
+    for found in imports_of(path):
+        top, _, rest = found.name.partition(".")
+        where = f"{path.relative_to(ROOT)}:{found.line}"
+        if top == "penstock":
+            imported = rest or "__init__"
+            assert may_import_ours(importer, imported), (
+                f"{where}: {importer} may not import {imported}"
+            )
+        elif (
+            importer not in PROGRAMS
+            and not found.is_late
+            and (top not in sys.stdlib_module_names or top in COSTLY)
+        ):
+            may = TABLE[row_of(importer)].world.split()
+            is_framework = "framework" in may and top == importer.rpartition(".")[2]
+            assert top in may or is_framework, f"{where}: {top} belongs inside the function"
+
+
+def test_the_table_in_the_text_is_the_table_here() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    told: dict[str, May] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        modules = re.findall(r"`([^`]+)`", cells[0])
+        if line.startswith("|") and len(cells) == 3 and set(modules) & set(TABLE):
+            told |= {module: May(*map(_words, cells[1:])) for module in modules}
+    assert told == TABLE
+
+
+def _words(cell: str) -> str:
+    return cell.replace("`", "").replace(",", "").removeprefix("–")
+
+
+def test_importing_penstock_loads_nothing_heavy_and_starts_nothing() -> None:
+    program = """
+import os, signal, sys, threading
+
+class Watched(dict):
+    def __init__(self, environ): super().__init__(environ); self.readers = set()
+    def note(self): self.readers.add(sys._getframe(2).f_globals.get("__name__", ""))
+    def get(self, *args): self.note(); return super().get(*args)
+    def __getitem__(self, key): self.note(); return super().__getitem__(key)
+    def __contains__(self, key): self.note(); return super().__contains__(key)
+
+handlers = [signal.getsignal(number) for number in range(1, signal.NSIG)]
+os.environ = watched = Watched(os.environ)
+import penstock
+heavy = {"numpy", "torch", "tensorflow", "duckdb", "tensorboard", "jax", "ctypes", "rich", "click"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert "librec" not in open("/proc/self/maps").read()
+assert threading.active_count() == 1
+assert handlers == [signal.getsignal(number) for number in range(1, signal.NSIG)]
+readers = {name for name in watched.readers if name.startswith("penstock")}
+assert not readers, f"{readers} read the environment at import"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_opens_with_what_it_is_and_lists_what_it_offers(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path.name} does not say what it knows"
+    assert path.stem not in ("utils", "util", "common", "helpers", "base", "manager")
+    names = [name.id for node in tree.body for name in _assigned(node)]
+    assert "__all__" in names, f"{path.relative_to(ROOT)} has no __all__"
+
+
+def _assigned(node: ast.stmt) -> list[ast.Name]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    return [target for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_the_command_line_exits(path: Path) -> None:
+    if name_of(path) == "cli" or name_of(path).startswith("bench"):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("sys.exit", "exit", "print"), f"{path}:{node.lineno}: {called}"
+
+
+PYTHON_FILES = sorted(
+    path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_python_function_fits_one_screen(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda path: path.name)
+def test_c_fits_the_screen_and_opens_with_what_it_knows(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    says = [path, path.with_suffix(".h")]  # where a header is, it says it for both
+    assert any(file.exists() and file.read_text().startswith("/*") for file in says), path.name
+    opened = None
+    for number, line in enumerate(lines, 1):
+        assert len(line) <= COLUMNS, f"{path.name}:{number} has {len(line)} columns"
+        if line == "{":
+            opened = number
+        elif line == "}" and opened is not None:
+            assert number - opened < FUNCTION_LINES, f"{path.name}:{opened}: too long a function"
+            opened = None
+
+
+# Inside someone else's call, and after a fork beside other threads: nothing that allocates,
+# formats, locks through libc or prints.  Names that begin a longer one (hook_fprintf) and members
+# (real.fopen) are not calls.
+FORBIDDEN_CALLS = {
+    "allocates": "malloc calloc realloc free strdup asprintf",
+    "formats": "printf fprintf dprintf vprintf vfprintf snprintf sprintf vsnprintf perror strerror",
+    "locks": r"pthread_mutex_\w+ pthread_rwlock_\w+ pthread_cond_\w+ call_once",
+    "ends the program": "exit abort assert",
+    "looks up a path": "realpath getcwd",
+}
+INSIDE_A_CALL = [
+    path for path in C_FILES if path.stem.startswith(("hook", "files", "log", "clock", "counters"))
+]
+
+
+@pytest.mark.parametrize("path", INSIDE_A_CALL, ids=lambda path: path.name)
+def test_c_inside_a_call_neither_allocates_nor_formats_nor_locks(path: Path) -> None:
+    code = _without_comments(path.read_text())
+    for harm, names in FORBIDDEN_CALLS.items():
+        found = re.search(rf'(?<![\w.>"])(?:{"|".join(names.split())})\s*\(', code)
+        assert not found, f"{path.name}: {found and found[0]}...) {harm}"
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda path: path.name)
+def test_the_recorder_prints_nothing_starts_no_thread_and_handles_no_signal(path: Path) -> None:
+    code = _without_comments(path.read_text())
+    found = re.search(
+        r'(?<![\w.>"])(?:printf|puts|perror|syslog|pthread_create|sigaction|signal)\s*\(', code
+    )
+    assert not found, f"{path.name}: {found and found[0]}"
+
+
+def _without_comments(code: str) -> str:
+    return re.sub(r"/\*.*?\*/", "", code, flags=re.DOTALL)
+
+
+def test_elf_is_known_to_the_patcher_alone() -> None:
+    for path in C_FILES:
+        is_patcher = path.name.startswith("patch")
+        knows_elf = re.search(r"#include <(?:elf|link)\.h>", path.read_text())
+        assert is_patcher or not knows_elf, f"{path.name} includes {knows_elf and knows_elf[0]}"
+
+
+def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
+    from penstock import recorder
+
+    header = (NATIVE / "events.h").read_text()
+    numbers = {name: int(number) for number, name in re.findall(r"X\((\d+), (\w+),", header)}
+    assert (numbers["STEP"], numbers["SPAN"]) == (recorder.OP_STEP, recorder.OP_SPAN)
+
+
+def test_both_builds_of_the_recorder_use_the_same_flags() -> None:
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    make = (ROOT / "Makefile").read_text()
+    compiled = re.search(r"target_compile_options\(\s*rec PRIVATE (.*)\)", cmake)
+    linked = re.search(r"target_link_options\(rec PRIVATE (.*)\)", cmake)
+    assert compiled
+    assert linked
+    for flag in f"{compiled[1]} {linked[1]}".split():
+        assert flag in make, f"the Makefile does not know {flag}"

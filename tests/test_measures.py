@@ -1,0 +1,531 @@
+"""Runs written down by hand, whose waits can be counted by hand, against what is measured."""
+
+import re
+from dataclasses import fields
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import measures as module
+from penstock.measures import PARTS, PREPARED, STORAGE_PARTS, Measures, measure, query
+from synthetic import Synthetic, training_job
+
+MS = 1_000_000
+
+
+def one_wait(start: int, end: int | None, **worker: int) -> Synthetic:
+    """A main process whose second batch is waited for from start to end (ms), and one worker.
+
+    The first batch, until 100 ms, belongs to start-up.
+    """
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    run.worker(2, start=worker.get("begins", 10) * MS, end=1900 * MS)
+    run.wait(20 * MS, 100 * MS, 0)
+    run.step(20 * MS, 150 * MS, 0)
+    run.fetch(20 * MS, 90 * MS, 0, cpu=70 * MS, delay=0)
+    run.wait(start * MS, None if end is None else end * MS, 1)
+    run.step(150 * MS, 1100 * MS, 1)
+    return run
+
+
+def parts(run: Synthetic) -> dict[str, float]:
+    """Milliseconds by part, of the waits in the wall; they must sum to the data wait."""
+    known = measure(run)
+    assert sum(known.wait_parts.values()) == pytest.approx(known.training.data_wait_s, rel=1e-9)
+    return {part: round(s * 1000, 6) for part, s in known.wait_parts.items()}
+
+
+def test_a_wait_is_a_read_while_the_worker_that_owes_the_batch_reads() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 200 * MS, 300 * MS, process=2, moved=4096)
+    assert parts(run) == {"read": 100}
+
+
+def test_calls_count_by_their_group() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("open", 200 * MS, 210 * MS, process=2)
+    run.call("stat", 210 * MS, 215 * MS, process=2)
+    run.call("list", 215 * MS, 220 * MS, process=2)
+    run.call("pread", 220 * MS, 280 * MS, process=2, moved=1)
+    run.call("pwrite", 280 * MS, 300 * MS, process=2, moved=1)
+    assert parts(run) == {"metadata": 20, "read": 60, "write": 20}
+
+
+def test_time_in_a_fetch_outside_calls_is_what_the_processor_and_the_queue_say() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=48 * MS, delay=16 * MS)
+    run.call("read", 220 * MS, 240 * MS, process=2, moved=1)
+    assert parts(run) == {"read": 20, "cpu": 48, "not scheduled": 16, "blocked": 16}
+
+
+def test_processor_time_beyond_the_time_outside_calls_was_spent_in_calls() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=75 * MS, delay=25 * MS)
+    run.call("read", 200 * MS, 260 * MS, process=2, moved=1)
+    assert parts(run) == {"read": 60, "cpu": 30, "not scheduled": 10}
+
+
+def test_a_fetch_half_waited_for_gives_half_of_its_processor_time() -> None:
+    run = one_wait(250, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=60 * MS, delay=40 * MS)
+    assert parts(run) == {"cpu": 30, "not scheduled": 20}
+
+
+def test_a_worker_busy_with_an_earlier_batch_is_judged_by_that_batch() -> None:
+    run = one_wait(200, 300)
+    run.fetch(150 * MS, 240 * MS, 7, cpu=0, delay=90 * MS)
+    run.fetch(240 * MS, 300 * MS, 1, cpu=60 * MS, delay=0)
+    assert parts(run) == {"not scheduled": 40, "cpu": 60}
+
+
+def test_a_worker_in_no_fetch_is_idle_and_afterwards_hands_over() -> None:
+    run = one_wait(200, 300)
+    run.fetch(230 * MS, 280 * MS, 1, cpu=50 * MS, delay=0)
+    assert parts(run) == {"idle": 30, "cpu": 50, "hand-over": 20}
+
+
+def test_a_file_call_of_an_idle_worker_is_that_call() -> None:
+    run = one_wait(200, 300)
+    run.call("open", 205 * MS, 225 * MS, process=2)
+    run.fetch(230 * MS, 300 * MS, 1, cpu=70 * MS, delay=0)
+    assert parts(run) == {"idle": 10, "metadata": 20, "cpu": 70}
+
+
+def test_a_batch_that_was_ready_is_handed_over() -> None:
+    run = one_wait(200, 202)
+    run.fetch(110 * MS, 190 * MS, 1, cpu=0, delay=0)
+    run.call("read", 110 * MS, 190 * MS, process=2, moved=1)
+    assert parts(run) == {"hand-over": 2}
+
+
+def test_a_wait_for_a_worker_that_does_not_run_yet_is_worker_start() -> None:
+    run = one_wait(200, 300, begins=260)
+    run.fetch(270 * MS, 300 * MS, 1, cpu=30 * MS, delay=0)
+    assert parts(run) == {"worker start": 60, "idle": 10, "cpu": 30}
+
+
+def test_without_a_fetch_nothing_was_observed() -> None:
+    assert parts(one_wait(200, 300)) == {"not observed": 100}
+
+
+def test_without_a_fetch_the_waiting_threads_own_calls_were_observed() -> None:
+    run = one_wait(200, 300)
+    run.call("read", 210 * MS, 250 * MS, moved=1)
+    assert parts(run) == {"read": 40, "not observed": 60}
+
+
+def test_without_workers_the_fetch_is_in_the_waiting_thread() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    for batch in range(2):
+        run.wait(batch * 200 * MS, (batch * 200 + 100) * MS, batch)
+        run.fetch(
+            (batch * 200 + 5) * MS, (batch * 200 + 95) * MS, batch, process=1, cpu=50 * MS, delay=0
+        )
+        run.call("read", (batch * 200 + 10) * MS, (batch * 200 + 50) * MS, moved=1)
+        run.step(batch * 200 * MS, (batch + 1) * 200 * MS, batch)
+    assert parts(run) == {"read": 40, "cpu": 50, "hand-over": 10}
+
+
+def test_a_wait_that_brings_no_batch_is_the_end_of_the_pass() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=100 * MS, delay=0)
+    run.wait(400 * MS, 430 * MS, -1)
+    assert parts(run) == {"cpu": 100, "pass end": 30}
+
+
+def test_a_batch_that_overtook_the_one_announced_is_the_one_that_is_judged() -> None:
+    run = one_wait(200, 300)
+    run.span("delivered", 300 * MS + 1, 300 * MS + 2, index=3, a=1)
+    run.fetch(200 * MS, 300 * MS, 3, cpu=100 * MS, delay=0)
+    assert parts(run) == {"cpu": 100}
+
+
+def test_reading_a_pipe_is_no_file_call() -> None:
+    run = one_wait(200, 300)
+    run.file("pipe:[7]", path_class="system", kind="pipe")
+    run.call("read", 200 * MS, 250 * MS, process=2, path="pipe:[7]", moved=1)
+    run.fetch(250 * MS, 300 * MS, 1, cpu=50 * MS, delay=0)
+    assert parts(run) == {"idle": 50, "cpu": 50}
+
+
+def test_another_thread_of_the_worker_does_not_count() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 200 * MS, 300 * MS, process=2, thread=9, moved=1)
+    assert parts(run) == {"blocked": 100}
+
+
+def test_a_read_that_never_returned_is_what_the_job_died_waiting_for() -> None:
+    run = one_wait(200, None)
+    run.span("loader", 15 * MS, None, index=1)
+    run.fetch(210 * MS, None, 1)
+    run.call("read", 220 * MS, None, process=2)
+    found = parts(run)
+    # The worker's log ends at 1900 ms, the main process's 100 ms later.
+    assert found == {"idle": 10, "not observed": 110, "read": 1680}
+
+
+def test_calls_that_overlap_never_exceed_the_wait() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 200 * MS, 290 * MS, process=2, moved=1)
+    run.call("open", 210 * MS, 300 * MS, process=2)
+    assert parts(run) == {"read": 50, "metadata": 50}
+
+
+def test_a_call_over_many_slots_of_time_counts_once() -> None:
+    run = one_wait(200, 1000)
+    for batch in range(50):  # short stretches make narrow slots
+        run.fetch((110 + batch) * MS, (111 + batch) * MS, 100 + batch, cpu=0, delay=0)
+    run.fetch(210 * MS, 1000 * MS, 1, cpu=0, delay=0)
+    run.call("read", 205 * MS, 990 * MS, process=2, moved=1)
+    assert parts(run) == {"idle": 5, "read": 785, "blocked": 10}
+
+
+def test_the_first_batch_belongs_to_startup() -> None:
+    known = measure(one_wait(200, 300))
+    assert known.training.startup_s == pytest.approx(0.100)
+    assert known.training.first_batch_s == pytest.approx(0.080)
+    assert known.training.wall_s == pytest.approx(1.000)
+    assert known.training.data_wait_s == pytest.approx(0.100)
+    assert known.first_batch_parts == pytest.approx({"cpu": 0.070, "hand-over": 0.010})
+
+
+def test_a_checkpoint_blocks_only_the_thread_that_takes_steps() -> None:
+    run = one_wait(200, 300)
+    run.span("checkpoint", 400 * MS, 500 * MS, index=0)
+    run.call("write", 410 * MS, 470 * MS, path="/out/model.pt", moved=6 * 10**6)
+    run.call("fsync", 470 * MS, 490 * MS, path="/out/model.pt")
+    run.span("checkpoint", 600 * MS, 900 * MS, index=1, thread=5)
+    run.call("write", 610 * MS, 890 * MS, path="/out/async.pt", thread=5, moved=10**6)
+    known = measure(run)
+    assert known.training.checkpoint_block_s == pytest.approx(0.100)
+    assert known.checkpoint_parts == pytest.approx({"write": 0.080, "other": 0.020})
+    blocking, background = known.checkpoints
+    assert (blocking.blocked_s, blocking.written_bytes, blocking.files) == (0.1, 6 * 10**6, 1)
+    assert (blocking.sync_s, blocking.path) == (pytest.approx(0.020), "/out/model.pt")
+    assert blocking.bandwidth_bps == pytest.approx(6e7)
+    assert (background.blocked_s, background.background_s) == (None, pytest.approx(0.3))
+
+
+def test_a_checkpoint_inside_a_data_wait_or_another_checkpoint_is_not_counted_twice() -> None:
+    run = one_wait(200, 300)
+    run.span("checkpoint", 210 * MS, 220 * MS, index=0)
+    run.span("checkpoint", 400 * MS, 500 * MS, index=1)
+    run.span("checkpoint", 410 * MS, 450 * MS, index=2)
+    known = measure(run)
+    assert known.training.checkpoint_block_s == pytest.approx(0.100)
+    assert known.training.data_wait_s == pytest.approx(0.100)
+
+
+def test_a_save_after_the_last_step_still_counts() -> None:
+    run = one_wait(200, 300)
+    run.span("checkpoint", 1150 * MS, 1250 * MS, index=0)
+    known = measure(run)
+    assert known.training.wall_s == pytest.approx(1.150)
+    assert known.training.checkpoint_block_s == pytest.approx(0.100)
+
+
+def test_of_posix_and_stdio_a_checkpoint_shows_the_layer_that_moved_more() -> None:
+    run = one_wait(200, 300)
+    run.span("checkpoint", 400 * MS, 500 * MS, index=0)
+    run.call("fwrite", 410 * MS, 470 * MS, path="/out/model.pt", moved=1000)
+    run.call("write", 470 * MS, 480 * MS, path="/out/model.pt", moved=900)
+    (save,) = measure(run).checkpoints
+    assert save.written_bytes == 1000
+
+
+def test_calls_of_the_training_thread_outside_waits_are_its_own() -> None:
+    run = one_wait(200, 300)
+    run.call("read", 290 * MS, 340 * MS, moved=1)  # 10 ms of it inside the wait
+    assert measure(run).training.training_calls_s == pytest.approx(0.040)
+
+
+def test_two_ranks_count_as_their_mean() -> None:
+    run = Synthetic()
+    for rank in range(2):
+        process = run.process(1 + rank, end=1000 * MS, rank=rank)
+        run.step(0, 400 * MS, 0, process=process)
+        run.wait(500 * MS, (600 + 100 * rank) * MS, 0, process=process)
+        run.step(400 * MS, 1000 * MS, 1, process=process)
+    known = measure(run)
+    assert known.training.mains == 2
+    assert known.training.wall_s == pytest.approx(1.0)
+    assert known.training.data_wait_s == pytest.approx(0.150)
+    assert known.stall_fraction.value == pytest.approx(0.15)
+
+
+def test_time_outside_windows_is_not_wall_time() -> None:
+    run = one_wait(200, 300)
+    run.span("window", 0, 500 * MS, kind="window")
+    run.span("window", 900 * MS, 2000 * MS, kind="window")
+    assert measure(run).training.wall_s == pytest.approx(0.600)
+
+
+def test_a_run_without_steps_has_no_fractions() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    run.call("read", 0, 100 * MS, moved=10)
+    known = measure(run)
+    assert not known.has_training
+    assert known.stall_fraction.value is None
+    assert known.stall_fraction.state == "not measured"
+    assert [(row.op, row.calls) for row in known.operations] == [("read", 1)]
+
+
+def test_an_empty_run_is_measured() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    known = measure(run)
+    assert known.operations == ()
+    assert known.recording.processes == 1
+
+
+def test_folded_calls_are_in_the_totals_and_make_single_calls_incomplete() -> None:
+    run = one_wait(200, 300)
+    run.rows["processes"].clear()
+    run.process(1, end=2000 * MS, folded_events=90)
+    run.call("read", 0, 10 * MS, moved=100)
+    run.fold("read", 90, moved_bytes=9000, duration_ns=900 * MS, max_duration_ns=20 * MS)
+    known = measure(run)
+    (read,) = known.operations
+    assert (read.calls, read.moved_bytes, read.time_s) == (91, 9100, pytest.approx(0.910))
+    assert known.counts_state == ("measured", "")
+    state, why = known.events_state
+    assert state == "incomplete"
+    assert "90" in why
+    assert known.storage_fraction.state == "incomplete"
+    assert known.stall_fraction.state == "derived"
+
+
+@pytest.mark.parametrize("lack", [{"lost_events": 3}, {"is_torn": True}, {"damaged_units": 1}])
+def test_a_log_that_is_not_whole_makes_counts_incomplete(lack: dict[str, Any]) -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS, **lack)
+    assert measure(run).counts_state[0] == "incomplete"
+
+
+def test_totals_are_the_counters() -> None:
+    run = training_job(40)
+    known = measure(run)
+    expected = run.connection.execute(
+        "SELECT layer, op, sum(calls), sum(errors), sum(asked_bytes), sum(moved_bytes), "
+        "sum(duration_ns) / 1e9, max(max_duration_ns) / 1e9 FROM counters GROUP BY layer, op"
+    ).fetchall()
+    found = [
+        (o.layer, o.op, o.calls, o.errors, o.asked_bytes, o.moved_bytes, o.time_s, o.max_s)
+        for o in known.operations
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_quantiles_are_within_two_and_a_half_per_cent() -> None:
+    run = Synthetic()
+    run.process(1, end=10**12)
+    durations = (np.random.default_rng(3).lognormal(11, 2, 2000) + 100).astype(int).tolist()
+    for place, duration in enumerate(durations):
+        run.call("read", place * 10**8, place * 10**8 + duration, moved=1)
+    (read,) = measure(run).operations
+    assert read.p50_s == pytest.approx(
+        np.quantile(durations, 0.5, method="inverted_cdf") / 1e9, rel=0.025
+    )
+    assert read.p99_s == pytest.approx(
+        np.quantile(durations, 0.99, method="inverted_cdf") / 1e9, rel=0.025
+    )
+
+
+def test_bandwidth_keeps_every_byte() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    run.call("read", 100 * MS, 400 * MS, moved=3 * 10**6)
+    run.call("read", 500 * MS, 500 * MS + 10, moved=1000)
+    known = measure(run)
+    assert sum(row.moved_bytes for row in known.bandwidth) == pytest.approx(3_001_000)
+    assert max(row.bin for row in known.bandwidth) < 600
+    peak = max(row.moved_bytes / row.bin_s for row in known.bandwidth if row.moved_bytes > 1000)
+    assert peak == pytest.approx(1e7, rel=0.01)
+
+
+def test_a_folder_of_class_folders_is_one_directory() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    for number in range(12):
+        run.call("read", number * MS, (number + 1) * MS, path=f"/d/train/c{number}/a/x", moved=5)
+    run.call("read", 20 * MS, 21 * MS, path="/d/val/y", moved=5)
+    rows = {row.path: (row.files, row.folders, row.read_bytes) for row in measure(run).directories}
+    assert rows == {"/d/train": (12, 12, 60), "/d/val": (1, 1, 5)}
+
+
+def test_blocking_time_of_files_is_the_storage_part_of_waits_and_checkpoints() -> None:
+    known = measure(training_job(120, save_every=40, read_ms=4, compute_ms=20))
+    blocking_s = sum(row.blocking_s for row in known.directories)
+    assert known.data_storage_s > 0.1
+    assert blocking_s == pytest.approx(
+        known.data_storage_s + known.checkpoint_storage_s + known.training.training_calls_s,
+        rel=1e-6,
+    )
+
+
+def test_only_the_largest_files_have_a_row_and_the_others_share_one() -> None:
+    known = measure(training_job(60))
+    *rows, others = known.files
+    assert len(rows) == 100
+    assert others.path is None
+    assert sum(row.files for row in known.files) == known.reading.files + len(known.checkpoints)
+
+
+def test_rereading_is_counted_by_the_file() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    run.file("/data/once", size=100)
+    run.file("/data/thrice", size=100)
+    for number, path in enumerate(["once", "thrice", "thrice", "thrice"]):
+        start = number * 10 * MS
+        run.call("open", start, start + MS, path=f"/data/{path}")
+        run.call("read", start + MS, start + 2 * MS, path=f"/data/{path}", moved=100, offset=0)
+        run.call("read", start + 2 * MS, start + 3 * MS, path=f"/data/{path}", asked=50, offset=100)
+    reading = measure(run).reading
+    assert (reading.files, reading.reads, reading.empty_reads, reading.opens) == (2, 8, 4, 4)
+    assert (reading.reread_files, reading.reread_bytes) == (1, 200)
+
+
+def test_epochs_know_their_batches_bytes_and_waits() -> None:
+    run = one_wait(200, 300)
+    run.span("loader", 15 * MS, 350 * MS, index=1, a=1, b=16)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 210 * MS, 220 * MS, process=2, moved=1000)
+    run.call("read", 30 * MS, 40 * MS, process=2, moved=500)
+    (epoch,) = measure(run).epochs
+    assert (epoch.batches, epoch.read_bytes, epoch.workers, epoch.batch_size) == (2, 1500, 1, 16)
+    assert epoch.data_wait_s == pytest.approx(0.180)
+    assert epoch.first_wait_s == pytest.approx(0.080)
+
+
+def test_a_step_owns_what_happens_since_the_step_before() -> None:
+    run = one_wait(200, 300)
+    run.span("checkpoint", 400 * MS, 500 * MS, index=0)
+    first, second = measure(run).step_times
+    assert (first.step_s, first.data_wait_s) == (pytest.approx(0.050), 0)
+    assert second.step_s == pytest.approx(0.950)
+    assert (second.data_wait_s, second.checkpoint_s) == (pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_programs_without_a_log_are_listed() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    run.rows["unseen"].append((1, 77, "/bin/busybox", "static"))
+    *_, last = measure(run).processes
+    assert (last.role, last.command, last.reason) == ("not recorded", "/bin/busybox", "static")
+
+
+def slow_parts(waits: Any, fetches: Any, calls: Any, worker: int, end: int) -> dict[str, float]:
+    """The definitions again, instant by instant: the truth for small whole numbers."""
+    reading = np.zeros(end, bool)
+    for first, last in calls:
+        reading[first:last] = True
+    found = dict.fromkeys(PARTS, 0.0)
+    for index, first, last in waits:
+        owed = next((fetch for fetch in fetches if fetch[0] == index and fetch[1] < last), None)
+        for now in range(first, last):
+            if owed is None:
+                found["not observed"] += 1
+            elif now < worker and now < owed[2]:
+                found["worker start"] += 1
+            elif now >= owed[2]:
+                found["hand-over"] += 1
+            elif reading[now]:
+                found["read"] += 1
+            else:
+                under_way = next((fetch for fetch in fetches if fetch[1] <= now < fetch[2]), None)
+                if under_way is None:
+                    found["idle"] += 1
+                    continue
+                _, begin, finish, cpu, delay = under_way
+                outside = (finish - begin) - reading[begin:finish].sum()
+                whole = max(outside, cpu + delay)
+                found["cpu"] += cpu / whole
+                found["not scheduled"] += delay / whole
+                found["blocked"] += 1 - (cpu + delay) / whole
+    return {part: ticks for part, ticks in found.items() if ticks > 1e-9}
+
+
+def cut(draw: Any, n: int, low: int, high: int) -> list[tuple[int, int]]:
+    """At most n intervals that do not overlap."""
+    edges = sorted(draw(st.lists(st.integers(low, high), min_size=0, max_size=2 * n, unique=True)))
+    return list(zip(edges[::2], edges[1::2], strict=False))
+
+
+@st.composite
+def random_run(draw: Any) -> Any:
+    end = 400
+    fetches = [
+        (index, *span, draw(st.integers(0, 60)), draw(st.integers(0, 60)))
+        for index, span in enumerate(cut(draw, 6, 60, end))
+    ]
+    waits = list(enumerate(cut(draw, 6, 60, end)))
+    calls = cut(draw, 12, 0, end)
+    return [(i, *span) for i, span in waits], fetches, calls, draw(st.integers(0, 150)), end
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(random_run())
+def test_parts_are_what_an_instant_by_instant_count_finds(case: Any) -> None:
+    waits, fetches, calls, worker, end = case
+    unit = 10_000  # so that slots are narrower than the run
+    run = Synthetic()
+    run.process(1, end=(end + 50) * unit)
+    run.worker(2, start=worker * unit, end=end * unit)
+    run.step(0, 10 * unit, 0)
+    run.step(10 * unit, (end + 20) * unit, 1)
+    for index, first, last in waits:
+        run.wait(first * unit, last * unit, index)
+    for index, first, last, cpu, delay in fetches:
+        run.fetch(first * unit, last * unit, index, cpu=cpu * unit, delay=delay * unit)
+    for first, last in calls:
+        run.call("read", first * unit, last * unit, process=2, moved=1)
+    known = measure(run)
+    found = {part: s * 1e9 / unit for part, s in known.wait_parts.items()}
+    assert found == pytest.approx(slow_parts(*case), rel=1e-9, abs=1e-6)
+    whole = sum(last - first for _, first, last in waits)
+    assert sum(found.values()) == pytest.approx(whole, rel=1e-9)
+
+
+def test_shares_sum_to_one_in_a_job() -> None:
+    known = measure(training_job(80, compute_ms=15))
+    assert known.wait_share(*PARTS) == pytest.approx(1, abs=1e-9)
+    assert known.wait_share(*STORAGE_PARTS) == pytest.approx(
+        known.data_storage_s / known.training.data_wait_s
+    )
+
+
+def test_every_query_says_what_it_defines() -> None:
+    names = [
+        entry.name.removesuffix(".sql")
+        for entry in (resources.files("penstock") / "queries").iterdir()
+        if entry.name.endswith(".sql")
+    ]
+    assert set(PREPARED) < set(names)
+    for name in names:
+        assert query(name).startswith("--"), f"{name}.sql begins with no definition"
+    asked = set(re.findall(r'"(\w+)"', open(module.__file__).read()))
+    assert set(names) - {"counters"} <= asked, "a query that nothing asks"
+
+
+def test_each_measure_of_a_job_is_of_its_declared_type() -> None:
+    known = measure(training_job(30))
+    for field in fields(Measures):
+        rows = getattr(known, field.name)
+        for row in rows if isinstance(rows, tuple) else ():
+            for cell in fields(row):
+                value = getattr(row, cell.name)
+                assert isinstance(
+                    value, cell.type | None if isinstance(cell.type, type) else cell.type
+                ), f"{field.name}.{cell.name} is {value!r}"

@@ -1,0 +1,71 @@
+"""What is installed is what was meant: one wheel for every Python, and no need but libc."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import penstock
+from conftest import PENSTOCK
+
+PACKAGE = Path(penstock.__file__).parent
+RECORDER = PACKAGE / "librec.so"
+
+if not PACKAGE.is_relative_to(sys.prefix):
+    pytest.skip("penstock is imported from its sources, not installed", allow_module_level=True)
+
+
+def tool(name: str, *arguments: str | Path) -> str:
+    if not shutil.which(name):
+        pytest.skip(f"there is no {name}: make setup-system")
+    return subprocess.run([name, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def test_one_wheel_serves_every_python_of_a_platform() -> None:
+    wheel = metadata.distribution("penstock").read_text("WHEEL")
+    assert wheel is not None
+    assert re.findall(r"^Tag: (\S+)", wheel, re.MULTILINE)[0].startswith("py3-none-")
+    assert "Root-Is-Purelib: false" in wheel
+
+
+def test_the_recorder_depends_on_libc_alone() -> None:
+    needed = re.findall(r"NEEDED.*\[(.*)\]", tool("readelf", "-d", RECORDER))
+    # libdl and libpthread are libc's own parts before glibc 2.34.
+    allowed = re.compile(r"(libc|libdl|libpthread|ld-linux[\w-]*)\.so\.\d")
+    assert [name for name in needed if not allowed.fullmatch(name)] == []
+
+
+def test_the_recorder_exports_its_interface_and_nothing_else() -> None:
+    symbols = tool("nm", "-D", "--defined-only", RECORDER).split("\n")
+    names = {line.split()[-1] for line in symbols if line}
+    header = Path(__file__).parent.parent / "native" / "recorder.h"
+    declared = set(re.findall(r"\b(penstock_\w+)\(", header.read_text()))
+    assert names == declared
+
+
+def test_every_slot_of_the_recorder_is_bound_when_it_is_loaded() -> None:
+    dynamic = tool("readelf", "-d", RECORDER)
+    assert "BIND_NOW" in dynamic
+    assert "GNU_RELRO" in tool("readelf", "-lW", RECORDER)
+
+
+def test_the_recorder_needs_little_static_thread_memory() -> None:
+    """Initial-exec thread-locals come out of a reserve of some 1.6 KiB that all libraries share."""
+    segments = tool("readelf", "-lW", RECORDER)
+    [size] = re.findall(r"^\s+TLS\s+\S+\s+\S+\s+\S+\s+\S+\s+(0x\w+)", segments, re.MULTILINE)
+    assert int(size, 16) <= 64
+
+
+def test_the_command_and_the_package_agree_on_the_version() -> None:
+    said = subprocess.run([PENSTOCK, "--version"], check=True, capture_output=True, text=True)
+    assert said.stdout.split()[-1] == metadata.version("penstock")
+
+
+def test_the_queries_are_installed() -> None:
+    sources = Path(__file__).parent.parent / "src" / "penstock" / "queries"
+    installed = {path.name for path in (PACKAGE / "queries").glob("*.sql")}
+    assert installed == {path.name for path in sources.glob("*.sql")}

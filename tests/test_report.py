@@ -1,0 +1,243 @@
+"""What is said of a run whose measures are known."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PenstockError
+from penstock.measures import measure
+from penstock.report import VERSION, Report, from_json, report_of, show, to_json
+from synthetic import Synthetic, training_job
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def waiting() -> Report:
+    """A job that waits for its files and for its checkpoints."""
+    return report_of(
+        measure(training_job(120, compute_ms=25, read_ms=4, decode_ms=1, save_every=40))
+    )
+
+
+def steps_with(wait_ms: int, save_ms: int = 0, group: str = "read", cpu: int = 0) -> Report:
+    """Ten steps of 100 ms; each waits for its batch, in calls of that group, and saves."""
+    run = Synthetic()
+    run.process(1, end=1500 * MS, command="python -u train.py --lr 1")
+    run.worker(2, start=0, end=1400 * MS)
+    run.wait(0, 10 * MS, 0)
+    for step in range(11):
+        start = step * 100 * MS
+        run.step(start if step else 99 * MS, start + 100 * MS, step)
+        if not step:
+            continue
+        run.wait(start, start + wait_ms * MS, step)
+        run.fetch(start, start + wait_ms * MS, step, cpu=cpu * MS, delay=0)
+        if group:
+            run.call(group, start, start + wait_ms * MS, process=2, moved=1)
+        if save_ms:
+            run.span("checkpoint", start + 60 * MS, start + (60 + save_ms) * MS, index=step)
+            run.call("write", start + 60 * MS, start + (60 + save_ms) * MS, path="/out/a", moved=1)
+    return report_of(measure(run))
+
+
+def test_less_than_a_twentieth_is_not_io_bound() -> None:
+    verdict = steps_with(4).verdict
+    assert (verdict.level, verdict.bound) == ("not", "I/O")
+    assert verdict.headline == "NOT I/O BOUND"
+    assert verdict.sentence.startswith("4 % of the training waits on storage")
+
+
+def test_up_to_a_fifth_is_moderately_io_bound() -> None:
+    verdict = steps_with(10).verdict
+    assert verdict.headline == "MODERATELY I/O BOUND"
+
+
+def test_more_than_a_fifth_is_highly_io_bound_and_says_where() -> None:
+    verdict = steps_with(12, 15).verdict
+    assert verdict.headline == "HIGHLY I/O BOUND"
+    assert verdict.sentence == "27 % of the training waits on storage (data 12 %, checkpoint 15 %)"
+    assert verdict.max_speedup.value == pytest.approx(1 / (1 - verdict.storage.value), rel=1e-9)
+
+
+def test_waiting_for_decoding_is_input_bound_and_not_io_bound() -> None:
+    verdict = steps_with(40, group="", cpu=40).verdict
+    assert verdict.headline == "HIGHLY INPUT BOUND, not I/O bound"
+    assert verdict.bound == "input"
+    assert "40 % decoding on the CPU" in verdict.sentence
+    assert verdict.storage.value == 0
+
+
+def test_waiting_for_a_processor_is_named() -> None:
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.worker(2, start=0, end=1400 * MS)
+    run.step(0, 100 * MS, 0)
+    run.wait(100 * MS, 400 * MS, 1)
+    run.fetch(100 * MS, 400 * MS, 1, cpu=10 * MS, delay=290 * MS)
+    run.step(100 * MS, 1000 * MS, 1)
+    verdict = report_of(measure(run)).verdict
+    assert "because workers were not scheduled" in verdict.sentence
+
+
+def test_a_checkpoint_outside_file_calls_is_not_storage() -> None:
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.step(0, 500 * MS, 0)
+    run.span("checkpoint", 600 * MS, 900 * MS, index=0)
+    run.step(500 * MS, 1000 * MS, 1)
+    verdict = report_of(measure(run)).verdict
+    assert verdict.headline == "HIGHLY CHECKPOINT BOUND, not I/O bound"
+
+
+def test_a_loop_that_reads_its_data_itself_waits_on_storage_too() -> None:
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.step(0, 500 * MS, 0)
+    run.call("read", 100 * MS, 400 * MS, moved=1)
+    run.step(500 * MS, 1000 * MS, 1)
+    report = report_of(measure(run))
+    assert report.verdict.sentence == (
+        "30 % of the training waits on storage (the training thread's own calls 30 %)"
+    )
+
+
+def test_a_run_without_steps_gets_no_verdict_on_its_waiting() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS, command="cp a b")
+    run.call("read", 0, 300 * MS, moved=10)
+    run.call("fwrite", 400 * MS, 500 * MS, path="/b", moved=10)
+    report = report_of(measure(run))
+    assert report.verdict.headline == "NO TRAINING STEPS SEEN"
+    assert "300 ms in POSIX, 100 ms in STDIO" in report.verdict.sentence
+    assert report.verdict.storage.state == "not measured"
+    assert report.wall == ()
+    assert report.title == "cp"
+
+
+def test_the_bar_is_the_whole_wall_time(waiting: Report) -> None:
+    assert sum(segment.share for segment in waiting.wall) == pytest.approx(1)
+    wall_s = next(fact.number.value for fact in waiting.stretches if fact.key == "wall_s")
+    assert sum(segment.s for segment in waiting.wall) == pytest.approx(wall_s)
+
+
+def test_the_parts_of_a_wait_are_the_whole_wait(waiting: Report) -> None:
+    for parts in (waiting.wait, waiting.first_batch, waiting.checkpoint):
+        assert sum(part.share or 0 for part in parts) == pytest.approx(1)
+
+
+def test_a_folded_run_says_incomplete_where_single_calls_are_needed() -> None:
+    run = training_job(40, compute_ms=20)
+    run.rows["processes"].clear()
+    run.process(1, end=10**11, folded_events=1234)
+    run.process(2, end=10**11)
+    run.process(3, end=10**11)
+    report = report_of(measure(run))
+    assert report.verdict.storage.state == "incomplete"
+    assert any(gap.what == "1,234 single calls" for gap in report.gaps)
+    columns = {column.key: column.state for column in report.table("operations").columns}
+    assert columns["calls"] == "measured"
+    assert columns["p99_s"] == "incomplete"
+    assert report.picture("latencies").state == "incomplete"
+
+
+def test_page_faults_of_mapped_data_are_not_measured_and_not_zero() -> None:
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.step(0, 500 * MS, 0)
+    run.wait(600 * MS, 700 * MS, 1)
+    run.step(500 * MS, 1000 * MS, 1)
+    run.call("mmap", 0, MS, path="/data/train.mdb", asked=10**9)
+    report = report_of(measure(run))
+    part = report.wait[-1]
+    assert (part.key, part.s, part.state) == ("page fault", None, "not measured")
+
+
+def test_what_the_recorder_cost_is_said_or_said_to_be_unknown() -> None:
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.call("read", 0, MS)
+    cost = {fact.key: fact.number for fact in report_of(measure(run)).cost}
+    assert cost["attach_s"].value == pytest.approx(0.003)
+    assert (cost["event_s"].value, cost["event_s"].state) == (None, "not measured")
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.call("read", 0, MS)
+    run.note("event_cost_ns", "120")
+    cost = {fact.key: fact.number for fact in report_of(measure(run)).cost}
+    assert (cost["event_s"].value, cost["event_s"].state) == (pytest.approx(1.2e-7), "derived")
+
+
+def test_json_and_back_is_the_same_report(waiting: Report) -> None:
+    assert from_json(to_json(waiting)) == waiting
+    plain = json.loads(to_json(waiting))
+    assert plain["report"] == VERSION == 1
+    assert list(plain)[:3] == ["report", "title", "command"]
+    assert plain["verdict"]["headline"] == waiting.verdict.headline
+
+
+def test_a_report_of_another_version_or_shape_is_refused_in_a_sentence(waiting: Report) -> None:
+    newer = to_json(replace(waiting, report=VERSION + 1))
+    with pytest.raises(PenstockError, match="version 2, known here is 1"):
+        from_json(newer)
+    for text in ("", "[]", "{}", '{"report": 1}', to_json(waiting).replace("[", "{", 1)):
+        with pytest.raises(PenstockError):
+            from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (0, "s", "0 s"),
+        (1.2e-7, "s", "120 ns"),
+        (0.00208, "s", "2.08 ms"),
+        (0.9996, "s", "1.00 s"),
+        (59.96, "s", "60.0 s"),
+        (754, "s", "12 min 34 s"),
+        (659.7, "s", "11 min 0 s"),
+        (11520, "s", "3 h 12 min"),
+        (0, "B", "0 B"),
+        (999, "B", "999 B"),
+        (73_200, "B", "73.2 kB"),
+        (999_999, "B", "1.00 MB"),
+        (1.5e9, "B/s", "1.50 GB/s"),
+        (0.0001, "share", "<0.1 %"),
+        (0.0934, "share", "9.3 %"),
+        (0.213, "share", "21 %"),
+        (3000, "count", "3,000"),
+        (4.83, "count", "4.83"),
+        (1.266, "x", "1.27x"),
+        (None, "s", "–"),
+        (True, "text", "yes"),
+    ],
+)
+def test_numbers_are_said_in_three_digits(value: float | None, unit: str, said: str) -> None:
+    assert show(value, unit) == said
+
+
+@given(st.floats(0, 1e15), st.sampled_from(["s", "B", "B/s", "share", "count", "x"]))
+def test_any_number_can_be_said_shortly(value: float, unit: str) -> None:
+    said = show(value, unit)
+    assert said
+    assert unit in ("count", "x", "share", "s") or len(said) <= 12, said
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        ("python train.py --epochs 3", "train.py"),
+        ("/opt/python3 -u /a/b/train.py", "train.py"),
+        ("python -m torch.distributed.run x.py", "torch.distributed.run"),
+        ("/usr/bin/dd if=a of=b", "dd"),
+        ("python '/a dir/my train.py' x", "my train.py"),
+        ("python -c 'print(1)'", "python -c"),
+        ("", "run"),
+    ],
+)
+def test_a_run_is_called_by_its_script(command: str, title: str) -> None:
+    run = Synthetic()
+    run.process(1, end=MS, command=command, executable="")
+    assert report_of(measure(run)).title == title

@@ -1,0 +1,217 @@
+"""The report as people see it: in a terminal, in a job's log, in a browser."""
+
+import html.parser
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.measures import measure
+from penstock.report import Report, report_of
+from penstock.views import html as page
+from penstock.views import terminal
+from synthetic import Synthetic, training_job
+
+SNAPSHOT = Path(__file__).parent / "logs" / "report-80.txt"
+HOSTILE = "/data/<script>alert(1)</script>\x1b[31m\u202e\"'&[bold]\n.bin"
+MS = 1_000_000
+
+
+def job(**more: float) -> Synthetic:
+    kind = {"compute_ms": 25, "read_ms": 4, "decode_ms": 1, "save_every": 40} | more
+    return training_job(120, **kind)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return report_of(measure(job()))
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Report:
+    run = job()
+    run.rows["processes"].clear()
+    run.process(1, end=10**11, command=f"python {HOSTILE}.py", folder="/w<b>")
+    run.note("<img src=x>", "<script>alert(2)</script>")
+    run.rows["unseen"].append((1, 5, HOSTILE, HOSTILE))
+    run.call("read", 0, 90 * MS, path=HOSTILE, moved=5000)
+    return report_of(measure(run))
+
+
+@pytest.fixture(scope="module")
+def empty() -> Report:
+    run = Synthetic()
+    run.process(1, end=MS, command="true")
+    return report_of(measure(run))
+
+
+class Page(html.parser.HTMLParser):
+    """The elements, attributes and text of a page."""
+
+    VOID = ("meta", "wbr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"closes {tag}"
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_line_is_wider_than_the_terminal_or_a_hundred_columns(
+    report: Report, width: int
+) -> None:
+    lines = terminal.render(report, width).split("\n")
+    assert max(map(len, lines)) <= min(width, 100)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_what_a_terminal_of_80_columns_shows(
+    report: Report, request: pytest.FixtureRequest
+) -> None:
+    """Look at the difference; if it is meant, write the new text into the file."""
+    assert terminal.render(report, 80) == SNAPSHOT.read_text()
+
+
+def test_the_verdict_is_the_first_thing_said(report: Report) -> None:
+    first = terminal.render(report, 100).split("\n")[1]
+    assert report.verdict.headline in first
+    assert report.verdict.sentence in first
+
+
+def test_without_colour_each_segment_has_its_own_letter(report: Report) -> None:
+    text = terminal.render(report, 80)
+    assert "\x1b" not in text
+    bar = next(line for line in text.split("\n") if "####" in line).strip("│ ")
+    assert len(bar) == 76
+    letters = [terminal.SEGMENTS[segment.key][0] for segment in report.wall]
+    assert re.fullmatch("".join(f"{re.escape(letter)}+" for letter in letters), bar)
+
+
+def test_with_colour_the_letters_stay(report: Report) -> None:
+    text = terminal.render(report, 80, color=True)
+    assert "\x1b[" in text
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text).split() == terminal.render(report, 80).split()
+
+
+def test_a_stream_that_takes_no_utf8_gets_ascii(report: Report) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    terminal.show_on(report, stream)
+    stream.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "HIGHLY I/O BOUND" in text
+    assert max(map(len, text.split("\n"))) <= 80
+
+
+def test_a_long_path_loses_its_middle(report: Report) -> None:
+    text = terminal.render(report, 80)
+    assert re.search(r"/scratch/proj\S*…\S*/step-000040\.pt", text)
+
+
+def test_a_path_below_the_working_folder_is_shown_as_typed(report: Report) -> None:
+    below = replace(report, folder="/scratch/project_465001234")
+    assert " imagenet/train " in terminal.render(below, 100)
+
+
+def test_a_hostile_name_moves_no_cursor(hostile: Report) -> None:
+    text = terminal.render(hostile, 100)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "[bold]" in text  # and is no markup
+
+
+@pytest.mark.parametrize("name", ["report", "hostile", "empty"])
+def test_each_report_is_a_page_and_a_text(name: str, request: pytest.FixtureRequest) -> None:
+    shown = request.getfixturevalue(name)
+    Page(page.render(shown))
+    assert shown.verdict.headline in Page(page.render(shown)).text
+    for width in (60, 80, 100):
+        assert shown.verdict.headline.split(",")[0] in terminal.render(shown, width)
+
+
+def test_a_hostile_name_is_text_and_nothing_else(hostile: Report) -> None:
+    text = page.render(hostile)
+    found = Page(text)
+    assert found.tags.count("script") == 1
+    assert "img" not in found.tags
+    assert "<script>alert" not in text
+    assert "<script>alert(1)</script>" in found.text
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_the_page_loads_nothing(report: Report) -> None:
+    text = page.render(report)
+    found = Page(text)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(found.tags)
+    assert not [v for name, v in found.attributes if name in ("src", "href", "srcset", "data")]
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "url(" not in text.replace("url(#hatch)", "")
+    policy = next(
+        v for name, v in found.attributes if name == "content" and "default-src" in str(v)
+    )
+    assert "default-src 'none'" in str(policy)
+
+
+def test_verdict_and_tables_need_no_script(report: Report) -> None:
+    text = re.sub(r"<script>.*?</script>", "", page.render(report), flags=re.DOTALL)
+    found = Page(text)
+    assert report.verdict.sentence in found.text
+    assert found.tags.count("table") >= 7
+    assert "step-000040.pt" in found.text
+
+
+def test_each_picture_has_its_words(report: Report) -> None:
+    text = page.render(report)
+    for picture in report.pictures:
+        assert picture.title in text
+    for svg in re.findall(r"<svg[^>]*>", text):
+        assert 'aria-hidden="true"' in svg or "aria-label=" in svg
+
+
+def test_what_is_incomplete_says_so_in_both_views(report: Report) -> None:
+    run = job()
+    run.rows["processes"].clear()
+    run.process(1, end=10**11, folded_events=1234)
+    run.process(2, end=10**11)
+    run.process(3, end=10**11)
+    shown = report_of(measure(run))
+    assert "Incomplete: 1,234 calls" in terminal.render(shown, 100)
+    assert "Incomplete: 1,234 calls" in page.render(shown)
+
+
+def test_a_page_of_a_large_run_is_small(report: Report) -> None:
+    shown = report_of(measure(training_job(1500, compute_ms=5, save_every=5, save_ms=10)))
+    assert len(shown.table("checkpoints").rows) == 300
+    assert len(page.render(shown).encode()) < 300_000
+
+
+def test_a_column_that_says_nothing_is_not_shown(report: Report) -> None:
+    head = terminal.render(report, 100).split("Operations")[1].split("\n")[1]
+    assert "errors" not in head
+    assert "median" in head
