@@ -241,3 +241,10 @@ def test_a_run_is_called_by_its_script(command: str, title: str) -> None:
     run = Synthetic()
     run.process(1, end=MS, command=command, executable="")
     assert report_of(measure(run)).title == title
+
+
+def test_a_run_that_goes_on_or_whose_recording_failed_says_so_in_its_title() -> None:
+    for state, words in (("running", "still running"), ("failed", "recording ended early")):
+        run = Synthetic()
+        run.process(1, end=1000 * MS, command="python train.py", state=state)
+        assert words in report_of(measure(run)).subtitle

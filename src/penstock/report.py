@@ -396,6 +396,10 @@ def _count(number: int, one: str) -> str:
 def _subtitle(measures: Measures) -> tuple[str, ...]:
     known, training = measures.recording, measures.training
     words = [show(known.life_s, "s")] if known.life_s is not None else []
+    if known.running:  # where it cannot be overlooked: all numbers are of this moment
+        words.insert(0, "still running")
+    if known.failed:
+        words.insert(0, "recording ended early")
     if training.steps:
         words.append(_count(training.steps, "step"))
     mains = training.mains
