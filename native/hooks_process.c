@@ -294,8 +294,9 @@ HOOK_EXECL(execlp, real_execvpe, false)
 HOOK_SPAWN(posix_spawn)
 HOOK_SPAWN(posix_spawnp)
 
-/* system and popen start a shell inside libc with the process' own environment, which is not ours to
- * exchange: other threads read and change it.  Where it does not lead to us, the shell is not seen. */
+/* system and popen start a shell inside libc with the process' own environment, which is not ours
+ * to exchange: other threads read and change it.  Where it does not lead to us, the shell is not
+ * seen. */
 static void begin_shell(struct call *call, bool *is_open)
 {
     *is_open = begin_path(call, OP_SPAWN, AT_FDCWD, "/bin/sh");
