@@ -10,34 +10,16 @@ import duckdb
 import numpy as np
 
 from penstock.log import OPS
-from penstock.run import TABLES, Run
+from penstock.run import Run
+from penstock.tables import STORED
 
 NUMBERS = {op.name: op.number for op in OPS}
 
-# The Parquet files of a run, as run.py writes them; TABLES says what users see of them.
-EVENTS = {
-    "process": "INTEGER", "thread": "INTEGER", "op_number": "UTINYINT", "errno": "SMALLINT",
-    "file": "INTEGER", "other_file": "INTEGER", "start_ns": "BIGINT", "duration_ns": "BIGINT",
-    "offset_bytes": "BIGINT", "asked_bytes": "BIGINT", "moved_bytes": "BIGINT", "result": "BIGINT",
-    "step": "INTEGER",
-}  # fmt: skip
-COUNTED = (
-    "first_ns last_ns max_end_bytes first_offset_bytes last_end_bytes switches calls errors "
-    "asked_bytes moved_bytes duration_ns max_duration_ns sequential consecutive unaligned empty "
-    + " ".join(f"bucket_{i}" for i in range(10))
-)
-FOLDED = (
-    {"process": "INTEGER", "file": "INTEGER", "op_number": "UTINYINT"}
-    | dict.fromkeys(COUNTED.split(), "BIGINT")
-    | {name: TABLES["counters"][name][0] for name in ("sizes", "strides")}
-)
-WRITTEN = {"events/0": EVENTS, "folded": FOLDED} | {
-    file: {column: kind for column, (kind, _) in TABLES[table].items()}
-    for file, table in {
-        "spans/0": "spans", "files": "files", "processes": "processes", "threads": "threads",
-        "notes": "notes", "unseen": "unseen",
-    }.items()
-}  # fmt: skip
+COUNTED = [name for name, kind in STORED["folded"].items() if kind == "BIGINT"]
+# As Run finds them: the parts of events and spans lie in folders.
+WRITTEN = {
+    f"{name}/0" if name in ("events", "spans") else name: types for name, types in STORED.items()
+}
 
 
 @dataclass
@@ -178,7 +160,7 @@ class Synthetic:
         counts = {"calls": calls, "first_ns": 0, "last_ns": 0} | of
         self.rows["folded"].append(
             (process, self.file(path), NUMBERS[op])
-            + tuple(counts.get(name, 0) for name in COUNTED.split())
+            + tuple(counts.get(name, 0) for name in COUNTED)
             + (None, None)
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import log, run
+from penstock import log, schema
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
@@ -123,4 +123,4 @@ def test_the_document_lists_every_op():
 
 
 def test_the_document_shows_the_tables_as_they_are():
-    assert run.describe_tables().strip() in FORMAT
+    assert schema.describe_tables().strip() in FORMAT

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,9 +36,11 @@ from logwriter import (
     text,
 )
 from penstock import run as run_module
+from penstock import tables as tables_module
 from penstock.errors import LogError, QueryError, RunError
-from penstock.log import FILE_TEXT
-from penstock.run import PATH_RULES, TABLES, Rule, Run, describe_tables, open_run
+from penstock.log import FILE_TEXT, OPS
+from penstock.run import Run, import_run, open_run
+from penstock.schema import PATH_RULES, TABLES, Rule, describe_tables
 
 Opener = Callable[..., Run]
 
@@ -198,7 +201,7 @@ def test_a_run_without_a_single_event_has_all_tables(opened, folder):
 
 
 def test_parts_of_a_long_log_are_one_table(opened, monkeypatch):
-    monkeypatch.setattr(run_module, "PART_BLOCKS", 3)
+    monkeypatch.setattr(tables_module, "PART_BLOCKS", 3)
     first, second = Process(pid=1), Process(pid=2)
     for i in range(20_000):
         first.call("read", i, 1, "/a", offset=i, asked=1, moved=1)
@@ -1107,7 +1110,7 @@ def test_a_failure_leaves_no_half_made_tables(opened, folder, monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(run_module, "_process_row", fails)
+    monkeypatch.setattr(tables_module, "_process_row", fails)
     with pytest.raises(RuntimeError, match="in the middle"):
         opened(Process())
     assert [path.name for path in folder.iterdir()] == ["node1.100.0.log"]
@@ -1289,3 +1292,52 @@ def test_the_log_of_this_test_is_the_format_it_claims(folder):
     path = Process().write(folder)
     assert (path.stat().st_size - HEADER_BYTES) % UNIT_BYTES == 0
     assert set(OP) >= {"read", "write", "open"}
+
+
+# --- runs that another tool recorded -------------------------------------------------------------
+
+
+def test_a_foreign_run_is_opened_as_its_columns_say(tmp_path: Path) -> None:
+    read = next(op.number for op in OPS if op.name == "read")
+    write = next(op.number for op in OPS if op.name == "write")
+    columns = {
+        "events": {
+            "process": np.array([0, 0]),
+            "thread": np.array([0, 0]),
+            "op_number": np.array([read, write]),
+            "errno": np.array([0, 0]),
+            "file": np.array([0, 1]),
+            "start_ns": np.array([10, 30]),
+            "duration_ns": np.ma.array([20, 0], mask=[False, True]),
+            "moved_bytes": np.array([4096, 7]),
+        },
+        "files": {
+            "file": np.array([0, 1]),
+            "path": np.array(["/data/a", "/out/b"], object),
+            "kind": np.array(["regular", "regular"], object),
+        },
+        "processes": {"process": np.array([0]), "pid": np.array([42])},
+    }
+    folder = import_run(tmp_path / "run", "job.log", 5, columns)
+    with open_run(folder) as run:
+        assert run.start_unix_ns == 5
+        assert run.sql("SELECT op, path, path_class, duration_ns, step FROM events ORDER BY 1") == [
+            ("read", "/data/a", "data", 20, None),
+            ("write", "/out/b", "output", None, None),
+        ]
+        assert run.sql("SELECT op, calls, moved_bytes FROM counters") == [("read", 1, 4096)]
+
+
+def test_a_foreign_run_goes_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(RunError, match="not empty"):
+        import_run(tmp_path, "job.log", 0, {})
+
+
+def test_a_foreign_run_of_another_version_says_what_to_import_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = import_run(tmp_path / "run", "job.darshan", 0, {})
+    monkeypatch.setattr(run_module, "TABLES_FORMAT", 10**6)
+    with pytest.raises(RunError, match=r"import job\.darshan again"):
+        open_run(folder)

@@ -87,7 +87,7 @@ PREPARED = (
 
 
 class Tables(Protocol):
-    """What measuring needs of a run: a connection that sees run.TABLES and `ops`."""
+    """What measuring needs of a run: a connection that sees schema.TABLES and `ops`."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection: ...

@@ -1,0 +1,227 @@
+"""What a run's tables hold, column by column, and how paths are classed.  Knows no engine."""
+
+from dataclasses import dataclass
+
+__all__ = ["PATH_RULES", "TABLES", "Rule", "describe_tables"]
+
+# {table: {column: (type, meaning)}}.  All times are nanoseconds since the run's start, which is the
+# earliest start of a recorded process.  NULL is "not known", never zero.
+TABLES: dict[str, dict[str, tuple[str, str]]] = {
+    "events": {
+        "process": ("INTEGER", "which process called; see processes"),
+        "thread": ("INTEGER", "which thread called; see threads"),
+        "layer": (
+            "VARCHAR",
+            "posix, stdio or process; stdio calls POSIX inside: never add the two",
+        ),
+        "op": ("VARCHAR", "which call: read, pread, fopen …"),
+        "op_group": (
+            "VARCHAR",
+            "what a wait for it is put down to: read, write, metadata, process",
+        ),
+        "file": ("INTEGER", "the file; see files.  NULL where the log does not say which"),
+        "path": ("VARCHAR", "the file's path"),
+        "path_class": ("VARCHAR", "data, output, library or system"),
+        "file_kind": ("VARCHAR", "regular, directory, pipe …; see files.kind"),
+        "other_path": ("VARCHAR", "the second file of a rename, link or copy"),
+        "start_ns": ("BIGINT", "ns from the run's start to the call"),
+        "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),
+        "offset_bytes": ("BIGINT", "where in the file, in bytes; NULL: unknown or no meaning"),
+        "asked_bytes": ("BIGINT", "bytes asked for; the length of a mapping"),
+        "moved_bytes": ("BIGINT", "bytes read or written; 0 for calls that move none"),
+        "result": (
+            "BIGINT",
+            "what else came of it: entries (readdir, list), the child's pid (fork, spawn, exec), "
+            "the address (mmap, munmap, msync), the new descriptor (dup)",
+        ),
+        "errno": ("SMALLINT", "0: the call succeeded"),
+        "step": ("INTEGER", "the training step that was under way in the process that trains"),
+    },
+    "files": {
+        "file": ("INTEGER", "number of the path in this run"),
+        "path": (
+            "VARCHAR",
+            "absolute path as opened, without . and .. and //; bytes that are no UTF-8 as \\xff; "
+            "relative where the folder it starts from is not known",
+        ),
+        "resolved_path": (
+            "VARCHAR",
+            "where the kernel found it at the first open, if it was opened",
+        ),
+        "path_class": ("VARCHAR", "data, output, library or system; see PATH_RULES"),
+        "kind": (
+            "VARCHAR",
+            "regular, directory, pipe, socket, terminal, device, other; unknown: never opened",
+        ),
+        "device": ("BIGINT", "st_dev at the first open"),
+        "inode": ("BIGINT", "st_ino at the first open"),
+        "size_bytes": ("BIGINT", "st_size in bytes at the first open"),
+    },
+    "processes": {
+        "process": ("INTEGER", "number of the process image in this run, by start"),
+        "pid": ("BIGINT", "the kernel's process id on its host"),
+        "ppid": ("BIGINT", "pid of its parent at start"),
+        "parent": ("INTEGER", "the parent's process, if it was recorded"),
+        "host": ("VARCHAR", "name of the machine"),
+        "rank": ("INTEGER", "rank in the job, if there is one"),
+        "local_rank": ("INTEGER", "rank on its host, if there is one"),
+        "origin": ("VARCHAR", "how its recording began: run, record, fork or exec"),
+        "executable": ("VARCHAR", "path of the program"),
+        "command": ("VARCHAR", "its arguments, quoted for a shell"),
+        "folder": ("VARCHAR", "working directory at start"),
+        "start_ns": ("BIGINT", "ns from the run's start to the recording's start"),
+        "end_ns": (
+            "BIGINT",
+            "ns from the run's start to the recording's end; of a killed process the latest moment "
+            "its log knows; NULL: running",
+        ),
+        "state": ("VARCHAR", "running, killed, stopped, exited, execed, failed or unknown"),
+        "reason": ("VARCHAR", "why the recording failed, or what is not known of its end"),
+        "folded_events": ("BIGINT", "calls past the budget that live on only in counters"),
+        "lost_events": ("BIGINT", "calls of which only this count is left"),
+        "unseen_calls": ("BIGINT", "recorded calls whose contents were not seen (io_uring)"),
+        "attach_ns": ("BIGINT", "ns the recorder's start took"),
+        "slots": ("BIGINT", "import slots patched"),
+        "log": ("VARCHAR", "name of its log in the run folder"),
+        "is_torn": ("BOOLEAN", "the log is cut"),
+        "damaged_units": ("INTEGER", "64 KiB units of the log that could not be read"),
+    },
+    "threads": {
+        "thread": ("INTEGER", "number of the thread in this run"),
+        "process": ("INTEGER", "its process"),
+        "tid": ("BIGINT", "the kernel's thread id"),
+        "name": ("VARCHAR", "its latest name"),
+        "is_main": ("BOOLEAN", "the process's first thread"),
+    },
+    "spans": {
+        "process": ("INTEGER", "which process"),
+        "thread": ("INTEGER", "which thread"),
+        "kind": ("VARCHAR", "window, step or span"),
+        "name": ("VARCHAR", "what the stretch is called: data wait, fetch, checkpoint …"),
+        "index": ("BIGINT", "number of the step or batch"),
+        "a": ("BIGINT", "first number, by name: docs/FORMAT.md"),
+        "b": ("BIGINT", "second number, by name: docs/FORMAT.md"),
+        "start_ns": ("BIGINT", "ns from the run's start"),
+        "duration_ns": ("BIGINT", "ns; NULL: not ended when the log ends"),
+    },
+    "counters": {
+        "process": ("INTEGER", "which process"),
+        "file": ("INTEGER", "which file; NULL: not known"),
+        "path": ("VARCHAR", "the file's path"),
+        "path_class": ("VARCHAR", "data, output, library or system"),
+        "layer": ("VARCHAR", "posix, stdio or process"),
+        "op": ("VARCHAR", "which call"),
+        "calls": ("BIGINT", "finished calls"),
+        "errors": ("BIGINT", "of them with an errno"),
+        "asked_bytes": ("BIGINT", "sum of bytes asked for"),
+        "moved_bytes": ("BIGINT", "sum of bytes read or written"),
+        "duration_ns": ("BIGINT", "sum of ns in these calls"),
+        "max_duration_ns": ("BIGINT", "ns of the longest"),
+        "first_ns": ("BIGINT", "ns from the run's start to the first call"),
+        "last_ns": ("BIGINT", "ns from the run's start to the end of the last call"),
+        "max_end_bytes": ("BIGINT", "highest byte touched plus one"),
+        "sequential": ("BIGINT", "accesses at offset 0, or at or after the end of the one before"),
+        "consecutive": ("BIGINT", "accesses at offset 0, or exactly at the end of the one before"),
+        "switches": ("BIGINT", "accesses after one the other way"),
+        "unaligned": ("BIGINT", "accesses at an offset that is no multiple of 4096"),
+        "empty": ("BIGINT", "accesses that moved nothing: reads at the end of the file"),
+        "bucket_0": ("BIGINT", "accesses of 1–100 bytes"),
+        "bucket_1": ("BIGINT", "accesses of 101–1024 bytes"),
+        "bucket_2": ("BIGINT", "accesses of 1025–10240 bytes"),
+        "bucket_3": ("BIGINT", "accesses of 10241–102400 bytes"),
+        "bucket_4": ("BIGINT", "accesses of 102401–1048576 bytes"),
+        "bucket_5": ("BIGINT", "accesses of 1048577–4194304 bytes"),
+        "bucket_6": ("BIGINT", "accesses of 4194305–10485760 bytes"),
+        "bucket_7": ("BIGINT", "accesses of 10485761–104857600 bytes"),
+        "bucket_8": ("BIGINT", "accesses of 104857601–1073741824 bytes"),
+        "bucket_9": ("BIGINT", "accesses of more bytes"),
+        "sizes": (
+            'STRUCT("value" BIGINT, calls BIGINT)[]',
+            "the commonest byte counts of an access, at most four",
+        ),
+        "strides": (
+            'STRUCT("value" BIGINT, calls BIGINT)[]',
+            "the commonest distances in bytes from the end before to the begin, at most four",
+        ),
+        "folded": ("BOOLEAN", "some of these calls live on only in counters"),
+    },
+    "notes": {
+        "process": ("INTEGER", "which process; NULL: the run folder itself"),
+        "key": ("VARCHAR", "what the note is about"),
+        "value": ("VARCHAR", "what it says"),
+    },
+    "unseen": {
+        "process": ("INTEGER", "which process started it"),
+        "pid": ("BIGINT", "the kernel's process id, if known"),
+        "program": ("VARCHAR", "path of the program, if known"),
+        "reason": ("VARCHAR", "why nothing of it was recorded"),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A path that matches `pattern` (RE2, searched anywhere in the path) is of `path_class`."""
+
+    path_class: str
+    pattern: str
+    reason: str = ""
+
+
+# The first that matches decides; where none does, a path is `output` if the job wrote it and `data`
+# if not.  Only library and system outrank output: a .pyc that the job wrote is a library file.
+PATH_RULES: tuple[Rule, ...] = (
+    Rule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
+    Rule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
+    Rule(
+        "system",
+        r"^/dev/shm/(torch_|psm_|wnsm_|pym-|sem\.|mp-|__KMP|nccl-|cuda\.|vader|sm_segment)",
+        "shared memory of torch, multiprocessing, OpenMP, NCCL and MPI",
+    ),
+    Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
+    Rule("system", r"^/dev(/|$)", "devices and terminals"),
+    Rule(
+        "library",
+        r"/(site-packages|dist-packages|__pycache__|lib-dynload|node_modules|conda-meta)(/|$)",
+        "installed packages",
+    ),
+    Rule(
+        "library",
+        r"/lib(32|64)?/(python[0-9.]*(\.zip)?|pkgconfig|locale|girepository-1\.0)(/|$)",
+        "the interpreter's and the system's own files, wherever installed",
+    ),
+    Rule("library", r"\.(py|pyc|pyo|pyi|pyd|pth|egg|whl|egg-link)$", "Python code"),
+    Rule("library", r"\.so(\.[0-9.]+)?$", "shared objects"),
+    Rule(
+        "library",
+        r"(\.(dist|egg)-info|\.cpython-[^/]*|/pyvenv\.cfg|/pybuilddir\.txt|\._pth|Setup\.local)(/|$)",
+        "what the interpreter looks for when it starts",
+    ),
+    Rule("library", r"\.(ttf|otf|ttc|pfb|afm|mo)$|/fonts?(/|$)", "fonts and translations"),
+    Rule(
+        "library",
+        r"/\.?(triton|torch_extensions|torchinductor_[^/]*|nv/ComputeCache|matplotlib|fontconfig)/",
+        "caches of compiled kernels and fonts",
+    ),
+    Rule(
+        "library",
+        r"^/(etc|bin|sbin|lib|lib32|lib64|boot|nix/store|snap)(/|$)",
+        "the operating system",
+    ),
+    Rule(
+        "library",
+        r"^/usr/(local/)?(bin|sbin|lib|lib32|lib64|libexec|share|include|cuda[^/]*)(/|$)",
+        "the operating system",
+    ),
+    Rule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
+)
+
+
+def describe_tables() -> str:
+    """TABLES as Markdown, for the documentation."""
+    parts = []
+    for table, columns in TABLES.items():
+        rows = [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in columns.items()]
+        head = ["| column | type | meaning |", "| --- | --- | --- |"]
+        parts.append("\n".join([f"### {table}", "", *head, *rows]))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,1093 @@
+"""Logs in, Parquet out, and Parquet seen as tables.  Knows many logs, clocks, paths and the engine;
+knows no byte of a log, no run folder, no measure.
+
+`schema.TABLES` says what users see; STORED what lies on disk for it.
+"""
+
+import os
+import posixpath
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PenstockError, QueryError, RunError
+from penstock.log import (
+    FILE_TEXT,
+    NAME_TEXT,
+    NOTE_TEXT,
+    OPS,
+    SECOND_FILE_OPS,
+    TIME_LIMIT_NS,
+    Events,
+    Log,
+    Text,
+    read_log,
+)
+from penstock.schema import PATH_RULES, TABLES, Rule
+
+__all__ = [
+    "STORED",
+    "Array",
+    "Progress",
+    "connect",
+    "make_tables",
+    "translated",
+    "utf8",
+    "write_tables",
+]
+
+Array = NDArray[Any]
+Progress = Callable[[int, int], None]
+
+_KINDS = {
+    0o100000: "regular",
+    0o040000: "directory",
+    0o010000: "pipe",
+    0o140000: "socket",
+    0o020000: "device",
+    0o060000: "device",
+    0o120000: "other",
+}
+_OP_NUMBER = {op.name: op.number for op in OPS}
+_FIRST_APP = min(op.number for op in OPS if op.layer == "app")
+_APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"}
+
+# Of the read and write groups, but they move no bytes of their own.
+_SYNC_OPS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
+# Where `moved` of the log is no number of bytes; see TABLES["events"]["result"].
+_RESULT_OPS = ("readdir", "list", "fork", "spawn", "exec", "mmap", "munmap", "msync")
+
+# Blocks of events in one part of the table: about a million events, 150 MB while they are turned.
+PART_BLOCKS = 640
+MAX_WORKERS = 4
+BUILD_MEMORY = "1GB"
+QUERY_MEMORY = "2GB"
+TEXT_ROWS = 20_000
+
+# Clocks of two processes of one host agree within their anchors' reading, microseconds.
+CLOCK_SLACK_NS = 1_000_000
+
+# The year 2116; log.TIME_LIMIT_NS says why there are limits.
+UNIX_LIMIT_NS = 1 << 62
+
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+_UNSEEN_REASON = "static, set-uid or started with a cleaned environment"
+
+
+def _table(op_names: Sequence[str]) -> Array:
+    table = np.zeros(256, bool)
+    table[[_OP_NUMBER[name] for name in op_names]] = True
+    return table
+
+
+_HAS_SECOND_FILE = _table(SECOND_FILE_OPS)
+_HAS_RESULT = _table(_RESULT_OPS)
+_MOVES_BYTES = _table(
+    [op.name for op in OPS if op.group in ("read", "write") and op.name not in _SYNC_OPS]
+)
+
+
+def make_tables(
+    logs: Sequence[Path],
+    running: Collection[str],
+    skipped: Mapping[str, str],
+    tables: Path,
+    progress: Progress | None = None,
+) -> int:
+    """Turns the logs of a run into Parquet files below `tables`; returns the run's start, ns since
+    1970.
+
+    running names the logs whose processes are alive; skipped says of other files why they are no
+    logs.  progress is called with (done, total) blocks.  Raises RunError, LogError.
+    """
+    return _Build(logs, running, skipped, tables, progress).make()
+
+
+def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> None:
+    """Writes Parquet files below `tables` from columns that another tool's format was turned into.
+
+    columns: for each name of STORED what is known, as arrays of equal length, NULLs by a mask; a
+    column that is not there is NULL.  "files" needs no path_class: it is that of PATH_RULES, with
+    what the calls say the job wrote.  Raises RunError.
+    """
+    with (
+        translated(f"{tables}: cannot be written", RunError),
+        duckdb.connect(":memory:", config={"memory_limit": BUILD_MEMORY}) as connection,
+    ):
+        _make_ops(_quiet(connection))
+        for name, types in STORED.items():
+            _create(connection, _STORED_AS[name], types)
+            given = dict(columns.get(name, {}))
+            unknown = given.keys() - types.keys()
+            assert not unknown, f"{name} has no {', '.join(sorted(unknown))}"
+            if given:
+                _insert_columns(connection, _STORED_AS[name], given)
+        connection.execute(_PATHS_OF_FILES)
+        connection.execute(_OUTPUTS)
+        _find_renamed_outputs(connection)
+        select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
+        for name, table in _STORED_AS.items():
+            path = tables / (f"{name}/00000" if name in _PARTED else name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _copy(
+                connection,
+                select if name == "files" else f"FROM {table}",
+                path.with_suffix(".parquet"),
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """A log and its place in the run."""
+
+    process: int
+    parent: int | None
+    log: Log
+    ns_per_tick: float
+    shift_ns: int  # from its host's CLOCK_MONOTONIC to ns since the run's start
+    is_alive: bool
+    threads: Array  # numbers in the log, ascending
+    first_thread: int  # what the first of them is in the run
+
+    @property
+    def start_ns(self) -> int:
+        """When its recording began, ns since the run's start."""
+        return _bounded(self.log.header.start_ns) + self.shift_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Steps:
+    """Steps of one process by start; ns since the run's start."""
+
+    start_ns: Array
+    end_ns: Array
+    number: Array
+
+    def at(self, ns: Array) -> Array:
+        """The step under way at each moment, -1 where there is none."""
+        latest = np.searchsorted(self.start_ns, ns, side="right") - 1
+        is_inside = (latest >= 0) & (ns < self.end_ns[latest])
+        number: Array = np.where(is_inside, self.number[latest], -1)
+        return number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Survey:
+    """What must be known of a log before any log's events can be turned into rows."""
+
+    steps: _Steps
+    started: Events  # fork, exec and spawn
+    names: dict[int, str]
+
+
+class _Build:
+    """One making of the tables.  What grows with the run lies in DuckDB, which spills to disk
+    beyond BUILD_MEMORY, or in the arrays of one part for each worker."""
+
+    def __init__(
+        self,
+        logs: Sequence[Path],
+        running: Collection[str],
+        skipped: Mapping[str, str],
+        tables: Path,
+        progress: Progress | None,
+    ) -> None:
+        self.logs = logs
+        self.running = running
+        self.skipped = skipped
+        self.tables = tables
+        self.progress = progress
+        self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        self.surveys: dict[int, _Survey] = {}
+
+    def make(self) -> int:
+        """Writes the tables; returns the run's start, ns since 1970."""
+        config: dict[str, Any] = {
+            "threads": self.workers,
+            "memory_limit": BUILD_MEMORY,
+            "temp_directory": str(self.tables.parent / "spilled"),
+        }
+        with (
+            duckdb.connect(":memory:", config=config) as connection,
+        ):
+            self.connection = _quiet(connection)
+            _create(connection, "folded", STORED["folded"])
+            _create(connection, "texts", _TEXT_TYPES)
+            for table in ("notes", "processes", "threads"):
+                _create(connection, table, _types(table))
+            _make_ops(connection)
+            start_unix_ns = self._find_sources()
+            # Surveying reads what turning reads, without the work: a third of the way.
+            self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
+            self.done = 0
+            self._each(self._survey, [(source,) for source in self.sources])
+            connection.execute(_INTERN)
+            self._each(self._write_part, list(enumerate(self._parts())))
+            self._write_small()
+        shutil.rmtree(config["temp_directory"], ignore_errors=True)
+        return start_unix_ns
+
+    def _each(self, work: Callable[..., int], tasks: list[tuple[Any, ...]]) -> None:
+        """work(*task) for all tasks on all workers; each returns how many blocks it did."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(work, *task) for task in tasks]
+            try:
+                for future in as_completed(futures):
+                    self.done += future.result()
+                    if self.progress:
+                        self.progress(self.done, self.total)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _find_sources(self) -> int:
+        with ThreadPoolExecutor(self.workers) as pool:
+            logs = list(pool.map(read_log, self.logs))
+        clocks = _clocks(logs)
+        unix = [_bounded(log.header.start_ns) + clocks[_boot(log)].unix_minus_ns for log in logs]
+        start_unix_ns = min(unix)
+        order = sorted(range(len(logs)), key=lambda i: (unix[i], logs[i].path))
+        starts = [unix[i] - start_unix_ns for i in order]
+        logs = [logs[i] for i in order]
+        parents = _parents(logs, starts)
+        self.sources: list[_Source] = []
+        n_threads = 0
+        for process, log in enumerate(logs):
+            threads = np.array([thread.number for thread in log.threads], np.uint32)
+            clock = clocks[_boot(log)]
+            self.sources.append(
+                _Source(
+                    process,
+                    parents[process],
+                    log,
+                    clock.ns_per_tick or log.ns_per_tick,
+                    clock.unix_minus_ns - start_unix_ns,
+                    Path(log.path).name in self.running,
+                    threads,
+                    n_threads,
+                )
+            )
+            n_threads += len(threads)
+        return start_unix_ns
+
+    # First pass: texts, steps, started programs.
+
+    def _survey(self, source: _Source) -> int:
+        names = self._survey_texts(source)
+        ops = [_OP_NUMBER[name] for name in ("step", "fork", "exec", "spawn")]
+        events = _joined(source.log.events(ns_per_tick=source.ns_per_tick, ops=ops))
+        is_step = events.op == _OP_NUMBER["step"]
+        steps = _steps(events.where(is_step), source.shift_ns)
+        self.surveys[source.process] = _Survey(steps, events.where(~is_step), names)
+        return len(source.log.event_blocks)
+
+    def _survey_texts(self, source: _Source) -> dict[int, str]:
+        cursor = _quiet(self.connection.cursor())
+        names: dict[int, str] = {}
+        folders = _Folders(source.log)
+        rows: list[tuple[Any, ...]] = []
+        notes: list[tuple[Any, ...]] = []
+        for text in source.log.texts():
+            if text.kind == NAME_TEXT:
+                names.setdefault(text.id, utf8(text.name))
+            elif text.kind == NOTE_TEXT:
+                notes.append((source.process, utf8(text.name), utf8(text.resolved)))
+            elif text.kind == FILE_TEXT:
+                rows.append(_file_row(source.process, text, folders.path(text)))
+                if len(rows) == TEXT_ROWS:
+                    _insert(cursor, "texts", _TEXT_TYPES, rows)
+                    rows = []
+        _insert(cursor, "texts", _TEXT_TYPES, rows)
+        _insert(cursor, "notes", _types("notes"), notes)
+        return names
+
+    # Second pass: events.
+
+    def _parts(self) -> list[list[tuple[_Source, int, int]]]:
+        """The run in pieces of logs (source, first block, last block), PART_BLOCKS a part."""
+        parts: list[list[tuple[_Source, int, int]]] = [[]]
+        room = PART_BLOCKS
+        for source in self.sources:
+            first, blocks = 0, len(source.log.event_blocks)
+            while first < blocks:
+                last = min(blocks, first + room)
+                parts[-1].append((source, first, last))
+                room -= last - first
+                first = last
+                if not room:
+                    parts.append([])
+                    room = PART_BLOCKS
+        return parts
+
+    def _write_part(self, number: int, pieces: list[tuple[_Source, int, int]]) -> int:
+        cursor = _quiet(self.connection.cursor())
+        calls: list[dict[str, Array]] = []
+        spans: list[dict[str, Array]] = []
+        for source, first, last in pieces:
+            ids = _Ids(cursor, source.process)
+            steps = self._steps_of(source)
+            for events in source.log.events(first, last, source.ns_per_tick):
+                is_app = events.op >= _FIRST_APP
+                if is_app.any():
+                    app = events.where(is_app)
+                    spans.append(_span_columns(source, app, self.surveys[source.process].names))
+                    events = events.where(~is_app)
+                calls.append(_call_columns(source, events, ids, steps))
+        name = f"{number:05}.parquet"
+        _copy_columns(cursor, calls, _CALLS_SELECT, self.tables / "events" / name)
+        _copy_columns(cursor, spans, _SPANS_SELECT, self.tables / "spans" / name)
+        return 2 * sum(last - first for _, first, last in pieces)
+
+    def _steps_of(self, source: _Source) -> _Steps:
+        """The steps of a process, or of its nearest ancestor that has any."""
+        steps = self.surveys[source.process].steps
+        while not len(steps.number) and source.parent is not None:
+            source = self.sources[source.parent]
+            steps = self.surveys[source.process].steps
+        return steps
+
+    # Last: what is small, or needs all events.
+
+    def _write_small(self) -> None:
+        connection = self.connection
+        for source in self.sources:
+            _insert_counters(connection, source)
+        _copy(connection, "FROM folded", self.tables / "folded.parquet")
+        _make_events(connection, self.tables)
+        connection.execute(_OUTPUTS)
+        _find_renamed_outputs(connection)
+        select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
+        _copy(connection, select, self.tables / "files.parquet")
+        self._write_processes()
+        self._write_unseen()
+        skipped = [(None, "skipped", utf8(why)) for why in self.skipped.values()]
+        _insert(connection, "notes", _types("notes"), skipped)
+        _copy(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
+
+    def _write_processes(self) -> None:
+        ends = dict(self.connection.execute(_LATEST).fetchall())
+        processes = [_process_row(source, ends.get(source.process)) for source in self.sources]
+        threads = [
+            (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
+            + (thread.tid == source.log.header.pid,)
+            for source in self.sources
+            for i, thread in enumerate(source.log.threads)
+        ]
+        for table, rows in (("processes", processes), ("threads", threads)):
+            _insert(self.connection, table, _types(table), rows)
+            _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
+
+    def _write_unseen(self) -> None:
+        images: dict[tuple[str, int], list[_Source]] = {}
+        for source in self.sources:
+            images.setdefault((_boot(source.log), source.log.header.pid), []).append(source)
+        rows: list[tuple[Any, ...]] = []
+        for source in self.sources:
+            started = self.surveys[source.process].started
+            # The child of a shell that libc starts (system, popen) is not known: pid 0.
+            is_program = started.op != _OP_NUMBER["fork"]
+            programs = started.where(is_program & (started.errno == 0) & (started.moved > 0))
+            files = _Ids(self.connection, source.process).files(programs.file)
+            moments = programs.start_ns + source.shift_ns
+            for pid, file, moment in zip(programs.moved, files, moments, strict=True):
+                logs = images.get((_boot(source.log), int(pid)), ())
+                # Two readings of the clock by two processes may differ a little.
+                if not any(
+                    log is not source and log.start_ns >= moment - CLOCK_SLACK_NS for log in logs
+                ):
+                    rows.append((source.process, int(pid), int(file)))
+        types = {"process": "INTEGER", "pid": "BIGINT", "file": "INTEGER"}
+        _create(self.connection, "started", types)
+        _insert(self.connection, "started", types, rows)
+        _copy(self.connection, _UNSEEN_SELECT, self.tables / "unseen.parquet")
+
+
+# --- clocks and processes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _HostClock:
+    """What all logs of one boot share: CLOCK_REALTIME minus CLOCK_MONOTONIC, and the counter's rate
+    (None: the clock is in ns, or each log knows best)."""
+
+    unix_minus_ns: int
+    ns_per_tick: float | None
+
+
+def _boot(log: Log) -> str:
+    """Names the clock of a log: the boot of its host, or itself where that is not known."""
+    return log.header.boot_id if log.header.boot_id.strip("0") else log.path
+
+
+def _clocks(logs: list[Log]) -> dict[str, _HostClock]:
+    """The offset is that of the earliest log, so that a host's processes stay in order if its wall
+    clock is set; the rate that of the log whose two anchors are furthest apart."""
+    earliest: dict[str, Log] = {}
+    longest: dict[str, Log] = {}
+    for log in logs:
+        boot = _boot(log)
+        if log.header.start_ns < earliest.setdefault(boot, log).header.start_ns:
+            earliest[boot] = log
+        if log.header.clock == "tsc" and log.anchored_ns > (
+            longest[boot].anchored_ns if boot in longest else 0
+        ):
+            longest[boot] = log
+    clocks = {}
+    for boot, log in earliest.items():
+        offset = _bounded(log.header.start_unix_ns, UNIX_LIMIT_NS) - _bounded(log.header.start_ns)
+        rate = longest[boot].ns_per_tick if boot in longest else None
+        clocks[boot] = _HostClock(offset, rate)
+    return clocks
+
+
+def _bounded(number: int, limit: int = TIME_LIMIT_NS) -> int:
+    """A damaged number stays one that sums in 64 bits can bear."""
+    return min(number, limit)
+
+
+def _parents(logs: list[Log], starts: list[int]) -> list[int | None]:
+    """For each log, in order of start, the latest before it of its parent's pid on its host."""
+    latest: dict[tuple[str, int], int] = {}
+    parents: list[int | None] = []
+    for process, log in enumerate(logs):
+        parents.append(latest.get((_boot(log), log.header.ppid)))
+        latest[_boot(log), log.header.pid] = process
+    return parents
+
+
+def _steps(events: Events, shift_ns: int) -> _Steps:
+    """Steps from STEP events.  Where any was marked by hand, the adapter's do not count."""
+    if (events.moved == 1).any():
+        events = events.where(events.moved == 1)
+    events = events.where(np.argsort(events.start_ns, kind="stable"))
+    start = events.start_ns + shift_ns
+    end = np.where(events.duration_ns < 0, np.iinfo(np.int64).max, start + events.duration_ns)
+    return _Steps(start, end, np.where(events.offset > INT32_MAX, -1, events.offset))
+
+
+def _rank(rank: int | None) -> int | None:
+    return rank if rank is None or rank <= INT32_MAX else None  # damaged
+
+
+def _process_row(source: _Source, latest_ns: int | None) -> tuple[Any, ...]:
+    header, log = source.log.header, source.log
+    state, reason = header.state, header.reason
+    end_ns: int | None = _bounded(header.last_ns) + source.shift_ns
+    if state == "running":
+        state = "running" if source.is_alive else "killed"
+        end_ns = None if source.is_alive else max(source.start_ns, end_ns or 0, latest_ns or 0)
+    return (
+        source.process,
+        header.pid,
+        header.ppid,
+        source.parent,
+        utf8(header.host),
+        _rank(header.rank),
+        _rank(header.local_rank),
+        header.origin,
+        utf8(header.executable),
+        utf8(shlex.join(header.command)),
+        utf8(header.folder),
+        source.start_ns,
+        end_ns,
+        state,
+        utf8(reason) or None,
+        *map(_bounded, (header.folded, header.lost, header.unseen, header.attach_ns)),
+        header.slots,
+        utf8(Path(log.path).name),
+        log.is_torn,
+        log.damaged_units,
+    )
+
+
+# --- texts and paths -----------------------------------------------------------------------------
+
+
+class _Folders:
+    """Paths of one log's file texts, whose names may start from a folder that has an id itself."""
+
+    def __init__(self, log: Log) -> None:
+        self.texts: dict[int, Text] = {}
+        for text in log.texts() if log.bases else ():
+            # The text that names a folder counts; without one, where it was found.
+            if text.kind == FILE_TEXT and text.id in log.bases:
+                self.texts.setdefault(text.id, text)
+                if not self.texts[text.id].name:
+                    self.texts[text.id] = text
+
+    def path(self, text: Text) -> str:
+        """The path a text names; relative where its folder is not known; "" if it names none."""
+        name = text.name
+        if name.startswith("/") and "/." not in name and "//" not in name and name[-1] != "/":
+            return name  # most are in normal form
+        parts = [name]
+        seen: set[int] = set()
+        while not parts[-1].startswith("/"):
+            if not parts[-1] or text.base in seen or text.base not in self.texts:
+                return name and parts[0]
+            seen.add(text.base)
+            text = self.texts[text.base]
+            parts.append(text.name or text.resolved)
+        path = posixpath.normpath("/".join(reversed(parts)))
+        return path[1:] if path.startswith("//") else path
+
+
+def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
+    kind: str | None = None
+    if text.mode:
+        kind = _KINDS.get(text.mode & 0o170000, "other")
+    if kind == "device" and re.match(r"/dev/(pts/|tty|console|ptmx)", text.resolved or path):
+        kind = "terminal"
+    return (
+        process,
+        text.id,
+        utf8(path) or None,
+        utf8(text.resolved) or None,
+        kind,
+        text.device & INT64_MAX if text.mode else None,
+        text.inode & INT64_MAX if text.mode else None,
+        text.size_bytes if text.mode and text.size_bytes >= 0 else None,
+    )
+
+
+def utf8(text: str) -> str:
+    r"""The text with bytes that are not UTF-8 as \xff, so that it can be stored and seen."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _class_sql(rules: Sequence[Rule], otherwise: str) -> str:
+    cases = [
+        f"WHEN regexp_matches(path, {_quoted(rule.pattern)}) THEN {_quoted(rule.path_class)}"
+        for rule in rules
+    ]
+    return f"CASE {' '.join(cases)} ELSE {otherwise} END" if cases else otherwise
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+class _Ids:
+    """From a log's file ids to the run's."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, process: int) -> None:
+        rows = connection.execute(
+            "SELECT id, file FROM ids WHERE process = ? ORDER BY id", [process]
+        ).fetchnumpy()
+        self.ids: Array = np.append(rows["id"].astype(np.uint32), np.uint32(0))
+        self.numbers: Array = np.append(rows["file"].astype(np.int32), np.int32(-1))
+        self.table: Array | None = None
+        limit = int(self.ids.max()) + 1
+        # Ids count up from 1, so a plain table serves; a damaged log may hold any number.
+        if limit <= 4 * len(self.ids) + 1024:
+            self.table = np.full(limit + 1, -1, np.int32)
+            self.table[self.ids[:-1]] = self.numbers[:-1]
+            self.table[0] = -1
+
+    def files(self, ids: Array) -> Array:
+        """Numbers of files in the run, -1 where the log does not say what an id means."""
+        if self.table is not None:
+            found: Array = self.table[np.minimum(ids, len(self.table) - 1)]
+            return found
+        at = np.minimum(np.searchsorted(self.ids[:-1], ids), len(self.ids) - 1)
+        return np.where(self.ids[at] == ids, self.numbers[at], -1)
+
+
+# --- arrays to Parquet ---------------------------------------------------------------------------
+
+
+def _joined(batches: Iterable[Events]) -> Events:
+    every = list(batches) or [Events.none()]
+    return Events(
+        *(np.concatenate([getattr(part, name) for part in every]) for name in Events.__slots__)
+    )
+
+
+def _call_columns(source: _Source, events: Events, ids: _Ids, steps: _Steps) -> dict[str, Array]:
+    start_ns = events.start_ns + source.shift_ns
+    offset, moved = events.offset, events.moved
+    other = np.full(len(events), -1, np.int32)
+    has_second = _HAS_SECOND_FILE[events.op]
+    if has_second.any():
+        other[has_second] = ids.files(offset[has_second].astype(np.uint32))
+        offset[has_second] = -1
+    result = np.full(len(events), -1, np.int64)
+    has_result = _HAS_RESULT[events.op]
+    if has_result.any():
+        result[has_result] = moved[has_result]
+        moved[has_result] = 0
+    is_dup = events.op == _OP_NUMBER["dup"]
+    if is_dup.any():
+        result[is_dup] = offset[is_dup]
+        offset[is_dup] = -1
+    return {
+        "process": np.full(len(events), source.process, np.int32),
+        "thread": _threads(source, events),
+        "op_number": events.op,
+        "errno": events.errno.astype(np.int16),
+        "file": ids.files(events.file),
+        "other_file": other,
+        "start_ns": start_ns,
+        "duration_ns": events.duration_ns,
+        "offset_bytes": offset,
+        "asked_bytes": events.asked,
+        "moved_bytes": moved,
+        "result": result,
+        "step": steps.at(start_ns).astype(np.int32)
+        if len(steps.number)
+        else np.full(len(events), -1, np.int32),
+    }
+
+
+def _span_columns(source: _Source, events: Events, names: dict[int, str]) -> dict[str, Array]:
+    return {
+        "process": np.full(len(events), source.process, np.int32),
+        "thread": _threads(source, events),
+        "kind": events.op,
+        "name": np.array([names.get(int(number)) for number in events.file], object),
+        "index": events.offset,
+        "a": events.asked,
+        "b": events.moved,
+        "start_ns": events.start_ns + source.shift_ns,
+        "duration_ns": events.duration_ns,
+    }
+
+
+def _threads(source: _Source, events: Events) -> Array:
+    at = np.searchsorted(source.threads, events.thread)
+    return (source.first_thread + at).astype(np.int32)
+
+
+def _copy_columns(
+    cursor: duckdb.DuckDBPyConnection, parts: list[dict[str, Array]], select: str, path: Path
+) -> None:
+    names = list(parts[0]) if parts else re.findall(r"\w+(?=\W?::)", select)
+    columns = {
+        name: np.concatenate([part.pop(name) for part in parts]) if parts else np.empty(0, np.int64)
+        for name in names
+    }
+    cursor.register("part", columns)
+    _copy(cursor, select, path)
+    cursor.unregister("part")
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, select: str, path: Path) -> None:
+    # Measured on 50 million events: columns of many values take half the time and 12 % less space
+    # when no dictionary is tried for them.
+    connection.execute(
+        f"COPY ({select}) TO {_quoted(str(path))} "
+        "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 5000)"
+    )
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    types: dict[str, str],
+    rows: list[tuple[Any, ...]],
+) -> None:
+    """Rows into a table of columns {name: type}, as arrays: row by row takes a millisecond each."""
+    arrays: dict[str, Array] = {}
+    select = []
+    columns = zip(*rows, strict=True) if rows else [()] * len(types)
+    for (name, kind), column in zip(types.items(), columns, strict=True):
+        select.append(f'"{name}"')
+        if kind == "VARCHAR":
+            arrays[name] = np.array(column, object)
+            continue
+        arrays[name] = np.array([value or 0 for value in column], _NUMPY[kind])
+        if None in column:
+            # Not a masked array: releases of DuckDB before 2.0 pass over the mask of integers.
+            arrays[f"{name} is known"] = np.array([value is not None for value in column])
+            select[-1] = f'CASE WHEN "{name} is known" THEN "{name}" END'
+    connection.register("new_rows", arrays)
+    connection.execute(f"INSERT INTO {table} SELECT {', '.join(select)} FROM new_rows")
+    connection.unregister("new_rows")
+
+
+def _insert_columns(
+    connection: duckdb.DuckDBPyConnection, table: str, columns: dict[str, Array]
+) -> None:
+    """As _insert, of columns that may be masked."""
+    arrays: dict[str, Array] = {}
+    select = []
+    for name, column in columns.items():
+        arrays[name] = np.ma.getdata(column)
+        select.append(f'"{name}"')
+        if np.ma.is_masked(column):
+            arrays[f"{name} is known"] = ~np.ma.getmaskarray(column)
+            select[-1] = f'CASE WHEN "{name} is known" THEN "{name}" END AS "{name}"'
+    connection.register("new_columns", arrays)
+    connection.execute(f"INSERT INTO {table} BY NAME SELECT {', '.join(select)} FROM new_columns")
+    connection.unregister("new_columns")
+
+
+_NUMPY = {
+    "BIGINT": np.int64,
+    "INTEGER": np.int32,
+    "UINTEGER": np.uint32,
+    "UTINYINT": np.uint8,
+    "BOOLEAN": np.bool_,
+}
+_TEXT_TYPES = {
+    "process": "INTEGER",
+    "id": "UINTEGER",
+    "path": "VARCHAR",
+    "resolved": "VARCHAR",
+    "kind": "VARCHAR",
+    "device": "BIGINT",
+    "inode": "BIGINT",
+    "size": "BIGINT",
+}
+_OP_TYPES = {
+    "op_number": "UTINYINT",
+    "op": "VARCHAR",
+    "layer": "VARCHAR",
+    "op_group": "VARCHAR",
+    "is_access": "BOOLEAN",
+}
+
+
+def _types(table: str) -> dict[str, str]:
+    return {name: kind for name, (kind, _) in TABLES[table].items()}
+
+
+def _create(connection: duckdb.DuckDBPyConnection, table: str, types: dict[str, str]) -> None:
+    columns = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+    connection.execute(f"CREATE TABLE {table} ({columns})")
+
+
+def _insert_counters(connection: duckdb.DuckDBPyConnection, source: _Source) -> None:
+    ids = _Ids(connection, source.process)
+    log, shift_ns = source.log, source.shift_ns
+    for records in log.counters():
+        n = len(records)
+        if not n:
+            continue
+        fields = records.dtype.names or ()
+        moves = _MOVES_BYTES[records["op"].astype(np.uint8)]
+        is_access = "buckets" in fields
+        columns = {
+            "process": np.full(n, source.process, np.int32),
+            "file": ids.files(records["file"]),
+            "op_number": records["op"].astype(np.uint8),
+            "first_ns": log.to_ns(records["first"], source.ns_per_tick) + shift_ns,
+            "last_ns": log.to_ns(records["last"], source.ns_per_tick) + shift_ns,
+            **{
+                name: records[field] if is_access else np.full(n, -1)
+                for name, field in _FOLDED_PLACES.items()
+            },
+        }
+        for name, field in _FOLDED_FIELDS.items():
+            has_field = field in fields
+            counts = records[field] if has_field else np.zeros(n, np.uint64)
+            if field in _OF_ACCESS:
+                counts = counts * moves
+            rate = source.ns_per_tick if field.endswith("ticks") else 1
+            columns[name] = np.minimum(counts * rate, FOLDED_MAX).astype(np.int64)
+        for i in range(10):
+            counts = records["buckets"][:, i] * moves if is_access else np.zeros(n, np.uint64)
+            columns[f"bucket_{i}"] = np.minimum(counts, FOLDED_MAX).astype(np.int64)
+        for name in ("sizes", "strides"):
+            for i in range(4):
+                for part in ("value", "calls"):
+                    counts = records[name][part][:, i] if is_access else np.zeros(n, np.int64)
+                    columns[f"{name}_{i}_{part}"] = np.where(moves, counts.view(np.int64), 0)
+        connection.register("counters_part", columns)
+        connection.execute(f"INSERT INTO folded BY NAME {_FOLDED_SELECT}")
+        connection.unregister("counters_part")
+
+
+# A count that no job reaches and that a sum of thousands still holds.
+FOLDED_MAX = 1 << 50
+_FOLDED_FIELDS = {
+    "calls": "calls",
+    "errors": "errors",
+    "asked_bytes": "asked",
+    "moved_bytes": "moved",
+    "duration_ns": "ticks",
+    "max_duration_ns": "max_ticks",
+    "sequential": "sequential",
+    "consecutive": "consecutive",
+    "switches": "switches",
+    "unaligned": "unaligned",
+    "empty": "empty",
+}
+_FOLDED_PLACES = {
+    "max_end_bytes": "max_end",
+    "first_offset_bytes": "first_offset",
+    "last_end_bytes": "last_end",
+}
+_OF_ACCESS = ("moved", "sequential", "consecutive", "switches", "unaligned", "empty")
+
+
+def _pairs(name: str) -> str:
+    pairs = ", ".join(f"{{'value': {name}_{i}_value, 'calls': {name}_{i}_calls}}" for i in range(4))
+    return f"list_filter([{pairs}], lambda pair: pair.calls > 0) AS {name}"
+
+
+_FOLDED_SELECT = f"""
+    SELECT process, nullif(file, -1) AS file, op_number, first_ns, last_ns,
+        {", ".join(f"nullif({name}, -1) AS {name}" for name in _FOLDED_PLACES)},
+        {", ".join(_FOLDED_FIELDS)},
+        {", ".join(f"bucket_{i}" for i in range(10))}, {_pairs("sizes")}, {_pairs("strides")}
+    FROM counters_part"""
+
+_PAIRS_TYPE = TABLES["counters"]["sizes"][0]
+_FOLDED_TYPES = (
+    {"process": "INTEGER", "file": "INTEGER", "op_number": "UTINYINT"}
+    | dict.fromkeys(("first_ns", "last_ns", *_FOLDED_PLACES, *_FOLDED_FIELDS), "BIGINT")
+    | {f"bucket_{i}": "BIGINT" for i in range(10)}
+    | dict.fromkeys(("sizes", "strides"), _PAIRS_TYPE)
+)
+
+# The Parquet files below RUN/tables, {file: {column: type}}; those in _PARTED are folders of parts.
+# What users see of them is made by views: schema.TABLES.
+STORED: dict[str, dict[str, str]] = {
+    "events": {
+        "process": "INTEGER",
+        "thread": "INTEGER",
+        "op_number": "UTINYINT",
+        "errno": "SMALLINT",
+        "file": "INTEGER",
+        "other_file": "INTEGER",
+        "start_ns": "BIGINT",
+        "duration_ns": "BIGINT",
+        "offset_bytes": "BIGINT",
+        "asked_bytes": "BIGINT",
+        "moved_bytes": "BIGINT",
+        "result": "BIGINT",
+        "step": "INTEGER",
+    },
+    "folded": _FOLDED_TYPES,
+    **{
+        name: _types(name) for name in ("spans", "files", "processes", "threads", "notes", "unseen")
+    },
+}
+_PARTED = ("events", "spans")
+# What the queries that make tables call them.
+_STORED_AS = {
+    name: {"events": "events_raw", "files": "files_given"}.get(name, name) for name in STORED
+}
+
+
+# A path has one number in the run, whoever opened it; what is known of it is from its first open.
+_INTERN = """
+    CREATE TABLE known AS
+    SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
+        CASE WHEN max(kind) IS NOT NULL THEN coalesce(max(resolved), min(path)) END AS resolved,
+        max(device) AS device, max(inode) AS inode, max(size) AS size
+    FROM texts GROUP BY process, id
+    HAVING coalesce(min(path), min(resolved)) IS NOT NULL;
+    CREATE TABLE paths AS
+    SELECT (row_number() OVER (ORDER BY path) - 1)::INTEGER AS file, path, first.*
+    FROM (
+        SELECT path, coalesce(
+            arg_min({resolved: resolved, kind: kind, device: device, inode: inode, size: size},
+                (process, id)) FILTER (WHERE kind IS NOT NULL),
+            {resolved: NULL, kind: 'unknown', device: NULL, inode: NULL, size: NULL}) AS first
+        FROM known GROUP BY path);
+    CREATE TABLE ids AS
+    SELECT process, id, file FROM known JOIN paths USING (path) ORDER BY process, id;
+"""
+
+# The same of files that another format names.
+_PATHS_OF_FILES = """
+    CREATE TABLE paths AS
+    SELECT file, path, resolved_path AS resolved, coalesce(kind, 'unknown') AS kind, device, inode,
+        size_bytes AS size
+    FROM files_given
+"""
+
+_CALLS_SELECT = """
+    SELECT process::INTEGER AS process, thread::INTEGER AS thread, op_number::UTINYINT AS op_number,
+        errno::SMALLINT AS errno, nullif(file::INTEGER, -1) AS file,
+        nullif(other_file::INTEGER, -1) AS other_file, start_ns::BIGINT AS start_ns,
+        nullif(duration_ns::BIGINT, -1) AS duration_ns,
+        CASE WHEN offset_bytes::BIGINT >= 0 THEN offset_bytes::BIGINT END AS offset_bytes,
+        asked_bytes::BIGINT AS asked_bytes, moved_bytes::BIGINT AS moved_bytes,
+        nullif("result"::BIGINT, -1) AS "result", CASE WHEN step::INTEGER >= 0 THEN step END AS step
+    FROM part"""
+_SPANS_SELECT = f"""
+    SELECT process::INTEGER AS process, thread::INTEGER AS thread,
+        CASE kind::INTEGER {" ".join(f"WHEN {n} THEN '{kind}'" for n, kind in _APP_KINDS.items())}
+            ELSE 'span' END AS kind,
+        name::VARCHAR AS name, nullif("index"::BIGINT, -1) AS "index", a::BIGINT AS a,
+        b::BIGINT AS b, start_ns::BIGINT AS start_ns, nullif(duration_ns::BIGINT, -1) AS duration_ns
+    FROM part"""
+
+_DEFAULT_CLASS = "CASE WHEN is_output THEN 'output' ELSE 'data' END"
+_FILES_SELECT = """
+    WITH known AS (
+        SELECT p.*, o.file IS NOT NULL AS is_output FROM paths p LEFT JOIN outputs o USING (file))
+    SELECT file, path, resolved AS resolved_path,
+        CASE WHEN kind IN ('pipe', 'socket', 'terminal', 'device') THEN 'system'
+            ELSE {path_class} END AS path_class,
+        kind, device::BIGINT AS device, inode::BIGINT AS inode,
+        CASE WHEN size >= 0 THEN size::BIGINT END AS size_bytes
+    FROM known ORDER BY file"""
+
+# What the job wrote or made: bytes written, cut or reserved, directories made, ends of copies, and
+# whatever one of these was renamed or linked to.
+_OUTPUTS = """
+    CREATE TABLE renames AS
+    SELECT DISTINCT e.file, e.other_file
+    FROM events_raw e JOIN ops o USING (op_number)
+    WHERE o.op IN ('rename', 'link') AND e.errno = 0 AND e.file <> e.other_file;
+    CREATE TABLE outputs AS
+    WITH RECURSIVE output(file) AS (
+        SELECT * FROM (
+            SELECT e.file
+            FROM events_raw e JOIN ops o USING (op_number)
+            WHERE e.errno = 0 AND e.file IS NOT NULL
+                AND (o.op IN ('truncate', 'fallocate', 'mkdir')
+                    OR o.op_group = 'write' AND o.is_access AND e.moved_bytes > 0)
+            UNION
+            SELECT e.other_file
+            FROM events_raw e JOIN ops o USING (op_number)
+            WHERE e.errno = 0 AND e.other_file IS NOT NULL AND e.moved_bytes > 0
+            UNION
+            SELECT f.file
+            FROM folded f JOIN ops o USING (op_number)
+            WHERE f.file IS NOT NULL AND f.calls > f.errors
+                AND (o.op IN ('truncate', 'fallocate', 'mkdir')
+                    OR o.op_group = 'write' AND o.is_access AND f.moved_bytes > 0))
+        UNION
+        SELECT r.other_file FROM output JOIN renames r USING (file))
+    SELECT file FROM output;
+"""
+
+# Of a renamed directory, the files below it have new paths that no call named.
+_RENAMED_BELOW = """
+    INSERT INTO outputs
+    SELECT DISTINCT new.file
+    FROM renames r JOIN paths f ON f.file = r.file JOIN paths t ON t.file = r.other_file
+        JOIN paths new ON starts_with(new.path, t.path || '/')
+        JOIN paths old ON old.path = f.path || substr(new.path, length(t.path) + 1)
+        JOIN outputs o ON o.file = old.file
+    WHERE (f.kind = 'directory' OR t.kind = 'directory')
+        AND new.file NOT IN (SELECT file FROM outputs)
+"""
+
+_LATEST = """
+    SELECT process, max(start_ns + coalesce(duration_ns, 0))
+    FROM (SELECT process, start_ns, duration_ns FROM events_raw
+        UNION ALL SELECT process, start_ns, duration_ns FROM spans)
+    GROUP BY process"""
+
+_UNSEEN_SELECT = f"""
+    SELECT process, nullif(pid, 0) AS pid, path AS program, {_quoted(_UNSEEN_REASON)} AS reason
+    FROM started LEFT JOIN paths USING (file)
+    UNION ALL
+    SELECT process, NULL, NULL, "value" FROM notes WHERE "key" = 'unseen'
+    ORDER BY ALL"""
+
+
+def _find_renamed_outputs(connection: duckdb.DuckDBPyConnection) -> None:
+    # A second round finds what was renamed twice; a third never found more.
+    connection.execute(_RENAMED_BELOW)
+    connection.execute(_RENAMED_BELOW)
+
+
+# --- tables on disk to tables in a query ---------------------------------------------------------
+
+
+def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
+    known = {op.number: op for op in OPS}
+    rows = []
+    for number in range(256):
+        op = known.get(number)
+        name, layer, group = (op.name, op.layer, op.group) if op else (f"op_{number}", None, None)
+        rows.append((number, name, layer, group, bool(_MOVES_BYTES[number])))
+    _create(connection, "ops", _OP_TYPES)
+    _insert(connection, "ops", _OP_TYPES, rows)
+
+
+def _make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
+    for view, folder in (("events_raw", "events"), ("spans", "spans")):
+        paths = sorted((tables / folder).glob("*.parquet"))
+        names = ", ".join(_quoted(_unglobbed(path)) for path in paths)
+        connection.execute(f"CREATE VIEW {view} AS FROM read_parquet([{names}])")
+
+
+def _unglobbed(path: Path) -> str:
+    """DuckDB reads * ? [ in a path as a pattern; in brackets they are themselves."""
+    return re.sub(r"[*?\[]", lambda match: f"[{match[0]}]", str(path))
+
+
+_EVENTS_VIEW = """
+    CREATE VIEW events AS
+    SELECT e.process, e.thread, o.layer, o.op, o.op_group, e.file, f.path, f.path_class,
+        f.kind AS file_kind, g.path AS other_path, e.start_ns, e.duration_ns, e.offset_bytes,
+        e.asked_bytes, e.moved_bytes, e."result", e.errno, e.step
+    FROM events_raw e JOIN ops o ON o.op_number = e.op_number
+        LEFT JOIN files f ON f.file = e.file LEFT JOIN files g ON g.file = e.other_file"""
+
+# Of several lists of {value, calls}, the four values with most calls.
+_COMMONEST = """
+    CREATE MACRO commonest(pairs) AS list_transform(
+        list_reverse_sort(list_transform(
+            list_distinct(list_transform(pairs, lambda p: p.value)),
+            lambda v: {'calls': list_sum(list_transform(
+                list_filter(pairs, lambda p: p.value = v), lambda p: p.calls))::BIGINT, 'value': v}
+        ))[1:4],
+        lambda p: {'value': p.value, 'calls': p.calls})"""
+
+
+def connect(tables: Path, rules: Sequence[Rule], spilled: Path) -> duckdb.DuckDBPyConnection:
+    """An engine that sees the tables and nothing else of this machine."""
+    config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
+    connection = _quiet(duckdb.connect(":memory:", config=config))
+    tables = tables.absolute()
+    with translated(f"{tables}: cannot be queried", RunError):
+        _make_ops(connection)
+        _make_events(connection, tables)
+        for name in ("files", "folded", "notes", "processes", "threads", "unseen"):
+            view = {"folded": "folded_raw", "files": "files_raw"}.get(name, name)
+            path = _quoted(_unglobbed(tables / f"{name}.parquet"))
+            connection.execute(f"CREATE VIEW {view} AS FROM read_parquet({path})")
+        kind = "TABLE" if rules else "VIEW"
+        path_class = _class_sql(rules, "path_class")
+        connection.execute(
+            f"CREATE {kind} files AS SELECT * REPLACE ({path_class} AS path_class) FROM files_raw"
+        )
+        connection.execute(_EVENTS_VIEW)
+        connection.execute(_COMMONEST)
+        counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
+        connection.execute(f"CREATE VIEW counters AS {counters}")
+        # Asked twice: for the path as it is given, which may be a pattern, and for what it means.
+        allowed = f"{_quoted(str(tables))}, {_quoted(_unglobbed(tables))}"
+        connection.execute(f"SET allowed_directories = [{allowed}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _quiet(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """DuckDB draws a bar on standard output where it takes the program for a person's shell."""
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
+@contextmanager
+def translated(what: str, kind: type[PenstockError] = QueryError) -> Iterator[None]:
+    """DuckDB's errors as ours, with their first line: the rest repeats the query."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise kind(f"{what}: {str(error).splitlines()[0]}") from error
