@@ -175,7 +175,7 @@ def test_json_and_back_is_the_same_report(waiting: Report) -> None:
     assert from_json(to_json(waiting)) == waiting
     plain = json.loads(to_json(waiting))
     assert plain["report"] == VERSION == 1
-    assert list(plain)[:3] == ["report", "title", "command"]
+    assert list(plain)[:3] == ["report", "run", "title"]
     assert plain["verdict"]["headline"] == waiting.verdict.headline
 
 

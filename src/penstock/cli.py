@@ -357,7 +357,7 @@ def _report(run: Run) -> Report:
     from penstock.measures import measure
     from penstock.report import report_of
 
-    return report_of(measure(run))
+    return report_of(measure(run), _short(run.folder))
 
 
 def _print_report(report: Report, stream: TextIO) -> None:

@@ -6,6 +6,7 @@ the version.  Every number keeps its state; a cell that was not measured is None
 
 import json
 import math
+import re
 import shlex
 import types
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
+from penstock.findings import Check, Finding, Remedy, judge
 from penstock.measures import (
     PARTS,
     STORAGE_PARTS,
@@ -27,13 +29,16 @@ from penstock.measures import (
 __all__ = [
     "VERSION",
     "Cell",
+    "Check",
     "Column",
     "Definition",
     "Fact",
+    "Finding",
     "Gap",
     "Number",
     "Part",
     "Picture",
+    "Remedy",
     "Report",
     "Segment",
     "Series",
@@ -197,15 +202,18 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a view sees of a run."""
+    """All that a view sees of a run; run is its folder as the user named it."""
 
     report: int
+    run: str
     title: str
     command: str
     folder: str
     host: str
     subtitle: tuple[str, ...]
     verdict: Verdict
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
     wall: tuple[Segment, ...]
     stretches: tuple[Fact, ...]
     wait: tuple[Part, ...]
@@ -227,18 +235,23 @@ class Report:
         return {picture.key: picture for picture in self.pictures}[key]
 
 
-def report_of(measures: Measures) -> Report:
-    """Puts measures in the order and the words of the report."""
+def report_of(measures: Measures, run: str = "RUN") -> Report:
+    """Puts measures in the order and the words of the report; run is its folder as the user named
+    it, for the commands of remedies."""
     program = measures.program
+    judgement = judge(measures)
     command = program.command if program else ""
     return Report(
         report=VERSION,
+        run=run,
         title=_name(command, program.executable if program else ""),
         command=command,
         folder=program.folder if program else "",
         host=program.host if program else "",
         subtitle=_subtitle(measures),
         verdict=_verdict(measures),
+        findings=tuple(_with_run(finding, run) for finding in judgement.findings),
+        checks=judgement.checks,
         wall=_wall(measures),
         stretches=_stretches(measures),
         wait=_wait_parts(measures),
@@ -255,6 +268,15 @@ def report_of(measures: Measures) -> Report:
         cost=_cost(measures),
         definitions=DEFINITIONS,
     )
+
+
+def _with_run(finding: Finding, run: str) -> Finding:
+    """The finding with commands that can be typed as they stand."""
+    typed = tuple(
+        replace(remedy, command=re.sub(r"\bRUN\b", lambda _: shlex.quote(run), remedy.command))
+        for remedy in finding.remedies
+    )
+    return replace(finding, remedies=typed)
 
 
 def show(value: Cell, unit: str) -> str:
