@@ -19,23 +19,33 @@ __all__ = [
     "STORAGE_PARTS",
     "Bandwidth",
     "BlindSpot",
+    "BlockingReads",
     "Checkpoint",
     "ClassTotal",
+    "Concurrency",
     "DirectoryTotal",
+    "Drift",
     "Epoch",
     "FileTotal",
     "HistogramBin",
+    "Machine",
     "Measures",
     "Number",
     "Operation",
+    "Pattern",
     "ProcessRow",
     "Program",
+    "Rank",
     "Reading",
     "Recording",
+    "Restore",
     "State",
     "StepTimes",
+    "Storage",
     "Tables",
+    "TierCeiling",
     "Training",
+    "Worker",
     "measure",
     "query",
 ]
@@ -82,6 +92,7 @@ PREPARED = (
     "blocking_files",
     "wait_parts",
     "latency_bins",
+    "read_quantiles",
     "file_totals",
 )
 
@@ -351,6 +362,130 @@ class BlindSpot:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockingReads:
+    """queries/blocking_reads.sql"""
+
+    calls: int
+    read_bytes: int
+    blocking_s: float
+    empty_s: float
+    small_s: float
+    tail_s: float
+    reads: int
+    p50_s: float | None
+    p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """queries/patterns.sql"""
+
+    files: int
+    nth: int
+    reads: int
+    random: int
+    random_bytes: int
+    random_s: float
+    blocking_s: float
+    random_blocking_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """queries/concurrency.sql"""
+
+    level: int
+    slots: int
+    bandwidth_bps: float
+    read_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """queries/read_drift.sql"""
+
+    piece: int
+    piece_s: float
+    steps: int
+    waits_s: float
+    reads: int
+    read_s: float
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """queries/workers.sql"""
+
+    main: int
+    rank: int | None
+    worker: int
+    process: int
+    fetches: int
+    fetch_s: float
+    cpu_s: float | None
+    life_s: float
+    owed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """queries/ranks.sql"""
+
+    process: int
+    rank: int | None
+    host: str | None
+    steps: int
+    wall_s: float
+    data_wait_s: float
+    checkpoint_block_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """queries/restores.sql"""
+
+    process: int
+    start_s: float
+    duration_s: float
+    in_startup: bool
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """queries/machine.sql"""
+
+    cpus: int | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """queries/storage.sql"""
+
+    mount: str | None
+    kind: str | None
+    path_class: str
+    files: int
+    size_bytes: int
+    read_bytes: int
+    written_bytes: int
+    read_ceiling_bps: float | None
+    write_ceiling_bps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierCeiling:
+    """queries/ceilings.sql"""
+
+    mount: str
+    kind: str
+    op: str
+    bandwidth_bps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measures:
     """All that is known of a run.  Parts of waits are seconds, means over main processes."""
 
@@ -374,6 +509,16 @@ class Measures:
     checkpoints: tuple[Checkpoint, ...]
     processes: tuple[ProcessRow, ...]
     blind_spots: tuple[BlindSpot, ...]
+    blocking_reads: BlockingReads
+    pattern: Pattern
+    concurrency: tuple[Concurrency, ...]
+    drift: tuple[Drift, ...]
+    workers: tuple[Worker, ...]
+    ranks: tuple[Rank, ...]
+    restores: tuple[Restore, ...]
+    machine: Machine
+    storage: tuple[Storage, ...]
+    ceilings: tuple[TierCeiling, ...]
 
     @property
     def has_training(self) -> bool:
@@ -463,14 +608,11 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
             # A variable, not a table: the optimizer has to know that few calls meet in a slot.
             _ask(engine, "slot_ns", "SET VARIABLE slot_ns = (", ")")
         _ask(engine, name, f"CREATE TEMP {kind} {name} AS\n")
-    (recording,) = _rows(engine, "recording", Recording)
-    (training,) = _rows(engine, "training", Training)
-    (reading,) = _rows(engine, "reading", Reading)
     parts = _ask(engine, "data_wait")
     return Measures(
         program=next(iter(_rows(engine, "program", Program)), None),
-        training=training,
-        recording=recording,
+        training=_row(engine, "training", Training),
+        recording=_row(engine, "recording", Recording),
         wait_parts={part: s for in_wall, part, s in parts if in_wall},
         first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
         checkpoint_parts=dict(_ask(engine, "checkpoint_block")),
@@ -478,7 +620,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         classes=_rows(engine, "classes", ClassTotal),
         directories=_rows(engine, "directories", DirectoryTotal),
         files=_rows(engine, "largest_files", FileTotal),
-        reading=reading,
+        reading=_row(engine, "reading", Reading),
         request_sizes=_rows(engine, "request_sizes", HistogramBin),
         latencies=_rows(engine, "latencies", HistogramBin),
         file_sizes=_rows(engine, "file_sizes", HistogramBin),
@@ -488,6 +630,16 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
         processes=_rows(engine, "process_list", ProcessRow),
         blind_spots=_rows(engine, "blind_spots", BlindSpot),
+        blocking_reads=_row(engine, "blocking_reads", BlockingReads),
+        pattern=_row(engine, "patterns", Pattern),
+        concurrency=_rows(engine, "concurrency", Concurrency),
+        drift=_rows(engine, "read_drift", Drift),
+        workers=_rows(engine, "workers", Worker),
+        ranks=_rows(engine, "ranks", Rank),
+        restores=_rows(engine, "restores", Restore),
+        machine=_row(engine, "machine", Machine),
+        storage=_rows(engine, "storage", Storage),
+        ceilings=_rows(engine, "ceilings", TierCeiling),
     )
 
 
@@ -511,3 +663,8 @@ Row = TypeVar("Row")
 
 def _rows(engine: duckdb.DuckDBPyConnection, name: str, row: type[Row]) -> tuple[Row, ...]:
     return tuple(row(*values) for values in _ask(engine, name))
+
+
+def _row(engine: duckdb.DuckDBPyConnection, name: str, row: type[Row]) -> Row:
+    (only,) = _rows(engine, name, row)
+    return only

@@ -86,7 +86,7 @@ class Run:
         # happens to lie in.
         spilled = _made_here(tempfile.mkdtemp(prefix="penstock-"))
         self._remove_made = weakref.finalize(self, _remove_made, spilled, made_for_it)
-        self.connection = connect(tables, classes, spilled)
+        self.connection = connect(tables, classes, spilled, _read_ceilings(folder))
 
     def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> Rows:
         """Answers one SELECT (also WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE) over TABLES, or
@@ -339,6 +339,27 @@ def _put_in_place(building: Path, kept: Path) -> None:
         with suppress(FileNotFoundError):
             kept.rename(building / f"old-{attempt}")
     _remove_made(building)
+
+
+def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
+    """What `penstock ceiling` measured for this run: it may come after the tables."""
+    path = folder / "ceilings.json"
+    try:
+        ceilings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}; measure again or remove it") from error
+    types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
+    for ceiling in ceilings if isinstance(ceilings, list) else [ceilings]:
+        for name, (kind, _) in TABLES["ceilings"].items():
+            value = ceiling.get(name) if isinstance(ceiling, dict) else None
+            # An int serves as a float; nothing beyond 64 bits or below zero is a measurement.
+            wanted = (int, float) if types[kind] is float else types[kind]
+            is_sane = isinstance(value, str | bool) or 0 <= (value or 0) < 1 << 63
+            if not isinstance(value, wanted) or not is_sane:
+                raise RunError(f"{path}: {name} is {value!r}; measure again or remove it")
+    return list(ceilings)
 
 
 def _read_classes(path: Path) -> list[Rule]:

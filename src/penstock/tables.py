@@ -743,6 +743,7 @@ _NUMPY = {
     "UINTEGER": np.uint32,
     "UTINYINT": np.uint8,
     "BOOLEAN": np.bool_,
+    "DOUBLE": np.float64,
 }
 _TEXT_TYPES = {
     "process": "INTEGER",
@@ -1049,7 +1050,9 @@ _COMMONEST = """
         lambda p: {'value': p.value, 'calls': p.calls})"""
 
 
-def connect(tables: Path, rules: Sequence[Rule], spilled: Path) -> duckdb.DuckDBPyConnection:
+def connect(
+    tables: Path, rules: Sequence[Rule], spilled: Path, ceilings: Sequence[Mapping[str, Any]] = ()
+) -> duckdb.DuckDBPyConnection:
     """An engine that sees the tables and nothing else of this machine."""
     config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
     connection = _quiet(duckdb.connect(":memory:", config=config))
@@ -1068,6 +1071,10 @@ def connect(tables: Path, rules: Sequence[Rule], spilled: Path) -> duckdb.DuckDB
         )
         connection.execute(_EVENTS_VIEW)
         connection.execute(_COMMONEST)
+        types = _types("ceilings")
+        _create(connection, "ceilings", types)
+        rows = [tuple(ceiling.get(name) for name in types) for ceiling in ceilings]
+        _insert(connection, "ceilings", types, rows)
         counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
         connection.execute(f"CREATE VIEW counters AS {counters}")
         # Asked twice: for the path as it is given, which may be a pattern, and for what it means.

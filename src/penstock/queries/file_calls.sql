@@ -7,6 +7,7 @@ SELECT
     CASE WHEN e.file IS NOT NULL THEN coalesce(k.path_class, 'data') END AS path_class,
     e.start_ns,
     e.duration_ns,
+    e.offset_bytes,
     e.asked_bytes,
     e.moved_bytes,
     e.errno

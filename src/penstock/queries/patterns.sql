@@ -1,0 +1,76 @@
+-- In what order large data files (4 MiB and more) were read: POSIX reads that moved something.
+--   random    reads that did not go on where the read before them by this thread in this file ended, or
+--             at most 128 KiB further on (what the kernel's read-ahead has fetched already); the first
+--             read of a file is none, nor is one at offset 0: a pass begins
+--   random_s  time in them
+--   blocking_s  of reads of these files, what the step loop waited for; random_blocking_s the part of
+--             it that falls to random reads, by each file's share of time
+-- Of more than two million such reads, those of evenly spread slices of the time are looked at.
+WITH large AS (
+    SELECT file
+    FROM file_totals
+    WHERE layer = 'posix' AND path_class = 'data' AND kind = 'regular'
+        AND size_bytes >= 4194304 AND read_bytes > 0
+),
+every AS (
+    SELECT
+        greatest(1, CAST(ceil(count(*) / 2e6) AS BIGINT)) AS nth,
+        greatest(1, (max(start_ns) - min(start_ns)) // 100000) AS ns
+    FROM file_calls
+    WHERE file IN (FROM large)
+),
+reads AS (
+    SELECT e.process, e.thread, e.file, e.start_ns, e.duration_ns, e.moved_bytes, e.offset_bytes
+    FROM file_calls AS e
+    CROSS JOIN every AS v
+    WHERE e.file IN (FROM large)
+        AND e.op_number IN (
+            SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
+        )
+        AND e.moved_bytes > 0
+        AND e.offset_bytes IS NOT NULL
+        AND e.duration_ns IS NOT NULL
+        AND (e.start_ns // v.ns) % v.nth = 0
+),
+placed AS (
+    SELECT
+        *,
+        offset_bytes - lag(offset_bytes + moved_bytes) OVER (
+            PARTITION BY process, thread, file ORDER BY start_ns
+        ) AS gap
+    FROM reads
+),
+judged AS (
+    SELECT *, offset_bytes > 0 AND (gap < 0 OR gap > 131072) AS is_random FROM placed
+),
+per_file AS (
+    SELECT
+        file,
+        count(*) AS reads,
+        count(*) FILTER (WHERE is_random) AS random,
+        sum(moved_bytes) AS bytes,
+        coalesce(sum(moved_bytes) FILTER (WHERE is_random), 0) AS random_bytes,
+        coalesce(sum(duration_ns) FILTER (WHERE is_random), 0) AS random_ns,
+        sum(duration_ns) AS ns
+    FROM judged
+    GROUP BY file
+),
+blocking AS (
+    SELECT b.file, sum(b.ns) AS ns
+    FROM blocking_files AS b
+    JOIN ops AS o ON o.op_number = b.op_number
+    WHERE o.layer = 'posix' AND o.op_group = 'read'
+    GROUP BY b.file
+)
+SELECT
+    count(*) AS files,
+    (SELECT nth FROM every) AS nth,
+    CAST(coalesce(sum(p.reads), 0) AS BIGINT) AS reads,
+    CAST(coalesce(sum(p.random), 0) AS BIGINT) AS random,
+    CAST(coalesce(sum(p.random_bytes), 0) AS BIGINT) AS random_bytes,
+    coalesce(sum(p.random_ns), 0) / 1e9 AS random_s,
+    coalesce(sum(b.ns), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains)) AS blocking_s,
+    coalesce(sum(b.ns * p.random_ns / nullif(p.ns, 0)), 0) / 1e9
+        / greatest(1, (SELECT count(*) FROM mains)) AS random_blocking_s
+FROM per_file AS p
+LEFT JOIN blocking AS b ON b.file = p.file

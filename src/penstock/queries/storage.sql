@@ -1,0 +1,60 @@
+-- File systems that hold data and output files, by what was moved (the first 50).
+--   mount, kind  where it is mounted and its type, as noted when the recording began; NULL: not noted
+--   files, size_bytes  regular files on it, and their size together
+--   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
+--   read_ceiling_bps, write_ceiling_bps  the most that was measured there; NULL: not measured
+WITH mounts AS (
+    SELECT DISTINCT
+        split_part(value, chr(9), 1) AS mount,
+        split_part(value, chr(9), 2) AS kind
+    FROM notes
+    WHERE key = 'mount'
+    UNION
+    SELECT mount, kind FROM ceilings
+),
+limits AS (
+    SELECT
+        mount,
+        max(bandwidth_bps) FILTER (WHERE op = 'read') AS read_bps,
+        max(bandwidth_bps) FILTER (WHERE op = 'write') AS write_bps
+    FROM ceilings
+    GROUP BY mount
+),
+totals AS (
+    SELECT
+        file,
+        any_value(path) AS path,
+        any_value(path_class) AS path_class,
+        max(size_bytes) AS size_bytes,
+        max(read_bytes) AS read_bytes,
+        max(written_bytes) AS written_bytes
+    FROM file_totals
+    WHERE path_class IN ('data', 'output') AND kind = 'regular' AND path IS NOT NULL
+    GROUP BY file
+),
+folders AS (
+    SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS folder FROM totals
+),
+placed AS (
+    SELECT f.folder, m.mount, m.kind
+    FROM folders AS f
+    LEFT JOIN mounts AS m
+        ON m.mount = '/' OR f.folder = m.mount OR starts_with(f.folder, m.mount || '/')
+    QUALIFY row_number() OVER (PARTITION BY f.folder ORDER BY length(m.mount) DESC) = 1
+)
+SELECT
+    p.mount,
+    p.kind,
+    t.path_class,
+    count(*) AS files,
+    CAST(coalesce(sum(t.size_bytes), 0) AS BIGINT) AS size_bytes,
+    CAST(coalesce(sum(t.read_bytes), 0) AS BIGINT) AS read_bytes,
+    CAST(coalesce(sum(t.written_bytes), 0) AS BIGINT) AS written_bytes,
+    any_value(l.read_bps) AS read_ceiling_bps,
+    any_value(l.write_bps) AS write_ceiling_bps
+FROM totals AS t
+JOIN placed AS p ON p.folder = regexp_replace(t.path, '/[^/]*$', '')
+LEFT JOIN limits AS l ON l.mount = p.mount
+GROUP BY p.mount, p.kind, t.path_class
+ORDER BY sum(t.read_bytes + t.written_bytes) DESC, p.mount, t.path_class
+LIMIT 50

@@ -1,0 +1,46 @@
+-- Workers of the loader, one row each (the first 1,000): how much they did, and how long the step loop
+-- waited for what they owed.
+--   fetches, fetch_s  batches fetched, and the time in them
+--   life_s    from the start of its loop to the last thing it did
+--   owed_s    data wait in the wall time for batches of this worker
+--   main_owed_s  the data wait of its main process for all its workers together
+WITH loops AS (
+    SELECT s.process, min(s.start_ns) AS start_ns, min(s.index) AS worker
+    FROM spans AS s
+    WHERE s.kind = 'span' AND s.name = 'worker'
+    GROUP BY s.process
+),
+fetched AS (
+    SELECT
+        process,
+        any_value(main) AS main,
+        count(*) AS fetches,
+        sum(end_ns - start_ns) AS ns,
+        sum(cpu_ns) AS cpu_ns,
+        max(end_ns) AS last_ns
+    FROM fetches
+    WHERE worker_ns IS NOT NULL
+    GROUP BY process
+),
+owed AS (
+    SELECT process, sum(to_ns - from_ns) AS ns
+    FROM stretches
+    WHERE wait_id IS NOT NULL AND is_blocking AND process <> main
+    GROUP BY process
+)
+SELECT
+    f.main,
+    p.rank,
+    l.worker,
+    f.process,
+    f.fetches,
+    f.ns / 1e9 AS fetch_s,
+    f.cpu_ns / 1e9 AS cpu_s,
+    (f.last_ns - l.start_ns) / 1e9 AS life_s,
+    coalesce(o.ns, 0) / 1e9 AS owed_s
+FROM fetched AS f
+JOIN loops AS l ON l.process = f.process
+LEFT JOIN owed AS o ON o.process = f.process
+LEFT JOIN processes AS p ON p.process = f.main
+ORDER BY f.main, l.worker, f.process
+LIMIT 1000
