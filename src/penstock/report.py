@@ -25,6 +25,7 @@ from penstock.measures import (
     Number,
     State,
 )
+from penstock.words import Cell, count, per_cent, show
 
 __all__ = [
     "VERSION",
@@ -72,7 +73,6 @@ PART_LABELS = {
     "not observed": "not observed",
 }
 
-Cell = str | int | float | bool | None
 Unit = Literal["s", "B", "B/s", "share", "count", "x", "text", "path"]
 Level = Literal["not", "moderately", "highly", "unknown"]
 
@@ -279,68 +279,10 @@ def _with_run(finding: Finding, run: str) -> Finding:
     return replace(finding, remedies=typed)
 
 
-def show(value: Cell, unit: str) -> str:
-    """A cell in words: three digits, the unit last; an en dash for what is not there."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    if unit == "share":
-        return _percent(value)
-    if unit == "count":
-        return f"{value:,.0f}" if value == int(value) or value >= 100 else _digits(value)
-    if unit == "x":
-        return f"{_digits(value)}x"
-    if unit == "s":
-        return _seconds(value)
-    if unit in ("B", "B/s"):
-        return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"), unit[1:])
-    return f"{value}"
-
-
-def _percent(share: float) -> str:
-    if not share:
-        return "0 %"
-    if abs(share) < 0.0005:
-        return "<0.1 %"
-    return (
-        f"{share:.1%}".replace("%", " %")
-        if abs(share) < 0.0995
-        else f"{share:.0%}".replace("%", " %")
-    )
-
-
-def _seconds(s: float) -> str:
-    if s >= 5940:  # 99 min
-        return f"{round(s / 60) // 60} h {round(s / 60) % 60} min"
-    if s >= 599.5:
-        return f"{round(s) // 60} min {round(s) % 60} s"
-    if abs(s) >= 0.9995 or not s:
-        return f"{_digits(s)} s"
-    return _scaled(s * 1e9, ("ns", "µs", "ms"), "")
-
-
-def _scaled(value: float, names: Sequence[str], per: str) -> str:
-    scale = 0
-    while abs(value) >= 999.5 and scale + 1 < len(names):
-        value /= 1000
-        scale += 1
-    return f"{_digits(value) if scale or value % 1 else int(value)} {names[scale]}{per}"
-
-
 def _binary(size_bytes: float) -> str:
     power = max(0, min(6, int(math.log2(max(1, size_bytes))) // 10))
     unit = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[power]
     return f"{size_bytes / 1024**power:.0f} {unit}"
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, and no zeros after the point that say nothing."""
-    size = abs(value)
-    text = f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    return "0" if float(text) == 0 else text
 
 
 def to_json(report: Report, indent: int | None = 2) -> str:
@@ -406,15 +348,6 @@ def _name(command: str, executable: str) -> str:
     return program
 
 
-MANY = {"process": "processes", "fetch": "fetches", "part of logs": "parts of logs"}
-
-
-def _count(number: int, one: str) -> str:
-    """A number of things: 1 step, 2 steps, 3 other processes."""
-    *first, last = one.split() if one not in MANY else [one]
-    return f"{number:,} {one if number == 1 else ' '.join((*first, MANY.get(last, last + 's')))}"
-
-
 def _subtitle(measures: Measures) -> tuple[str, ...]:
     known, training = measures.recording, measures.training
     words = [show(known.life_s, "s")] if known.life_s is not None else []
@@ -423,20 +356,20 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
     if known.failed:
         words.insert(0, "recording ended early")
     if training.steps:
-        words.append(_count(training.steps, "step"))
+        words.append(count(training.steps, "step"))
     mains = training.mains
     if mains > 1:
-        words.append(_count(mains, "main process"))
+        words.append(count(mains, "main process"))
     workers = max((epoch.workers or 0 for epoch in measures.epochs), default=0)
     if workers:
-        words.append(_count(workers, "worker") + (" each" if mains > 1 else ""))
+        words.append(count(workers, "worker") + (" each" if mains > 1 else ""))
     elif known.workers:
-        words.append(_count(known.workers, "worker"))
+        words.append(count(known.workers, "worker"))
     others = known.processes - mains - known.workers
     if others > 0:
-        words.append(_count(others, "other process" if mains else "process"))
+        words.append(count(others, "other process" if mains else "process"))
     if known.hosts > 1:
-        words.append(_count(known.hosts, "host"))
+        words.append(count(known.hosts, "host"))
     return tuple(words)
 
 
@@ -532,7 +465,7 @@ def _level(share: float) -> Literal["not", "moderately", "highly"]:
 
 def _percent_of_run(share: float) -> str:
     """Whole per cents, so that the sentence reads well; below one with a digit."""
-    return f"{share * 100:.0f} %" if share >= 0.00995 or not share else _percent(share)
+    return f"{share * 100:.0f} %" if share >= 0.00995 or not share else per_cent(share)
 
 
 def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
@@ -592,8 +525,8 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
     training, known = measures.training, measures.recording
     if not measures.has_training:
         return (Fact("life_s", "life", Number(known.life_s, "s"), ""),)
-    waits = _count(training.waits, "wait")
-    saves = _count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
+    waits = count(training.waits, "wait")
+    saves = count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
     per = ", a mean over main processes" if training.mains > 1 else ""
     facts = [
         (
@@ -606,7 +539,7 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
             "wall_s",
             "wall",
             training.wall_s,
-            f"{_count(training.steps, 'step')}{per}",
+            f"{count(training.steps, 'step')}{per}",
         ),
         ("data_wait_s", "data wait", training.data_wait_s or 0.0, waits),
         ("checkpoint_block_s", "checkpoint block", training.checkpoint_block_s or 0.0, saves),
@@ -623,7 +556,7 @@ def _wait_parts(measures: Measures) -> tuple[Part, ...]:
     parts = _parts(measures.wait_parts, measures.events_state)
     if not parts or not measures.recording.mapped_files:
         return parts
-    mapped = _count(measures.recording.mapped_files, "data file")
+    mapped = count(measures.recording.mapped_files, "data file")
     why = f"{mapped} mapped into memory: reading through a mapping makes no call"
     return (
         *parts,
@@ -676,7 +609,7 @@ def _reading(measures: Measures) -> tuple[Fact, ...]:
         "reread_files": f"{show(data.reread_bytes, 'B')} again" if data.reread_files else "",
         "metadata_per_file": f"{show(data.metadata_s, 's')} in them, all threads together",
         "empty_reads": f"{show(_ratio(data.empty_reads, data.reads), 'share')} of "
-        + _count(data.reads, "read"),
+        + count(data.reads, "read"),
     }
     return tuple(
         Fact(key, label, Number(values[key], unit, *measures.counts_state), remarks.get(key, ""))
@@ -822,7 +755,7 @@ def _tables(measures: Measures) -> tuple[Table, ...]:
 def _with_others(rows: Sequence[Any]) -> list[Any]:
     """Names the row that stands for the files without a row of their own."""
     return [
-        replace(row, path=_count(row.files, "other file"))
+        replace(row, path=count(row.files, "other file"))
         if isinstance(row, FileTotal) and row.path is None
         else row
         for row in rows
@@ -953,7 +886,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     """What this run lacks, then what every run of this version lacks."""
     known = measures.recording
     mapped = (
-        f"; {_count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
+        f"; {count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
         if known.mapped_files
         else ""
     )
@@ -977,8 +910,8 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
         ),
     ]
     return (
-        *(Gap(_count(n, what), "incomplete", why) for n, what, why in incomplete if n),
-        *(Gap(_count(n, what), "not measured", why) for n, what, why in missing if n),
+        *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
+        *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
         *(
             Gap(spot.key, "incomplete", spot.value)
             for spot in measures.blind_spots
@@ -998,7 +931,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
 def _cost(measures: Measures) -> tuple[Fact, ...]:
     known = measures.recording
     each_ns = known.event_cost_ns
-    slots = "" if known.slots is None else f"{_count(known.slots, 'import slot')} rewritten"
+    slots = "" if known.slots is None else f"{count(known.slots, 'import slot')} rewritten"
     facts = [
         Fact("attach_s", "to begin recording", _measured_or_not(known.attach_s, "s"), slots),
         Fact("calls", "calls recorded", Number(known.calls, "count", *measures.counts_state), ""),
