@@ -1,6 +1,7 @@
 """Runs written down by hand: the tables of a run, filled without a recorder.  Times in ns."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -298,3 +299,71 @@ def training_job(
         run.call("open", number * 4 * MS, number * 4 * MS + 20_000, path=path)
         run.call("read", number * 4 * MS + 20_000, number * 4 * MS + 80_000, path=path, moved=9000)
     return run
+
+
+def loop(
+    run: Synthetic,
+    fetch: Callable[[int, int, int], int],
+    *,
+    batches: int = 100,
+    workers: int = 2,
+    compute_ms: float = 10,
+    main: int = 1,
+    start: int = 1000 * MS,
+    between: Callable[[int, int], int] | None = None,
+    busy: float = 0.5,
+    delay: float = 0.0,
+    **process: Any,
+) -> int:
+    """A training loop in process `main`, its workers main + 1 ...; when it ends.
+
+    fetch(at, batch, process) writes down what a worker (or without workers the main process) does
+    for a batch, and says when it is done; between(now, batch) what the main process does after a
+    step.  busy and delay are the shares of a fetch on a processor and waiting for one.
+    """
+    now = start
+    free = [now] * max(1, workers)
+    asked = [now] * batches
+    begun = now
+    for batch in range(batches):
+        number = batch % max(1, workers)
+        fetcher = main + 1 + number if workers else main
+        at = max(free[number], asked[batch]) if workers else now
+        done = fetch(at, batch, fetcher)
+        cpu = int((done - at) * busy)
+        run.fetch(at, done, batch, process=fetcher, cpu=cpu, delay=int((done - at) * delay))
+        free[number] = done
+        received = max(now + 1000, done + 1000)
+        run.wait(now, received, batch, process=main)
+        if workers and batch + 2 * workers < batches:
+            asked[batch + 2 * workers] = received
+        now = received + int(compute_ms * MS)
+        run.step(received, now, batch, process=main)
+        if between:
+            now = between(now, batch)
+    run.process(main, end=now + MS, **process)
+    for number in range(workers):
+        run.worker(main + 1 + number, main=main, start=begun, end=now, number=number)
+    return now
+
+
+def reads(
+    run: Synthetic,
+    at: int,
+    process: int,
+    *,
+    path: str = "/data/a.jpg",
+    n: int = 1,
+    ms: float = 1,
+    size: int = 60_000,
+    offset: int | None = None,
+    op: str = "read",
+) -> int:
+    """n calls one after another, `ms` each; when they are done."""
+    for number in range(n):
+        end = at + max(1, int(ms * MS))
+        place = None if offset is None else offset + number * size
+        run.call(op, at, end, path=path, moved=size if "read" in op else 0, process=process,
+                 asked=size, offset=place, thread=process)  # fmt: skip
+        at = end
+    return at

@@ -1,19 +1,25 @@
 """Measures in, findings out: what the numbers mean, what to do about it, and what it would bring.
 
-A rule is a function from measures to a finding, to a check that found nothing, or to the reason why
-it cannot judge.  No rule changes anything, prints anything or knows another rule: what one finding
-says about another is data (`suppresses`).
+A rule is a function from measures to what it found, to why there is nothing to do, or to why it
+cannot judge.  No rule changes anything, prints anything or knows another rule: what one says about
+another is data (`suppresses`).
+
+Gains are upper bounds: the seconds of the wall time in which the step loop was blocked by the
+cause.  Time inside calls that nobody waited for is no gain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
 
-from penstock.measures import Measures, Number
+from penstock.measures import Checkpoint, Measures, Number, State, Storage
+from penstock.words import count, per_cent, show
 
-__all__ = ["RULES", "Check", "Finding", "Judgement", "Remedy", "Rule", "judge"]
+__all__ = ["RULES", "Check", "Finding", "Judgement", "Remedy", "Rule", "describe_rules", "judge"]
 
-# Less than this share of the wall time is not worth a change: the finding becomes "checked and
-# fine".  From the study of Drishti's and WisIO's outputs, whose first findings explained 0.1 %.
+# Below this share of the wall time a finding is "checked and fine".  From reading what Drishti and
+# WisIO say of real jobs: without such a limit the first of 248 reasons explained 7 ms.
 WORTH = 0.02
 
 
@@ -21,8 +27,8 @@ WORTH = 0.02
 class Remedy:
     """What to do: in words, and as a command in which RUN stands for the run's folder.
 
-    word names the part of Penstock that does it ("whatif", "feed", "stage", "save") or what the
-    user changes ("loader", "code", "system").  command is "" where there is none.
+    word names the part of Penstock that does it ("whatif", "feed", "stage", "save"), or what the
+    user changes ("loader", "code", "job").  command is "" where there is none.
     """
 
     word: str
@@ -34,8 +40,9 @@ class Remedy:
 class Finding:
     """What a rule found.
 
-    gain: seconds of the wall time that are gone at most if the cause is gone, by critical wait;
-    share: the same of the wall time.  shown: key of the report's table or picture that shows it.
+    gain: seconds of the wall time that go at most if the cause goes; share: the same of the wall
+    time.  Both are not measured where the finding is no wait.  shown: the report's table or picture
+    that shows it.
     """
 
     rule: str
@@ -49,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule that has no finding: "fine", "suppressed" by another, or "not judged", and why."""
+    """A rule without a finding: "fine", "suppressed" by another one, or "not judged", and why."""
 
     rule: str
     title: str
@@ -58,49 +65,877 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A judge of measures: its id, what it looks for, where its threshold comes from, and whom it
-    silences when it finds."""
-
-    rule: str
-    title: str
-    judges: Callable[[Measures], Finding | Check]
-    source: str
-    suppresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
-    """All findings, largest gain first, and all checks, in the order of RULES."""
+    """All findings, largest gain first; all checks, in the order of RULES."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
 
 
-RULES: tuple[Rule, ...] = ()
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """gain_s None: no wait.  of_s: what the share is of, where that is not the wall time."""
+
+    gain_s: float | None
+    evidence: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
+    shown: str = ""
+    of_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fine:
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unjudged:
+    says: str
+
+
+_Said = _Found | _Fine | _Unjudged
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A judge of measures: its id and title, where its thresholds come from, and the rules that it
+    silences when it finds something.  needs_training: without steps it has nothing to judge."""
+
+    rule: str
+    title: str
+    judges: Callable[[Measures], _Said]
+    source: str
+    suppresses: tuple[str, ...] = ()
+    needs_training: bool = True
+
+
+# --- what to do ----------------------------------------------------------------------------------
+
+FASTER_TIER = Remedy(
+    "whatif",
+    "measure what a faster tier would bring: memory first, as the upper bound",
+    "penstock whatif RUN --tier /dev/shm",
+)
+PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
+PROFILER = Remedy("code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer steps")
+MEASURE_CEILING = "no ceiling was measured; `penstock ceiling RUN` does it"
+ASYNC_SAVE = Remedy(
+    "code",
+    "save in the background: torch.distributed.checkpoint.async_save, Orbax async, or a thread "
+    "that writes a copy",
+)
+
+
+# --- data: how it is read ------------------------------------------------------------------------
+
+# ui.md's first catalogue says 3 calls a sample beyond the reading itself; Python's own
+# open(path).read() makes five (open, fstat, lseek, fstat, close) and is no storm.
+METADATA_PER_OPEN = 8
+METADATA_SHARE = 0.30  # of the wait for storage
+SMALL_SHARE = 0.50  # of the blocking reads' time
+# Of the ceiling: below the first a tier is not used by bandwidth, above the second it is full.
+FAR_BELOW, NEAR = 0.30, 0.80
+
+
+def metadata_storm(measures: Measures) -> _Said:
+    """Opening, examining and listing files takes 30 % of the wait for storage, or more than eight
+    such calls are made for each file that is opened."""
+    data, wait_s = measures.reading, measures.wait_s("metadata")
+    share = wait_s / measures.data_storage_s if measures.data_storage_s else 0.0
+    per_open = data.metadata / data.opens if data.opens else 0.0
+    says = f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open"
+    if share < METADATA_SHARE and per_open <= METADATA_PER_OPEN:
+        return _Fine(says)
+    mean_s = data.metadata_s / data.metadata if data.metadata else None
+    return _Found(
+        wait_s,
+        (
+            f"{data.metadata:,} calls on {count(data.files, 'data file')}, "
+            f"{show(per_open, 'count')} per open, {show(mean_s, 's')} each",
+            f"{per_cent(share)} of the wait for storage",
+            *_worst_directory(measures),
+        ),
+        (
+            Remedy("code", "list and examine files once, keep the list; open each file once"),
+            PACK,
+            FASTER_TIER,
+        ),
+        "directories",
+    )
+
+
+def small_reads(measures: Measures) -> _Said:
+    """Half of the time of blocking reads, or more, is in reads under 256 KiB, while the tier gives
+    less than 30 % of the bandwidth that was measured for it."""
+    reads = measures.blocking_reads
+    if not reads.blocking_s:
+        return _Fine("no read of data blocked the step loop")
+    share = reads.small_s / reads.blocking_s
+    if share < SMALL_SHARE:
+        return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
+    used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
+    used = f"{show(used_bps, 'B/s')} while waiting"
+    if ceiling_bps and used_bps and used_bps >= FAR_BELOW * ceiling_bps:
+        return _Fine(f"reads are small, but {used} of {show(ceiling_bps, 'B/s')} measured")
+    data = measures.reading
+    mean = reads.read_bytes / reads.calls if reads.calls else None
+    limit = f" of {show(ceiling_bps, 'B/s')} measured" if ceiling_bps else ""
+    size = show(data.file_bytes_p50, "B")
+    return _Found(
+        reads.small_s,
+        (
+            f"{count(data.files, 'file')}, median {size}, mean read {show(mean, 'B')}",
+            f"{show(reads.p50_s, 's')} a read in the median, {used}{limit}",
+        ),
+        (
+            Remedy("loader", "more reads at once: more workers, or threads in each"),
+            PACK,
+            FASTER_TIER,
+        ),
+        "request_sizes",
+    )
+
+
+def bandwidth_bound(measures: Measures) -> _Said:
+    """While the step loop waits, data is read at 80 % or more of the tier's measured ceiling."""
+    ceiling_bps, used_bps = _read_ceiling(measures), _waiting_bandwidth(measures)
+    if not used_bps:
+        return _Fine("the step loop hardly waits for reads")
+    if not ceiling_bps:
+        return _Unjudged(MEASURE_CEILING)
+    says = f"{show(used_bps, 'B/s')} while waiting, {show(ceiling_bps, 'B/s')} measured"
+    if used_bps < NEAR * ceiling_bps:
+        return _Fine(f"{says}: {per_cent(used_bps / ceiling_bps)}")
+    return _Found(
+        measures.wait_s("read"),
+        (f"{says}: {per_cent(used_bps / ceiling_bps)} of what the tier gives",),
+        (
+            Remedy("code", "fewer bytes a sample: compress, crop, or lower the resolution"),
+            FASTER_TIER,
+        ),
+        "bandwidth",
+    )
+
+
+RANDOM_SHARE = 0.20  # of the reads of large files: Drishti's P11
+
+
+def random_reads(measures: Measures) -> _Said:
+    """More than 20 % of the reads of large files (4 MiB and more) neither go on where the one
+    before ended nor lie in what the kernel has read ahead."""
+    seen = measures.pattern
+    if not seen.reads:
+        return _Fine("no large data file was read")
+    share = seen.random / seen.reads
+    says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
+    if share <= RANDOM_SHARE:
+        return _Fine(f"{says} were random")
+    mean = seen.random_bytes / seen.random
+    return _Found(
+        seen.random_blocking_s,
+        (
+            f"{says} were random, {show(mean, 'B')} in the mean",
+            f"{show(seen.random_s / seen.random, 's')} each; read amplification: not measured",
+        ),
+        (
+            Remedy("code", "shuffle blocks of neighbouring records instead of single ones"),
+            Remedy(
+                "whatif",
+                "measure what telling the kernel would bring",
+                "penstock whatif RUN --readahead random",
+            ),
+            FASTER_TIER,
+        ),
+        "files",
+    )
+
+
+CLIFF = 2.0  # times: ui.md's catalogue
+LEAST_PIECES = 6  # of 64: a tenth of the wall time on each side
+
+
+def cache_cliff(measures: Measures) -> _Said:
+    """From some moment on a step waits twice as long as before and a byte takes twice as long to
+    read: what was served from memory now comes from the device.  A data set that fits half the
+    memory cannot do that."""
+    pieces = [piece for piece in measures.drift if piece.steps]
+    if len(pieces) < 2 * LEAST_PIECES:
+        return _Fine("too few steps for a change to show")
+    data, memory = measures.reading, measures.machine.memory_bytes
+    at, before, after = _cliff([(piece.waits_s, piece.steps) for piece in pieces])
+    head, tail = pieces[:at], pieces[at:]
+    slower = _slower([(piece.read_s, piece.read_bytes) for piece in pieces], at)
+    if after < CLIFF * before or slower < CLIFF:
+        return _Fine(
+            f"a step waits {show(before, 's')}, after the largest change {show(after, 's')}"
+        )
+    if memory and data.size_bytes < memory / 2:
+        return _Fine(f"the data, {show(data.size_bytes, 'B')}, fits the memory")
+    mains = max(1, measures.training.mains)
+    gain_s = (sum(p.waits_s for p in tail) - before * sum(p.steps for p in tail)) / mains
+    first = 1 + sum(piece.steps for piece in head) // mains
+    told = f"{show(data.size_bytes, 'B')} of data"
+    told += f" on {show(memory, 'B')} of memory" if memory else "; the memory's size is not known"
+    return _Found(
+        max(0.0, gain_s),
+        (
+            f"from step {first:,} on a step waits {show(after, 's')}, before {show(before, 's')}",
+            f"reading a byte takes {show(slower, 'x')} as long; {told}",
+        ),
+        (
+            Remedy("job", "more memory, fewer bytes a sample, or each node its own share of it"),
+            FASTER_TIER,
+        ),
+        "steps",
+    )
+
+
+# Types of file systems whose bytes come over a network, as /proc/self/mountinfo names them.
+REMOTE = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
+    "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs",
+    "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "wekafs",
+}  # fmt: skip
+REREAD = 1.5  # times: beyond the first pass, and more than a validation set read again
+
+
+def reread_remote(measures: Measures) -> _Said:
+    """Data on a file system that is reached over a network was read more than one and a half times:
+    a copy on this node would have been read instead."""
+    known = [row for row in measures.storage if row.path_class == "data"]
+    if known and all(row.kind is None for row in known):
+        return _Unjudged("which file systems are mounted was not noted")
+    remote = [row for row in known if row.kind in REMOTE]
+    if not remote:
+        return _Fine("no data was read over a network")
+    row = max(remote, key=lambda row: row.read_bytes)
+    times = row.read_bytes / row.size_bytes if row.size_bytes else 0.0
+    if times < REREAD:
+        return _Fine(f"read {show(times, 'x')} from {row.kind}")
+    share = row.read_bytes / sum(one.read_bytes for one in known)
+    return _Found(
+        measures.data_storage_s * share * (1 - 1 / times),
+        (
+            f"{show(row.size_bytes, 'B')} on {row.mount} ({row.kind}) was read {show(times, 'x')}: "
+            f"{show(row.read_bytes, 'B')}",
+        ),
+        (
+            Remedy("job", f"copy {show(row.size_bytes, 'B')} to this node's disk before training"),
+            FASTER_TIER,
+        ),
+        "storage",
+    )
+
+
+def mapped_files(measures: Measures) -> _Said:
+    """Data files are mapped into memory: reading through a mapping makes no call, and a page that
+    is not in memory stops the thread."""
+    known = measures.recording
+    if not known.mapped_files:
+        return _Fine("no data file is mapped into memory")
+    mapped = count(known.mapped_files, "data file")
+    return _Unjudged(f"{mapped} mapped into memory, and page faults are not recorded")
+
+
+STRAGGLES = 1.5  # times the median: ui.md's catalogue; DFAnalyzer's rank ratio is the same
+
+
+def straggler(measures: Measures) -> _Said:
+    """One worker takes one and a half times as long for a batch as the median worker, or one rank
+    waits for data one and a half times as long as the median rank."""
+    slow = [said for said in (_slow_worker(measures), _slow_rank(measures)) if said]
+    if slow:
+        return max(slow, key=lambda said: said.gain_s or 0.0)
+    if len(measures.workers) < 2 and len(measures.ranks) < 2:
+        return _Fine("one worker, one rank: none to compare")
+    return _Fine("workers and ranks are balanced")
+
+
+TAIL = 10.0  # times: ui.md's catalogue
+TAIL_SHARE = 0.30
+
+
+def tail_latency(measures: Measures) -> _Said:
+    """The 99th percentile of reads is ten times the median, and reads beyond ten medians are 30 %
+    or more of the blocking reads' time."""
+    reads = measures.blocking_reads
+    if not reads.blocking_s or not reads.p50_s or not reads.p99_s:
+        return _Fine("no read of data blocked the step loop")
+    ratio, share = reads.p99_s / reads.p50_s, reads.tail_s / reads.blocking_s
+    says = f"99th percentile {show(ratio, 'x')} the median"
+    if ratio < TAIL or share < TAIL_SHARE:
+        return _Fine(says)
+    return _Found(
+        reads.tail_s,
+        (
+            f"{says}: {show(reads.p99_s, 's')} and {show(reads.p50_s, 's')}",
+            f"reads beyond ten medians are {per_cent(share)} of the blocking reads' time",
+        ),
+        (
+            Remedy("loader", "fetch further ahead: DataLoader(prefetch_factor=4 or more)"),
+            FASTER_TIER,
+        ),
+        "latencies",
+    )
+
+
+# A third of the reads of a program that reads whole files: one that moves data, one that does not.
+EMPTY_SHARE = 0.30
+
+
+def empty_reads(measures: Measures) -> _Said:
+    """30 % of the reads or more move nothing: they ask at the end of a file whether there is more,
+    one system call a file for nothing."""
+    data, reads = measures.reading, measures.blocking_reads
+    share = data.empty_reads / data.reads if data.reads else 0.0
+    says = f"{per_cent(share)} of {count(data.reads, 'read')} are empty"
+    if share < EMPTY_SHARE:
+        return _Fine(says)
+    return _Found(
+        reads.empty_s,
+        (f"{says}: one system call a file for nothing",),
+        (
+            Remedy(
+                "code",
+                "read a known number of bytes: os.pread(fd, size, 0), or buffering=0 and one read",
+            ),
+        ),
+        "operations",
+    )
+
+
+LEAST_SLOTS = 5
+CROWDED = 0.80  # of the best bandwidth: beyond the noise of neighbouring slots
+LARGE_READ_BYTES = 256 << 10  # below it more reads at once cost calls, not seeks
+
+
+def too_many_readers(measures: Measures) -> _Said:
+    """With twice as many large reads under way, or more, data is read at less than 80 % of the best
+    bandwidth of this run: the device seeks between them."""
+    levels = [row for row in measures.concurrency if row.slots >= LEAST_SLOTS]
+    if len(levels) < 2:
+        return _Fine("the number of reads under way hardly changed")
+    best, most = max(levels, key=lambda row: row.bandwidth_bps), levels[-1]
+    says = (
+        f"{show(most.bandwidth_bps, 'B/s')} with {count(most.level, 'read')} under way, "
+        f"{show(best.bandwidth_bps, 'B/s')} with {best.level}"
+    )
+    falls = most.bandwidth_bps < CROWDED * best.bandwidth_bps and most.level >= 2 * best.level
+    if not falls or min(best.read_bytes, most.read_bytes) < LARGE_READ_BYTES:
+        return _Fine(says)
+    kept = most.bandwidth_bps / best.bandwidth_bps
+    return _Found(
+        measures.wait_s("read") * (1 - kept),
+        (says, f"reads of {show(most.read_bytes, 'B')} in the mean"),
+        (
+            Remedy("loader", f"{count(best.level, 'reader')} at once, in larger pieces"),
+            Remedy(
+                "whatif",
+                "measure it",
+                f"penstock whatif RUN --threads {best.level}",
+            ),
+        ),
+        "bandwidth",
+    )
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+BUSY = 0.90  # of the data wait in fetches, all workers: what is left are queues and hand-overs
+CPU_SHARE = 0.50
+QUEUE_SHARE = 0.20
+
+
+def too_few_workers(measures: Measures) -> _Said:
+    """While the step loop waits all workers fetch (90 % of the time and more), or it fetches
+    itself, and there is a processor for another worker."""
+    training = measures.training
+    wait_s = measures.wait_s("read", "write", "metadata", "cpu", "blocked", "not scheduled")
+    left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
+    mains = max(1, training.mains)
+    workers, cpus = measures.workers, measures.machine.cpus
+    each = len(workers) // mains if workers else 0
+    fetch_s = sum(row.fetch_s for row in workers) / mains if workers else wait_s
+    if not wait_s:
+        return _Fine("the step loop does not wait for fetches")
+    waited_s = sum(row.waited_s for row in workers)
+    busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
+    says = (
+        f"{count(each, 'worker')}, busy {per_cent(busy)} of the wait" if workers else "no workers"
+    )
+    if busy < BUSY:
+        return _Fine(says)
+    cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else measures.wait_s("cpu")
+    # Computing takes a processor of its own; what a worker needs is its time on one.
+    of_one = min(1.0, cpu_s / fetch_s) if fetch_s else 0.0
+    room = None if cpus is None else int((cpus / mains - 1) / max(of_one, 0.05))
+    wanted = -(-fetch_s // max(left_s, 1e-9)) + 1
+    wanted = int(min(wanted, 64 if room is None else room))
+    if wanted <= each:
+        return _Fine(f"{says}, and {count(cpus or 0, 'processor')} leave no room for more")
+    told = "how many processors there are was not noted" if cpus is None else ""
+    return _Found(
+        max(0.0, wait_s - max(0.0, fetch_s / wanted - left_s)),
+        tuple(
+            filter(
+                None,
+                (
+                    f"{says}; fetching takes {show(fetch_s, 's')}, the steps {show(left_s, 's')}",
+                    f"a fetch is {per_cent(of_one)} on the processor"
+                    + (f", {count(cpus, 'processor')}" if cpus else ""),
+                    told,
+                ),
+            )
+        ),
+        (Remedy("loader", f"DataLoader(num_workers={wanted})"),),
+        "epochs",
+    )
+
+
+def decode_bound(measures: Measures) -> _Said:
+    """Half of the data wait or more is workers' time on a processor, outside file calls: decoding,
+    augmenting.  A faster disk would not help."""
+    share = measures.wait_share("cpu")
+    says = f"{per_cent(share)} of the data wait is on the processor, outside file calls"
+    if share < CPU_SHARE:
+        return _Fine(says)
+    return _Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
+
+
+def oversubscribed(measures: Measures) -> _Said:
+    """20 % of the data wait or more is workers ready to run without a processor."""
+    share = measures.wait_share("not scheduled")
+    says = f"{per_cent(share)} of the data wait is workers without a processor"
+    if share < QUEUE_SHARE:
+        return _Fine(says)
+    cpus, workers = measures.machine.cpus, len(measures.workers)
+    there = f"{count(cpus, 'processor')} for " if cpus else ""
+    return _Found(
+        measures.wait_s("not scheduled"),
+        (says, f"{there}{count(workers, 'worker')} and {count(measures.training.mains, 'rank')}"),
+        (
+            Remedy(
+                "job",
+                "ask for more processors (Slurm: --cpus-per-task), or fewer workers and "
+                "torch.set_num_threads(1) in them",
+            ),
+        ),
+        "processes",
+    )
+
+
+STARTUP_SHARE = 0.05
+
+
+def slow_startup(measures: Measures) -> _Said:
+    """The first batch takes more than 5 % of the run: listing files, starting workers, filling the
+    queue."""
+    training = measures.training
+    first_s = training.first_batch_s
+    if first_s is None:
+        return _Fine("no first batch was waited for")
+    whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
+    says = f"first batch after {show(first_s, 's')}, {per_cent(first_s / whole_s)} of the run"
+    if first_s <= STARTUP_SHARE * whole_s:
+        return _Fine(says)
+    parts = sorted(measures.first_batch_parts.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{part} {show(s, 's')}" for part, s in parts[:3] if s >= 0.05 * first_s)
+    return _Found(
+        first_s,
+        (says, *([told] if told else [])),
+        (
+            Remedy(
+                "loader",
+                "DataLoader(persistent_workers=True); keep the list of files instead of making it",
+            ),
+        ),
+        "epochs",
+        whole_s,
+    )
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def checkpoint_blocks(measures: Measures) -> _Said:
+    """The step loop stands still while a checkpoint is saved."""
+    block_s = measures.training.checkpoint_block_s or 0.0
+    saves = [save for save in measures.checkpoints if save.blocks]
+    if not saves:
+        return _Fine("no checkpoint stops the steps")
+    mean_s = sum(save.duration_s for save in saves) / len(saves)
+    size = sum(save.written_bytes for save in saves) / len(saves)
+    in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
+    speed = f" at {show(size / mean_s, 'B/s')}" if size and mean_s else ""
+    return _Found(
+        block_s,
+        (
+            f"{count(len(saves), 'save')} of {show(mean_s, 's')}, {show(size, 'B')} each{speed}",
+            f"{per_cent(in_calls)} of it in file calls",
+        ),
+        (ASYNC_SAVE, Remedy("code", "save less often, or to a faster tier")),
+        "checkpoints",
+    )
+
+
+def slow_checkpoint_target(measures: Measures) -> _Said:
+    """Checkpoints are written at less than 30 % of what another mounted tier was measured to
+    give."""
+    saves = [save for save in measures.checkpoints if save.blocks and save.call_s]
+    if not saves:
+        return _Fine("no checkpoint stops the steps in file calls")
+    here = max(
+        (row for row in measures.storage if row.path_class == "output"),
+        key=lambda row: row.written_bytes,
+        default=None,
+    )
+    others = [
+        tier
+        for tier in measures.ceilings
+        if tier.op == "write" and (here is None or tier.mount != here.mount)
+    ]
+    if not others:
+        return _Unjudged("no other tier was measured; `penstock ceiling PATH --write` does it")
+    best = max(others, key=lambda tier: tier.bandwidth_bps)
+    bandwidth_bps = sum(s.written_bytes for s in saves) / sum(s.call_s for s in saves)
+    says = (
+        f"{show(bandwidth_bps, 'B/s')} in the calls; {best.mount} gives "
+        f"{show(best.bandwidth_bps, 'B/s')}"
+    )
+    if bandwidth_bps >= FAR_BELOW * best.bandwidth_bps:
+        return _Fine(says)
+    return _Found(
+        measures.checkpoint_storage_s * (1 - bandwidth_bps / best.bandwidth_bps),
+        (says,),
+        (Remedy("code", f"save to {best.mount} and copy from there beside the training"),),
+        "checkpoints",
+    )
+
+
+SAME_BYTES = 0.99  # of the largest: headers and names differ from rank to rank
+
+
+def duplicate_writes(measures: Measures) -> _Said:
+    """Several ranks write a checkpoint of the same size at the same turn: likely the same bytes.
+    Contents are not compared."""
+    turns = _turns(measures)
+    same = [turn for turn in turns if _is_alike(turn)]
+    if not turns:
+        return _Fine("one rank saves")
+    if not same:
+        return _Fine("ranks write checkpoints of different sizes")
+    extra = sum(sum(s.written_bytes for s in turn[1:]) for turn in same)
+    block_s = sum(sum(s.duration_s for s in turn if s.blocks) for turn in same)
+    mains = max(1, measures.training.mains)
+    return _Found(
+        block_s / mains * (1 - len(same) / sum(len(turn) for turn in same)),
+        (
+            f"{count(len(same), 'save')} by {len(same[0])} ranks with the same number of bytes: "
+            f"{show(extra, 'B')} too many, if they are the same (contents are not compared)",
+        ),
+        (
+            Remedy("code", "save on rank 0 only what all ranks hold, or each its own shard"),
+            ASYNC_SAVE,
+        ),
+        "checkpoints",
+    )
+
+
+RESTORE_S = 30.0  # ui.md's catalogue
+
+
+def slow_restore(measures: Measures) -> _Said:
+    """Loading checkpoints takes more than 30 seconds."""
+    loads = measures.restores
+    mains = max(1, measures.training.mains)
+    load_s = sum(load.duration_s for load in loads) / mains
+    if not loads:
+        return _Fine("no checkpoint was loaded")
+    bytes_read = sum(load.read_bytes for load in loads)
+    says = f"{count(len(loads), 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"
+    if load_s <= RESTORE_S:
+        return _Fine(says)
+    return _Found(
+        load_s,
+        (f"{says} at {show(bytes_read / mains / load_s, 'B/s')}",),
+        (Remedy("job", "keep the newest checkpoint on this node's disk"), FASTER_TIER),
+        "checkpoints",
+        (measures.training.startup_s or 0.0) + (measures.training.wall_s or 0.0),
+    )
+
+
+# --- the recording itself ------------------------------------------------------------------------
+
+
+def incomplete(measures: Measures) -> _Said:
+    """Events are only counted, lost, or cut off, so that numbers which need them are too small."""
+    state, why = measures.events_state
+    if state == "measured":
+        return _Fine("nothing was lost")
+    return _Found(
+        None,
+        (why,),
+        (
+            Remedy(
+                "job",
+                "a larger budget keeps more single events",
+                "penstock run --budget 8GiB COMMAND",
+            ),
+        )
+        if measures.recording.folded
+        else (Remedy("job", "the notes say what ended the recording", "penstock report RUN"),),
+    )
+
+
+OVERHEAD = 0.02
+
+
+def overhead(measures: Measures) -> _Said:
+    """The recorder's own cost is more than 2 % of the processes' time."""
+    known = measures.recording
+    if known.event_cost_ns is None or not known.life_s:
+        return _Unjudged("the cost of one call was not measured in this run")
+    cost_s = known.calls * known.event_cost_ns / 1e9
+    share = cost_s / (known.life_s * max(1, known.processes))
+    says = f"{show(cost_s, 's')} for {count(known.calls, 'call')}, {per_cent(share)} of the time"
+    if share < OVERHEAD:
+        return _Fine(says)
+    return _Found(
+        None,
+        (says,),
+        (Remedy("code", "record a window: with penstock.record() around some steps"),),
+    )
+
+
+# --- what rules have in common -------------------------------------------------------------------
+
+
+def _worst_directory(measures: Measures) -> tuple[str, ...]:
+    """Where the step loop was blocked longest, if that says anything."""
+    rows = [row for row in measures.directories if row.path_class == "data" and row.blocking_s]
+    if not rows:
+        return ()
+    row = max(rows, key=lambda row: row.blocking_s)
+    return (f"most in {row.path}: {show(row.blocking_s, 's')}",)
+
+
+def _main_storage(measures: Measures) -> Storage | None:
+    """The file system that most data was read from."""
+    rows = [row for row in measures.storage if row.path_class == "data" and row.read_bytes]
+    return max(rows, key=lambda row: row.read_bytes, default=None)
+
+
+def _read_ceiling(measures: Measures) -> float | None:
+    row = _main_storage(measures)
+    return row.read_ceiling_bps if row else None
+
+
+WAITS = 0.20  # of a piece of the wall time: then its bandwidth is that of a waiting job
+
+
+def _waiting_bandwidth(measures: Measures) -> float | None:
+    """Bytes per second of data reads in the pieces of the wall time in which the job waits."""
+    mains = max(1, measures.training.mains)
+    pieces = [p for p in measures.drift if p.waits_s >= WAITS * p.piece_s * mains]
+    whole_s = sum(piece.piece_s for piece in pieces)
+    return sum(piece.read_bytes for piece in pieces) / whole_s if whole_s else None
+
+
+def _cliff(pieces: Sequence[tuple[float, int]]) -> tuple[int, float, float]:
+    """Where to cut waits and steps so that the wait per step grows most: (at, before, after)."""
+    best = (LEAST_PIECES, 0.0, 0.0)
+    most = -1.0
+    for at in range(LEAST_PIECES, len(pieces) - LEAST_PIECES + 1):
+        before = _rate(pieces[:at])
+        after = _rate(pieces[at:])
+        # By the time lost, not by the ratio: that is largest where nothing waited before.
+        lost = (after - before) * sum(steps for _, steps in pieces[at:])
+        if lost > most:
+            most, best = lost, (at, before, after)
+    return best
+
+
+def _rate(pieces: Sequence[tuple[float, int]]) -> float:
+    steps = sum(n for _, n in pieces)
+    return sum(s for s, _ in pieces) / steps if steps else 0.0
+
+
+def _slower(pieces: Sequence[tuple[float, int]], at: int) -> float:
+    """How many times as long a byte takes after the cut; 0 where nothing was read before it."""
+    before, after = _rate(pieces[:at]), _rate(pieces[at:])
+    return after / before if before else 0.0
+
+
+LEAST_FETCHES = 5
+
+
+def _slow_worker(measures: Measures) -> _Found | None:
+    best: _Found | None = None
+    for _, group in groupby(measures.workers, key=lambda row: row.main):
+        rows = [row for row in group if row.fetches >= LEAST_FETCHES]
+        if len(rows) < 2:
+            continue
+        means = [row.fetch_s / row.fetches for row in rows]
+        slow = max(range(len(rows)), key=lambda place: means[place])
+        # Of two, the median would be half the slow one's.
+        usual = median(means[:slow] + means[slow + 1 :])
+        if means[slow] < STRAGGLES * usual:
+            continue
+        owed = sorted(row.owed_s for row in rows)
+        gain_s = max(0.0, rows[slow].owed_s - median(owed[:-1]))
+        of_rank = "" if rows[slow].rank is None else f" of rank {rows[slow].rank}"
+        found = _Found(
+            gain_s / max(1, measures.training.mains),
+            (
+                f"worker {rows[slow].worker}{of_rank} takes {show(means[slow], 's')} a batch, "
+                f"the others {show(usual, 's')}",
+                f"the step loop waited {show(rows[slow].owed_s, 's')} for it",
+            ),
+            (Remedy("loader", "give each worker an equal share: files of like size, mixed"),),
+            "processes",
+        )
+        if best is None or (found.gain_s or 0.0) > (best.gain_s or 0.0):
+            best = found
+    return best
+
+
+def _slow_rank(measures: Measures) -> _Found | None:
+    waits = {row.rank if row.rank is not None else row.process: row for row in measures.ranks}
+    if len(waits) < 2:
+        return None
+    slow, row = max(waits.items(), key=lambda item: item[1].data_wait_s)
+    usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
+    if row.data_wait_s < STRAGGLES * usual:
+        return None
+    return _Found(
+        row.data_wait_s - usual,
+        (
+            f"rank {slow} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
+            f"the others {show(usual, 's')}",
+        ),
+        (Remedy("job", "give each rank an equal share of the bytes; look at that node's tier"),),
+        "processes",
+    )
+
+
+def _turns(measures: Measures) -> list[list[Checkpoint]]:
+    """Checkpoints of several ranks, the n-th of each together; largest first."""
+    mains = {row.process for row in measures.ranks}
+    by_process: dict[int, list[Checkpoint]] = {}
+    for save in measures.checkpoints:
+        if save.process in mains and save.written_bytes:
+            by_process.setdefault(save.process, []).append(save)
+    if len(by_process) < 2:
+        return []
+    turns = zip(*by_process.values(), strict=False)
+    return [sorted(turn, key=lambda save: -save.written_bytes) for turn in turns]
+
+
+def _is_alike(turn: Sequence[Checkpoint]) -> bool:
+    return (
+        turn[-1].written_bytes >= SAME_BYTES * turn[0].written_bytes
+        and len({save.files for save in turn}) == 1
+    )
+
+
+# --- the rules, in the order they are told -------------------------------------------------------
+
+_UI = "the first catalogue, from the study of eleven tools"
+RULES: tuple[Rule, ...] = (
+    Rule("D1", "metadata storm", metadata_storm, f"{_UI}; five calls are Python's own"),
+    Rule("D2", "small reads, bound by latency", small_reads, _UI),
+    Rule(
+        "D3",
+        "bandwidth at the tier's ceiling",
+        bandwidth_bound,
+        f"{_UI}; DFAnalyzer's bw_saturation",
+        ("D2", "W1"),
+    ),
+    Rule("D4", "random reads of large files", random_reads, "Drishti's P11", ("D2",)),
+    Rule("D5", "cache cliff", cache_cliff, f"{_UI}; the Nurion study's steps at epoch ends"),
+    Rule("D6", "the same data again over the network", reread_remote, _UI),
+    Rule("D7", "page faults of mapped files", mapped_files, _UI),
+    Rule("D8", "straggler", straggler, f"{_UI}; DFAnalyzer's rank ratio"),
+    Rule("D9", "tail latency", tail_latency, _UI),
+    Rule("W1", "too few workers", too_few_workers, _UI),
+    Rule("W2", "decoding on the processor, not I/O", decode_bound, _UI),
+    Rule("W3", "more workers than processors", oversubscribed, _UI, ("W1",)),
+    Rule("W4", "slow start-up", slow_startup, _UI),
+    Rule("C1", "checkpoint blocks the steps", checkpoint_blocks, _UI),
+    Rule("C2", "slow checkpoint target", slow_checkpoint_target, _UI),
+    Rule("C3", "ranks write the same bytes", duplicate_writes, _UI),
+    Rule("C4", "slow restart", slow_restore, _UI),
+    Rule("E1", "empty reads at end of file", empty_reads, "the TensorFlow I/O studies"),
+    Rule(
+        "E2",
+        "too many readers on a device that seeks",
+        too_many_readers,
+        "tf-Darshan's malware case",
+        ("W1",),
+    ),
+    Rule(
+        "X1", "recording incomplete", incomplete, "a number that lacks events", needs_training=False
+    ),
+    Rule("X2", "cost of recording", overhead, _UI, needs_training=False),
+)
 
 
 def judge(measures: Measures) -> Judgement:
-    """Asks every rule."""
-    found: list[Finding] = []
-    checks: list[Check] = []
+    """Asks every rule; keeps what is worth a change and what no other finding explains."""
+    found: dict[str, Finding] = {}
+    checks: dict[str, Check] = {}
     for rule in RULES:
+        if rule.needs_training and not measures.has_training:
+            checks[rule.rule] = Check(rule.rule, rule.title, "not judged", "no training steps seen")
+            continue
         said = rule.judges(measures)
-        if isinstance(said, Check):
-            checks.append(said)
-        elif said.share.value is not None and said.share.value < WORTH:
-            checks.append(Check(rule.rule, rule.title, "fine", said.evidence[0]))
+        if isinstance(said, _Found):
+            finding = _finding(rule, said, measures)
+            if finding.share.value is None or finding.share.value >= WORTH:
+                found[rule.rule] = finding
+                continue
+            told = f"{per_cent(finding.share.value)} of the wall time: {said.evidence[0]}"
+            checks[rule.rule] = Check(rule.rule, rule.title, "fine", told)
         else:
-            found.append(said)
-    for finding in tuple(found):
-        for rule in RULES:
-            if rule.rule == finding.rule:
-                for other in tuple(found):
-                    if other.rule in rule.suppresses:
-                        found.remove(other)
-                        why = f"suppressed by {finding.rule}: {other.evidence[0]}"
-                        checks.append(Check(other.rule, other.title, "suppressed", why))
-    order = [rule.rule for rule in RULES]
-    checks.sort(key=lambda check: order.index(check.rule))
-    found.sort(key=lambda finding: -(finding.gain.value or 0.0))
-    return Judgement(tuple(found), tuple(checks))
+            state = "fine" if isinstance(said, _Fine) else "not judged"
+            checks[rule.rule] = Check(rule.rule, rule.title, state, said.says)
+    for rule in RULES:
+        for other in rule.suppresses if rule.rule in found else ():
+            if silenced := found.pop(other, None):
+                told = f"{rule.rule} explains it: {silenced.evidence[0]}"
+                checks[other] = Check(other, silenced.title, "suppressed", told)
+    return Judgement(
+        tuple(sorted(found.values(), key=lambda finding: -(finding.gain.value or 0.0))),
+        tuple(checks[rule.rule] for rule in RULES if rule.rule in checks),
+    )
+
+
+def _finding(rule: Rule, said: _Found, measures: Measures) -> Finding:
+    of_s = said.of_s or measures.training.wall_s
+    if said.gain_s is None or not of_s:
+        none = Number(None, "s", "not measured", "it is no wait")
+        share = Number(None, "share", "not measured", "it is no wait")
+        return Finding(rule.rule, rule.title, said.evidence, none, share, said.remedies, said.shown)
+    state, why = measures.events_state
+    state_of_gain: State = "derived" if state == "measured" else state
+    return Finding(
+        rule.rule,
+        rule.title,
+        said.evidence,
+        Number(said.gain_s, "s", state_of_gain, why),
+        Number(said.gain_s / of_s, "share", state_of_gain, why),
+        said.remedies,
+        said.shown,
+    )
+
+
+def describe_rules() -> str:
+    """RULES as Markdown, for the documentation."""
+    parts = []
+    for rule in RULES:
+        text = " ".join((rule.judges.__doc__ or "").split())
+        lines = [f"## {rule.rule}: {rule.title}", "", text, "", f"Thresholds from: {rule.source}."]
+        if rule.suppresses:
+            lines.append(f"Silences: {', '.join(rule.suppresses)}.")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

@@ -426,6 +426,8 @@ class Worker:
     cpu_s: float | None
     life_s: float
     owed_s: float
+    waited_s: float
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)

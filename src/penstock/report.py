@@ -251,7 +251,7 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         subtitle=_subtitle(measures),
         verdict=_verdict(measures),
         findings=tuple(_with_run(finding, run) for finding in judgement.findings),
-        checks=judgement.checks,
+        checks=tuple(replace(check, says=_typed(check.says, run)) for check in judgement.checks),
         wall=_wall(measures),
         stretches=_stretches(measures),
         wait=_wait_parts(measures),
@@ -273,10 +273,14 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
 def _with_run(finding: Finding, run: str) -> Finding:
     """The finding with commands that can be typed as they stand."""
     typed = tuple(
-        replace(remedy, command=re.sub(r"\bRUN\b", lambda _: shlex.quote(run), remedy.command))
-        for remedy in finding.remedies
+        replace(remedy, command=_typed(remedy.command, run)) for remedy in finding.remedies
     )
     return replace(finding, remedies=typed)
+
+
+def _typed(text: str, run: str) -> str:
+    """The text with the run's folder where RUN stands, as a shell wants it."""
+    return re.sub(r"\bRUN\b", lambda _: shlex.quote(run), text)
 
 
 def _binary(size_bytes: float) -> str:

@@ -1,5 +1,5 @@
 -- What kind of POSIX reads of data files blocked the step loop; seconds are means over main processes.
---   calls, read_bytes  of the reads that began while it was blocked
+--   calls, read_bytes  of the reads that began while it was blocked and moved something
 --   blocking_s  the time of these reads in which the step loop was blocked by them
 --   empty_s   of it in reads that moved nothing: at the end of a file
 --   small_s   in reads that moved less than 256 KiB, empty ones excepted
@@ -45,7 +45,7 @@ inside AS (
 ),
 sums AS (
     SELECT
-        count(*) FILTER (WHERE begins) AS calls,
+        count(*) FILTER (WHERE begins AND moved_bytes > 0) AS calls,
         sum(moved_bytes) FILTER (WHERE begins) AS bytes,
         sum(ns) AS ns,
         sum(ns) FILTER (WHERE moved_bytes = 0) AS empty_ns,

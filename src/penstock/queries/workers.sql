@@ -3,7 +3,8 @@
 --   fetches, fetch_s  batches fetched, and the time in them
 --   life_s    from the start of its loop to the last thing it did
 --   owed_s    data wait in the wall time for batches of this worker
---   main_owed_s  the data wait of its main process for all its workers together
+--   waited_s  data wait of its main process in the wall time; busy_s the part of it in which this worker
+--             was in a fetch, whoever owed the batch
 WITH loops AS (
     SELECT s.process, min(s.start_ns) AS start_ns, min(s.index) AS worker
     FROM spans AS s
@@ -22,6 +23,33 @@ fetched AS (
     WHERE worker_ns IS NOT NULL
     GROUP BY process
 ),
+-- How long the main process had waited up to the beginning of each wait: between two waits it stays.
+summed AS (
+    SELECT
+        process AS main,
+        start_ns,
+        end_ns,
+        sum(end_ns - start_ns) OVER (PARTITION BY process ORDER BY start_ns)
+            - (end_ns - start_ns) AS before_ns
+    FROM waits
+    WHERE in_wall
+),
+ends AS (
+    SELECT process, main, start_ns AS ns, -1 AS sign FROM fetches WHERE worker_ns IS NOT NULL
+    UNION ALL
+    SELECT process, main, end_ns, 1 FROM fetches WHERE worker_ns IS NOT NULL
+),
+busy AS (
+    SELECT
+        e.process,
+        sum(e.sign * (s.before_ns + least(e.ns, s.end_ns) - s.start_ns)) AS ns
+    FROM ends AS e
+    ASOF JOIN summed AS s ON s.main = e.main AND s.start_ns <= e.ns
+    GROUP BY e.process
+),
+waited AS (
+    SELECT main, sum(end_ns - start_ns) AS ns FROM summed GROUP BY main
+),
 owed AS (
     SELECT process, sum(to_ns - from_ns) AS ns
     FROM stretches
@@ -37,10 +65,14 @@ SELECT
     f.ns / 1e9 AS fetch_s,
     f.cpu_ns / 1e9 AS cpu_s,
     (f.last_ns - l.start_ns) / 1e9 AS life_s,
-    coalesce(o.ns, 0) / 1e9 AS owed_s
+    coalesce(o.ns, 0) / 1e9 AS owed_s,
+    coalesce(w.ns, 0) / 1e9 AS waited_s,
+    greatest(0, coalesce(b.ns, 0)) / 1e9 AS busy_s
 FROM fetched AS f
 JOIN loops AS l ON l.process = f.process
 LEFT JOIN owed AS o ON o.process = f.process
+LEFT JOIN waited AS w ON w.main = f.main
+LEFT JOIN busy AS b ON b.process = f.process
 LEFT JOIN processes AS p ON p.process = f.main
 ORDER BY f.main, l.worker, f.process
 LIMIT 1000

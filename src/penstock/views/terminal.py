@@ -6,6 +6,7 @@ the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
 
 import itertools
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -15,7 +16,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.errors import MissingDependency
-from penstock.report import Cell, Fact, Part, Report, Table, show
+from penstock.report import Cell, Fact, Finding, Part, Remedy, Report, Table
+from penstock.words import show
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +59,7 @@ HEADINGS = {
     "read_bytes": "read",
     "read_times": "read/size",
 }
+FINDINGS = 5  # on the screen; the page has them all
 PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 
 ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|"})
@@ -80,6 +83,10 @@ class _Paper:
 
     def wrap(self, text: str) -> list[str]:
         return textwrap.wrap(self.clean(text), self.width)
+
+    @property
+    def arrow(self) -> str:
+        return "→ " if self.is_utf8 else "> "
 
     @property
     def block(self) -> str:
@@ -193,13 +200,46 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
         drawn += [_text(), _bar(report, paper), *_legend(report, paper)]
     drawn.append(_text())
     facts = [_fact(fact) for fact in report.stretches]
-    return drawn + [_text(line) for line in _flowed(facts, paper.width)]
+    drawn += [_text(line) for line in _flowed(facts, paper.width)]
+    for number, finding in enumerate(report.findings[:FINDINGS], 1):
+        drawn += [_text(), *_finding(number, finding, paper)]
+    if more := report.findings[FINDINGS:]:
+        told = ", ".join(f"{finding.title} ({finding.rule})" for finding in more)
+        drawn += [_text(), *(_text(line, "dim") for line in paper.wrap(f"Also: {told}"))]
+    return drawn
+
+
+def _finding(number: int, finding: Finding, paper: _Paper) -> list["Text"]:
+    """Title and gain in one line, then the evidence, then what to do."""
+    title = f"{number}  {finding.title} ({finding.rule})"
+    gain = ""
+    if finding.gain.value is not None:
+        gain = f"up to {show(finding.gain.value, 's')}, {show(finding.share.value, 'share')}"
+    head = _text(paper.elide(title, paper.width - len(gain) - 1), "bold")
+    head.append(gain.rjust(paper.width - len(head)), "not bold")
+    lines = [head]
+    said = [("", evidence, "") for evidence in finding.evidence]
+    for remedy in _told(finding.remedies):
+        said.append((paper.arrow, remedy.says, "green"))
+        if remedy.command:
+            said.append((" " * len(paper.arrow), remedy.command, "bold"))
+    for mark, text, style in said:
+        wrapped = _filled(paper.clean(text), paper.width - 3 - len(mark))
+        for place, line in enumerate(wrapped):
+            lines.append(_text(f"   {mark if not place else ' ' * len(mark)}{line}", style))
+    return lines
+
+
+def _told(remedies: Sequence[Remedy]) -> list[Remedy]:
+    """The first remedy, and the first that is a command: the others are on the page."""
+    commands = [remedy for remedy in remedies if remedy.command]
+    return [*remedies[:1], *(remedy for remedy in commands[:1] if remedy not in remedies[:1])]
 
 
 def _filled(text: str, width: int) -> list[str]:
-    """Lines of at most `width`; a number and its per cent stay together."""
-    lines = textwrap.wrap(text.replace(" %", "\xa0%"), width)
-    return [line.replace("\xa0", " ") for line in lines]
+    """Lines of at most `width`; a number and its unit stay together."""
+    held = re.sub(r"(\d) (?=(%|[kMGTPnµm]?[sB](/s)?)(\W|$))", "\\1\xa0", text)
+    return [line.replace("\xa0", " ") for line in textwrap.wrap(held, width)]
 
 
 def _fact(fact: Fact) -> str:
@@ -257,6 +297,7 @@ def _legend(report: Report, paper: _Paper) -> list["Text"]:
 def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     data_s = sum(part.s or 0.0 for part in report.wait)
     return [
+        _checks(report, paper),
         _parts(f"What the job waited for: {show(data_s, 's')} of data wait", report.wait, paper),
         _parts("What the first batch waited for", report.first_batch, paper),
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
@@ -271,6 +312,33 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _missing(report, paper),
         _cost(report, paper),
     ]
+
+
+def _checks(report: Report, paper: _Paper) -> list["Text"]:
+    """What was looked at and is no trouble, and what could not be looked at."""
+    if report.verdict.level == "unknown":  # nothing could, and the verdict says why
+        return []
+    fine = [check.title for check in report.checks if check.state == "fine"]
+    lines = []
+    if fine:
+        lines.append(_heading("Checked and fine", paper))
+        lines += [_text(f"  {line}", "dim") for line in _flowed(fine, paper.width - 2, " · ")]
+    for state, title in (("suppressed", "Explained by another"), ("not judged", "Not judged")):
+        # Several rules may lack the same thing: said once.
+        whys: dict[str, list[str]] = {}
+        for check in report.checks:
+            if check.state == state:
+                whys.setdefault(check.says, []).append(check.title)
+        if whys:
+            lines.append(_heading(title, paper))
+        for why, titles in whys.items():
+            told = f"{', '.join(titles)}: {why}"
+            wrapped = _filled(paper.clean(told), paper.width - 4)
+            lines += [
+                _text(f"  {'  ' if place else ''}{line}", "dim")
+                for place, line in enumerate(wrapped)
+            ]
+    return lines
 
 
 def _heading(text: str, paper: _Paper, remark: str = "") -> "Text":
