@@ -1,5 +1,6 @@
 """Runs written down by hand: the tables of a run, filled without a recorder.  Times in ns."""
 
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Synthetic:
         default_factory=lambda: {name: [] for name in WRITTEN}
     )
     files: dict[str, int] = field(default_factory=dict)
+    ceilings: list[dict[str, Any]] = field(default_factory=list)
 
     def process(
         self,
@@ -154,6 +156,14 @@ class Synthetic:
     def note(self, key: str, value: str, process: int = 1) -> None:
         self.rows["notes"].append((process, key, value))
 
+    def ceiling(self, mount: str, op: str, bandwidth_bps: float) -> None:
+        """A tier that was measured."""
+        self.ceilings.append(
+            {"path": mount, "mount": mount, "kind": "ext4", "op": op, "order": "sequential"}
+            | {"request_bytes": 1 << 20, "threads": 4, "bandwidth_bps": bandwidth_bps}
+            | {"calls_hz": bandwidth_bps / (1 << 20), "is_cold": True, "unix_ns": 0}
+        )
+
     def fold(
         self, op: str, calls: int, *, path: str = "/data/a", process: int = 1, **of: int
     ) -> None:
@@ -178,6 +188,8 @@ class Synthetic:
                 writer.execute(f"CREATE OR REPLACE TABLE written ({types})")
                 _insert(writer, "written", self.rows[file])
                 writer.execute(f"COPY written TO '{path}'")
+        if self.ceilings:
+            (folder / "ceilings.json").write_text(json.dumps(self.ceilings))
         self.run = Run(folder, tables, {"start_unix_ns": 0, "running": []}, ())
         return self.run.connection
 
@@ -364,6 +376,6 @@ def reads(
         end = at + max(1, int(ms * MS))
         place = None if offset is None else offset + number * size
         run.call(op, at, end, path=path, moved=size if "read" in op else 0, process=process,
-                 asked=size, offset=place, thread=process)  # fmt: skip
+                 asked=size, offset=place)  # fmt: skip
         at = end
     return at

@@ -742,16 +742,16 @@ def _waiting_bandwidth(measures: Measures) -> float | None:
 
 
 def _cliff(pieces: Sequence[tuple[float, int]]) -> tuple[int, float, float]:
-    """Where to cut waits and steps so that the wait per step grows most: (at, before, after)."""
+    """Where to cut waits and steps so that the wait per step grows, and the two sides differ most:
+    (at, before, after).  The cut of least squares, as change points are found."""
     best = (LEAST_PIECES, 0.0, 0.0)
-    most = -1.0
+    most = 0.0
     for at in range(LEAST_PIECES, len(pieces) - LEAST_PIECES + 1):
-        before = _rate(pieces[:at])
-        after = _rate(pieces[at:])
-        # By the time lost, not by the ratio: that is largest where nothing waited before.
-        lost = (after - before) * sum(steps for _, steps in pieces[at:])
-        if lost > most:
-            most, best = lost, (at, before, after)
+        before, after = _rate(pieces[:at]), _rate(pieces[at:])
+        head, tail = (sum(steps for _, steps in part) for part in (pieces[:at], pieces[at:]))
+        between = head * tail / (head + tail) * max(0.0, after - before) ** 2
+        if between > most:
+            most, best = between, (at, before, after)
     return best
 
 

@@ -1,9 +1,9 @@
--- Bandwidth of data reads by how many were under way: the wall time in slots of at least 100 ms.
+-- Bandwidth of data reads by how many were under way: the wall time in slots of at least 100 ms, and of
+-- four times the 99th percentile of the reads, so that a read counts where it happens.
 --   level     reads under way, a mean over the slot, rounded
 --   slots     how many slots had that many, bytes_s their mean bandwidth
 --   read_bytes  mean bytes of a read in them
--- A read counts in the slot in which it began; slots shorter than the reads in them would lie, so those
--- with reads of a mean above half a slot are left out.
+-- A read counts in the slot in which it began.
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),
@@ -11,7 +11,11 @@ slots AS (
     SELECT
         from_ns,
         to_ns,
-        greatest(100000000, CAST((to_ns - from_ns) / 2000 AS BIGINT)) AS ns
+        CAST(greatest(
+            1e8,
+            (to_ns - from_ns) / 2000,
+            coalesce(4 * (SELECT p99_ns FROM read_quantiles), 0)
+        ) AS BIGINT) AS ns
     FROM extent
 ),
 reads AS (
@@ -38,7 +42,6 @@ SELECT
     sum(bytes) / (count(*) * any_value(slot_ns) / 1e9) AS bandwidth_bps,
     sum(bytes) / sum(reads) AS read_bytes
 FROM reads
-WHERE ns / reads <= slot_ns / 2
 GROUP BY level
 HAVING level > 0
 ORDER BY level
