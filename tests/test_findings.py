@@ -89,7 +89,7 @@ def test_a_control_job_has_no_finding() -> None:
 def test_metadata_storm() -> None:
     run = files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5)
     finding = found(run, "D1")
-    tells(finding, "13 per open", "2.00 ms each", "most in /data")
+    tells(finding, "506 calls on 39 data files", "13.3 per open", "2.00 ms each", "most in /data")
     # 27 ms a fetch, 26 of them open and stat; 5 ms are computed meanwhile, twice ahead.
     assert finding.gain.value == pytest.approx(measure(run).wait_s("metadata"))
     assert finding.share.value == pytest.approx(0.8, abs=0.1)

@@ -140,18 +140,19 @@ FAR_BELOW, NEAR = 0.30, 0.80
 def metadata_storm(measures: Measures) -> _Said:
     """Opening, examining and listing files takes 30 % of the wait for storage, or more than eight
     such calls are made for each file that is opened."""
-    data, wait_s = measures.reading, measures.wait_s("metadata")
+    seen, wait_s = measures.metadata, measures.wait_s("metadata")
     share = wait_s / measures.data_storage_s if measures.data_storage_s else 0.0
-    per_open = data.metadata / data.opens if data.opens else 0.0
+    per_open = seen.calls / seen.opens if seen.opens else 0.0
     says = f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open"
     if share < METADATA_SHARE and per_open <= METADATA_PER_OPEN:
         return _Fine(says)
-    mean_s = data.metadata_s / data.metadata if data.metadata else None
+    mean_s = seen.time_s / seen.calls if seen.calls else None
+    failed = f", {seen.failed:,} of them in vain" if seen.failed else ""
     return _Found(
         wait_s,
         (
-            f"{data.metadata:,} calls on {count(data.files, 'data file')}, "
-            f"{show(per_open, 'count')} per open, {show(mean_s, 's')} each",
+            f"{seen.calls:,} calls on {count(seen.files, 'data file')}, "
+            f"{show(per_open, 'count')} per open, {show(mean_s, 's')} each{failed}",
             f"{per_cent(share)} of the wait for storage",
             *_worst_directory(measures),
         ),

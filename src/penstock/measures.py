@@ -30,6 +30,7 @@ __all__ = [
     "HistogramBin",
     "Machine",
     "Measures",
+    "MetadataCalls",
     "Number",
     "Operation",
     "Pattern",
@@ -362,6 +363,17 @@ class BlindSpot:
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataCalls:
+    """queries/metadata.sql"""
+
+    calls: int
+    opens: int
+    failed: int
+    files: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BlockingReads:
     """queries/blocking_reads.sql"""
 
@@ -511,6 +523,7 @@ class Measures:
     checkpoints: tuple[Checkpoint, ...]
     processes: tuple[ProcessRow, ...]
     blind_spots: tuple[BlindSpot, ...]
+    metadata: MetadataCalls
     blocking_reads: BlockingReads
     pattern: Pattern
     concurrency: tuple[Concurrency, ...]
@@ -632,6 +645,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
         processes=_rows(engine, "process_list", ProcessRow),
         blind_spots=_rows(engine, "blind_spots", BlindSpot),
+        metadata=_row(engine, "metadata", MetadataCalls),
         blocking_reads=_row(engine, "blocking_reads", BlockingReads),
         pattern=_row(engine, "patterns", Pattern),
         concurrency=_rows(engine, "concurrency", Concurrency),

@@ -1,4 +1,5 @@
--- What kind of POSIX reads of data files blocked the step loop; seconds are means over main processes.
+-- What kind of POSIX reads of data files, and of files that the job had made, blocked the step loop;
+-- seconds are means over main processes.
 --   calls, read_bytes  of the reads that began while it was blocked and moved something
 --   blocking_s  the time of these reads in which the step loop was blocked by them
 --   empty_s   of it in reads that moved nothing: at the end of a file
@@ -16,7 +17,7 @@ calls AS (
         start_ns // getvariable('slot_ns') AS slot
     FROM file_calls
     WHERE start_ns // getvariable('slot_ns') = (start_ns + duration_ns) // getvariable('slot_ns')
-        AND path_class = 'data'
+        AND path_class IN ('data', 'output')
         AND op_number IN (FROM kinds)
 ),
 inside AS (
@@ -41,7 +42,7 @@ inside AS (
     WHERE s.is_blocking
         AND l.op_number IN (FROM kinds)
         AND l.file IS NOT NULL
-        AND coalesce(k.path_class, 'data') = 'data'
+        AND coalesce(k.path_class, 'data') IN ('data', 'output')
 ),
 sums AS (
     SELECT
