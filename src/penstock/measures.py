@@ -82,6 +82,7 @@ PREPARED = (
     "process_totals",
     "file_sums",
     "lives",
+    "timed_spans",
     "mains",
     "saves",
     "waits",

@@ -9,12 +9,11 @@ WITH loaders AS (
         s.process,
         s.index AS iterator,
         row_number() OVER (PARTITION BY s.process ORDER BY s.start_ns) AS epoch,
-        CASE WHEN s.duration_ns IS NOT NULL THEN s.a END AS workers,
-        CASE WHEN s.duration_ns IS NOT NULL THEN s.b END AS batch_size,
+        s.a AS workers,
+        s.b AS batch_size,
         s.start_ns,
-        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
-    FROM spans AS s
-    JOIN lives AS l ON l.process = s.process
+        s.end_ns
+    FROM timed_spans AS s
     WHERE s.kind = 'span' AND s.name = 'loader' AND s.process IN (SELECT process FROM mains)
 ),
 waited AS (

@@ -17,48 +17,29 @@ WITH workers AS (
     WHERE s.kind = 'span' AND s.name = 'worker'
     GROUP BY s.process
 ),
-spans_of_fetches AS (
+told AS (
     SELECT
-        s.process,
-        s.thread,
-        s.name,
-        s.index,
-        s.a,
-        s.b,
-        s.start_ns,
-        s.duration_ns,
-        lead(CASE WHEN s.name = 'fetch delay' THEN s.b END) OVER (
-            PARTITION BY s.process, s.thread, s.index ORDER BY s.start_ns
+        *,
+        lead(CASE WHEN name = 'fetch delay' THEN b END) OVER (
+            PARTITION BY process, thread, index ORDER BY start_ns
         ) AS delay_ns,
-        last_value(CASE WHEN s.name = 'fetch' AND s.duration_ns IS NOT NULL THEN s.a END IGNORE NULLS)
-            OVER (PARTITION BY s.process, s.thread ORDER BY s.start_ns) AS iterator
-    FROM spans AS s
-    WHERE s.kind = 'span' AND s.name IN ('fetch', 'fetch delay')
-),
-nested AS (
-    SELECT
-        s.*,
-        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns,
-        max(coalesce(s.start_ns + s.duration_ns, l.end_ns)) OVER (
-            PARTITION BY s.process, s.thread ORDER BY s.start_ns
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS before_ns
-    FROM spans_of_fetches AS s
-    JOIN lives AS l ON l.process = s.process
-    WHERE s.name = 'fetch'
+        last_value(CASE WHEN name = 'fetch' THEN a END IGNORE NULLS)
+            OVER (PARTITION BY process, thread ORDER BY start_ns) AS iterator
+    FROM timed_spans
+    WHERE kind = 'span' AND name IN ('fetch', 'fetch delay')
 )
 SELECT
-    row_number() OVER (ORDER BY n.process, n.thread, n.start_ns) AS fetch_id,
-    n.process,
-    n.thread,
-    coalesce(w.main, n.process) AS main,
-    n.iterator,
-    n.index,
-    n.start_ns,
-    n.end_ns,
+    row_number() OVER (ORDER BY t.process, t.thread, t.start_ns) AS fetch_id,
+    t.process,
+    t.thread,
+    coalesce(w.main, t.process) AS main,
+    t.iterator,
+    t.index,
+    t.start_ns,
+    t.end_ns,
     w.worker_ns,
-    CASE WHEN n.duration_ns IS NOT NULL THEN n.b END AS cpu_ns,
-    n.delay_ns
-FROM nested AS n
-LEFT JOIN workers AS w ON w.process = n.process
-WHERE n.before_ns IS NULL OR n.start_ns >= n.before_ns
+    t.b AS cpu_ns,
+    t.delay_ns
+FROM told AS t
+LEFT JOIN workers AS w ON w.process = t.process
+WHERE t.name = 'fetch' AND t.is_outermost

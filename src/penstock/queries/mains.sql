@@ -13,10 +13,9 @@ WITH marks AS (
         s.thread,
         CASE WHEN s.kind = 'step' THEN 'step' ELSE s.name END AS mark,
         s.start_ns,
-        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
-    FROM spans AS s
-    JOIN lives AS l ON l.process = s.process
-    WHERE ((s.kind = 'step' AND s.duration_ns IS NOT NULL)
+        s.end_ns
+    FROM timed_spans AS s
+    WHERE ((s.kind = 'step' AND s.is_finished)
             OR (s.kind = 'span' AND s.name IN ('data wait', 'checkpoint')))
         AND s.process NOT IN (SELECT process FROM spans WHERE kind = 'span' AND name = 'worker')
 ),
@@ -59,21 +58,12 @@ stretches_of_training AS (
         END AS first_ns
     FROM extents
 ),
-windows AS (
-    SELECT
-        s.process,
-        s.start_ns,
-        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns
-    FROM spans AS s
-    JOIN lives AS l ON l.process = s.process
-    WHERE s.kind = 'window'
-),
 covered AS (
     SELECT
         t.process,
         sum(greatest(0, least(w.end_ns, t.last_ns) - greatest(w.start_ns, t.first_ns))) AS ns
     FROM stretches_of_training AS t
-    JOIN windows AS w ON w.process = t.process
+    JOIN timed_spans AS w ON w.process = t.process AND w.kind = 'window'
     GROUP BY t.process
 )
 SELECT

@@ -83,43 +83,35 @@ met AS (
     JOIN owed AS o ON o.wait_id = p.wait_id
     JOIN ranked AS f ON f.process = o.process AND f.thread = o.thread AND f.place = p.place
 ),
-fetch_cuts AS (
-    SELECT fetch_id, from_ns, to_ns FROM met WHERE to_ns > from_ns
+-- What is cut into stretches, fetches and the training of each main process (as fetch 0), and what is
+-- cut out of it: waits and saves.  `free` is what is left.
+wholes AS (
+    SELECT fetch_id, main, process, thread, start_ns, end_ns FROM fetches
     UNION ALL
-    SELECT fetch_id, end_ns, end_ns FROM fetches
+    SELECT 0, process, process, thread, first_ns, last_ns FROM mains
 ),
-free_fetches AS (
+cuts AS (
+    SELECT process, fetch_id, from_ns, to_ns FROM met WHERE to_ns > from_ns
+    UNION ALL
+    SELECT process, 0, start_ns, end_ns FROM waits WHERE in_wall
+    UNION ALL
+    SELECT process, 0, start_ns, end_ns FROM saves WHERE blocks
+    UNION ALL
+    SELECT process, fetch_id, end_ns, end_ns FROM wholes
+),
+free AS (
     SELECT
-        f.fetch_id,
-        f.main,
-        f.process,
-        f.thread,
+        w.fetch_id,
+        w.main,
+        w.process,
+        w.thread,
         coalesce(max(c.to_ns) OVER (
-            PARTITION BY c.fetch_id ORDER BY c.from_ns, c.to_ns
+            PARTITION BY c.process, c.fetch_id ORDER BY c.from_ns, c.to_ns
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ), f.start_ns) AS from_ns,
+        ), w.start_ns) AS from_ns,
         c.from_ns AS to_ns
-    FROM fetch_cuts AS c
-    JOIN fetches AS f ON f.fetch_id = c.fetch_id
-),
-main_cuts AS (
-    SELECT process, thread, start_ns AS from_ns, end_ns AS to_ns FROM waits WHERE in_wall
-    UNION ALL
-    SELECT process, thread, start_ns, end_ns FROM saves WHERE blocks
-    UNION ALL
-    SELECT process, thread, last_ns, last_ns FROM mains
-),
-free_mains AS (
-    SELECT
-        m.process,
-        m.thread,
-        coalesce(max(c.to_ns) OVER (
-            PARTITION BY c.process ORDER BY c.from_ns, c.to_ns
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ), m.first_ns) AS from_ns,
-        c.from_ns AS to_ns
-    FROM main_cuts AS c
-    JOIN mains AS m ON m.process = c.process AND m.thread = c.thread
+    FROM cuts AS c
+    JOIN wholes AS w ON w.process = c.process AND w.fetch_id = c.fetch_id
 ),
 pieces AS (
     SELECT 'worker start' AS kind, wait_id, NULL AS fetch_id, NULL AS save_id, main, process, thread,
@@ -147,13 +139,13 @@ pieces AS (
     FROM candidates
     WHERE fetch_id IS NULL
     UNION ALL
-    SELECT 'fetch', NULL, fetch_id, NULL, main, process, thread, from_ns, to_ns FROM free_fetches
+    SELECT CASE WHEN fetch_id > 0 THEN 'fetch' ELSE 'step' END, NULL, nullif(fetch_id, 0), NULL, main,
+        process, thread, from_ns, to_ns
+    FROM free
     UNION ALL
     SELECT 'checkpoint', NULL, NULL, save_id, process, process, thread, start_ns, end_ns
     FROM saves
     WHERE blocks
-    UNION ALL
-    SELECT 'step', NULL, NULL, NULL, process, process, thread, from_ns, to_ns FROM free_mains
 )
 SELECT
     row_number() OVER (ORDER BY p.process, p.thread, p.from_ns, p.to_ns, p.wait_id) AS stretch_id,

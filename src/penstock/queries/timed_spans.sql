@@ -1,0 +1,26 @@
+-- timed_spans: the spans with an end: one that had not ended (is_finished false) lasts as long as its
+-- process lived.
+--   a, b          NULL until the span ended: they are written at its end
+--   is_outermost  it begins inside no span of its name in its thread
+WITH ended AS (
+    SELECT
+        s.process,
+        s.thread,
+        s.kind,
+        s.name,
+        s.index,
+        CASE WHEN s.duration_ns IS NOT NULL THEN s.a END AS a,
+        CASE WHEN s.duration_ns IS NOT NULL THEN s.b END AS b,
+        s.start_ns,
+        coalesce(s.start_ns + s.duration_ns, greatest(l.end_ns, s.start_ns)) AS end_ns,
+        s.duration_ns IS NOT NULL AS is_finished
+    FROM spans AS s
+    JOIN lives AS l ON l.process = s.process
+)
+SELECT
+    *,
+    start_ns >= coalesce(max(end_ns) OVER (
+        PARTITION BY process, thread, kind, name ORDER BY start_ns, end_ns DESC
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), start_ns) AS is_outermost
+FROM ended
