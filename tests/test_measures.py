@@ -156,11 +156,63 @@ def test_reading_a_pipe_is_no_file_call() -> None:
     assert parts(run) == {"idle": 50, "cpu": 50}
 
 
-def test_another_thread_of_the_worker_does_not_count() -> None:
+def test_a_blocked_fetch_waits_for_the_calls_of_its_helper_threads() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=20 * MS, delay=0)
+    run.call("read", 210 * MS, 260 * MS, process=2, thread=9, moved=1000)
+    run.call("open", 240 * MS, 270 * MS, process=2, thread=8)  # 20 ms of it beside the read
+    assert parts(run) == {"read": 40, "metadata": 20, "cpu": 20, "blocked": 20}
+
+
+def test_a_call_of_the_fetching_thread_comes_before_those_of_helpers() -> None:
     run = one_wait(200, 300)
     run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("open", 220 * MS, 250 * MS, process=2)
     run.call("read", 200 * MS, 300 * MS, process=2, thread=9, moved=1)
+    assert parts(run) == {"read": 70, "metadata": 30}
+
+
+def test_helpers_get_no_more_than_the_processor_leaves_of_the_fetch() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=60 * MS, delay=15 * MS)
+    run.call("read", 200 * MS, 300 * MS, process=2, thread=9, moved=1)
+    assert parts(run) == {"read": 25, "cpu": 60, "not scheduled": 15}
+
+
+def test_threads_that_save_log_or_fetch_themselves_help_no_fetch() -> None:
+    run = one_wait(200, 300)
+    run.file("/out/events", path_class="output")
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("write", 200 * MS, 300 * MS, path="/out/events", process=2, thread=9, moved=1)
+    run.span("fetch", 200 * MS, 300 * MS, process=2, thread=8, index=5, a=1)
+    run.call("read", 200 * MS, 300 * MS, process=2, thread=8, moved=1)
+    run.call("read", 200 * MS, 300 * MS, process=1, thread=7, moved=1)  # not of the worker
     assert parts(run) == {"blocked": 100}
+
+
+def test_a_fetch_that_never_ended_does_not_say_whether_it_waits_for_helpers() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, None, 1)
+    run.call("read", 200 * MS, 300 * MS, process=2, thread=9, moved=1)
+    assert parts(run) == {"not observed": 100}
+
+
+def test_files_that_helpers_read_block_the_step_loop_as_long_as_the_wait_says() -> None:
+    run = one_wait(200, 300)
+    run.span("loader", 15 * MS, 350 * MS, index=1, a=1, b=16)
+    run.fetch(190 * MS, 300 * MS, 1, cpu=55 * MS, delay=0)
+    for thread in (8, 9):
+        run.call(
+            "read", 190 * MS, 300 * MS, path=f"/data/{thread}", process=2, thread=thread, moved=10
+        )
+    known = measure(run)
+    assert known.wait_parts["read"] == pytest.approx(0.050)
+    assert {row.path: row.blocking_s for row in known.files} == {
+        "/data/8": pytest.approx(0.025),
+        "/data/9": pytest.approx(0.025),
+    }
+    (epoch,) = known.epochs
+    assert epoch.read_bytes == 20
 
 
 def test_a_read_that_never_returned_is_what_the_job_died_waiting_for() -> None:
@@ -426,11 +478,17 @@ def test_programs_without_a_log_are_listed() -> None:
     assert (last.role, last.command, last.reason) == ("not recorded", "/bin/busybox", "static")
 
 
-def slow_parts(waits: Any, fetches: Any, calls: Any, worker: int, end: int) -> dict[str, float]:
+def slow_parts(
+    waits: Any, fetches: Any, calls: Any, helpers: Any, worker: int, end: int
+) -> dict[str, float]:
     """The definitions again, instant by instant: the truth for small whole numbers."""
     reading = np.zeros(end, bool)
     for first, last in calls:
         reading[first:last] = True
+    groups = {group: np.zeros(end) for group in ("read", "metadata")}
+    for group, first, last in helpers:
+        groups[group][first:last] += 1
+    helping = groups["read"] + groups["metadata"]
     found = dict.fromkeys(PARTS, 0.0)
     for index, first, last in waits:
         owed = next((fetch for fetch in fetches if fetch[0] == index and fetch[1] < last), None)
@@ -449,11 +507,19 @@ def slow_parts(waits: Any, fetches: Any, calls: Any, worker: int, end: int) -> d
                     found["idle"] += 1
                     continue
                 _, begin, finish, cpu, delay = under_way
-                outside = (finish - begin) - reading[begin:finish].sum()
-                whole = max(outside, cpu + delay)
-                found["cpu"] += cpu / whole
-                found["not scheduled"] += delay / whole
-                found["blocked"] += 1 - (cpu + delay) / whole
+                outside = ~reading[begin:finish]
+                helped = (outside & (helping[begin:finish] > 0)).sum()
+                share = min(1, max(0, outside.sum() - cpu - delay) / helped) if helped else 0
+                rest = 1.0
+                if helping[now]:
+                    for group, calls_of in groups.items():
+                        found[group] += share * calls_of[now] / helping[now]
+                    rest -= share
+                whole = max(outside.sum() - share * helped, cpu + delay)
+                if rest:
+                    found["cpu"] += rest * cpu / whole
+                    found["not scheduled"] += rest * delay / whole
+                    found["blocked"] += rest * (1 - (cpu + delay) / whole)
     return {part: ticks for part, ticks in found.items() if ticks > 1e-9}
 
 
@@ -472,13 +538,19 @@ def random_run(draw: Any) -> Any:
     ]
     waits = list(enumerate(cut(draw, 6, 60, end)))
     calls = cut(draw, 12, 0, end)
-    return [(i, *span) for i, span in waits], fetches, calls, draw(st.integers(0, 150)), end
+    helpers = [
+        (group, *span)
+        for group in ("read", "metadata")
+        for span in cut(draw, draw(st.sampled_from([0, 6])), 0, end)
+    ]
+    worker = draw(st.integers(0, 150))
+    return [(i, *span) for i, span in waits], fetches, calls, helpers, worker, end
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_run())
 def test_parts_are_what_an_instant_by_instant_count_finds(case: Any) -> None:
-    waits, fetches, calls, worker, end = case
+    waits, fetches, calls, helpers, worker, end = case
     unit = 10_000  # so that slots are narrower than the run
     run = Synthetic()
     run.process(1, end=(end + 50) * unit)
@@ -491,6 +563,9 @@ def test_parts_are_what_an_instant_by_instant_count_finds(case: Any) -> None:
         run.fetch(first * unit, last * unit, index, cpu=cpu * unit, delay=delay * unit)
     for first, last in calls:
         run.call("read", first * unit, last * unit, process=2, moved=1)
+    for group, first, last in helpers:
+        op, thread = ("open", 8) if group == "metadata" else ("read", 9)
+        run.call(op, first * unit, last * unit, process=2, thread=thread)
     known = measure(run)
     found = {part: s * 1e9 / unit for part, s in known.wait_parts.items()}
     assert found == pytest.approx(slow_parts(*case), rel=1e-9, abs=1e-6)

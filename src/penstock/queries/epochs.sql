@@ -3,7 +3,7 @@
 --   batches     fetched, or waited for where no fetch was recorded
 --   data_wait_s  in its waits, the first batch included; a mean over main processes
 --   first_wait_s  of it the wait for the pass's first batch: worker start, empty queues
---   read_bytes  by the thread that fetched, during its fetches; NULL where none was recorded
+--   read_bytes  by the thread that fetched and its helpers, during its fetches; NULL where none was recorded
 WITH loaders AS (
     SELECT
         s.process,

@@ -1,13 +1,8 @@
--- long_calls: calls that lie in more than one slot, or had not ended, with each stretch they overlap.
+-- long_calls: calls that lie in more than one slot, or had not ended, with each stretch they count in.
 -- Few, so they are looked up in each of their slots.
 WITH calls AS (
     SELECT
-        e.process,
-        e.thread,
-        e.op_number,
-        e.file,
-        e.moved_bytes,
-        e.start_ns,
+        e.* EXCLUDE (duration_ns),
         e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
     FROM file_calls AS e
     JOIN lives AS l ON l.process = e.process
@@ -22,12 +17,8 @@ call_slots AS (
     FROM calls
 )
 SELECT
-    w.stretch_id,
-    c.op_number,
-    c.file,
-    c.moved_bytes,
-    c.start_ns,
-    c.end_ns
+    w.* EXCLUDE (process, thread, slot),
+    c.* EXCLUDE (process, thread, slot)
 FROM call_slots AS c
 JOIN watched AS w
     ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot

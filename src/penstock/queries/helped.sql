@@ -1,0 +1,47 @@
+-- helped: calls of helpers inside stretches, by op and file.
+--   ns  the time in which the stretch's own thread was in no file call and the helper was; of an instant
+--       with calls of several helpers each gets an equal part, so that no instant counts twice
+--   calls, moved_bytes  of the calls that began inside
+-- Counted by sweeping over the begins and ends of the calls of a stretch: `passed_ns` is how much each
+-- helper that is in a call has got since the stretch began.
+WITH pieces AS MATERIALIZED (
+    SELECT stretch_id, is_own, op_number, file, moved_bytes, from_ns, to_ns, begins
+    FROM inside
+    WHERE stretch_id IN (SELECT stretch_id FROM watched WHERE NOT is_own)
+),
+edges AS (
+    SELECT stretch_id, is_own, unnest([from_ns, to_ns]) AS ns, unnest([1, -1]) AS begins
+    FROM pieces
+),
+moments AS (
+    SELECT
+        stretch_id,
+        ns,
+        lead(ns) OVER along - ns AS until_next_ns,
+        sum(sum(begins) FILTER (WHERE NOT is_own)) OVER along AS helpers,
+        coalesce(sum(sum(begins) FILTER (WHERE is_own)) OVER along, 0) AS own
+    FROM edges
+    GROUP BY stretch_id, ns
+    WINDOW along AS (PARTITION BY stretch_id ORDER BY ns)
+),
+passing AS (
+    SELECT
+        stretch_id,
+        ns,
+        coalesce(sum(CASE WHEN own = 0 AND helpers > 0 THEN until_next_ns / helpers ELSE 0 END) OVER (
+            PARTITION BY stretch_id ORDER BY ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ), 0) AS passed_ns
+    FROM moments
+)
+SELECT
+    p.stretch_id,
+    p.op_number,
+    p.file,
+    sum(t.passed_ns - f.passed_ns) AS ns,
+    count(*) FILTER (WHERE p.begins) AS calls,
+    sum(p.moved_bytes) FILTER (WHERE p.begins) AS moved_bytes
+FROM pieces AS p
+JOIN passing AS f ON f.stretch_id = p.stretch_id AND f.ns = p.from_ns
+JOIN passing AS t ON t.stretch_id = p.stretch_id AND t.ns = p.to_ns
+WHERE NOT p.is_own
+GROUP BY p.stretch_id, p.op_number, p.file

@@ -1,0 +1,33 @@
+-- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
+-- to_ns.
+--   begins  the call began inside
+--   is_own  see watched.  Of helpers, calls on output files are left out: savers and loggers make them.
+WITH short_calls AS (
+    SELECT
+        * EXCLUDE (duration_ns),
+        start_ns + duration_ns AS end_ns,
+        start_ns // getvariable('slot_ns') AS slot
+    FROM file_calls
+    WHERE start_ns // getvariable('slot_ns') = (start_ns + duration_ns) // getvariable('slot_ns')
+),
+met AS (
+    SELECT w.* EXCLUDE (process, thread, slot), c.* EXCLUDE (process, thread, slot)
+    FROM short_calls AS c
+    JOIN watched AS w
+        ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot
+            AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
+    UNION ALL BY NAME
+    SELECT * FROM long_calls
+)
+SELECT
+    stretch_id,
+    is_own,
+    is_blocking,
+    op_number,
+    file,
+    moved_bytes,
+    greatest(start_ns, from_ns) AS from_ns,
+    least(end_ns, to_ns) AS to_ns,
+    start_ns >= from_ns AS begins
+FROM met
+WHERE is_own OR path_class IS DISTINCT FROM 'output'
