@@ -183,7 +183,8 @@ def test_threads_that_save_log_or_fetch_themselves_help_no_fetch() -> None:
     run = one_wait(200, 300)
     run.file("/out/events", path_class="output")
     run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
-    run.call("write", 200 * MS, 300 * MS, path="/out/events", process=2, thread=9, moved=1)
+    run.call("open", 200 * MS, 210 * MS, path="/out/events", process=2, thread=9)
+    run.call("write", 210 * MS, 300 * MS, path="/out/events", process=2, thread=9, moved=1)
     run.span("fetch", 200 * MS, 300 * MS, process=2, thread=8, index=5, a=1)
     run.call("read", 200 * MS, 300 * MS, process=2, thread=8, moved=1)
     run.call("read", 200 * MS, 300 * MS, process=1, thread=7, moved=1)  # not of the worker

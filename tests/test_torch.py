@@ -15,6 +15,7 @@ import pytest
 
 import penstock
 from penstock import recorder
+from penstock.measures import measure
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(
@@ -200,6 +201,58 @@ def test_a_fetch_tells_processor_time_from_waiting(recorded: Recorded) -> None:
     (asleep_ns,), (busy_ns,) = sorted(spans(run, "fetch", "b"))
     assert asleep_ns < 100_000_000
     assert 290_000_000 <= busy_ns < 400_000_000
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_a_pool_of_threads_reads_is_waited_for_in_reads(
+    recorded: Recorded, workers: int
+) -> None:
+    # A call that is slow without a processor, as on a slow disk: a pipe takes 64 KiB, then sendfile
+    # blocks until somebody empties it.
+    run = recorded(
+        source(f"""
+        from concurrent.futures import ThreadPoolExecutor
+
+        class Pooled(Dataset):
+            pool = None
+
+            def __len__(self):
+                return 4
+
+            def read(self, number):
+                end, begin = os.pipe()
+                threading.Timer(0.1, self.empty, (end,)).start()
+                with open(f"large-{{number}}", "rb", buffering=0) as file:
+                    sent = 0
+                    while sent < 128 << 10:
+                        sent += os.sendfile(begin, file.fileno(), sent, 128 << 10)
+                os.close(begin)
+
+            def empty(self, end):
+                while os.read(end, 1 << 20):
+                    pass
+
+            def __getitem__(self, number):
+                self.pool = self.pool or ThreadPoolExecutor(2)
+                list(self.pool.map(self.read, range(2)))
+                return number
+
+        if __name__ == "__main__":
+            for number in range(2):
+                open(f"large-{{number}}", "wb").write(bytes(128 << 10))
+            net, optimizer = model()
+            for batch in DataLoader(Pooled(), num_workers={workers}):
+                train(net, optimizer, batch)
+        """)
+    )
+    known = measure(run)
+    # The first of the four batches belongs to start-up; the two reads of a batch are at once.
+    assert 0.25 < known.wait_s("read") < 0.6
+    assert known.wait_s("blocked") < 0.5 * known.wait_s("read")
+    assert sum(known.wait_parts.values()) == pytest.approx(known.training.data_wait_s)
+    assert known.epochs[0].read_bytes == 4 * 2 * (128 << 10)
+    blocking_s = sum(row.blocking_s for row in known.files)
+    assert blocking_s == pytest.approx(known.data_storage_s, rel=0.1)
 
 
 def test_the_recorders_own_reading_makes_no_events(recorded: Recorded) -> None:

@@ -1,13 +1,16 @@
--- helped: calls of helpers inside stretches, by op and file.
+-- helped: calls of helpers inside stretches, by op and file.  Savers and loggers are threads too, so
+-- only reads count, and metadata calls on what is no output.
 --   ns  the time in which the stretch's own thread was in no file call and the helper was; of an instant
 --       with calls of several helpers each gets an equal part, so that no instant counts twice
 --   calls, moved_bytes  of the calls that began inside
 -- Counted by sweeping over the begins and ends of the calls of a stretch: `passed_ns` is how much each
 -- helper that is in a call has got since the stretch began.
 WITH pieces AS MATERIALIZED (
-    SELECT stretch_id, is_own, op_number, file, moved_bytes, from_ns, to_ns, begins
-    FROM inside
-    WHERE stretch_id IN (SELECT stretch_id FROM watched WHERE NOT is_own)
+    SELECT i.*
+    FROM inside AS i
+    JOIN ops AS o ON o.op_number = i.op_number
+    WHERE i.stretch_id IN (SELECT stretch_id FROM watched WHERE NOT is_own)
+        AND (i.is_own OR o.op_group = 'read' OR i.path_class IS DISTINCT FROM 'output')
 ),
 edges AS (
     SELECT stretch_id, is_own, unnest([from_ns, to_ns]) AS ns, unnest([1, -1]) AS begins

@@ -1,7 +1,7 @@
 -- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
 -- to_ns.
 --   begins  the call began inside
---   is_own  see watched.  Of helpers, calls on output files are left out: savers and loggers make them.
+--   is_own  see watched
 WITH short_calls AS (
     SELECT
         * EXCLUDE (duration_ns),
@@ -25,9 +25,9 @@ SELECT
     is_blocking,
     op_number,
     file,
+    path_class,
     moved_bytes,
     greatest(start_ns, from_ns) AS from_ns,
     least(end_ns, to_ns) AS to_ns,
     start_ns >= from_ns AS begins
 FROM met
-WHERE is_own OR path_class IS DISTINCT FROM 'output'
