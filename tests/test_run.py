@@ -337,8 +337,10 @@ def test_threads_are_numbered_across_processes(opened):
 
 def test_a_process_tells_how_it_ended(opened):
     states = ("stopped", "exited", "execed", "failed", "running")
+    host = socket.gethostname().encode()
+    reason = b"no space left"
     processes = [
-        Process(pid=i + 1, header={"state": state, "reason": b"no space left"[: 20 * (i == 3)]})
+        Process(pid=i + 1, header={"state": state, "reason": reason * (i == 3), "host": host})
         for i, state in enumerate(states)
     ]
     processes[4].call("read", 20e9, 5e9, "/late")
@@ -348,8 +350,56 @@ def test_a_process_tells_how_it_ended(opened):
         ("exited", None, 10**10),
         ("execed", None, 10**10),
         ("failed", "no space left", 10**10),
-        ("killed", None, 25 * 10**9),
+        ("killed", "when is not known: the end is that of its last event", 25 * 10**9),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (-9, ("killed", "by SIGKILL")),
+        (-64, ("killed", "by SIGRTMAX")),
+        (-99, ("killed", "by signal 99")),
+        (3, ("exited", "with status 3, without a last word to the recorder")),
+    ],
+)
+def test_the_program_of_a_run_ends_when_penstock_run_saw_it_end(opened, folder, status, says):
+    facts = {"host": "node1", "launcher_pid": 77, "status": status}
+    facts["end_monotonic_ns"] = START_NS + 31 * 10**9
+    (folder / "run.json").write_text(json.dumps(facts))
+    program = Process(pid=1, header={"state": "running", "ppid": 77})
+    program.call("read", 20e9, 5e9, "/late")
+    worker = Process(pid=2, header={"state": "running", "ppid": 1})
+    worker.call("read", 20e9, 6e9, "/late")
+    run = opened(program, worker)
+    assert run.sql("SELECT state, reason, end_ns FROM processes ORDER BY pid") == [
+        (*says, 31 * 10**9),
+        ("unknown", "on host node1: ask there whether it is alive", 26 * 10**9),
+    ]
+    # No earlier than its last event, whatever run.json says.
+    facts["end_monotonic_ns"] = START_NS
+    (folder / "run.json").write_text(json.dumps(facts))
+    assert one(opened(program, worker), "SELECT end_ns FROM processes WHERE pid = 1") == 25 * 10**9
+
+
+@pytest.mark.parametrize(
+    "facts", ["", "[]", '{"host": 5, "launcher_pid": 77}', '{"host": "node1", "streams": 3}']
+)
+def test_a_run_json_that_says_nothing_changes_nothing(opened, folder, facts):
+    (folder / "run.json").write_text(facts)
+    run = opened(Process(header={"state": "running", "ppid": 77}))
+    assert column(run, "SELECT state FROM processes") == ["unknown"]
+
+
+def test_a_process_of_another_host_is_unknown_unless_its_log_tells_its_end(opened):
+    far = {"state": "running", "host": b"far"}
+    run = opened(of_this_process(host=b"far"), Process(pid=7, header=far), Process(pid=8))
+    assert run.sql("SELECT state, reason FROM processes ORDER BY pid = 8, pid = 7") == [
+        ("unknown", "on host far: ask there whether it is alive"),
+        ("unknown", "on host far: ask there whether it is alive"),
+        ("exited", None),
+    ]
+    assert not run.is_running
 
 
 def test_a_damaged_log_is_read_and_says_so(opened, folder):
@@ -531,6 +581,34 @@ def test_a_call_on_a_file_that_the_log_does_not_name_has_no_path(opened):
     ]
 
 
+def test_the_size_of_a_file_is_the_largest_that_is_known(opened):
+    first, second = Process(pid=1), Process(pid=2)
+    regular = {"mode": stat.S_IFREG | 0o644, "device": 3, "inode": 4}
+    first.file("/grown", size=100, **regular)
+    second.file("/grown", size=300, **regular)
+    first.file("/read", size=100, **regular)
+    first.call("pread", 1, 1, "/read", offset=400, moved=50)
+    first.call("pread", 2, 1, "/read", offset=900, asked=50)  # beyond the end: nothing came
+    first.file("/shrunk", size=100, **regular)
+    first.call("truncate", 3, 1, "/shrunk", offset=10)
+    first.file("/cut to more", size=100, **regular)
+    first.call("truncate", 4, 1, "/cut to more", offset=5000)
+    first.call("pwrite", 5, 1, "/failed", offset=70, moved=9, errno=errno.EIO)
+    first.call("pread", 6, 1, "/hostile", offset=2**63 - 1, moved=2**48 - 1)
+    folded = {"file": first.file("/folded"), "op": "read", "calls": 1, "max_end": 80}
+    first.fold({**folded, "moved": 80})
+    run = opened(first, second)
+    assert dict(run.sql("SELECT path, size_bytes FROM files")) == {
+        "/grown": 300,
+        "/read": 450,
+        "/shrunk": 100,
+        "/cut to more": 5000,
+        "/failed": None,
+        "/hostile": None,
+        "/folded": 80,
+    }
+
+
 def test_ids_may_be_any_numbers(opened):
     process = Process()
     numbers = [1, 2, 40_000, 2**31, 2**32 - 1]
@@ -572,6 +650,12 @@ CLASSES = {
     "/usr/lib/x86_64-linux-gnu/gconv": "library",
     "/usr/share/zoneinfo/UTC": "library",
     "/etc/nsswitch.conf": "library",
+    "/usr/share/dict/words": "data",
+    "/usr/lib/nltk_data/corpora/brown/ca01": "data",
+    "/usr/local/share/speech/a.flac": "data",
+    "/usr/local/share/ca-certificates/a.crt": "library",
+    "/usr/local/share/fonts/a": "library",
+    "/usr/local/lib/libx": "library",
     "/venv/bin/python3.11": "library",
     "/home/me/.triton/cache/x.cubin": "library",
 }
@@ -613,6 +697,35 @@ def test_what_the_job_wrote_is_output(opened):
     assert by_class["output"] == {f"/out/{name}" for name in out}
     assert by_class["library"] == {"/home/me/__pycache__/m.cpython-311.pyc.123"}
     assert by_class["system"] == {"/dev/null"}
+
+
+def test_where_standard_output_goes_is_output_though_nothing_was_written(opened, folder):
+    facts = {"host": "node1", "launcher_pid": 1, "streams": ["/logs/it's.out", "/mnt/err"]}
+    (folder / "run.json").write_text(json.dumps(facts))
+    process = Process()
+    process.call("fstat", 1, 1, "/logs/it's.out")
+    process.call("fstat", 2, 1, file=process.file("/logs/err", "/mnt/err", mode=stat.S_IFREG))
+    process.call("read", 3, 1, "/data/a", moved=5)
+    run = opened(process)
+    assert dict(run.sql("SELECT path, path_class FROM files")) == {
+        "/logs/it's.out": "output",
+        "/logs/err": "output",
+        "/data/a": "data",
+    }
+
+
+def test_a_file_of_which_a_mapping_was_synced_is_output(opened):
+    process, other = Process(pid=1), Process(pid=2)
+    process.call("mmap", 1, 1, "/data/before", asked=8192, moved=0x7000)
+    process.call("mmap", 3, 1, "/db/synced", asked=8192, moved=0x7000)
+    process.call("mmap", 4, 1, "/data/beside", asked=4096, moved=0x9000)
+    process.call("msync", 5, 1, asked=4096, moved=0x8000)
+    process.call("mmap", 6, 1, "/data/after", asked=8192, moved=0x7000)
+    process.call("msync", 7, 1, asked=4096, moved=0x9000, errno=errno.EIO)
+    other.call("mmap", 4, 1, "/data/elsewhere", asked=8192, moved=0x7000)
+    run = opened(process, other)
+    outputs = column(run, "SELECT path FROM files WHERE path_class = 'output'")
+    assert outputs == ["/db/synced"]
 
 
 def test_what_another_process_reads_of_an_output_is_output(opened):

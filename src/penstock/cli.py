@@ -187,6 +187,8 @@ def _prepare(
         "host": socket.gethostname(),
         "penstock": _version(),
         "start_unix_ns": time.time_ns(),
+        "launcher_pid": os.getpid(),
+        "streams": launch.streams(),
     }
     try:
         folder = launch.make_folder(command, output)
@@ -210,7 +212,8 @@ def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> No
 
     again = f"penstock report {_short(folder)}"
     try:
-        launch.write_facts(folder, {**facts, "end_unix_ns": time.time_ns(), "status": status})
+        ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
+        launch.write_facts(folder, {**facts, **ended, "status": status})
         if not quiet:
             sys.stdout.flush()
             with _opened(folder) as run:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from penstock.errors import RunError, StartError
 
-__all__ = ["environment", "give_up", "library", "make_folder", "run", "write_facts"]
+__all__ = ["environment", "give_up", "library", "make_folder", "run", "streams", "write_facts"]
 
 # What a shell or a batch system sends to a job.  SIGKILL and SIGSTOP cannot be passed on.
 FORWARDED = (
@@ -113,7 +114,22 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
         draft.write_text(json.dumps(facts, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
+        if not folder.is_dir():
+            raise RunError(
+                f"{folder}: not there any more; if it was moved, its logs are whole: "
+                "penstock report, with the folder's new name"
+            ) from error
         raise RunError(f"{path}: {error.strerror}; the log itself is not touched") from error
+
+
+def streams() -> list[str]:
+    """The regular files that standard output and error go to, as the program will inherit them."""
+    paths = []
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                paths.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return sorted(set(paths))
 
 
 def environment(folder: Path, budget_bytes: int, inherited: Mapping[str, str]) -> dict[str, str]:

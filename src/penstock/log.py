@@ -557,7 +557,7 @@ def _read_header(path: str, page: bytes) -> Header:
             "removing the file"
         )
     if page[:8] != MAGIC[: len(page[:8])]:
-        raise LogError(f"{path}: not a log of penstock (it begins with {page[:8]!r})")
+        raise LogError(f"{path}: not a log of penstock")
     if len(page) < HEADER_PAGE_BYTES:
         raise LogError(
             f"{path}: cut after {len(page)} of {HEADER_PAGE_BYTES} bytes of header: nothing in it "

@@ -347,6 +347,7 @@ class Recording:
     running: int
     failed: int
     killed: int
+    unknown_ends: int
     unseen_programs: int
     mapped_files: int
     mapped_bytes: int

@@ -902,6 +902,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
         (known.failed, "recorder", "that ended before its process"),
         (known.running, "process", "not at its end yet"),
         (known.killed, "process", "killed: seen until the last moment that its log knows"),
+        (known.unknown_ends, "process", "whose end is not known here: seen until its last event"),
         (known.in_flight, "file call", "that had not returned when the log ended"),
     ]
     missing: list[tuple[int, str, str]] = [

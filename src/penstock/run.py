@@ -31,7 +31,9 @@ from penstock.schema import PATH_RULES, TABLES, Rule
 from penstock.tables import (
     STORED,
     Array,
+    Launch,
     Progress,
+    Surroundings,
     connect,
     make_tables,
     translated,
@@ -219,8 +221,12 @@ def _built(
         with translated(f"{folder}: its tables cannot be made", RunError):
             manifest["start_unix_ns"] = make_tables(
                 [folder / name for name in manifest["logs"]],
-                manifest["running"],
-                manifest["skipped"],
+                Surroundings(
+                    manifest["running"],
+                    manifest["elsewhere"],
+                    manifest["skipped"],
+                    _launch(manifest["launched"]),
+                ),
                 tables,
                 progress,
             )
@@ -244,7 +250,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
     names = [name for name in names if name.endswith(".log")]
-    manifest = {**_made_by(), "logs": {}, "running": [], "skipped": {}}
+    manifest: dict[str, Any] = {**_made_by(), "logs": {}, "running": [], "elsewhere": []}
+    manifest |= {"skipped": {}, "launched": _launched(folder / "run.json")}
     for name in names:
         path = folder / name
         try:
@@ -261,11 +268,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
         else:
             # A mapped page changes the file's time late, so the header's contents count too.
             manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
-            if header.state == "running" and _is_alive(header):
+            if header.state == "running" and header.host != platform.node():
+                manifest["elsewhere"].append(name)
+            elif header.state == "running" and _is_alive(header):
                 manifest["running"].append(name)
     if not manifest["logs"]:
-        first = next(iter(manifest["skipped"].values()), "record one with: penstock run COMMAND")
-        raise RunError(f"{folder}: no log of penstock in it ({first})")
+        first = next((f" ({why})" for why in manifest["skipped"].values()), "")
+        cure = "record one with: penstock run COMMAND"
+        raise RunError(f"{folder}: no log of penstock in it{first}; {cure}")
     return manifest
 
 
@@ -275,8 +285,41 @@ def _made_by() -> dict[str, Any]:
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
 
 
+# What `penstock run` wrote into run.json, {key: type}; the rest of that file is for people.
+_LAUNCHED: dict[str, type] = {
+    "host": str,
+    "launcher_pid": int,
+    "end_monotonic_ns": int,
+    "status": int,
+    "streams": list,
+}
+
+
+def _launched(path: Path) -> dict[str, Any]:
+    """Of run.json what tables depend on; a damaged or foreign file says nothing."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(facts, dict):
+        return {}
+    return {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
+
+
+def _launch(known: Mapping[str, Any]) -> Launch | None:
+    if not {"host", "launcher_pid"} <= known.keys():
+        return None
+    return Launch(
+        known["host"],
+        known["launcher_pid"],
+        known.get("end_monotonic_ns"),
+        known.get("status"),
+        tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
+    )
+
+
 def _is_alive(header: Header) -> bool:
-    """Whether the process of a log is still there: as far as this host can know."""
+    """Whether the process of a log of this host is still there."""
     try:
         if Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "") != (
             header.boot_id

@@ -55,7 +55,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "device": ("BIGINT", "st_dev at the first open"),
         "inode": ("BIGINT", "st_ino at the first open"),
-        "size_bytes": ("BIGINT", "st_size in bytes at the first open"),
+        "size_bytes": (
+            "BIGINT",
+            "the largest size in bytes that is known: st_size at each process's first open, or "
+            "where a read, write or truncation ended; what appends add is not known",
+        ),
     },
     "processes": {
         "process": ("INTEGER", "number of the process image in this run, by start"),
@@ -72,8 +76,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "start_ns": ("BIGINT", "ns from the run's start to the recording's start"),
         "end_ns": (
             "BIGINT",
-            "ns from the run's start to the recording's end; of a killed process the latest moment "
-            "its log knows; NULL: running",
+            "ns from the run's start to the recording's end; of a killed process when "
+            "`penstock run` saw it end, else the latest moment its log knows; NULL: running",
         ),
         "state": ("VARCHAR", "running, killed, stopped, exited, execed, failed or unknown"),
         "reason": ("VARCHAR", "why the recording failed, or what is not known of its end"),
@@ -217,14 +221,26 @@ PATH_RULES: tuple[Rule, ...] = (
         "caches of compiled kernels and fonts",
     ),
     Rule(
-        "library",
-        r"^/(etc|bin|sbin|lib|lib32|lib64|boot|nix/store|snap)(/|$)",
-        "the operating system",
+        "data",
+        r"^/usr/(local/)?(share|lib)/(dict|data|data-?sets?|nltk_data|corpora|tessdata|models?)(/|$)",
+        "data sets that a package or an administrator put there",
     ),
     Rule(
         "library",
-        r"^/usr/(local/)?(bin|sbin|lib|lib32|lib64|libexec|share|include|cuda[^/]*)(/|$)",
-        "the operating system",
+        r"^/(etc|bin|sbin|lib|lib32|lib64|boot|nix/store|snap)(/|$)",
+        "the operating system: libc, TLS and interpreters read it in every program",
+    ),
+    Rule(
+        "library",
+        r"^/usr/(bin|sbin|lib|lib32|lib64|libexec|share|include)(/|$)",
+        "the operating system: time zones, locales, certificates; no data set but those above",
+    ),
+    Rule(
+        "library",
+        r"^/usr/local/(bin|sbin|lib|lib32|lib64|libexec|include|cuda[^/]*|"
+        r"share/(man|info|doc|locale|i18n|ca-certificates|jupyter|mime|applications|icons|"
+        r"bash-completion|zsh|perl|cmake|aclocal|xml|sgml))(/|$)",
+        "programs installed by hand; what else lies in /usr/local/share is as likely a data set",
     ),
     Rule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
 )

@@ -9,10 +9,12 @@ import posixpath
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field as made_by
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from penstock.log import (
     SECOND_FILE_OPS,
     TIME_LIMIT_NS,
     Events,
+    Header,
     Log,
     Text,
     read_log,
@@ -39,7 +42,9 @@ from penstock.schema import PATH_RULES, TABLES, Rule
 __all__ = [
     "STORED",
     "Array",
+    "Launch",
     "Progress",
+    "Surroundings",
     "connect",
     "make_tables",
     "translated",
@@ -100,20 +105,64 @@ _MOVES_BYTES = _table(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `penstock run` wrote down of the program that it started.  None is not known.
+
+    pid: its own, which is the program's parent.  end_ns: when the program had ended, ns of
+    CLOCK_MONOTONIC on host.  status: how it ended, -N by signal N.  streams: the files that its
+    standard output and error go to.
+    """
+
+    host: str
+    pid: int
+    end_ns: int | None
+    status: int | None
+    streams: tuple[str, ...]
+
+    def ended(self, header: Header) -> bool:
+        """Whether this is the log of the program, and it has ended."""
+        is_it = header.ppid == self.pid and header.host == self.host
+        return is_it and self.end_ns is not None and self.status is not None
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Of a program whose log does not tell its end: state and reason."""
+        status = self.status or 0
+        if status >= 0:
+            return "exited", f"with status {status}, without a last word to the recorder"
+        try:
+            return "killed", f"by {signal.Signals(-status).name}"
+        except ValueError:
+            return "killed", f"by signal {-status}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a run beside its logs.
+
+    running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
+    asked from here.  skipped: why other files are no logs.  launch: None without `penstock run`.
+    """
+
+    running: Collection[str] = ()
+    elsewhere: Collection[str] = ()
+    skipped: Mapping[str, str] = made_by(default_factory=dict)
+    launch: Launch | None = None
+
+
 def make_tables(
     logs: Sequence[Path],
-    running: Collection[str],
-    skipped: Mapping[str, str],
+    surroundings: Surroundings,
     tables: Path,
     progress: Progress | None = None,
 ) -> int:
     """Turns the logs of a run into Parquet files below `tables`; returns the run's start, ns since
     1970.
 
-    running names the logs whose processes are alive; skipped says of other files why they are no
-    logs.  progress is called with (done, total) blocks.  Raises RunError, LogError.
+    progress is called with (done, total) blocks.  Raises RunError, LogError.
     """
-    return _Build(logs, running, skipped, tables, progress).make()
+    return _Build(logs, surroundings, tables, progress).make()
 
 
 def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> None:
@@ -159,6 +208,7 @@ class _Source:
     ns_per_tick: float
     shift_ns: int  # from its host's CLOCK_MONOTONIC to ns since the run's start
     is_alive: bool
+    is_elsewhere: bool  # whether it is alive cannot be known here
     threads: Array  # numbers in the log, ascending
     first_thread: int  # what the first of them is in the run
 
@@ -200,14 +250,12 @@ class _Build:
     def __init__(
         self,
         logs: Sequence[Path],
-        running: Collection[str],
-        skipped: Mapping[str, str],
+        surroundings: Surroundings,
         tables: Path,
         progress: Progress | None,
     ) -> None:
         self.logs = logs
-        self.running = running
-        self.skipped = skipped
+        self.surroundings = surroundings
         self.tables = tables
         self.progress = progress
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
@@ -275,7 +323,8 @@ class _Build:
                     log,
                     clock.ns_per_tick or log.ns_per_tick,
                     clock.unix_minus_ns - start_unix_ns,
-                    Path(log.path).name in self.running,
+                    Path(log.path).name in self.surroundings.running,
+                    Path(log.path).name in self.surroundings.elsewhere,
                     threads,
                     n_threads,
                 )
@@ -368,18 +417,26 @@ class _Build:
         _copy(connection, "FROM folded", self.tables / "folded.parquet")
         _make_events(connection, self.tables)
         connection.execute(_OUTPUTS)
+        launch = self.surroundings.launch
+        for path in launch.streams if launch else ():
+            connection.execute(_STREAM, [path, path])
         _find_renamed_outputs(connection)
         select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
         _copy(connection, select, self.tables / "files.parquet")
         self._write_processes()
         self._write_unseen()
-        skipped = [(None, "skipped", utf8(why)) for why in self.skipped.values()]
+        whys = self.surroundings.skipped.values()
+        skipped = [(None, "skipped", utf8(why)) for why in whys]
         _insert(connection, "notes", _types("notes"), skipped)
         _copy(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
 
     def _write_processes(self) -> None:
         ends = dict(self.connection.execute(_LATEST).fetchall())
-        processes = [_process_row(source, ends.get(source.process)) for source in self.sources]
+        launch = self.surroundings.launch
+        processes = [
+            _process_row(source, *_ending(source, ends.get(source.process), launch))
+            for source in self.sources
+        ]
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)
@@ -482,13 +539,29 @@ def _rank(rank: int | None) -> int | None:
     return rank if rank is None or rank <= INT32_MAX else None  # damaged
 
 
-def _process_row(source: _Source, latest_ns: int | None) -> tuple[Any, ...]:
+def _ending(
+    source: _Source, latest_ns: int | None, launch: Launch | None
+) -> tuple[str, str, int | None]:
+    """State and reason of a process, and when it ended, ns since the run's start; None: running.
+
+    latest_ns: the latest moment that its events know."""
+    header = source.log.header
+    last_ns = _bounded(header.last_ns) + source.shift_ns
+    if header.state != "running":
+        return header.state, header.reason, last_ns
+    if source.is_alive:
+        return "running", header.reason, None
+    last_ns = max(source.start_ns, last_ns, latest_ns or 0)
+    if launch and launch.end_ns is not None and launch.ended(header):
+        return *launch.state, max(last_ns, _bounded(launch.end_ns) + source.shift_ns)
+    if source.is_elsewhere:
+        host = header.host or "that its log does not name"
+        return "unknown", f"on host {host}: ask there whether it is alive", last_ns
+    return "killed", "when is not known: the end is that of its last event", last_ns
+
+
+def _process_row(source: _Source, state: str, reason: str, end_ns: int | None) -> tuple[Any, ...]:
     header, log = source.log.header, source.log
-    state, reason = header.state, header.reason
-    end_ns: int | None = _bounded(header.last_ns) + source.shift_ns
-    if state == "running":
-        state = "running" if source.is_alive else "killed"
-        end_ns = None if source.is_alive else max(source.start_ns, end_ns or 0, latest_ns or 0)
     return (
         source.process,
         header.pid,
@@ -887,7 +960,8 @@ _STORED_AS = {
 }
 
 
-# A path has one number in the run, whoever opened it; what is known of it is from its first open.
+# A path has one number in the run, whoever opened it; what is known of it is from its first open,
+# but its size is the largest that any process found.
 _INTERN = """
     CREATE TABLE known AS
     SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
@@ -896,12 +970,13 @@ _INTERN = """
     FROM texts GROUP BY process, id
     HAVING coalesce(min(path), min(resolved)) IS NOT NULL;
     CREATE TABLE paths AS
-    SELECT (row_number() OVER (ORDER BY path) - 1)::INTEGER AS file, path, first.*
+    SELECT (row_number() OVER (ORDER BY path) - 1)::INTEGER AS file, path, first.*, size
     FROM (
         SELECT path, coalesce(
-            arg_min({resolved: resolved, kind: kind, device: device, inode: inode, size: size},
+            arg_min({resolved: resolved, kind: kind, device: device, inode: inode},
                 (process, id)) FILTER (WHERE kind IS NOT NULL),
-            {resolved: NULL, kind: 'unknown', device: NULL, inode: NULL, size: NULL}) AS first
+            {resolved: NULL, kind: 'unknown', device: NULL, inode: NULL}) AS first,
+            max(size) FILTER (WHERE kind IS NOT NULL) AS size
         FROM known GROUP BY path);
     CREATE TABLE ids AS
     SELECT process, id, file FROM known JOIN paths USING (path) ORDER BY process, id;
@@ -933,23 +1008,51 @@ _SPANS_SELECT = f"""
     FROM part"""
 
 _DEFAULT_CLASS = "CASE WHEN is_output THEN 'output' ELSE 'data' END"
-_FILES_SELECT = """
+# How large a file was at least: it was cut or written to there, or read from there.
+_ENDS = f"""
+    SELECT file, max(end_bytes) AS end_bytes
+    FROM (
+        SELECT e.file, e.offset_bytes + CASE WHEN o.op = 'truncate' THEN 0 ELSE e.moved_bytes END
+            AS end_bytes
+        FROM events_raw e JOIN ops o USING (op_number)
+        WHERE e.errno = 0 AND e.duration_ns IS NOT NULL AND e.offset_bytes < {INT64_MAX >> 1}
+            AND (o.op = 'truncate' OR o.is_access AND e.moved_bytes > 0)
+        UNION ALL
+        SELECT f.file, f.max_end_bytes FROM folded f JOIN ops o USING (op_number)
+        WHERE o.is_access AND f.moved_bytes > 0)
+    GROUP BY file"""
+_FILES_SELECT = f"""
     WITH known AS (
-        SELECT p.*, o.file IS NOT NULL AS is_output FROM paths p LEFT JOIN outputs o USING (file))
+        SELECT p.*, o.file IS NOT NULL AS is_output,
+            CASE WHEN kind IN ('regular', 'unknown') THEN e.end_bytes END AS end_bytes
+        FROM paths p LEFT JOIN outputs o USING (file) LEFT JOIN ({_ENDS}) e USING (file))
     SELECT file, path, resolved AS resolved_path,
         CASE WHEN kind IN ('pipe', 'socket', 'terminal', 'device') THEN 'system'
-            ELSE {path_class} END AS path_class,
+            ELSE {{path_class}} END AS path_class,
         kind, device::BIGINT AS device, inode::BIGINT AS inode,
-        CASE WHEN size >= 0 THEN size::BIGINT END AS size_bytes
+        greatest(CASE WHEN size >= 0 THEN size::BIGINT END, end_bytes::BIGINT) AS size_bytes
     FROM known ORDER BY file"""
 
-# What the job wrote or made: bytes written, cut or reserved, directories made, ends of copies, and
-# whatever one of these was renamed or linked to.
+# What the job wrote or made: bytes written, cut or reserved, directories made, ends of copies,
+# files of which a mapping was synced, and whatever one of these was renamed or linked to.
 _OUTPUTS = """
     CREATE TABLE renames AS
     SELECT DISTINCT e.file, e.other_file
     FROM events_raw e JOIN ops o USING (op_number)
     WHERE o.op IN ('rename', 'link') AND e.errno = 0 AND e.file <> e.other_file;
+    CREATE TABLE synced AS
+    WITH mappings AS (
+        SELECT o.op, e.process, e.file, e.start_ns, e."result" AS address, e.asked_bytes
+        FROM events_raw e JOIN ops o USING (op_number)
+        WHERE o.op IN ('mmap', 'msync') AND e.errno = 0 AND e."result" IS NOT NULL)
+    SELECT DISTINCT file
+    FROM (
+        SELECT arg_max(m.file, m.start_ns) AS file
+        FROM mappings s JOIN mappings m ON m.process = s.process AND m.start_ns <= s.start_ns
+            AND s.address >= m.address AND s.address - m.address < m.asked_bytes
+        WHERE s.op = 'msync' AND m.op = 'mmap'
+        GROUP BY s.process, s.start_ns, s.address)
+    WHERE file IS NOT NULL;
     CREATE TABLE outputs AS
     WITH RECURSIVE output(file) AS (
         SELECT * FROM (
@@ -963,6 +1066,8 @@ _OUTPUTS = """
             FROM events_raw e JOIN ops o USING (op_number)
             WHERE e.errno = 0 AND e.other_file IS NOT NULL AND e.moved_bytes > 0
             UNION
+            SELECT file FROM synced
+            UNION
             SELECT f.file
             FROM folded f JOIN ops o USING (op_number)
             WHERE f.file IS NOT NULL AND f.calls > f.errors
@@ -972,6 +1077,9 @@ _OUTPUTS = """
         SELECT r.other_file FROM output JOIN renames r USING (file))
     SELECT file FROM output;
 """
+
+# Where the program's standard output or error goes is the job's log, whether or not it wrote there.
+_STREAM = "INSERT INTO outputs SELECT file FROM paths WHERE path = ? OR resolved = ?"
 
 # Of a renamed directory, the files below it have new paths that no call named.
 _RENAMED_BELOW = """

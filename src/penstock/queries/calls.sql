@@ -11,7 +11,6 @@ SELECT
     duration_ns,
     duration_ns AS max_duration_ns,
     start_ns + duration_ns AS last_ns,
-    CASE WHEN errno = 0 THEN offset_bytes + moved_bytes END AS max_end_bytes,
     CAST(moved_bytes = 0 AND errno = 0 AS INTEGER) AS empty
 FROM events_raw
 WHERE duration_ns IS NOT NULL
@@ -27,6 +26,5 @@ SELECT
     duration_ns,
     max_duration_ns,
     last_ns,
-    max_end_bytes,
     empty
 FROM folded_raw

@@ -1,5 +1,5 @@
--- Sizes of the regular data and output files that were read or written, when they were first opened, in
--- bins of one octave: 2^bin <= bytes < 2^(bin + 1); empty files are in bin 0.
+-- Sizes of the regular data and output files that were read or written, the largest known, in bins of
+-- one octave: 2^bin <= bytes < 2^(bin + 1); empty files are in bin 0.
 WITH sized AS (
     SELECT DISTINCT
         file,

@@ -26,8 +26,7 @@ SELECT
     coalesce(sum(c.moved_bytes) FILTER (WHERE k.puts), 0)
         + CASE WHEN k.layer = 'posix' THEN coalesce(any_value(w.bytes), 0) ELSE 0 END
         AS written_bytes,
-    sum(c.duration_ns) AS ns,
-    max(c.max_end_bytes) FILTER (WHERE k.gets OR k.puts) AS max_end_bytes
+    sum(c.duration_ns) AS ns
 FROM calls AS c
 JOIN kinds AS k ON k.op_number = c.op_number
 LEFT JOIN copied AS w ON w.file = c.file

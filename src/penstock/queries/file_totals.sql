@@ -2,7 +2,7 @@
 --   opens       calls that opened it (open, fopen, freopen)
 --   time_s      inside the calls, of all threads together
 --   blocking_s  the part of time_s in which the step loop was blocked by the call (blocking_files)
---   size_bytes  at the first open, or as far as it was read or written, whichever is more
+--   size_bytes  the largest that is known; see files
 --   read_times  bytes read / size, of a file that was read
 WITH blocking AS (
     SELECT b.file, o.layer, sum(b.ns) / 1e9 AS s
@@ -16,7 +16,7 @@ SELECT
     f.path,
     coalesce(f.path_class, 'unknown') AS path_class,
     f.kind,
-    greatest(f.size_bytes, s.max_end_bytes) AS size_bytes,
+    f.size_bytes,
     s.calls,
     coalesce(s.opens, 0) AS opens,
     coalesce(s.read_bytes, 0) AS read_bytes,
@@ -25,7 +25,7 @@ SELECT
     coalesce(b.s, 0) AS blocking_s,
     CASE
         WHEN f.kind = 'regular' AND s.read_bytes > 0
-            THEN s.read_bytes / nullif(greatest(f.size_bytes, s.max_end_bytes), 0)
+            THEN s.read_bytes / nullif(f.size_bytes, 0)
     END AS read_times
 FROM file_sums AS s
 LEFT JOIN files AS f ON f.file = s.file

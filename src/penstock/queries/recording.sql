@@ -17,7 +17,8 @@ SELECT
     (SELECT CAST(coalesce(sum(damaged_units), 0) AS BIGINT) FROM processes) AS damaged_units,
     (SELECT count(*) FROM processes WHERE state = 'running') AS running,
     (SELECT count(*) FROM processes WHERE state = 'failed') AS failed,
-    (SELECT count(*) FROM processes WHERE state IN ('killed', 'unknown')) AS killed,
+    (SELECT count(*) FROM processes WHERE state = 'killed') AS killed,
+    (SELECT count(*) FROM processes WHERE state = 'unknown') AS unknown_ends,
     (SELECT count(*) FROM unseen) AS unseen_programs,
     (SELECT count(DISTINCT c.file) FROM calls AS c JOIN files AS f ON f.file = c.file
         WHERE c.op_number IN (SELECT op_number FROM ops WHERE op = 'mmap') AND f.path_class = 'data')
