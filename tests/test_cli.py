@@ -130,6 +130,14 @@ def test_a_folder_without_a_run_is_one_line_and_status_2(tmp_path: Path) -> None
         assert finished.stderr.count("\n") == 1
 
 
+def test_a_folder_of_other_files_is_told_without_their_bytes(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_bytes(b"junk\n")
+    assert say("report", tmp_path).stderr == (
+        f"penstock: {tmp_path}: no log of penstock in it ({tmp_path}/train.log: not a log of "
+        "penstock); record one with: penstock run COMMAND\n"
+    )
+
+
 def test_debug_shows_the_traceback_and_otherwise_there_is_none(tmp_path: Path) -> None:
     assert "Traceback" not in say("report", tmp_path).stderr
     debugged = say("report", tmp_path, env=os.environ | {"PENSTOCK_DEBUG": "1"})

@@ -322,6 +322,38 @@ def test_run_json_says_what_ran_where_when_and_how_it_ended(
     assert set(facts) >= {"host", "penstock"}
 
 
+@needs_library
+def test_a_killed_program_lives_until_penstock_run_saw_it_end(
+    penstock_run: Run, tmp_path: Path
+) -> None:
+    from penstock.run import open_run
+
+    program = """
+import os, signal, time
+open("/dev/null").close()
+before = time.monotonic()
+while time.monotonic() < before + 0.3:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with open(tmp_path / "out", "w") as out:
+        subprocess.run(
+            [PENSTOCK, "run", "-q", "-o", "run", sys.executable, "-c", program],
+            cwd=tmp_path,
+            stdout=out,
+            check=False,
+        )
+    with open_run(tmp_path / "run") as run:
+        ((state, reason, after_ns),) = run.sql(
+            "SELECT state, reason, end_ns - (SELECT max(start_ns + duration_ns) FROM events"
+            " WHERE path = '/dev/null') FROM processes"
+        )
+        classes = run.sql("SELECT path_class FROM files WHERE path LIKE '%/out'")
+    assert (state, reason) == ("killed", "by SIGKILL")
+    assert after_ns > 300_000_000
+    assert list(classes) == [("output",)]
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -367,6 +399,25 @@ def test_a_report_that_fails_changes_neither_output_nor_status(tmp_path: Path) -
     assert finished.stdout == "out\n"
     assert finished.stderr.startswith("penstock: no report: ")
     assert "Traceback" not in finished.stderr
+
+
+@needs_library
+def test_a_run_folder_that_was_moved_away_is_told_with_what_to_do(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [PENSTOCK, "run", "-o", "run", "sh", "-c", "mv run elsewhere"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0
+    assert finished.stderr == (
+        f"penstock: no report: {tmp_path}/run: not there any more; if it was moved, its logs are "
+        "whole: penstock report, with the folder's new name\n"
+    )
+    again = subprocess.run(
+        [PENSTOCK, "report", "elsewhere"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
 
 
 @needs_library
