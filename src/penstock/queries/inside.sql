@@ -1,6 +1,6 @@
 -- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
 -- to_ns.
---   begins  the call began inside
+--   begins  the call began inside;  duration_ns  of the whole call
 --   is_own  see watched
 WITH short_calls AS (
     SELECT
@@ -29,5 +29,6 @@ SELECT
     moved_bytes,
     greatest(start_ns, from_ns) AS from_ns,
     least(end_ns, to_ns) AS to_ns,
+    end_ns - start_ns AS duration_ns,
     start_ns >= from_ns AS begins
 FROM met
