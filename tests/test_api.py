@@ -364,3 +364,44 @@ def test_importing_penstock_takes_less_than_30_ms() -> None:
         for _ in range(5)
     ]
     assert min(took) < 0.030
+
+
+# The host
+
+
+def test_what_the_host_offers_is_in_the_notes_of_a_window(tmp_path: Path) -> None:
+    import os
+
+    with penstock.record(tmp_path / "run"):
+        pass
+    with open_run(tmp_path / "run") as run:
+        notes = dict(run.sql("SELECT key, value FROM notes WHERE key <> 'mount'"))
+        mounts = run.sql("SELECT value FROM notes WHERE key = 'mount'")
+    assert int(notes["cpus"]) == len(os.sched_getaffinity(0))
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < int(notes["memory_bytes"]) <= total
+    places = {value.split("\t")[0] for (value,) in mounts}
+    assert all(os.path.ismount(place) for place in places)
+    assert "/" in places
+
+
+@pytest.mark.parametrize(
+    ("line", "mount"),
+    [
+        (
+            "1 2 0:3 / /mnt/my\\040data rw - nfs4 server:/a rw",
+            ("/mnt/my data", "nfs4", "server:/a"),
+        ),
+        ("1 2 0:3 / /a\\011b rw shared:1 - ext4 /dev/sda rw", ("/a\\011b", "ext4", "/dev/sda")),
+        ("1 2 0:3 / /proc rw - proc proc rw", None),
+        ("cut short", None),
+        ("1 2 0:3 / /x rw - ", None),
+    ],
+)
+def test_mounts_are_read_as_the_kernel_writes_them(
+    monkeypatch: pytest.MonkeyPatch, line: str, mount: tuple[str, str, str] | None
+) -> None:
+    from penstock import machine
+
+    monkeypatch.setattr(machine, "_text", lambda path: line + "\n")
+    assert machine._mounts() == ([mount] if mount else [])

@@ -26,7 +26,8 @@ class May(NamedTuple):
 
 TABLE = {
     "errors": May(ours="", world=""),
-    "recorder": May(ours="errors", world="ctypes"),
+    "machine": May(ours="", world=""),
+    "recorder": May(ours="errors machine", world="ctypes"),
     "launch": May(ours="errors", world="ctypes"),
     "log": May(ours="errors", world="numpy"),
     "schema": May(ours="", world=""),

@@ -178,7 +178,7 @@ def _prepare(
     import socket
     import time
 
-    from penstock import launch
+    from penstock import launch, machine
 
     folder = None
     facts: dict[str, Any] = {
@@ -188,6 +188,7 @@ def _prepare(
         "penstock": _version(),
         "start_unix_ns": time.time_ns(),
         "launcher_pid": os.getpid(),
+        "machine": machine.facts(),
         "streams": launch.streams(),
     }
     try:

@@ -249,6 +249,10 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             raise _failure(-result, self.folder, native)
         _process.forget()
         _process.is_on = True
+        from penstock import machine
+
+        for key, value in machine.facts():
+            note(key, value)
 
     def stop(self) -> None:
         """Ends the window; the process is as it was.  Raises RecorderError if it is not open."""

@@ -917,11 +917,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     return (
         *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
         *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
-        *(
-            Gap(spot.key, "incomplete", spot.value)
-            for spot in measures.blind_spots
-            if spot.key != "event_cost_ns"
-        ),
+        *(Gap(spot.key, "incomplete", spot.value) for spot in measures.blind_spots),
         Gap("page faults", "not measured", f"reading through a mapping makes no call{mapped}"),
         Gap("page cache", "not measured", "bytes are asked of the system, not got from the device"),
         Gap("accelerator", "not measured", "compute is what is left of the wall time"),

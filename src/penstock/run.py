@@ -226,6 +226,7 @@ def _built(
                     manifest["elsewhere"],
                     manifest["skipped"],
                     _launch(manifest["launched"]),
+                    _machine(manifest["launched"]),
                 ),
                 tables,
                 progress,
@@ -292,6 +293,7 @@ _LAUNCHED: dict[str, type] = {
     "end_monotonic_ns": int,
     "status": int,
     "streams": list,
+    "machine": list,
 }
 
 
@@ -316,6 +318,16 @@ def _launch(known: Mapping[str, Any]) -> Launch | None:
         known.get("status"),
         tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
     )
+
+
+def _machine(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What `penstock run` noted of its host, as notes of the run."""
+    pairs = [tuple(pair) for pair in known.get("machine", ()) if isinstance(pair, list)]
+    return [
+        (utf8(pair[0]), utf8(pair[1]))
+        for pair in pairs
+        if len(pair) == 2 and all(isinstance(text, str) for text in pair)
+    ]
 
 
 def _is_alive(header: Header) -> bool:

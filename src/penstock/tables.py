@@ -143,12 +143,14 @@ class Surroundings:
 
     running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
     asked from here.  skipped: why other files are no logs.  launch: None without `penstock run`.
+    machine: keys and values of notes on the host.
     """
 
     running: Collection[str] = ()
     elsewhere: Collection[str] = ()
     skipped: Mapping[str, str] = made_by(default_factory=dict)
     launch: Launch | None = None
+    machine: Sequence[tuple[str, str]] = ()
 
 
 def make_tables(
@@ -426,8 +428,9 @@ class _Build:
         self._write_processes()
         self._write_unseen()
         whys = self.surroundings.skipped.values()
-        skipped = [(None, "skipped", utf8(why)) for why in whys]
-        _insert(connection, "notes", _types("notes"), skipped)
+        notes = [(None, "skipped", utf8(why)) for why in whys]
+        notes += [(None, key, value) for key, value in self.surroundings.machine]
+        _insert(connection, "notes", _types("notes"), notes)
         _copy(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
 
     def _write_processes(self) -> None:
