@@ -61,6 +61,13 @@ class Pairs:
         return statistics.median(on / off for off, on in zip(self.off, self.on, strict=True))
 
     @property
+    def ratio_spread(self) -> tuple[float, float]:
+        """The quartiles of the paired ratios."""
+        ratios = [on / off for off, on in zip(self.off, self.on, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return low, high
+
+    @property
     def spread(self) -> tuple[float, float]:
         """The quartiles of the paired differences."""
         differences = [on - off for off, on in zip(self.off, self.on, strict=True)]
