@@ -248,3 +248,12 @@ def test_a_run_that_goes_on_or_whose_recording_failed_says_so_in_its_title() -> 
         run = Synthetic()
         run.process(1, end=1000 * MS, command="python train.py", state=state)
         assert words in report_of(measure(run)).subtitle
+
+
+def test_what_a_finding_points_at_is_in_the_report() -> None:
+    report = report_of(measure(training_job(compute_ms=40, read_ms=6)), "runs/my run")
+    places = {table.key for table in report.tables} | {one.key for one in report.pictures}
+    assert {finding.shown for finding in report.findings} <= places
+    commands = [remedy.command for one in report.findings for remedy in one.remedies]
+    assert "penstock whatif 'runs/my run' --tier /dev/shm" in commands
+    assert any("`penstock ceiling 'runs/my run'`" in check.says for check in report.checks)

@@ -793,7 +793,7 @@ def _slow_worker(measures: Measures) -> _Found | None:
                 f"the step loop waited {show(rows[slow].owed_s, 's')} for it",
             ),
             (Remedy("loader", "give each worker an equal share: files of like size, mixed"),),
-            "processes",
+            "workers",
         )
         if best is None or (found.gain_s or 0.0) > (best.gain_s or 0.0):
             best = found

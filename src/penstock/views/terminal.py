@@ -46,8 +46,18 @@ COLUMNS = {
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
+    "workers": "worker owed_s fetches mean_fetch_s cpu_s busy_share rank",
+    "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
 }
-ROWS = {"directories": 6, "files": 6, "operations": 8, "checkpoints": 6, "epochs": 6}
+ROWS = {
+    "directories": 6,
+    "files": 6,
+    "operations": 8,
+    "checkpoints": 6,
+    "epochs": 6,
+    "workers": 4,
+    "storage": 4,
+}
 HEADINGS = {
     "blocking_s": "blocked",
     "time_s": "in calls",
@@ -309,6 +319,8 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("operations"), paper),
         _table(report, report.table("checkpoints"), paper),
         _table(report, report.table("epochs"), paper),
+        _table(report, report.table("workers"), paper),
+        _table(report, report.table("storage"), paper),
         _missing(report, paper),
         _cost(report, paper),
     ]
