@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import measures as module
+from penstock.interop import timeline
 from penstock.measures import PARTS, PREPARED, STORAGE_PARTS, Measures, measure, query
 from synthetic import Synthetic, training_job
 
@@ -591,7 +592,8 @@ def test_every_query_says_what_it_defines() -> None:
     assert set(PREPARED) < set(names)
     for name in names:
         assert query(name).startswith("--"), f"{name}.sql begins with no definition"
-    asked = set(re.findall(r'"(\w+)"', open(module.__file__).read()))
+    askers = "".join(open(asker.__file__).read() for asker in (module, timeline))
+    asked = set(re.findall(r'"(\w+)"', askers))
     assert set(names) - {"counters"} <= asked, "a query that nothing asks"
 
 

@@ -5,6 +5,7 @@
     ├── LogError             bytes of a log that cannot be read
     ├── RunError             a run folder: missing, empty, not writable, of another job
     │   └── StartError       the program of a run cannot be started; has .status as a shell gives it
+    ├── ForeignError         a file of another tool: not what it should be, or of another run
     ├── QueryError           a question to the tables that cannot be answered
     └── MissingDependency    an optional package is needed; also an ImportError
 
@@ -12,6 +13,7 @@ Each message says what, where, and what now.
 """
 
 __all__ = [
+    "ForeignError",
     "LogError",
     "MissingDependency",
     "PenstockError",
@@ -44,6 +46,10 @@ class StartError(RunError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ForeignError(PenstockError):
+    """A file of another tool cannot be read, or does not belong to the run."""
 
 
 class QueryError(PenstockError):

@@ -87,6 +87,7 @@ PREPARED = (
     "saves",
     "waits",
     "fetches",
+    "owed_fetches",
     "stretches",
     "watched",
     "long_calls",

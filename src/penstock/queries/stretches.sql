@@ -1,6 +1,5 @@
 -- stretches: time cut so that within one stretch one thread owes one answer.  What each data wait is
--- attributed to is looked for in the thread that fetched the batch waited for (the owed fetch: the
--- latest of that loader iterator and batch number that began before the wait ended):
+-- attributed to is looked for in the thread that fetched the batch waited for (owed_fetches):
 --   'worker start'  the wait, until that worker's loop began
 --   'gap'           then, while that thread was in no fetch and the owed one had not begun
 --   'fetch'         while it was in a fetch: the owed one, or an earlier one that kept it busy
@@ -37,10 +36,8 @@ candidates AS (
         f.end_ns AS fetched_ns,
         f.cpu_ns IS NOT NULL AS is_fetched
     FROM waits AS w
-    LEFT JOIN ranked AS f
-        ON f.main = w.process AND f.iterator = w.iterator AND f.index = w.index
-            AND f.start_ns < w.end_ns
-    QUALIFY row_number() OVER (PARTITION BY w.wait_id ORDER BY f.start_ns DESC NULLS LAST) = 1
+    LEFT JOIN owed_fetches AS o ON o.wait_id = w.wait_id
+    LEFT JOIN ranked AS f ON f.fetch_id = o.fetch_id
 ),
 owed AS (
     SELECT

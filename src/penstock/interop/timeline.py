@@ -1,0 +1,650 @@
+"""What a timeline shows of a run: rows, slices, counters and flows.  Knows no format.
+
+One row for each thread's stretches (steps, data waits, fetches, checkpoints), one for its calls,
+and one for its loaders' passes; a counter for each layer and direction; a flow from a worker's
+fetch of a batch to the data wait that was for it.  All times are nanoseconds since the run's start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
+    from numpy.typing import NDArray
+
+    from penstock.run import Run
+
+    Array = NDArray[Any]
+
+__all__ = [
+    "MAX_SLICES",
+    "Calls",
+    "Flow",
+    "Process",
+    "Rate",
+    "Row",
+    "Slice",
+    "Timeline",
+    "span_starts",
+    "timeline_of",
+]
+
+Progress = Callable[[int, int], None]
+
+# What viewers in a browser still open: 2-3 GB traces fail (google/perfetto#1392), and a slice takes
+# some 100 bytes of Perfetto's format, 200 of Chrome's.
+MAX_SLICES = 1_000_000
+
+# As many as a wide screen has columns; a counter drawn finer than that shows noise.
+COUNTER_BINS = 2000
+
+# Durations and starts are rounded down each for itself: a slice inside another may end this much
+# after it.
+ROUNDING_NS = 2
+
+# Numbers of processes and rows for viewers that want unique ones: above Linux's pid_max (2^22).
+OWN_NUMBERS = 10_000_000
+
+# What later queries read by name, in the order it is made; see measures.PREPARED.
+PREPARED = (
+    "file_kinds",
+    "file_calls",
+    "calls",
+    "op_totals",
+    "process_totals",
+    "lives",
+    "mains",
+    "waits",
+    "fetches",
+    "owed_fetches",
+    "timeline_shown",
+)
+VIEWS = ("file_calls", "calls", "timeline_shown")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """number: its pid where no other process image of the run has it, else one of our own."""
+
+    process: int
+    number: int
+    pid: int
+    host: str
+    rank: int | None
+    role: str
+    name: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the picture.  Its slices nest: none begins in another and ends after it.
+
+    kind: spans, loader, recording or calls.  number: unique among the rows of the process; of the
+    spans it is the thread's tid.  lane: 0, or which of several rows hold what overlaps.
+    """
+
+    row: int
+    process: Process
+    thread: int
+    tid: int
+    number: int
+    kind: str
+    lane: int
+    name: str
+    is_main: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A stretch: a step, data wait, fetch, checkpoint, or one that the user named."""
+
+    row: int
+    name: str
+    category: str
+    start_ns: int
+    end_ns: int
+    facts: dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """From a worker's fetch to the data wait that was for it, as places in Timeline.slices."""
+
+    fetch: int
+    wait: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Bytes per second in equal bins: a value at each start_ns, the last at the timeline's end."""
+
+    name: str
+    start_ns: list[int]
+    bytes_per_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Slices of calls as columns, by row and start; a slice of more than one call is gathered.
+
+    op, file, offset_bytes, errno are those of the only call; file and offset_bytes -1: not known.
+    reads, writes: calls that move bytes; errors: calls with an errno; busy_ns: sum of durations.
+    """
+
+    row: Array
+    start_ns: Array
+    end_ns: Array
+    calls: Array
+    op: Array
+    file: Array
+    offset_bytes: Array
+    asked_bytes: Array
+    moved_bytes: Array
+    errno: Array
+    errors: Array
+    reads: Array
+    writes: Array
+    busy_ns: Array
+    is_in_flight: Array
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run, ready to be drawn.
+
+    start_unix_ns: the run's start, ns since 1970.  from_ns, to_ns: what is shown.  n_calls: calls
+    in it; those shorter than pixel_ns may be gathered, 0: none is.  folded_calls: calls that the
+    recorder kept as sums only: of the whole run, in no row.  ops: {number: (op, layer)}.
+    paths: {file: (path, class)}.
+    """
+
+    name: str
+    start_unix_ns: int
+    from_ns: int
+    to_ns: int
+    processes: tuple[Process, ...]
+    rows: tuple[Row, ...]
+    slices: tuple[Slice, ...]
+    flows: tuple[Flow, ...]
+    calls: Calls
+    rates: tuple[Rate, ...]
+    ops: dict[int, tuple[str, str]]
+    paths: dict[int, tuple[str, str]]
+    n_calls: int
+    pixel_ns: int
+    folded_calls: int
+    is_running: bool
+
+    @cached_property
+    def gathered_calls(self) -> int:
+        """Calls that share a slice with others."""
+        return int(self.calls.calls[self.calls.calls > 1].sum())
+
+    @cached_property
+    def gathered_slices(self) -> int:
+        """Slices of more than one call."""
+        return int((self.calls.calls > 1).sum())
+
+    @property
+    def rows_from_above(self) -> list[Row]:
+        """By process; in it the main thread first; of a thread its stretches above its calls."""
+        order = {process.process: place for place, process in enumerate(self.processes)}
+        kinds = ("recording", "loader", "spans", "calls")
+        return sorted(
+            self.rows,
+            key=lambda row: (
+                order[row.process.process],
+                not row.is_main,
+                row.thread,
+                kinds.index(row.kind),
+                row.lane,
+            ),
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the picture has to know of what is not in it, in sentences."""
+        said = []
+        if self.gathered_calls:
+            said.append(
+                f"{self.gathered_calls:,} of {self.n_calls:,} calls, each shorter than "
+                f"{_duration(self.pixel_ns)}, are gathered into {self.gathered_slices:,} slices"
+            )
+        if self.folded_calls:
+            said.append(
+                f"{self.folded_calls:,} calls of the run are past its trace budget, known as sums "
+                "only, and not shown"
+            )
+        if self.is_running:
+            said.append("the run goes on: what is shown is what was recorded so far")
+        return said
+
+    def facts_of_call(self, place: int) -> dict[str, int | str]:
+        """What is said of one slice of calls, by name; sizes in bytes."""
+        calls = self.calls
+        facts: dict[str, int | str] = {}
+        if calls.calls[place] > 1:
+            facts["calls"] = int(calls.calls[place])
+            facts["reads"] = int(calls.reads[place])
+            facts["writes"] = int(calls.writes[place])
+            facts["bytes"] = int(calls.moved_bytes[place])
+            facts["ns in calls"] = int(calls.busy_ns[place])
+            if calls.errors[place]:
+                facts["errors"] = int(calls.errors[place])
+        else:
+            path = self.paths.get(int(calls.file[place]))
+            if path is not None:
+                facts["path"] = path[0]
+            if calls.reads[place] or calls.writes[place]:
+                facts["bytes"] = int(calls.moved_bytes[place])
+                if calls.asked_bytes[place] != calls.moved_bytes[place]:
+                    facts["asked bytes"] = int(calls.asked_bytes[place])
+            if calls.offset_bytes[place] >= 0:
+                facts["offset"] = int(calls.offset_bytes[place])
+            if calls.errno[place]:
+                facts["errno"] = errno_name(int(calls.errno[place]))
+        if calls.is_in_flight[place]:
+            facts["in flight"] = "not ended when the log ends"
+        return facts
+
+    def name_of_call(self, place: int) -> tuple[str, str]:
+        """Name and category of one slice of calls; the category is the layer and the class."""
+        if self.calls.calls[place] > 1:
+            return f"{int(self.calls.calls[place])} calls", "gathered"
+        op, layer = self.ops[int(self.calls.op[place])]
+        path = self.paths.get(int(self.calls.file[place]))
+        return op, f"{layer},{path[1] if path else 'unknown'}"
+
+
+@cache
+def errno_name(number: int) -> str:
+    """ENOENT for 2; the number where this system has no name for it."""
+    import errno
+
+    return errno.errorcode.get(number, str(number))
+
+
+def timeline_of(
+    run: Run,
+    from_s: float | None = None,
+    to_s: float | None = None,
+    max_slices: int = MAX_SLICES,
+) -> Timeline:
+    """Asks a run for what its timeline shows between from_s and to_s, seconds from its start.
+
+    Of calls at most about max_slices slices are made: the shortest are gathered until that fits.
+    Raises QueryError: the stretch is empty or lies outside the run.
+    """
+    with run.connection.cursor() as engine:  # what is prepared goes with it
+        for name in PREPARED[:-1]:
+            _prepare(engine, name)
+        first_ns, last_ns = _ask(engine, "SELECT min(start_ns), max(end_ns) FROM lives")[0]
+        from_ns, to_ns = _stretch(first_ns, last_ns, from_s, to_s)
+        engine.execute(f"SET VARIABLE from_ns = {from_ns}")
+        engine.execute(f"SET VARIABLE to_ns = {to_ns}")
+        _prepare(engine, "timeline_shown")
+        return _Drawing(run, engine, from_ns, to_ns, max_slices).made()
+
+
+def _stretch(
+    first_ns: int | None, last_ns: int | None, from_s: float | None, to_s: float | None
+) -> tuple[int, int]:
+    """What is shown, in ns; the end is after everything that ends at the run's end."""
+    first_ns, last_ns = first_ns or 0, last_ns or 0
+    from_ns = first_ns if from_s is None else _ns(from_s)
+    to_ns = last_ns + 1 if to_s is None else _ns(to_s)
+    if from_ns >= to_ns or from_ns > last_ns or to_ns <= first_ns:
+        raise QueryError(
+            f"nothing lies between {from_ns / 1e9:g} s and {to_ns / 1e9:g} s: the run's timeline "
+            f"goes from {first_ns / 1e9:g} s to {last_ns / 1e9:g} s"
+        )
+    return from_ns, to_ns
+
+
+def _ns(seconds: float) -> int:
+    limit_s = 1e9  # 30 years: what is meant is "to the end"
+    return round(max(-limit_s, min(limit_s, seconds)) * 1e9)
+
+
+def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
+    """(start, end) of the finished spans of this name in the processes with this pid, by start."""
+    return [
+        (start_ns, end_ns)
+        for start_ns, end_ns in run.sql(
+            "SELECT s.start_ns, s.start_ns + s.duration_ns FROM spans AS s "
+            "JOIN processes AS p ON p.process = s.process "
+            "WHERE p.pid = $pid AND s.kind = 'span' AND s.name = $name "
+            "AND s.duration_ns IS NOT NULL ORDER BY s.start_ns",
+            {"pid": pid, "name": name},
+        )
+    ]
+
+
+@cache
+def _query(name: str) -> str:
+    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def _prepare(engine: duckdb.DuckDBPyConnection, name: str) -> None:
+    kind = "VIEW" if name in VIEWS else "TABLE"
+    _ask(engine, f"CREATE TEMP {kind} {name} AS\n{_query(name)}")
+
+
+def _ask(engine: duckdb.DuckDBPyConnection, text: str, **parameters: int) -> list[tuple[Any, ...]]:
+    return _execute(engine, text, parameters).fetchall()
+
+
+def _execute(
+    engine: duckdb.DuckDBPyConnection, text: str, parameters: dict[str, int]
+) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    try:
+        return engine.execute(text, parameters or None)
+    except duckdb.Error as error:
+        raise QueryError(f"the timeline's tables cannot be asked: {error}") from error
+
+
+class _Drawing:
+    """A timeline in the making."""
+
+    def __init__(
+        self,
+        run: Run,
+        engine: duckdb.DuckDBPyConnection,
+        from_ns: int,
+        to_ns: int,
+        max_slices: int,
+    ) -> None:
+        self.run, self.engine = run, engine
+        self.from_ns, self.to_ns, self.max_slices = from_ns, to_ns, max_slices
+        self.rows: list[Row] = []
+        self.threads = {
+            (process, thread): (tid, name, is_main)
+            for process, thread, tid, name, is_main in _ask(
+                engine, "SELECT process, thread, tid, name, is_main FROM threads"
+            )
+        }
+
+    def made(self) -> Timeline:
+        processes = {process.process: process for process in self._processes()}
+        spans = self._spans()
+        n_calls, pixel_ns = self._pixel()
+        text = _query("timeline_calls")
+        columns = _execute(self.engine, text, {"pixel_ns": pixel_ns}).fetchnumpy()
+        columns = {name: _plain(column) for name, column in columns.items()}
+        slices, places = self._span_rows(processes, spans)
+        calls = self._call_rows(processes, columns)
+        used = {row.process.process for row in self.rows}
+        folded = _ask(self.engine, "SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw")
+        return Timeline(
+            name=self.run.folder.name,
+            start_unix_ns=self.run.start_unix_ns,
+            from_ns=self.from_ns,
+            to_ns=self.to_ns,
+            processes=tuple(shown for shown in processes.values() if shown.process in used),
+            rows=tuple(self.rows),
+            slices=tuple(slices),
+            flows=tuple(self._flows(places)),
+            calls=calls,
+            rates=tuple(self._rates()),
+            ops={
+                number: (op, layer)
+                for number, op, layer in _ask(
+                    self.engine, "SELECT op_number, op, layer FROM ops WHERE layer IS NOT NULL"
+                )
+            },
+            paths=self._paths(calls),
+            n_calls=n_calls,
+            pixel_ns=pixel_ns,
+            folded_calls=folded[0][0],
+            is_running=self.run.is_running,
+        )
+
+    def _processes(self) -> Iterator[Process]:
+        rows = _ask(self.engine, _query("timeline_processes"))
+        uses = Tally(row[1] for row in rows)
+        for process, pid, host, rank, role, worker, command, _, _ in rows:
+            name = (
+                f"worker {worker}" if role == "worker" else "main" if role == "main" else "process"
+            )
+            name += "" if rank is None else f" of rank {rank}"
+            is_own = uses[pid] > 1 or not 0 < pid < OWN_NUMBERS
+            number = OWN_NUMBERS + process if is_own else pid
+            yield Process(
+                process, number, pid, host or "", rank, role, f"{name} · {command or '?'}"[:200],
+                command or "",
+            )  # fmt: skip
+
+    def _spans(self) -> dict[tuple[int, int, str], list[tuple[Any, ...]]]:
+        """Stretches by process, thread and kind of row."""
+        found: dict[tuple[int, int, str], list[tuple[Any, ...]]] = {}
+        parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
+        for process, thread, kind, *rest in _ask(
+            self.engine, _query("timeline_spans"), **parameters
+        ):
+            row = "spans"
+            if kind == "window":
+                row = "recording"
+            elif kind == "span" and rest[0] == "loader":
+                row = "loader"
+            found.setdefault((process, thread, row), []).append((kind, *rest))
+        return found
+
+    def _span_rows(
+        self,
+        processes: dict[int, Process],
+        spans: dict[tuple[int, int, str], list[tuple[Any, ...]]],
+    ) -> tuple[list[Slice], dict[tuple[int, int, str, int], int]]:
+        """The slices of stretches, and where in them a (process, thread, name, start) is."""
+        import numpy as np
+
+        slices: list[Slice] = []
+        places: dict[tuple[int, int, str, int], int] = {}
+        order = {number: place for place, number in enumerate(processes)}
+        kinds = ("recording", "loader", "spans")
+        for process, thread, kind in sorted(
+            spans, key=lambda key: (order[key[0]], key[1], kinds.index(key[2]))
+        ):
+            rows = spans[process, thread, kind]
+            starts = np.array([row[5] for row in rows], np.int64)
+            ends = np.array([row[6] for row in rows], np.int64)
+            lanes, ends = _lanes(starts, ends)
+            numbers = self._add_rows(processes[process], thread, kind, int(lanes.max()) + 1)
+            for place, row in enumerate(rows):
+                places[process, thread, row[1], row[5]] = len(slices)
+                slices.append(_slice(numbers[lanes[place]], row, int(ends[place])))
+        return slices, places
+
+    def _call_rows(self, processes: dict[int, Process], columns: dict[str, Array]) -> Calls:
+        """The slices of calls, each in its row; rows of one thread follow one another."""
+        import numpy as np
+
+        n = len(columns["start_ns"])
+        row_of = np.zeros(n, np.int64)
+        key = columns["process"].astype(np.int64) << 32 | columns["thread"]
+        bounds = [0, *(np.flatnonzero(np.diff(key)) + 1).tolist(), n] if n else []
+        order = {number: place for place, number in enumerate(processes)}
+        for begin, end in sorted(
+            pairwise(bounds), key=lambda part: order[int(columns["process"][part[0]])]
+        ):
+            part = slice(begin, end)
+            lanes, ends = _lanes(columns["start_ns"][part], columns["end_ns"][part])
+            columns["end_ns"][part] = ends
+            process, thread = int(columns["process"][begin]), int(columns["thread"][begin])
+            numbers = self._add_rows(processes[process], thread, "calls", int(lanes.max()) + 1)
+            row_of[part] = np.array(numbers)[lanes]
+        return Calls(
+            row=row_of,
+            op=columns["op_number"],
+            **{name: columns[name] for name in Calls.__slots__ if name not in ("row", "op")},
+        )
+
+    def _add_rows(self, process: Process, thread: int, kind: str, lanes: int) -> list[int]:
+        tid, name, is_main = self.threads.get((process.process, thread), (0, "", False))
+        added = []
+        for lane in range(lanes):
+            row = len(self.rows)
+            is_own = kind != "spans" or lane > 0 or self._is_taken(process, tid)
+            own = name or "thread"
+            what = {"spans": own, "calls": f"file calls of {own} {tid}", "loader": "loader passes"}
+            self.rows.append(
+                Row(
+                    row=row,
+                    process=process,
+                    thread=thread,
+                    tid=tid,
+                    number=OWN_NUMBERS + row if is_own else tid,
+                    kind=kind,
+                    lane=lane,
+                    name=what.get(kind, kind),
+                    is_main=bool(is_main),
+                )
+            )
+            added.append(row)
+        return added
+
+    def _is_taken(self, process: Process, tid: int) -> bool:
+        """The kernel gives a tid again; a viewer takes the two threads for one."""
+        return not 0 < tid < OWN_NUMBERS or any(
+            row.number == tid and row.process is process for row in self.rows
+        )
+
+    def _flows(self, places: dict[tuple[int, int, str, int], int]) -> Iterator[Flow]:
+        for fetch_process, fetch_thread, fetch_ns, process, thread, ns in _ask(
+            self.engine, _query("timeline_flows")
+        ):
+            fetch = places.get((fetch_process, fetch_thread, "fetch", fetch_ns))
+            wait = places.get((process, thread, "data wait", ns))
+            if fetch is not None and wait is not None:
+                yield Flow(fetch, wait)
+
+    def _pixel(self) -> tuple[int, int]:
+        """How many calls there are, and below which duration they are gathered so as to fit."""
+        widths = _ask(self.engine, _query("timeline_widths"))
+        n_calls = sum(calls for _, calls in widths)
+        if n_calls <= self.max_slices:
+            return n_calls, 0
+        log2_ns = 10
+        while sum(calls for width, calls in widths if width >= log2_ns) > self.max_slices:
+            log2_ns += 1
+        last = (self.to_ns - self.from_ns).bit_length() + 1  # then a thread is one slice
+        while log2_ns < last:
+            text = _query("timeline_slices")
+            ((slices,),) = _ask(self.engine, text, pixel_ns=1 << log2_ns)
+            if slices <= self.max_slices:
+                break
+            log2_ns += 1
+        return n_calls, 1 << log2_ns
+
+    def _rates(self) -> Iterator[Rate]:
+        bin_ns = -(-(self.to_ns - self.from_ns) // COUNTER_BINS)
+        n_bins = -(-(self.to_ns - self.from_ns) // bin_ns)
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        for layer, group, place, moved in _ask(
+            self.engine,
+            _query("timeline_bandwidth"),
+            from_ns=self.from_ns,
+            to_ns=self.to_ns,
+            bin_ns=bin_ns,
+        ):
+            found.setdefault((layer, group), {})[place] = moved
+        for (layer, group), bins in sorted(found.items()):
+            per_s = [bins.get(place, 0.0) / (bin_ns / 1e9) for place in range(n_bins)]
+            # What did not change needs no new point; the first and the end do.
+            kept = [i for i in range(n_bins) if not i or per_s[i] != per_s[i - 1]]
+            yield Rate(
+                f"{group} bandwidth, {layer}",
+                [self.from_ns + i * bin_ns for i in kept] + [self.to_ns],
+                [per_s[i] for i in kept] + [0.0],
+            )
+
+    def _paths(self, calls: Calls) -> dict[int, tuple[str, str]]:
+        import numpy as np
+
+        used = np.unique(calls.file[calls.calls == 1])
+        wanted = set(used[used >= 0].tolist())
+        return {
+            file: (path, path_class)
+            for file, path, path_class in _ask(
+                self.engine, "SELECT file, path, path_class FROM files"
+            )
+            if file in wanted
+        }
+
+
+def _plain(column: Array) -> Array:
+    """An array of its own, without a mask: the query leaves no NULL."""
+    import numpy as np
+
+    return np.ma.getdata(column).copy()
+
+
+def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
+    kind, name, number, cpu_ns, delay_ns, start_ns, _, is_in_flight = span
+    facts: dict[str, int | str] = {}
+    shown, category = name, "span"
+    if kind in ("step", "window"):
+        category = kind
+    elif name in ("data wait", "fetch", "checkpoint", "restore", "worker", "loader"):
+        category = name
+    if number is not None:
+        facts["number"] = number
+        if category in ("step", "data wait", "fetch", "worker", "loader"):
+            shown = f"{name} {number}"
+    elif category == "data wait":
+        facts["batch"] = "none came: the pass was over"
+    if cpu_ns is not None:
+        facts["cpu ns"] = cpu_ns
+    if delay_ns is not None:
+        facts["ns ready without a processor"] = delay_ns
+    if is_in_flight:
+        facts["in flight"] = "not ended when the log ends"
+    return Slice(row, shown, category, start_ns, end_ns, facts)
+
+
+def _lanes(starts: Array, ends: Array) -> tuple[Array, Array]:
+    """For slices by start, the longer first: a lane for each so that slices of one lane nest, and
+    ends that are cut where only rounding makes them stick out."""
+    import numpy as np
+
+    lanes = np.zeros(len(starts), np.int64)
+    if (starts[1:] >= np.maximum.accumulate(ends)[:-1]).all():
+        return lanes, ends
+    ends = ends.copy()
+    stacks: list[list[int]] = []
+    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        lane = 0
+        while True:
+            if lane == len(stacks):
+                stacks.append([])
+            stack = stacks[lane]
+            while stack and stack[-1] <= start:
+                stack.pop()
+            if not stack or end <= stack[-1] + ROUNDING_NS:
+                break
+            lane += 1
+        end = min(end, stack[-1]) if stack else end
+        stack.append(end)
+        lanes[place], ends[place] = lane, end
+    return lanes, ends
+
+
+def _duration(ns: int) -> str:
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns} ns"

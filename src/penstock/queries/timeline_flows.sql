@@ -1,0 +1,13 @@
+-- From a worker's fetch of a batch to the data wait that was for it: where each began.
+SELECT
+    f.process AS fetch_process,
+    f.thread AS fetch_thread,
+    f.start_ns AS fetch_ns,
+    w.process AS wait_process,
+    w.thread AS wait_thread,
+    w.start_ns AS wait_ns
+FROM owed_fetches AS o
+JOIN fetches AS f ON f.fetch_id = o.fetch_id
+JOIN waits AS w ON w.wait_id = o.wait_id
+WHERE f.process <> w.process OR f.thread <> w.thread
+ORDER BY o.wait_id

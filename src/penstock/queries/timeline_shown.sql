@@ -1,0 +1,20 @@
+-- timeline_shown: the calls of a timeline that overlap from_ns..to_ns.  A call in flight lasts until
+-- its process's last sign of life.
+SELECT
+    e.process,
+    e.thread,
+    e.op_number,
+    e.file,
+    e.start_ns,
+    coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)) AS end_ns,
+    coalesce(e.duration_ns, greatest(l.end_ns - e.start_ns, 0)) AS duration_ns,
+    e.duration_ns IS NULL AS is_in_flight,
+    e.offset_bytes,
+    e.asked_bytes,
+    e.moved_bytes,
+    e.errno
+FROM events_raw AS e
+JOIN lives AS l ON l.process = e.process
+WHERE e.start_ns < getvariable('to_ns')
+    AND coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)) >= getvariable('from_ns')
+    AND e.op_number IN (SELECT op_number FROM ops WHERE layer IN ('posix', 'stdio', 'process'))
