@@ -7,12 +7,12 @@ times, numbers and names are those of the timeline.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, BinaryIO
 
 from penstock.interop.timeline import OWN_NUMBERS, Row, Timeline
 
-__all__ = ["events", "facts", "write"]
+__all__ = ["chunks", "dumps", "events", "facts", "write"]
 
 Progress = Callable[[int, int], None]
 
@@ -25,16 +25,17 @@ def write(
 ) -> None:
     """Writes the trace.  progress is called with (done, total) slices of calls."""
     stream.write(b'{"displayTimeUnit": "ms", "otherData": ')
-    stream.write(json.dumps(facts(timeline)).encode())
+    stream.write(dumps(facts(timeline)).encode())
     stream.write(b', "traceEvents": [\n')
     before = b""
-    for chunk in _chunks(events(timeline, 0, progress)):
-        stream.write(before + ",\n".join(chunk).encode("utf-8", "replace"))
+    for chunk in chunks(events(timeline, 0, progress)):
+        stream.write(before + ",\n".join(chunk).encode())
         before = b",\n"
     stream.write(b"\n]}\n")
 
 
-def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+def chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of many, so that few writes do."""
     chunk: list[str] = []
     for text in texts:
         chunk.append(text)
@@ -43,6 +44,20 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
             chunk = []
     if chunk:
         yield chunk
+
+
+def dumps(value: Any) -> str:
+    """As JSON, in UTF-8 where that is possible: Perfetto shows escapes in names as they are."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or _is_utf8(text) else json.dumps(value)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can name
+        return False
+    return True
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
@@ -57,13 +72,22 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 
 
 def events(
-    timeline: Timeline, base_ns: int, progress: Progress = lambda done, total: None
+    timeline: Timeline,
+    base_ns: int,
+    progress: Progress = lambda done, total: None,
+    known: Collection[int] = (),
+    remark: str = "",
 ) -> Iterator[str]:
-    """Each trace event as JSON; base_ns is where their time 0 is, in ns from the run's start."""
-    yield from _names(timeline)
-    yield from _slices(timeline, base_ns)
-    yield from _rates(timeline, base_ns)
-    yield from _calls(timeline, base_ns, progress)
+    """Each trace event as JSON; base_ns is where their time 0 is, in ns from the run's start.
+
+    known: numbers of processes that another writer has named already, in the file that these events
+    go to: ours then get rows of their own beside theirs.  remark: goes into the title.
+    """
+    writer = _Writer(timeline, base_ns, frozenset(known), remark)
+    yield from writer.names()
+    yield from writer.slices()
+    yield from writer.rates()
+    yield from writer.calls(progress)
 
 
 def _us(ns: int) -> str:
@@ -73,75 +97,95 @@ def _us(ns: int) -> str:
     return f"{sign}{whole}.{rest:03d}" if rest else f"{sign}{whole}"
 
 
-def _names(timeline: Timeline) -> Iterator[str]:
-    def meta(what: str, pid: int, tid: int, **args: Any) -> str:
-        return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+class _Writer:
+    """The events of one timeline."""
 
-    yield meta("process_name", RUN, 0, name="whole run")
-    yield meta("process_sort_index", RUN, 0, sort_index=-1)
-    for place, process in enumerate(timeline.processes):
-        yield meta("process_name", process.number, 0, name=process.name)
-        yield meta("process_sort_index", process.number, 0, sort_index=place)
-    for place, row in enumerate(timeline.rows_from_above):
-        yield meta("thread_name", row.process.number, row.number, name=row.name)
-        yield meta("thread_sort_index", row.process.number, row.number, sort_index=place)
+    def __init__(
+        self, timeline: Timeline, base_ns: int, known: frozenset[int], remark: str
+    ) -> None:
+        self.timeline, self.base_ns, self.known, self.remark = timeline, base_ns, known, remark
+        self.where = {
+            row.row: f'"pid": {row.process.number}, "tid": {self._tid(row)}'
+            for row in timeline.rows
+        }
 
+    def _tid(self, row: Row) -> int:
+        return OWN_NUMBERS + row.row if row.process.number in self.known else row.number
 
-def _slices(timeline: Timeline, base_ns: int) -> Iterator[str]:
-    rows: tuple[Row, ...] = timeline.rows
-    title = "; ".join([f"run {timeline.name}", *timeline.remarks])
-    yield json.dumps(
-        {"ph": "X", "name": title, "cat": "penstock", "pid": RUN, "tid": 0, "args": facts(timeline)}
-    ).removesuffix("}") + (
-        f', "ts": {_us(timeline.from_ns - base_ns)}, '
-        f'"dur": {_us(timeline.to_ns - timeline.from_ns)}}}'
-    )
-    for shown in timeline.slices:
-        row = rows[shown.row]
+    def names(self) -> Iterator[str]:
+        """Of processes and rows, and their order."""
+        yield self._meta("process_name", RUN, 0, name="penstock · whole run")
+        yield self._meta("process_sort_index", RUN, 0, sort_index=-1)
+        for place, process in enumerate(self.timeline.processes):
+            if process.number not in self.known:
+                yield self._meta("process_name", process.number, 0, name=process.name)
+                yield self._meta("process_sort_index", process.number, 0, sort_index=place)
+        for place, row in enumerate(self.timeline.rows_from_above):
+            pid, tid = row.process.number, self._tid(row)
+            is_beside = pid in self.known  # the profiler's rows are sorted by their tids
+            name = f"penstock · {row.name}" if is_beside else row.name
+            yield self._meta("thread_name", pid, tid, name=name)
+            order = row.tid if is_beside else place
+            yield self._meta("thread_sort_index", pid, tid, sort_index=order)
+
+    def _meta(self, what: str, pid: int, tid: int, **args: Any) -> str:
+        return dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+
+    def slices(self) -> Iterator[str]:
+        """What the file is, the stretches, and the arrows between them."""
+        timeline = self.timeline
+        said = [f"run {timeline.name}", *([self.remark] if self.remark else []), *timeline.remarks]
         yield (
-            f'{{"ph": "X", "name": {json.dumps(shown.name)}, "cat": "{shown.category}", '
-            f'"pid": {row.process.number}, "tid": {row.number}, '
-            f'"ts": {_us(shown.start_ns - base_ns)}, "dur": {_us(shown.end_ns - shown.start_ns)}, '
-            f'"args": {json.dumps(shown.facts)}}}'
+            f'{{"ph": "X", "name": {dumps("; ".join(said))}, "cat": "penstock", '
+            f'"pid": {RUN}, "tid": 0, {self._when(timeline.from_ns, timeline.to_ns)}, '
+            f'"args": {dumps(facts(timeline))}}}'
         )
-    for place, flow in enumerate(timeline.flows, 1):
-        fetch, wait = timeline.slices[flow.fetch], timeline.slices[flow.wait]
-        # An arrow's ends belong to the slices around them: the fetch's first ns, the wait's last.
-        for shown, phase, at_ns in (
-            (fetch, '"s"', fetch.start_ns),
-            (wait, '"f", "bp": "e"', max(wait.start_ns, wait.end_ns - 1)),
-        ):
-            row = rows[shown.row]
+        for shown in timeline.slices:
             yield (
-                f'{{"ph": {phase}, "id": {place}, "name": "batch", "cat": "batch", '
-                f'"pid": {row.process.number}, "tid": {row.number}, "ts": {_us(at_ns - base_ns)}}}'
+                f'{{"ph": "X", "name": {dumps(shown.name)}, "cat": "{shown.category}", '
+                f"{self.where[shown.row]}, {self._when(shown.start_ns, shown.end_ns)}, "
+                f'"args": {dumps(shown.facts)}}}'
             )
+        for place, flow in enumerate(timeline.flows, 1):
+            fetch, wait = timeline.slices[flow.fetch], timeline.slices[flow.wait]
+            # An arrow's ends belong to the slices around them: the fetch's first ns, the wait's
+            # last.
+            for shown, phase, at_ns in (
+                (fetch, '"s"', fetch.start_ns),
+                (wait, '"f", "bp": "e"', max(wait.start_ns, wait.end_ns - 1)),
+            ):
+                yield (
+                    f'{{"ph": {phase}, "id": {place}, "name": "batch", "cat": "batch", '
+                    f'{self.where[shown.row]}, "ts": {_us(at_ns - self.base_ns)}}}'
+                )
 
+    def rates(self) -> Iterator[str]:
+        """Counters."""
+        for rate in self.timeline.rates:
+            name = dumps(rate.name)
+            for start_ns, value in zip(rate.start_ns, rate.bytes_per_s, strict=True):
+                yield (
+                    f'{{"ph": "C", "name": {name}, "pid": {RUN}, "tid": 0, '
+                    f'"ts": {_us(start_ns - self.base_ns)}, '
+                    f'"args": {{"MB/s": {value / 1e6:.6g}}}}}'
+                )
 
-def _rates(timeline: Timeline, base_ns: int) -> Iterator[str]:
-    for rate in timeline.rates:
-        name = json.dumps(rate.name)
-        for start_ns, value in zip(rate.start_ns, rate.bytes_per_s, strict=True):
-            yield (
-                f'{{"ph": "C", "name": {name}, "pid": {RUN}, "tid": 0, '
-                f'"ts": {_us(start_ns - base_ns)}, "args": {{"MB/s": {value / 1e6:.6g}}}}}'
-            )
+    def calls(self, progress: Progress) -> Iterator[str]:
+        """Calls."""
+        timeline, calls = self.timeline, self.timeline.calls
+        total = len(calls)
+        columns = (calls.row, calls.start_ns, calls.end_ns)
+        for begin in range(0, total, CHUNK):
+            end = min(begin + CHUNK, total)
+            chunk = zip(*(column[begin:end].tolist() for column in columns), strict=True)
+            for place, (row, start_ns, end_ns) in enumerate(chunk, begin):
+                name, category = timeline.name_of_call(place)
+                yield (
+                    f'{{"ph": "X", "name": "{name}", "cat": {dumps(category)}, '
+                    f"{self.where[row]}, {self._when(start_ns, end_ns)}, "
+                    f'"args": {dumps(timeline.facts_of_call(place))}}}'
+                )
+            progress(end, total)
 
-
-def _calls(timeline: Timeline, base_ns: int, progress: Progress) -> Iterator[str]:
-    calls, rows = timeline.calls, timeline.rows
-    total = len(calls)
-    columns = (calls.row, calls.start_ns - base_ns, calls.end_ns - calls.start_ns)
-    for begin in range(0, total, CHUNK):
-        end = min(begin + CHUNK, total)
-        chunk = zip(*(column[begin:end].tolist() for column in columns), strict=True)
-        for place, (row, start_ns, ns) in enumerate(chunk, begin):
-            name, category = timeline.name_of_call(place)
-            where = rows[row]
-            yield (
-                f'{{"ph": "X", "name": "{name}", "cat": {json.dumps(category)}, '
-                f'"pid": {where.process.number}, "tid": {where.number}, '
-                f'"ts": {_us(start_ns)}, "dur": {_us(ns)}, '
-                f'"args": {json.dumps(timeline.facts_of_call(place))}}}'
-            )
-        progress(end, total)
+    def _when(self, start_ns: int, end_ns: int) -> str:
+        return f'"ts": {_us(start_ns - self.base_ns)}, "dur": {_us(end_ns - start_ns)}'

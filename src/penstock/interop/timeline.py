@@ -34,6 +34,9 @@ __all__ = [
     "Row",
     "Slice",
     "Timeline",
+    "open_calls",
+    "process_pids",
+    "span_names",
     "span_starts",
     "timeline_of",
 ]
@@ -333,6 +336,41 @@ def span_starts(run: Run, name: str, pid: int) -> list[tuple[int, int]]:
     ]
 
 
+def span_names(run: Run, pid: int) -> list[str]:
+    """The names of the spans in the processes with this pid."""
+    rows = run.sql(
+        "SELECT DISTINCT s.name FROM spans AS s JOIN processes AS p ON p.process = s.process "
+        "WHERE p.pid = $pid AND s.kind = 'span' ORDER BY 1",
+        {"pid": pid},
+    )
+    return [name for (name,) in rows]
+
+
+def open_calls(run: Run, pid: int) -> list[tuple[int, int]]:
+    """(start, end) of the finished calls of open in the processes with this pid, by start."""
+    return [
+        (start_ns, end_ns)
+        for start_ns, end_ns in run.sql(
+            "SELECT e.start_ns, e.start_ns + e.duration_ns FROM events AS e "
+            "JOIN processes AS p ON p.process = e.process "
+            "WHERE p.pid = $pid AND e.op = 'open' AND e.duration_ns IS NOT NULL "
+            "ORDER BY e.start_ns",
+            {"pid": pid},
+        )
+    ]
+
+
+def process_pids(run: Run) -> list[int]:
+    """The pids of the run's processes that have stretches."""
+    return [
+        pid
+        for (pid,) in run.sql(
+            "SELECT DISTINCT p.pid FROM processes AS p JOIN spans AS s ON s.process = p.process "
+            "ORDER BY 1"
+        )
+    ]
+
+
 @cache
 def _query(name: str) -> str:
     return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
@@ -442,7 +480,8 @@ class _Drawing:
             elif kind == "span" and rest[0] == "loader":
                 row = "loader"
             found.setdefault((process, thread, row), []).append((kind, *rest))
-        return found
+        # A single window says nothing that the process's life does not.
+        return {key: rows for key, rows in found.items() if key[2] != "recording" or len(rows) > 1}
 
     def _span_rows(
         self,

@@ -79,6 +79,12 @@ def fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     Raises ForeignError where the bytes are no message: a number without an end, a length past the
     end, a group or an unknown type.
     """
+    for field, kind, value, _ in placed_fields(data):
+        yield field, kind, value
+
+
+def placed_fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview, int]]:
+    """As fields, and where each field ends; the next one begins there."""
     place, size = 0, len(data)
     while place < size:
         key, place = _varint_at(data, place)
@@ -87,7 +93,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
             raise ForeignError("a field has the number 0")
         if kind == VARINT:
             value, place = _varint_at(data, place)
-            yield field, kind, value
+            yield field, kind, value, place
             continue
         if kind == BYTES:
             length, place = _varint_at(data, place)
@@ -99,7 +105,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
             raise ForeignError(
                 f"field {field} is cut: {length:,} bytes said, {size - place:,} left"
             )
-        yield field, kind, data[place : place + length]
+        yield field, kind, data[place : place + length], place + length
         place += length
 
 

@@ -1,0 +1,161 @@
+"""Two clocks, one job: how far a profile's clock is from the run's, and how well that is known.
+
+Knows moments, no format.  Both sides say wall clock; they still differ by what each loses between
+reading its clock and naming the moment.  What both have marked tells by how much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import ForeignError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.run import Run
+
+__all__ = ["WALL_CLOCK", "Alignment", "Marks", "align", "require_overlap"]
+
+# Within this, two wall clocks of one machine agree; beyond, marks are not looked for.
+SEARCH_NS = 1_000_000_000
+# Wider than what a wrapper or a tracer adds around a mark, narrower than steps differ in length.
+WINDOW_NS = 200_000
+# The chance that marks which have nothing to do with one another fit as well.
+CHANCE = 0.01
+# Differences to be sorted: 80 MB.
+MAX_DIFFERENCES = 10_000_000
+LEAST_PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Moments that both sides know, as (start, end) in ns since 1970, each by its own clock."""
+
+    name: str
+    ours: Sequence[tuple[int, int]]
+    theirs: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """offset_ns: what is added to the run's wall clock to get the profile's.
+
+    error_ns: the median absolute deviation of the pairs from it; None: not known.
+    """
+
+    offset_ns: int
+    error_ns: int | None
+    pairs: int
+    marks: str
+
+    @property
+    def sentence(self) -> str:
+        """For a reader of the picture."""
+        if self.error_ns is None:
+            return "aligned by wall clock only; error unknown"
+        return (
+            f"aligned by {self.pairs:,} pairs of {self.marks}: offset "
+            f"{self.offset_ns / 1e3:.1f} µs, error {self.error_ns / 1e3:.1f} µs (median absolute "
+            "deviation)"
+        )
+
+
+WALL_CLOCK = Alignment(0, None, 0, "")
+
+
+def align(candidates: Sequence[Marks]) -> Alignment:
+    """The alignment by those marks whose pairs agree best; by wall clock where none agree."""
+    found = [alignment for marks in candidates if (alignment := _by_marks(marks))]
+    return min(found, key=lambda alignment: alignment.error_ns or 0, default=WALL_CLOCK)
+
+
+def _by_marks(marks: Marks) -> Alignment | None:
+    """The offset at which most of their marks have one of ours within the window."""
+    import numpy as np
+
+    if not marks.ours or not marks.theirs:
+        return None
+    # Middles: a wrapper begins before what it wraps and ends after it.
+    ours = np.sort(np.array([(start + end) // 2 for start, end in marks.ours], np.int64))
+    theirs = np.sort(np.array([(start + end) // 2 for start, end in marks.theirs], np.int64))
+    first = np.searchsorted(ours, theirs - SEARCH_NS)
+    last = np.searchsorted(ours, theirs + SEARCH_NS)
+    fitting = np.searchsorted(np.cumsum(last - first), MAX_DIFFERENCES)
+    theirs = theirs[: max(LEAST_PAIRS, int(fitting))]
+    differences = np.sort(
+        np.concatenate([
+            moment - ours[begin:end]
+            for moment, begin, end in zip(theirs, first, last, strict=False)
+        ])
+    )  # fmt: skip
+    if len(theirs) < LEAST_PAIRS or not len(differences):
+        return None
+    counts = np.searchsorted(differences, differences + WINDOW_NS, "right")
+    counts -= np.arange(len(differences))
+    best = differences[counts == counts.max()]
+    middle = int(best[np.argmin(np.abs(best))]) + WINDOW_NS // 2
+    place = np.clip(np.searchsorted(ours, theirs - middle), 1, max(1, len(ours) - 1))
+    around = np.stack([theirs - ours[place - 1], theirs - ours[np.minimum(place, len(ours) - 1)]])
+    nearest = np.where(
+        np.abs(around[0] - middle) <= np.abs(around[1] - middle), around[0], around[1]
+    )
+    paired = nearest[np.abs(nearest - middle) <= WINDOW_NS // 2]
+    if not _is_no_chance(len(paired), len(theirs), len(differences)):
+        return None
+    offset_ns = int(np.median(paired))
+    error_ns = int(np.median(np.abs(paired - offset_ns)))
+    return Alignment(offset_ns, error_ns, len(paired), marks.name)
+
+
+def _is_no_chance(pairs: int, theirs: int, differences: int) -> bool:
+    """Unrelated marks fall into a given window at a rate that is known, and there are so many
+    windows: the bound of all of them on `pairs` of `theirs` that fit."""
+    if pairs < LEAST_PAIRS or 2 * pairs < theirs:
+        return False
+    windows = 2 * SEARCH_NS / WINDOW_NS
+    rate = min(1.0, differences / theirs / windows)
+    log_ways = math.lgamma(theirs + 1) - math.lgamma(pairs + 1) - math.lgamma(theirs - pairs + 1)
+    return math.log(windows) + log_ways + pairs * math.log(rate) < math.log(CHANCE)
+
+
+def require_overlap(
+    path: object, run: Run, first_unix_ns: int, last_unix_ns: int, hosts: Sequence[str]
+) -> None:
+    """Raises ForeignError where a profile is of another time or machine than the run.
+
+    hosts: the names that the profile gives of its machine; none: it does not say.
+    """
+    rows = run.sql("SELECT DISTINCT host FROM processes WHERE host IS NOT NULL AND host <> ''")
+    known = {host for (host,) in rows}
+    if known and hosts and not {_short(host) for host in known} & {_short(host) for host in hosts}:
+        raise ForeignError(
+            f"{path}: this profile is of the machine {', '.join(hosts)}, the run of "
+            f"{', '.join(sorted(known))}; give the profile that was made in this run"
+        )
+    ((begin_ns, end_ns),) = run.sql(
+        "SELECT min(start_ns), greatest(max(coalesce(end_ns, start_ns)), "
+        "(SELECT coalesce(max(start_ns + coalesce(duration_ns, 0)), 0) FROM events)) FROM processes"
+    )
+    begin, end = (run.start_unix_ns + (ns or 0) for ns in (begin_ns, end_ns))
+    if first_unix_ns > end or last_unix_ns < begin:
+        raise ForeignError(
+            f"{path}: this profile is of {_when(first_unix_ns)} to {_when(last_unix_ns)}, the run "
+            f"of {_when(begin)} to {_when(end)}; give the profile that was made in this run"
+        )
+
+
+def _short(host: str) -> str:
+    return host.split(".")[0].lower()
+
+
+def _when(unix_ns: int) -> str:
+    import datetime
+
+    try:
+        moment = datetime.datetime.fromtimestamp(unix_ns // 10**9, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_ns} ns since 1970"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
