@@ -334,6 +334,73 @@ _WRITERS: dict[str, Callable[[list[str], list[tuple[Any, ...]]], None]] = {
 }
 
 
+@cli.command("timeline")
+@click.argument("run", type=RUN_FOLDER)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where it goes; the suffix says the format.  [default: RUN.pftrace]",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["perfetto", "chrome"]),
+    help="Perfetto's own format, or Chrome trace events (JSON).",
+)
+@click.option(
+    "--with",
+    "profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PROFILE",
+    help="Put the rows into a profile of this run: trace.json[.gz] of PyTorch, .xplane.pb of "
+    "TensorFlow or JAX.",
+)
+@click.option("--from", "from_s", type=float, metavar="S", help="Seconds from the run's start.")
+@click.option("--to", "to_s", type=float, metavar="S", help="Seconds from the run's start.")
+@click.option(
+    "--max-events",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1_000_000,
+    show_default=True,
+    help="Of calls; past it the shortest are gathered, and the file says how many.",
+)
+def timeline_command(
+    run: Path,
+    output: Path | None,
+    form: str | None,
+    profile: Path | None,
+    from_s: float | None,
+    to_s: float | None,
+    max_events: int,
+) -> None:
+    """Draw a run as a timeline: steps, data waits, fetches and every file call.
+
+    \b
+      penstock timeline runs/tuesday                           tuesday.pftrace, for ui.perfetto.dev
+      penstock timeline runs/tuesday -o t.json.gz --from 60 --to 65
+      penstock timeline runs/tuesday --with trace.json.gz      beside PyTorch's operators
+      penstock timeline runs/tuesday --with logs/plugins/profile/1/node.xplane.pb
+    """
+    from penstock.interop.picture import Wanted, draw
+
+    wanted = Wanted(output, form, profile, from_s, to_s, max_events)
+    with _opened(run) as opened, _Progress("writing the timeline") as progress:
+        picture = draw(opened, wanted, progress.advance)
+    timeline = picture.timeline
+    _say(
+        f"{_short(picture.path)}: {timeline.n_calls:,} calls, {len(timeline.slices):,} stretches, "
+        f"rows: {len(timeline.rows):,}"
+    )
+    if picture.alignment is not None:
+        _say(f"clocks {picture.alignment.sentence}")
+    for remark in timeline.remarks:
+        _say(remark)
+    _say(picture.hint)
+
+
 @cli.command("version")
 def version_command() -> None:
     """Print the version."""
@@ -395,6 +462,9 @@ def _opened(folder: Path) -> Iterator[Run]:
 class _Progress:
     """A bar on standard error, if that is a terminal and the work takes longer than a glance."""
 
+    def __init__(self, what: str = "reading logs") -> None:
+        self._what = what
+
     def __enter__(self) -> _Progress:
         import time
 
@@ -411,7 +481,7 @@ class _Progress:
             from rich.progress import Progress
 
             self._bar = Progress(console=Console(file=sys.stderr), transient=True)
-            self._task = self._bar.add_task("reading logs", total=total)
+            self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 

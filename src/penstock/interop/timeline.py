@@ -7,6 +7,7 @@ fetch of a batch to the data wait that was for it.  All times are nanoseconds si
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -318,6 +319,8 @@ def _stretch(
 
 
 def _ns(seconds: float) -> int:
+    if math.isnan(seconds):
+        raise QueryError("nan is no time: give seconds from the run's start")
     limit_s = 1e9  # 30 years: what is meant is "to the end"
     return round(max(-limit_s, min(limit_s, seconds)) * 1e9)
 
