@@ -102,7 +102,9 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
     if path.exists() and path.samefile(source):
         raise RunError(f"{path}: that is the profile itself; choose another name")
     start_ns = run.start_unix_ns + alignment.offset_ns
-    from_s = (first_ns - start_ns) / 1e9 if wanted.from_s is None else wanted.from_s
+    from_s = (first_ns - start_ns) / 1e9
+    if wanted.from_s is not None:  # an .xplane.pb has no time before its start
+        from_s = max(from_s, wanted.from_s) if source.name.endswith(XPLANE) else wanted.from_s
     to_s = (last_ns + 1 - start_ns) / 1e9 if wanted.to_s is None else wanted.to_s
     timeline = timeline_of(run, from_s, to_s, wanted.max_slices)
     with _written(path) as stream:
