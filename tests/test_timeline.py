@@ -96,8 +96,8 @@ def test_a_stretch_lasts_as_long_as_the_tables_say(job: Synthetic, drawn: Timeli
         ("step", "step", "step"), ("span", "data wait", "data wait"), ("span", "fetch", "fetch"),
     ):  # fmt: skip
         known = job.run.sql(
-            "SELECT start_ns, start_ns + duration_ns FROM spans WHERE kind = $kind AND name = $name "
-            "ORDER BY ALL",
+            "SELECT start_ns, start_ns + duration_ns FROM spans "
+            "WHERE kind = $kind AND name = $name ORDER BY ALL",
             {"kind": kind, "name": name},
         )
         shown = [(one.start_ns, one.end_ns) for one in drawn.slices if one.category == category]
@@ -471,6 +471,15 @@ def test_steps_like_a_metronome_are_aligned_to_the_nearest() -> None:
     theirs = [at + 3 * MS for at in ours[40:60]]
     found = align([Marks("steps", marks_of(ours), marks_of(theirs))])
     assert (found.offset_ns, found.error_ns, found.pairs) == (3 * MS, 0, 20)
+
+
+def test_a_crowd_of_our_marks_elsewhere_does_not_draw_theirs_away() -> None:
+    """A program that starts opens hundreds of files in the time of one mark."""
+    rng = np.random.default_rng(3)
+    ours = (UNIX_NS + np.cumsum(rng.integers(500_000, 2 * MS, 30))).tolist()
+    crowd = [UNIX_NS - 600 * MS + 40_000 * place for place in range(800)]
+    found = align([Marks("open", marks_of([*crowd, *ours]), marks_of([at + 900 for at in ours]))])
+    assert (found.offset_ns, found.error_ns, found.pairs) == (900, 0, 30)
 
 
 def test_of_several_marks_the_most_exact_are_taken() -> None:

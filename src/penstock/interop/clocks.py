@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ForeignError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.run import Run
 
@@ -85,29 +87,49 @@ def _by_marks(marks: Marks) -> Alignment | None:
     last = np.searchsorted(ours, theirs + SEARCH_NS)
     fitting = np.searchsorted(np.cumsum(last - first), MAX_DIFFERENCES)
     theirs = theirs[: max(LEAST_PAIRS, int(fitting))]
-    differences = np.sort(
-        np.concatenate([
-            moment - ours[begin:end]
-            for moment, begin, end in zip(theirs, first, last, strict=False)
-        ])
-    )  # fmt: skip
-    if len(theirs) < LEAST_PAIRS or not len(differences):
+    if len(theirs) < LEAST_PAIRS:
         return None
-    counts = np.searchsorted(differences, differences + WINDOW_NS, "right")
-    counts -= np.arange(len(differences))
-    best = differences[counts == counts.max()]
-    middle = int(best[np.argmin(np.abs(best))]) + WINDOW_NS // 2
+    parts = [
+        moment - ours[begin:end][::-1]
+        for moment, begin, end in zip(theirs, first, last, strict=False)
+    ]
+    middle = _best_middle(parts)
+    if middle is None:
+        return None
     place = np.clip(np.searchsorted(ours, theirs - middle), 1, max(1, len(ours) - 1))
     around = np.stack([theirs - ours[place - 1], theirs - ours[np.minimum(place, len(ours) - 1)]])
     nearest = np.where(
         np.abs(around[0] - middle) <= np.abs(around[1] - middle), around[0], around[1]
     )
     paired = nearest[np.abs(nearest - middle) <= WINDOW_NS // 2]
-    if not _is_no_chance(len(paired), len(theirs), len(differences)):
+    if not _is_no_chance(len(paired), len(theirs), sum(map(len, parts))):
         return None
     offset_ns = int(np.median(paired))
     error_ns = int(np.median(np.abs(paired - offset_ns)))
     return Alignment(offset_ns, error_ns, len(paired), marks.name)
+
+
+def _best_middle(parts: list[NDArray[Any]]) -> int | None:
+    """The middle of the window into which most of their marks fall, the one nearest to zero.
+
+    parts: of each of their marks the differences from ours, ascending.  A mark is in all windows
+    that begin up to WINDOW_NS before one of its differences; marks of ours that lie close together
+    count once.
+    """
+    import numpy as np
+
+    differences = np.concatenate(parts)
+    if not len(differences):
+        return None
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    is_apart = (np.diff(differences) > WINDOW_NS) | (np.diff(owner) > 0)
+    begins = np.sort(differences[np.append(True, is_apart)] - WINDOW_NS)
+    ends = np.sort(differences[np.append(is_apart, True)])
+    counts = np.searchsorted(begins, begins, "right") - np.searchsorted(ends, begins)
+    best = begins[counts == counts.max()]
+    until = ends[np.searchsorted(ends, best)]
+    middles = (best + until) // 2 + WINDOW_NS // 2
+    return int(middles[np.argmin(np.abs(middles))])
 
 
 def _is_no_chance(pairs: int, theirs: int, differences: int) -> bool:
