@@ -148,7 +148,7 @@ def test_every_slice_says_what_was_recorded_of_it() -> None:
 
 def test_counters_are_the_bandwidth_of_the_report(job: Synthetic, drawn: Timeline) -> None:
     with job.connection.cursor() as engine:
-        for name in timeline.PREPARED[:-1]:
+        for name in timeline.PREPARED:
             kind = "VIEW" if name in timeline.VIEWS else "TABLE"
             engine.execute(f"CREATE TEMP {kind} {name} AS {query(name)}")
         known: Counter[str] = Counter()
@@ -222,6 +222,19 @@ def test_calls_that_live_on_as_sums_are_said_to_be_missing() -> None:
     ]
 
 
+def test_of_some_processes_rows_are_theirs_and_their_childrens() -> None:
+    run = Synthetic()
+    for process, parent in ((1, None), (2, 1), (3, 2), (4, None)):
+        run.process(process, end=MS, parent=parent)
+        run.call("read", 0, 10, process=process)
+        run.span("pass", 0, 20, process=process)
+    some = of(run, pids=[1002])
+    assert [row.process.pid for row in some.rows_from_above] == [1002, 1002, 1003, 1003]
+    assert (some.n_calls, len(some.slices), some.left_out) == (2, 2, 2)
+    assert some.remarks == ["2 other processes of the run are not shown; bandwidth is of all"]
+    assert of(run, pids=[5]).n_calls == 4, "a profile of a process that was not recorded"
+
+
 def test_processes_with_one_pid_get_numbers_of_their_own() -> None:
     run = Synthetic()
     for process in (1, 2):
@@ -244,6 +257,7 @@ def test_what_overlaps_without_nesting_gets_another_row() -> None:
     ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=40))
 def test_slices_of_one_lane_nest(stretches: list[tuple[int, int]]) -> None:
     stretches.sort(key=lambda stretch: (stretch[0], -stretch[1]))
@@ -436,7 +450,7 @@ def marks_of(times: list[int], length: int = 1_000_000) -> list[tuple[int, int]]
     return [(start, start + length) for start in times]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(-900_000_000, 900_000_000),
     st.integers(0, 2**32 - 1),
@@ -457,7 +471,7 @@ def test_the_offset_of_two_clocks_is_found_and_its_error_is_that_of_the_marks(
     assert found.error_ns <= 2 * jitter_ns
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 100), st.integers(0, 300))
 def test_marks_that_have_nothing_in_common_align_nothing(seed: int, n: int, m: int) -> None:
     rng = np.random.default_rng(seed)
@@ -556,6 +570,7 @@ def test_rows_lie_where_the_profilers_clock_has_them(dated: Synthetic, tmp_path:
     assert not any(e["name"] == "process_name" and e["pid"] == 1001 for e in ours)
     shown = [e for e in ours if e["ph"] == "X" and str(e.get("cat", "")).startswith("posix")]
     assert len(shown) == len(picture.timeline.calls) > 500
+    assert {e["pid"] for e in shown} == {1002, 1003}, "the workers are the profiled one's children"
 
 
 def test_a_profile_without_marks_is_aligned_by_wall_clock_and_says_so(
@@ -886,7 +901,11 @@ def test_a_cut_profile_is_refused_or_whole_planes_of_it_are_kept(
             xspace.FromString(result)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_a_damaged_profile_is_refused_or_read_never_a_crash(
     xspace: Any, tmp_path: Path, data: st.DataObject
@@ -965,11 +984,13 @@ def named(planes: Any, name: str) -> list[tuple[str, int, int]]:
 # Bytes
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_many_numbers_are_written_as_one_is(values: list[int]) -> None:
     assert wire.varints(np.array(values, np.int64)) == [wire.varint(value) for value in values]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 2**29 - 1), st.integers(0, 2**64 - 1) | st.binary())))
 def test_fields_are_read_as_they_were_written(written: list[tuple[int, int | bytes]]) -> None:
     data = b"".join(

@@ -157,10 +157,12 @@ def require_overlap(
             f"{path}: this profile is of the machine {', '.join(hosts)}, the run of "
             f"{', '.join(sorted(known))}; give the profile that was made in this run"
         )
-    ((begin_ns, end_ns),) = run.sql(
-        "SELECT min(start_ns), greatest(max(coalesce(end_ns, start_ns)), "
-        "(SELECT coalesce(max(start_ns + coalesce(duration_ns, 0)), 0) FROM events)) FROM processes"
+    ((begin_ns, end_ns, is_open),) = run.sql(
+        "SELECT min(start_ns), max(end_ns), bool_or(end_ns IS NULL) FROM processes"
     )
+    if is_open:  # running, or killed before its end was noted
+        ((last_ns,),) = run.sql("SELECT max(start_ns + coalesce(duration_ns, 0)) FROM events_raw")
+        end_ns = max(end_ns or 0, last_ns or 0)
     begin, end = (run.start_unix_ns + (ns or 0) for ns in (begin_ns, end_ns))
     if first_unix_ns > end or last_unix_ns < begin:
         raise ForeignError(

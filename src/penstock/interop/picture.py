@@ -89,10 +89,12 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
         torch_profile = torch_profiler.read(source)
         alignment = torch_profiler.aligned(torch_profile, run)
         first_ns, last_ns = torch_profile.first_ns, torch_profile.last_ns
+        pids = torch_profile.pids
     elif source.name.endswith(XPLANE):
         x_profile = xplane.read(source)
         alignment = xplane.aligned(x_profile, run)
         first_ns, last_ns = x_profile.first_ns, x_profile.last_ns
+        pids = frozenset(() if x_profile.pid is None else [x_profile.pid])
     else:
         raise ForeignError(
             f"{source}: rows go into trace.json or trace.json.gz of PyTorch's profiler, or into "
@@ -106,7 +108,7 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
     if wanted.from_s is not None:  # an .xplane.pb has no time before its start
         from_s = max(from_s, wanted.from_s) if source.name.endswith(XPLANE) else wanted.from_s
     to_s = (last_ns + 1 - start_ns) / 1e9 if wanted.to_s is None else wanted.to_s
-    timeline = timeline_of(run, from_s, to_s, wanted.max_slices)
+    timeline = timeline_of(run, from_s, to_s, wanted.max_slices, pids)
     with _written(path) as stream:
         if source.name.endswith(TORCH):
             torch_profiler.write(torch_profile, timeline, alignment, stream, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -70,7 +70,6 @@ PREPARED = (
     "waits",
     "fetches",
     "owed_fetches",
-    "timeline_shown",
 )
 VIEWS = ("file_calls", "calls", "timeline_shown")
 
@@ -171,8 +170,8 @@ class Timeline:
 
     start_unix_ns: the run's start, ns since 1970.  from_ns, to_ns: what is shown.  n_calls: calls
     in it; those shorter than pixel_ns may be gathered, 0: none is.  folded_calls: calls that the
-    recorder kept as sums only: of the whole run, in no row.  ops: {number: (op, layer)}.
-    paths: {file: (path, class)}.
+    recorder kept as sums only: of the whole run, in no row.  left_out: processes that were not
+    asked for.  ops: {number: (op, layer)}.  paths: {file: (path, class)}.
     """
 
     name: str
@@ -190,6 +189,7 @@ class Timeline:
     n_calls: int
     pixel_ns: int
     folded_calls: int
+    left_out: int
     is_running: bool
 
     @cached_property
@@ -231,6 +231,10 @@ class Timeline:
             said.append(
                 f"{self.folded_calls:,} calls of the run are past its trace budget, known as sums "
                 "only, and not shown"
+            )
+        if self.left_out:
+            said.append(
+                f"{self.left_out:,} other processes of the run are not shown; bandwidth is of all"
             )
         if self.is_running:
             said.append("the run goes on: what is shown is what was recorded so far")
@@ -286,19 +290,23 @@ def timeline_of(
     from_s: float | None = None,
     to_s: float | None = None,
     max_slices: int = MAX_SLICES,
+    pids: Collection[int] = (),
 ) -> Timeline:
     """Asks a run for what its timeline shows between from_s and to_s, seconds from its start.
 
     Of calls at most about max_slices slices are made: the shortest are gathered until that fits.
+    pids: only rows of the processes with these pids, and of those that they started; none: all.
     Raises QueryError: the stretch is empty or lies outside the run.
     """
     with run.connection.cursor() as engine:  # what is prepared goes with it
-        for name in PREPARED[:-1]:
+        for name in PREPARED:
             _prepare(engine, name)
         first_ns, last_ns = _ask(engine, "SELECT min(start_ns), max(end_ns) FROM lives")[0]
         from_ns, to_ns = _stretch(first_ns, last_ns, from_s, to_s)
         engine.execute(f"SET VARIABLE from_ns = {from_ns}")
         engine.execute(f"SET VARIABLE to_ns = {to_ns}")
+        engine.execute(f"SET VARIABLE pids = {sorted(pids)}::BIGINT[]")
+        _prepare(engine, "timeline_family")
         _prepare(engine, "timeline_shown")
         return _Drawing(run, engine, from_ns, to_ns, max_slices).made()
 
@@ -354,9 +362,10 @@ def open_calls(run: Run, pid: int) -> list[tuple[int, int]]:
     return [
         (start_ns, end_ns)
         for start_ns, end_ns in run.sql(
-            "SELECT e.start_ns, e.start_ns + e.duration_ns FROM events AS e "
+            "SELECT e.start_ns, e.start_ns + e.duration_ns FROM events_raw AS e "
             "JOIN processes AS p ON p.process = e.process "
-            "WHERE p.pid = $pid AND e.op = 'open' AND e.duration_ns IS NOT NULL "
+            "WHERE p.pid = $pid AND e.duration_ns IS NOT NULL "
+            "AND e.op_number = (SELECT op_number FROM ops WHERE op = 'open') "
             "ORDER BY e.start_ns",
             {"pid": pid},
         )
@@ -430,6 +439,10 @@ class _Drawing:
         slices, places = self._span_rows(processes, spans)
         calls = self._call_rows(processes, columns)
         used = {row.process.process for row in self.rows}
+        ((left_out,),) = _ask(
+            self.engine,
+            "SELECT count(*) FROM processes WHERE process NOT IN (FROM timeline_family)",
+        )
         folded = _ask(self.engine, "SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw")
         return Timeline(
             name=self.run.folder.name,
@@ -452,6 +465,7 @@ class _Drawing:
             n_calls=n_calls,
             pixel_ns=pixel_ns,
             folded_calls=folded[0][0],
+            left_out=left_out,
             is_running=self.run.is_running,
         )
 

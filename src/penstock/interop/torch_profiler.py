@@ -36,7 +36,8 @@ CHUNK = 20_000
 class TorchProfile:
     """One trace file.  Times are ns since 1970 by the profiler's clock.
 
-    waits: {pid: what the profiler saw of a loader's next()}.
+    waits: {pid: what the profiler saw of a loader's next()}.  pids: of its events; those of an
+    accelerator have its number there.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class TorchProfile:
     last_ns: int
     host: str
     waits: dict[int, list[tuple[int, int]]]
+    pids: frozenset[int]
 
 
 def read(path: Path) -> TorchProfile:
@@ -62,6 +64,7 @@ def read(path: Path) -> TorchProfile:
         raise ForeignError(f"{path}: baseTimeNanoseconds is no time: {str(base_ns)[:40]}")
     first_us, last_us = TIME_LIMIT_US, -TIME_LIMIT_US
     waits: dict[int, list[tuple[int, int]]] = {}
+    pids: set[int] = set()
     for event in events:
         if not _is_object(event) or event.get("ph") != "X":
             continue
@@ -70,7 +73,10 @@ def read(path: Path) -> TorchProfile:
             continue
         first_us, last_us = min(first_us, start_us), max(last_us, start_us + us)
         name, pid = event.get("name"), event.get("pid")
-        if _is_wait(name) and isinstance(pid, int):
+        if not isinstance(pid, int) or not 0 < pid < 1 << 31:
+            continue
+        pids.add(pid)
+        if _is_wait(name):
             start_ns = base_ns + round(start_us * 1000)
             waits.setdefault(pid, []).append((start_ns, start_ns + round(us * 1000)))
     if first_us > last_us:
@@ -84,6 +90,7 @@ def read(path: Path) -> TorchProfile:
         last_ns=base_ns + round(last_us * 1000),
         host=host if isinstance(host, str) else "",
         waits=waits,
+        pids=frozenset(pids),
     )
 
 

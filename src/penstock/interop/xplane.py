@@ -220,7 +220,7 @@ def _profile(path: Path, data: bytes, planes: list[_Plane], hosts: list[str]) ->
         first_ns=base_ns or min(line_ns),
         last_ns=last_ns,
         hosts=tuple(name for name in hosts if name not in ("", "localhost")),
-        pid=stats.get("process_id"),
+        pid=pid if 0 < (pid := stats.get("process_id", 0)) < 1 << 31 else None,
         marks=marks,
         host_plane=host,
         has_accelerator=any(plane.name.startswith(ACCELERATORS) for plane in planes),

@@ -17,4 +17,5 @@ FROM events_raw AS e
 JOIN lives AS l ON l.process = e.process
 WHERE e.start_ns < getvariable('to_ns')
     AND coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)) >= getvariable('from_ns')
+    AND e.process IN (SELECT process FROM timeline_family)
     AND e.op_number IN (SELECT op_number FROM ops WHERE layer IN ('posix', 'stdio', 'process'))

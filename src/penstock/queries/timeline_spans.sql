@@ -37,5 +37,7 @@ LEFT JOIN waits AS w
 LEFT JOIN fetches AS f
     ON s.kind = 'span' AND s.name = 'fetch' AND f.process = s.process AND f.thread = s.thread
         AND f.start_ns = s.start_ns
-WHERE s.start_ns < $to_ns AND s.end_ns >= $from_ns
+WHERE s.start_ns < $to_ns
+    AND s.end_ns >= $from_ns
+    AND s.process IN (SELECT process FROM timeline_family)
 ORDER BY s.process, s.thread, s.start_ns, s.end_ns DESC
