@@ -389,6 +389,25 @@ def test_perfetto_gets_a_track_for_each_row_under_its_process(drawn: Timeline) -
     assert sum(t.HasField("counter") for t in tracks.values()) == len(drawn.rates) == 2
 
 
+@pytest.mark.parametrize("form", [perfetto, chrome])
+def test_a_file_is_whole_however_many_parts_it_is_written_in(
+    drawn: Timeline, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    def written() -> tuple[Any, list[tuple[int, int]]]:
+        stream, told = io.BytesIO(), []
+        form.write(drawn, stream, lambda done, total: told.append((done, total)))
+        data = stream.getvalue()
+        known = read_perfetto(data)["slices"] if form is perfetto else json.loads(data)
+        return known, told
+
+    at_once, _ = written()
+    monkeypatch.setattr(form, "CHUNK", 7)
+    in_parts, told = written()
+    assert in_parts == at_once
+    total = len(drawn.calls)
+    assert told == [(min(done, total), total) for done in range(7, total + 7, 7)]
+
+
 def test_the_file_says_what_was_gathered(job: Synthetic) -> None:
     drawn = of(job, max_slices=300)
     (about,) = (s for s in perfetto_of(drawn)["slices"] if s[4] == "penstock")
