@@ -169,16 +169,20 @@ def test_counters_are_the_bandwidth_of_the_report(job: Synthetic, drawn: Timelin
     )
 
 
-def test_of_a_part_of_the_run_what_overlaps_it_is_drawn_whole(job: Synthetic) -> None:
-    part = of(job, from_s=4.0, to_s=4.5)
-    whole = of(job)
-    expected = [shown for shown in whole.slices if shown.start_ns < 4.5e9 and shown.end_ns >= 4e9]
-    assert [(s.name, s.start_ns, s.end_ns) for s in part.slices] == [
-        (s.name, s.start_ns, s.end_ns) for s in expected
-    ]
-    overlaps = (whole.calls.start_ns < 4.5e9) & (whole.calls.end_ns >= 4e9)
-    assert len(part.calls) == overlaps.sum() > 0
-    assert {rate.start_ns[-1] for rate in part.rates} == {4_500_000_000}
+def test_of_a_part_of_the_run_what_overlaps_it_is_drawn_and_cut_at_its_ends(
+    job: Synthetic,
+) -> None:
+    part, whole = of(job, from_s=4.0, to_s=4.5), of(job)
+    from_ns, to_ns = 4_000_000_000, 4_500_000_000
+    expected: Counter[Any] = Counter()
+    for (start, end, name, category, facts), n in all_slices(whole).items():
+        if start < to_ns and end >= from_ns:
+            is_cut = start < from_ns or end > to_ns
+            facts |= {("cut here, ns in all", end - start)} if is_cut else set()
+            expected[max(start, from_ns), min(end, to_ns), name, category, facts] += n
+    assert all_slices(part) == expected
+    assert sum("cut here" in str(facts) for *_, facts in expected) >= 5  # a loader, two workers …
+    assert {rate.start_ns[-1] for rate in part.rates} == {to_ns}
 
 
 @pytest.mark.parametrize("stretch", [(50, None), (-5, -1), (2, 1), (math.nan, None), (1, 1)])
@@ -835,7 +839,6 @@ def lines_of(plane: Any, base_ns: int) -> Counter[Any]:
             kind = facts.pop("kind")
             start_ns += line.timestamp_ns + base_ns
             end_ns = start_ns + event.duration_ps // 1000
-            start_ns -= int(facts.pop("ns before the profile", 0))
             found[start_ns, end_ns, events[event.metadata_id], kind, frozenset(facts.items())] += 1
     return found
 

@@ -186,8 +186,8 @@ class _Writer:
         part = slice(begin, end)
         starts = varints(calls.start_ns[part] + self.base_ns)
         ends = varints(calls.end_ns[part] + self.base_ns)
-        is_plain = (calls.calls[part] == 1) & (calls.errno[part] == 0) & ~calls.is_in_flight[part]
-        plain = is_plain.tolist()
+        is_odd = (calls.errno[part] != 0) | calls.is_in_flight[part] | self.timeline.is_cut(part)
+        plain = ((calls.calls[part] == 1) & ~is_odd).tolist()
         sizes = self._numbers_of_calls(part)
         packet, stamp = varint(PACKET << 3 | 2), varint(TIMESTAMP << 3)
         event, tail = varint(TRACK_EVENT << 3 | 2), self.tail

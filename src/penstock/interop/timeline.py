@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from itertools import pairwise
@@ -54,6 +54,9 @@ COUNTER_BINS = 2000
 # Durations and starts are rounded down each for itself: a slice inside another may end this much
 # after it.
 ROUNDING_NS = 2
+
+# What is said of a slice that goes on outside the time that is shown.
+CUT = "cut here, ns in all"
 
 # Numbers of processes and rows for viewers that want unique ones: above Linux's pid_max (2^22).
 OWN_NUMBERS = 10_000_000
@@ -240,6 +243,13 @@ class Timeline:
             said.append("the run goes on: what is shown is what was recorded so far")
         return said
 
+    def is_cut(self, part: slice) -> Array:
+        """Of slices of one call: whether the call goes on where the timeline does not."""
+        calls = self.calls
+        shown_ns = calls.end_ns[part] - calls.start_ns[part]
+        cut: Array = (calls.calls[part] == 1) & (calls.busy_ns[part] > shown_ns + ROUNDING_NS)
+        return cut
+
     def facts_of_call(self, place: int) -> dict[str, int | str]:
         """What is said of one slice of calls, by name; sizes in bytes."""
         calls = self.calls
@@ -264,6 +274,8 @@ class Timeline:
                 facts["offset"] = int(calls.offset_bytes[place])
             if calls.errno[place]:
                 facts["errno"] = errno_name(int(calls.errno[place]))
+        if self.is_cut(slice(place, place + 1))[0]:
+            facts[CUT] = int(calls.busy_ns[place])
         if calls.is_in_flight[place]:
             facts["in flight"] = "not ended when the log ends"
         return facts
@@ -294,7 +306,9 @@ def timeline_of(
 ) -> Timeline:
     """Asks a run for what its timeline shows between from_s and to_s, seconds from its start.
 
-    Of calls at most about max_slices slices are made: the shortest are gathered until that fits.
+    What goes on outside is cut there, and says how long it is: the slice of a loader's pass would
+    make an hour of a profile's second.  Of calls at most about max_slices slices are made: the
+    shortest are gathered until that fits.
     pids: only rows of the processes with these pids, and of those that they started; none: all.
     Raises QueryError: the stretch is empty or lies outside the run.
     """
@@ -522,7 +536,8 @@ class _Drawing:
             numbers = self._add_rows(processes[process], thread, kind, int(lanes.max()) + 1)
             for place, row in enumerate(rows):
                 places[process, thread, row[1], row[5]] = len(slices)
-                slices.append(_slice(numbers[lanes[place]], row, int(ends[place])))
+                shown = _slice(numbers[lanes[place]], row, int(ends[place]))
+                slices.append(_cut(shown, self.from_ns, self.to_ns))
         return slices, places
 
     def _call_rows(self, processes: dict[int, Process], columns: dict[str, Array]) -> Calls:
@@ -670,6 +685,14 @@ def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
     if is_in_flight:
         facts["in flight"] = "not ended when the log ends"
     return Slice(row, shown, category, start_ns, end_ns, facts)
+
+
+def _cut(shown: Slice, from_ns: int, to_ns: int) -> Slice:
+    start_ns, end_ns = max(shown.start_ns, from_ns), min(shown.end_ns, to_ns)
+    if (start_ns, end_ns) == (shown.start_ns, shown.end_ns):
+        return shown
+    facts = {**shown.facts, CUT: shown.end_ns - shown.start_ns}
+    return replace(shown, start_ns=start_ns, end_ns=end_ns, facts=facts)
 
 
 def _lanes(starts: Array, ends: Array) -> tuple[Array, Array]:

@@ -6,8 +6,6 @@ neither TensorFlow nor JAX.  The profile's own bytes stay as they are, unknown f
 XProf draws the plane /host:CPU, and of the others those of GPUs; where there are none, of TPUs;
 where there are none, those named /device:CUSTOM:.  So without an accelerator ours is such a plane
 of its own, put after the profile's bytes; with one, our rows are put after the bytes of /host:CPU.
-
-Its times begin at the profile's start: what began before is cut there, and says how much it lacks.
 """
 
 from __future__ import annotations
@@ -313,10 +311,7 @@ class _Rows:
         self.is_host = bool(plane.name)
         self.event_ids: dict[str, int] = {}
         self.stat_ids: dict[str, int] = {}
-        # Lines have a start, events are offsets from it that are not negative.
-        starts = [shown.start_ns for shown in timeline.slices]
-        starts += [int(timeline.calls.start_ns.min())] if len(timeline.calls) else []
-        self.line_ns = max(0, min([timeline.from_ns, *starts]) + shift_ns)
+        self.line_ns = max(0, timeline.from_ns + shift_ns)
 
     def made(self, remark: str) -> bytes:
         """Fields of a plane: lines, and the names of their events and stats."""
@@ -370,13 +365,9 @@ class _Rows:
         id_ = self.event_ids.get(name)
         if id_ is None:
             id_ = self.event_ids[name] = next(self.free_events)
-        offset_ns = start_ns + self.shift_ns - self.line_ns
-        if offset_ns < 0:  # times of a profile have no sign
-            facts = {**facts, "ns before the profile": -offset_ns}
-        end_ps = max(0, end_ns + self.shift_ns - self.line_ns) * 1000
-        offset_ps = max(0, offset_ns) * 1000
-        body = number(EVENT_NAME_ID, id_) + number(EVENT_PS, offset_ps)
-        body += number(EVENT_LENGTH_PS, end_ps - offset_ps)
+        offset_ns = max(0, start_ns + self.shift_ns - self.line_ns)  # 0: it was rounded away
+        body = number(EVENT_NAME_ID, id_) + number(EVENT_PS, offset_ns * 1000)
+        body += number(EVENT_LENGTH_PS, (end_ns - start_ns) * 1000)
         for key, value in facts.items():
             stat = number(STAT_ID, self._stat(key))
             if isinstance(value, int):

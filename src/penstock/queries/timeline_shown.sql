@@ -1,12 +1,14 @@
--- timeline_shown: the calls of a timeline that overlap from_ns..to_ns.  A call in flight lasts until
--- its process's last sign of life.
+-- timeline_shown: the calls of a timeline that overlap from_ns..to_ns, cut to it; duration_ns is that
+-- of the whole call.  A call in flight lasts until its process's last sign of life.
 SELECT
     e.process,
     e.thread,
     e.op_number,
     e.file,
-    e.start_ns,
-    coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)) AS end_ns,
+    greatest(e.start_ns, getvariable('from_ns')) AS start_ns,
+    least(
+        coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)), getvariable('to_ns')
+    ) AS end_ns,
     coalesce(e.duration_ns, greatest(l.end_ns - e.start_ns, 0)) AS duration_ns,
     e.duration_ns IS NULL AS is_in_flight,
     e.offset_bytes,
