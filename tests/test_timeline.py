@@ -25,7 +25,7 @@ from penstock.interop import chrome, clocks, perfetto, timeline, torch_profiler,
 from penstock.interop.clocks import WALL_CLOCK, Alignment, Marks, align
 from penstock.interop.picture import Wanted, draw
 from penstock.interop.timeline import Timeline, timeline_of
-from penstock.measures import query
+from penstock.measures import PREPARED, query
 from synthetic import MS, Synthetic, training_job
 
 UNIX_NS = 1_790_000_000 * 10**9
@@ -144,6 +144,13 @@ def test_every_slice_says_what_was_recorded_of_it() -> None:
         ),
         ("open", "posix,data", 5, {"path": HOSTILE, "errno": "ENOENT"}),
     ]
+
+
+def test_what_is_asked_first_is_what_measuring_asks_first() -> None:
+    known = list(PREPARED)
+    assert [known.index(name) for name in timeline.PREPARED] == sorted(
+        known.index(name) for name in timeline.PREPARED
+    )
 
 
 def test_counters_are_the_bandwidth_of_the_report(job: Synthetic, drawn: Timeline) -> None:

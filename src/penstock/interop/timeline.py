@@ -69,6 +69,7 @@ PREPARED = (
     "op_totals",
     "process_totals",
     "lives",
+    "timed_spans",
     "mains",
     "waits",
     "fetches",
