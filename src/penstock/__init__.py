@@ -21,6 +21,7 @@ from penstock.errors import (
     RecorderError,
     RunError,
     StartError,
+    TierError,
 )
 from penstock.recorder import record, span, step
 
@@ -32,6 +33,7 @@ __all__ = [
     "RecorderError",
     "RunError",
     "StartError",
+    "TierError",
     "record",
     "span",
     "step",

@@ -7,6 +7,7 @@
     │   └── StartError       the program of a run cannot be started; has .status as a shell gives it
     ├── ForeignError         a file of another tool: not what it should be, or of another run
     ├── QueryError           a question to the tables that cannot be answered
+    ├── TierError            a place for bytes: missing, full, read-only, nothing in it to read
     └── MissingDependency    an optional package is needed; also an ImportError
 
 Each message says what, where, and what now.
@@ -21,6 +22,7 @@ __all__ = [
     "RecorderError",
     "RunError",
     "StartError",
+    "TierError",
 ]
 
 
@@ -54,6 +56,10 @@ class ForeignError(PenstockError):
 
 class QueryError(PenstockError):
     """A question to the tables of a run cannot be answered."""
+
+
+class TierError(PenstockError):
+    """A place where bytes lie, or should, cannot be used."""
 
 
 class MissingDependency(PenstockError, ImportError):  # noqa: N818 - what is missing is the name
