@@ -88,6 +88,19 @@ def size(value: str | int) -> int:
     return n_bytes
 
 
+def duration(value: str | float) -> float:
+    """Seconds as people write them: 30s, 500ms, 2m, 30."""
+    text = str(value).strip().lower()
+    number = text.rstrip("ms")
+    try:
+        seconds = float(number) * {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0}[text[len(number) :]]
+    except (KeyError, ValueError) as error:
+        raise click.BadParameter(f"{value!r} is no time, write 30s or 2m") from error
+    if not 0 < seconds <= 86_400:
+        raise click.BadParameter(f"{value!r} is no time for this, write 30s or 2m")
+    return seconds
+
+
 RUN_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -401,6 +414,128 @@ def timeline_command(
     _say(picture.hint)
 
 
+@cli.command("ceiling")
+@click.argument("place", metavar="RUN|PATH", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--write", "is_writing", is_flag=True, help="Also writes; of a run, its checkpoints'."
+)
+@click.option("--for", "for_s", type=duration, metavar="TIME", default="60s", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Every measurement as JSON.")
+def ceiling_command(place: Path, is_writing: bool, for_s: float, as_json: bool) -> None:
+    """Measure what storage gives at most: the tiers of a run, or any path.
+
+    Reads files that are there, evicted from the page cache first; writes a file without a name.  Of
+    a run, the result is kept in RUN/ceilings.json, and reports know it.
+
+    \b
+      penstock ceiling penstock-runs/train-20250301-101500 --write
+      penstock ceiling /mnt/nvme --write --for 20s
+    """
+    from penstock.bench import ceiling
+    from penstock.run import open_run
+
+    notes: list[str] = []
+    with _ended_like_ctrl_c(), _Progress() as progress:
+        if ceiling.is_run(place):
+            with contextlib.closing(open_run(place, progress.advance)) as run:
+                found, notes = ceiling.ceilings_of_run(run, is_writing, for_s, progress.say)
+            ceiling.store(place, found)
+        else:
+            found = ceiling.ceilings_of_path(place, is_writing, for_s, progress.say)
+    if as_json:
+        click.echo(ceiling.to_json(found))
+        for note in notes:
+            _say(note)
+    else:
+        _print_rich(ceiling.table_of(found, notes))
+
+
+@cli.command("whatif")
+@click.argument("run", type=RUN_FOLDER)
+@click.option(
+    "--tier",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Reads from copies in this folder; they are removed.",
+)
+@click.option("--threads", type=click.IntRange(1, 256), metavar="N", help="Reads with N threads.")
+@click.option(
+    "--readahead",
+    type=click.Choice(["normal", "sequential", "random", "willneed", "off"]),
+    help="Gives the kernel this hint; off: past the page cache.",
+)
+@click.option("--for", "for_s", type=duration, metavar="TIME", default="30s", show_default=True)
+@click.option("--budget", type=size, metavar="SIZE", default="4GiB", show_default=True)
+@click.option("--warm", is_flag=True, help="Leaves the page cache as it is.")
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+def whatif_command(
+    run: Path,
+    tier: Path | None,
+    threads: int | None,
+    readahead: str | None,
+    for_s: float,
+    budget: int,
+    warm: bool,
+    as_json: bool,
+) -> None:
+    """Measure what another tier, more threads or a read-ahead hint would bring.
+
+    Replays a stretch of the run's reading from the middle of its training: first as recorded, then
+    with the change.  --budget is what may be copied to a tier.
+
+    \b
+      penstock whatif RUN --tier /mnt/nvme
+      penstock whatif RUN --threads 8 --for 10s
+      penstock whatif RUN --readahead willneed
+    """
+    from penstock.bench import whatif
+    from penstock.run import open_run
+
+    if tier is None and threads is None and readahead is None:
+        raise click.UsageError("say what to try: --tier, --threads or --readahead")
+    change = whatif.Change(tier, threads, readahead)
+    with (
+        _ended_like_ctrl_c(),
+        _Progress() as progress,
+        contextlib.closing(open_run(run, progress.advance)) as opened,
+    ):
+        answer = whatif.whatif(
+            opened,
+            change,
+            for_s=for_s,
+            is_warm=warm,
+            budget_bytes=budget,
+            progress=progress.say,
+        )
+    if as_json:
+        click.echo(whatif.to_json(answer))
+    else:
+        _print_rich(whatif.table_of(answer))
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """What a batch system sends, and a terminal that is closed, also remove what was made."""
+    import signal
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_rich(shown: Any) -> None:
+    from rich.console import Console
+
+    # Into a pipe or a file, lines are as long as their cells.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(shown)
+
+
 @cli.command("version")
 def version_command() -> None:
     """Print the version."""
@@ -473,6 +608,11 @@ class _Progress:
         self._bar: Any = None
         return self
 
+    def say(self, what: str, share: float) -> None:
+        """What is under way, and how much of it is done."""
+        self._what = what
+        self.advance(round(1000 * share), 1000)
+
     def advance(self, done: int, total: int) -> None:
         if self._bar is None:
             if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
@@ -483,7 +623,7 @@ class _Progress:
             self._bar = Progress(console=Console(file=sys.stderr), transient=True)
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
-        self._bar.update(self._task, completed=done, total=total)
+        self._bar.update(self._task, completed=done, total=total, description=self._what)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

@@ -515,6 +515,7 @@ class Measures:
     wait_parts: Mapping[str, float]
     first_batch_parts: Mapping[str, float]
     checkpoint_parts: Mapping[str, float]
+    data_blocking: Mapping[str, float]
     operations: tuple[Operation, ...]
     classes: tuple[ClassTotal, ...]
     directories: tuple[DirectoryTotal, ...]
@@ -637,6 +638,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         wait_parts={part: s for in_wall, part, s in parts if in_wall},
         first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
         checkpoint_parts=dict(_ask(engine, "checkpoint_block")),
+        data_blocking=dict(_ask(engine, "data_blocking")),
         operations=_rows(engine, "operations", Operation),
         classes=_rows(engine, "classes", ClassTotal),
         directories=_rows(engine, "directories", DirectoryTotal),

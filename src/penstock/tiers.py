@@ -34,6 +34,7 @@ __all__ = [
     "mount_of",
     "read_ceiling",
     "resident_bytes",
+    "sync",
     "warmth_of",
     "write_ceiling",
 ]
@@ -150,7 +151,7 @@ def evict(path: AnyPath, is_synced: bool = False) -> None:
     Pages that a process has mapped and touched stay, as do all of a file system in memory:
     `resident_bytes` says what came of it.  Raises TierError.
     """
-    with _opened(path) as descriptor:
+    with _Descriptor(path) as descriptor:
         if not is_synced:
             with suppress(OSError):  # read-only file systems refuse, and have nothing to write
                 os.fsync(descriptor)
@@ -158,12 +159,23 @@ def evict(path: AnyPath, is_synced: bool = False) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def sync(folder: AnyPath) -> None:
+    """Writes out what the file system of a folder still holds in memory.  Raises TierError."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    with _Descriptor(folder) as descriptor:
+        if libc.syncfs(descriptor):
+            why = os.strerror(ctypes.get_errno())
+            raise TierError(f"{os.fspath(folder)}: cannot be written out: {why}")
+
+
 def resident_bytes(path: AnyPath) -> int | None:
     """Bytes of a file in the page cache, whole pages; None: the kernel shows it to its owner only.
 
     Raises TierError.
     """
-    with _opened(path) as descriptor:
+    with _Descriptor(path) as descriptor:
         status = os.fstat(descriptor)
         if not status.st_size:
             return 0
@@ -173,10 +185,6 @@ def resident_bytes(path: AnyPath) -> int | None:
         if resident is None and refused != errno.EPERM and is_ours:
             resident = _mincore(descriptor, status.st_size)
         return None if resident is None else min(resident, status.st_size)
-
-
-def _opened(path: AnyPath) -> "_Descriptor":
-    return _Descriptor(path)
 
 
 class _Descriptor:
@@ -234,7 +242,7 @@ def _mincore(descriptor: int, size: int) -> int | None:
     return pages * page
 
 
-def warmth_of(paths: Sequence[AnyPath]) -> Warmth:
+def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
     """How much of these files, which lie on one mount, is in memory now.  Raises TierError."""
     size, resident, hidden = 0, 0, 0
     for path in paths:
@@ -242,8 +250,8 @@ def warmth_of(paths: Sequence[AnyPath]) -> Warmth:
         hidden += found is None
         resident += found or 0
         size += Path(path).stat().st_size
-    kind = mount_of(paths[0]).kind if paths else ""
-    if kind in MEMORY_KINDS:
+    mount = mount or (mount_of(paths[0]) if paths else None)
+    if mount and mount.kind in MEMORY_KINDS:
         return Warmth(size, size, False, "in memory by nature")
     if hidden:
         return Warmth(None, size, False, f"{hidden} files of another user: cache not shown")
@@ -403,23 +411,27 @@ def read_ceiling(
     seconds_each: float = 2.0,
     progress: Progress | None = None,
     seed: int = 0,
+    place: AnyPath | None = None,
 ) -> list[Ceiling]:
     """Reads files of one mount, evicted before each measurement: large requests in order, small
     ones at random, by more and more threads as long as that brings a tenth.
 
     seconds_each: at most so long for each number of threads; less where the files are at their
     end.  Files smaller than the large request are opened and read within the time, which makes it
-    the ceiling of such files.  Raises TierError: no files, or one cannot be read.
+    the ceiling of such files.  place: names what is measured, and its mount; else the files do.
+    Raises TierError: no files, or one cannot be read.
     """
     sizes = {os.fspath(path): _size(path) for path in files}
     paths = sorted((path for path in sizes if sizes[path]), key=lambda path: -sizes[path])
     if not paths:
         raise TierError("no bytes to read: name a file, or a folder with files in it")
-    mount = mount_of(paths[0])
-    place = paths[0] if len(paths) == 1 else os.path.commonpath(paths)
+    mount = mount_of(place or paths[0])
+    named = os.fspath(place) if place else paths[0]
+    if not place and len(paths) > 1:
+        named = os.path.commonpath([Path(path).absolute() for path in paths])
     # Measured once for nothing: where memory is lent by a host, its pages cost at the first touch.
     # On one such machine the first pass of a file gave 550 MB/s and each later one 1,200.
-    reader = _Reader(paths, sizes, mount, place, seconds_each, progress, random.Random(seed))
+    reader = _Reader(paths, sizes, mount, named, seconds_each, progress, random.Random(seed))
     reader.sequential(THREADS[0])
     found = _climb(reader.sequential)
     for request_bytes in SMALL_BYTES:
@@ -516,7 +528,7 @@ class _Reader:
         for path in paths:
             evict(path, self.is_synced)
         self.is_synced = self.is_synced or len(paths) == len(self.paths)
-        return warmth_of(paths)
+        return warmth_of(paths, self.mount)
 
     def _ceiling(
         self, order: str, request_bytes: int, threads: int, count: _Count, warmth: Warmth
@@ -564,7 +576,10 @@ def write_ceiling(
         descriptor = _nameless(folder)
         try:
             writer = _Writer(descriptor, size, mount, folder, seconds_each, progress, seed)
-            writer.sequential(THREADS[0])  # for nothing: see read_ceiling
+            first = writer.sequential(THREADS[0])  # for nothing: see read_ceiling
+            # No more than is synced in that time too, which the page cache takes in at once.
+            in_time = int(first.bandwidth_bps * seconds_each) // LARGE_BYTES * LARGE_BYTES
+            writer.size = min(size, max(MIN_WRITTEN_BYTES, in_time))
             found = _climb(writer.sequential)
             for request_bytes in SMALL_BYTES:
                 found += _climb(partial(writer.random, request_bytes))

@@ -1,0 +1,12 @@
+-- Seconds in which the step loop was blocked by POSIX calls on data files, by what the calls did: read,
+-- metadata, write; means over main processes.  What another tier, or other hints, can change at most.
+SELECT o.op_group, CAST(sum(b.ns) AS DOUBLE) / 1e9 / greatest(1, (SELECT count(*) FROM mains)) AS s
+FROM blocking_files AS b
+JOIN ops AS o ON o.op_number = b.op_number
+LEFT JOIN file_kinds AS k ON k.file = b.file
+WHERE o.layer = 'posix'
+    AND b.file IS NOT NULL
+    AND coalesce(k.path_class, 'data') = 'data'
+    AND coalesce(k.is_file, true)
+GROUP BY o.op_group
+ORDER BY s DESC
