@@ -44,7 +44,7 @@ TABLE = {
     "stage.*": May(ours="errors tiers stage.*", world="numpy"),
     "save.*": May(ours="errors tiers save.*", world="numpy"),
     "adapters.*": May(ours="errors recorder feed.* stage.* save.*", world="its framework"),
-    "bench.*": May(ours="* but cli", world=""),
+    "bench.*": May(ours="* but cli", world="numpy"),
     "cli": May(ours="*", world="click"),
     "__init__": May(ours="errors recorder", world=""),
     "__main__": May(ours="cli", world=""),

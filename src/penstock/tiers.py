@@ -619,10 +619,11 @@ class _Writer:
     def sequential(self, threads: int) -> Ceiling:
         self._say(f"sequential writes, {threads} threads")
         os.ftruncate(self.descriptor, 0)  # blocks are found anew, as they are for a checkpoint
-        share = self.size // threads // LARGE_BYTES * LARGE_BYTES
+        share = max(1, self.size // threads // LARGE_BYTES) * LARGE_BYTES
         parts = [
-            range(thread * share, (thread + 1) * share, LARGE_BYTES) for thread in range(threads)
-        ]
+            range(first, min(first + share, self.size), LARGE_BYTES)
+            for first in range(0, self.size, share)
+        ][:threads]
         return self._written("sequential", LARGE_BYTES, parts)
 
     def random(self, request_bytes: int, threads: int) -> Ceiling:

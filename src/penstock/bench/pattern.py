@@ -154,7 +154,7 @@ def read_pattern(run: Run, for_s: float = 30.0, max_calls: int = MAX_CALLS) -> P
     if to_ns - from_ns < asked_ns:
         notes.append(
             f"shortened from {asked_ns / 1e9:.3g} to {(to_ns - from_ns) / 1e9:.3g} s of the run, "
-            f"which hold {max_calls:,} calls"
+            f"which hold no more than {max_calls:,} calls"
         )
     within = {"from_ns": from_ns, "to_ns": to_ns}
     calls = run.arrays(_CALLS, {**within, "most": max_calls})

@@ -295,9 +295,8 @@ def _copied(pattern: Pattern, pack: _Pack, tier: Path | None, tell: Progress) ->
     """The packed files on the tier, while they are needed.  Raises TierError."""
     assert tier is not None
     _remove_stale(tier)
-    host = re.sub(r"[/-]", "_", platform.node()) or "host"
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{host}-{os.getpid()}-", dir=tier))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{_host()}-{os.getpid()}-", dir=tier))
     except OSError as error:
         raise TierError(f"{tier}: cannot be written: {error.strerror}") from error
     try:
@@ -310,6 +309,10 @@ def _copied(pattern: Pattern, pack: _Pack, tier: Path | None, tell: Progress) ->
         ) from (error)
     finally:
         _remove(folder)
+
+
+def _host() -> str:
+    return re.sub(r"\W", "_", platform.node()) or "host"
 
 
 def _copy(pattern: Pattern, pack: _Pack, folder: Path, tell: Progress) -> list[str]:
@@ -367,9 +370,9 @@ def _remove(folder: Path) -> None:
 
 def _remove_stale(tier: Path) -> None:
     """Removes what a killed replay left: folders of this host whose process is gone."""
-    host = re.sub(r"[/-]", "_", platform.node()) or "host"
-    for entry in tier.glob(f"{_PREFIX}-{host}-*"):
-        match = re.fullmatch(re.escape(f"{_PREFIX}-{host}-") + r"(\d+)-[a-z0-9_]{8}", entry.name)
+    begin = f"{_PREFIX}-{_host()}-"
+    for entry in tier.glob(f"{begin}*"):
+        match = re.fullmatch(re.escape(begin) + r"(\d+)-[a-z0-9_]{8}", entry.name)
         with suppress(OSError):
             is_ours = entry.lstat().st_uid == os.geteuid() and not entry.is_symlink()
             if match and is_ours and not Path(f"/proc/{match[1]}").exists():
