@@ -1,8 +1,9 @@
 """Protocol buffers as bytes: fields out, fields in, bounds checked.  Knows no message.
 
-Only what two formats need: their libraries weigh up to a gigabyte, and building a million messages
-through the generated classes takes 8 s where this takes 2 s.  What is read is checked against its
-own lengths and nothing else: unknown fields pass through byte for byte.
+Only what two formats need: so that neither needs a package (TensorFlow's is half a gigabyte), and
+because the generated classes take 5.2 µs of processor time for an event where this takes 2.1 (a
+million calls as a Perfetto trace, perfetto 0.59).  What is read is checked against its own lengths
+and nothing else: unknown fields pass through byte for byte.
 """
 
 from __future__ import annotations
