@@ -73,7 +73,7 @@ STORAGE_PARTS = ("read", "write", "metadata", "page fault")
 
 # What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
 # million of them are read by each query that needs them, never copied.
-VIEWS = ("file_calls", "calls", "inside")
+VIEWS = ("file_calls", "calls", "inside", "blocking_calls")
 PREPARED = (
     "file_kinds",
     "file_calls",
@@ -95,6 +95,7 @@ PREPARED = (
     "helped",
     "stretch_calls",
     "fits",
+    "blocking_calls",
     "blocking_files",
     "wait_parts",
     "latency_bins",

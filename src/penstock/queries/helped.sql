@@ -1,8 +1,7 @@
--- helped: calls of helpers inside stretches, by op and file.  Savers and loggers are threads too, so
+-- helped: single calls of helpers inside stretches.  Savers and loggers are threads too, so
 -- only reads count, and metadata calls on what is no output.
 --   ns  the time in which the stretch's own thread was in no file call and the helper was; of an instant
 --       with calls of several helpers each gets an equal part, so that no instant counts twice
---   calls, moved_bytes  of the calls that began inside
 -- Counted by sweeping over the begins and ends of the calls of a stretch: `passed_ns` is how much each
 -- helper that is in a call has got since the stretch began.
 WITH pieces AS MATERIALIZED (
@@ -36,15 +35,8 @@ passing AS (
         ), 0) AS passed_ns
     FROM moments
 )
-SELECT
-    p.stretch_id,
-    p.op_number,
-    p.file,
-    sum(t.passed_ns - f.passed_ns) AS ns,
-    count(*) FILTER (WHERE p.begins) AS calls,
-    sum(p.moved_bytes) FILTER (WHERE p.begins) AS moved_bytes
+SELECT p.* EXCLUDE (is_own, from_ns, to_ns), t.passed_ns - f.passed_ns AS ns
 FROM pieces AS p
 JOIN passing AS f ON f.stretch_id = p.stretch_id AND f.ns = p.from_ns
 JOIN passing AS t ON t.stretch_id = p.stretch_id AND t.ns = p.to_ns
 WHERE NOT p.is_own
-GROUP BY p.stretch_id, p.op_number, p.file

@@ -1,7 +1,8 @@
 -- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
 -- to_ns.
---   begins  the call began inside;  duration_ns  of the whole call
+--   begins  the call began inside
 --   is_own  see watched
+--   duration_ns  of the whole call, as long as it was seen
 WITH short_calls AS (
     SELECT
         * EXCLUDE (duration_ns),
@@ -27,8 +28,8 @@ SELECT
     file,
     path_class,
     moved_bytes,
+    end_ns - start_ns AS duration_ns,
     greatest(start_ns, from_ns) AS from_ns,
     least(end_ns, to_ns) AS to_ns,
-    end_ns - start_ns AS duration_ns,
     start_ns >= from_ns AS begins
 FROM met

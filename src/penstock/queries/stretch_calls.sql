@@ -2,26 +2,30 @@
 --   ns           the part of the calls' time that lies inside the stretch, of its own thread
 --   helped_ns    the same of its helpers; see helped
 --   calls, moved_bytes  of the calls that began inside it, helpers' included
-WITH sums AS (
+WITH single AS (
+    SELECT stretch_id, op_number, to_ns - from_ns AS ns, 0.0 AS helped_ns, begins, moved_bytes
+    FROM inside
+    WHERE is_own
+    UNION ALL
+    SELECT stretch_id, op_number, 0, ns, begins, moved_bytes FROM helped
+),
+sums AS (
     SELECT
         stretch_id,
         op_number,
-        sum(to_ns - from_ns) AS ns,
-        0 AS helped_ns,
+        sum(ns) AS ns,
+        sum(helped_ns) AS helped_ns,
         count(*) FILTER (WHERE begins) AS calls,
         sum(moved_bytes) FILTER (WHERE begins) AS moved_bytes
-    FROM inside
-    WHERE is_own
+    FROM single
     GROUP BY stretch_id, op_number
-    UNION ALL
-    SELECT stretch_id, op_number, 0, ns, calls, moved_bytes FROM helped
 )
 SELECT
     s.stretch_id,
     o.layer,
     o.op_group,
     CAST(sum(s.ns) AS BIGINT) AS ns,
-    CAST(sum(s.helped_ns) AS DOUBLE) AS helped_ns,
+    sum(s.helped_ns) AS helped_ns,
     CAST(sum(s.calls) AS BIGINT) AS calls,
     CAST(coalesce(sum(s.moved_bytes) FILTER (WHERE o.is_access), 0) AS BIGINT) AS moved_bytes
 FROM sums AS s
