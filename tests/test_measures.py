@@ -213,6 +213,7 @@ def test_files_that_helpers_read_block_the_step_loop_as_long_as_the_wait_says() 
         "/data/8": pytest.approx(0.025),
         "/data/9": pytest.approx(0.025),
     }
+    assert known.blocking_reads.blocking_s == pytest.approx(0.050)
     (epoch,) = known.epochs
     assert epoch.read_bytes == 20
 

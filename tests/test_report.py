@@ -112,10 +112,34 @@ def test_a_run_without_steps_gets_no_verdict_on_its_waiting() -> None:
     run.call("fwrite", 400 * MS, 500 * MS, path="/b", moved=10)
     report = report_of(measure(run))
     assert report.verdict.headline == "NO TRAINING STEPS SEEN"
-    assert "300 ms in POSIX, 100 ms in STDIO" in report.verdict.sentence
+    assert report.verdict.sentence == (
+        "1 POSIX call on files took 300 ms, 1 STDIO call 100 ms of 2.00 s, all threads together"
+    )
+    assert [(fact.key, fact.number.value) for fact in report.stretches] == [
+        ("life_s", 2.0),
+        ("read_bytes", 10),
+        ("written_bytes", 10),
+    ]
     assert report.verdict.storage.state == "not measured"
     assert report.wall == ()
     assert report.title == "cp"
+
+
+def test_a_run_without_file_calls_says_so_in_words() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS, command="true")
+    assert report_of(measure(run)).verdict.sentence == "no call on a file was seen in 2.00 s"
+
+
+def test_layers_are_not_added_in_what_was_read() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    run.file("/lib/x.so", path_class="library")
+    run.call("read", 0, MS, moved=10)
+    run.call("fread", MS, 2 * MS, moved=30)
+    run.call("read", 0, MS, path="/lib/x.so", moved=5000)
+    read = next(fact for fact in report_of(measure(run)).stretches if fact.key == "read_bytes")
+    assert (read.number.value, read.remark) == (30, "data and output files, by STDIO")
 
 
 def test_the_bar_is_the_whole_wall_time(waiting: Report) -> None:

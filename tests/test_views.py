@@ -211,6 +211,68 @@ def test_a_page_of_a_large_run_is_small(report: Report) -> None:
     assert len(page.render(shown).encode()) < 300_000
 
 
+def test_a_run_of_hardly_a_call_is_told_in_a_few_lines() -> None:
+    run = Synthetic()
+    run.process(1, end=20 * MS, command="cp /data/a /out/b")
+    run.file("/lib/libc.so.6", path_class="library")
+    run.file("/out/b", path_class="output")
+    run.call("open", 0, MS, path="/lib/libc.so.6")
+    run.call("read", MS, 2 * MS, path="/lib/libc.so.6", moved=832)
+    run.call("read", 3 * MS, 4 * MS, moved=300)
+    run.call("write", 4 * MS, 5 * MS, path="/out/b", moved=300)
+    text = terminal.render(report_of(measure(run)), 80)
+    assert text.count("\n") < 20
+    assert "NO TRAINING STEPS SEEN: 4 POSIX calls on files took 4.00 ms of 20.0 ms" in text
+    assert "read 300 B (data and output files)" in text
+    assert "/data/a" in text
+    for absent in ("libc", "Sizes and latencies", "Operations", "Largest directories"):
+        assert absent not in text
+    assert "libc.so.6" not in text
+    assert "page faults, page cache" in text
+    # What takes a moment is worth its tables, whoever's files they are.
+    run = Synthetic()
+    run.process(1, end=2000 * MS, command="find /usr")
+    run.file("/usr/lib", path_class="library", kind="directory")
+    run.call("list", 0, 1500 * MS, path="/usr/lib")
+    assert "Operations" in terminal.render(report_of(measure(run)), 80)
+
+
+def test_a_directory_has_one_row_on_the_screen_and_both_layers_in_the_page() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    run.call("read", 0, 200 * MS, path="/data/read/a", moved=300)
+    run.call("fread", 0, 100 * MS, path="/data/read/a", moved=200)
+    run.call("stat", 0, 100 * MS, path="/data/written/a")
+    run.call("fwrite", 0, 300 * MS, path="/data/written/a", moved=200)
+    run.call("fread", 0, 100 * MS, path="/data/alone/a", moved=7)
+    shown = report_of(measure(run))
+    text = terminal.render(shown, 100).split("Largest directories")[1].split("\n\n")[0]
+    rows = [line.split()[:2] for line in text.split("\n")[2:]]
+    assert sorted(rows) == [
+        ["/data/alone", "(STDIO)"],
+        ["/data/read", "200"],
+        ["/data/written", "(STDIO)"],
+    ]
+    assert len(shown.table("directories").rows) == 5
+    assert Page(page.render(shown)).text.count("/data/written") >= 2
+
+
+def test_latencies_of_a_buffer_are_no_latencies_of_storage() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    run.call("read", 0, 200 * MS, moved=300)
+    for number in range(200):
+        run.call("fread", number * 1000, number * 1000 + 8, moved=1)
+    run.call("fread", MS, 2 * MS, moved=1)
+    run.call("fwrite", 3 * MS, 4 * MS, path="/data/b", moved=1)
+    shown = report_of(measure(run))
+    text = terminal.render(shown, 100)
+    assert "latencies, read " in text
+    assert "latencies, read (STDIO)" not in text
+    assert "latencies, write (STDIO)" in text
+    assert len(shown.picture("latencies").series) == 3
+
+
 def test_a_column_that_says_nothing_is_not_shown(report: Report) -> None:
     head = terminal.render(report, 100).split("Operations")[1].split("\n")[1]
     assert "errors" not in head

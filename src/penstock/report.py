@@ -445,18 +445,21 @@ OFF_STORAGE = {
 
 
 def _verdict_without_steps(measures: Measures) -> Verdict:
-    times: dict[str, float] = {}
-    for operation in measures.operations:
-        times[operation.layer] = times.get(operation.layer, 0.0) + operation.time_s
-    told = ", ".join(f"{show(s, 's')} in {layer.upper()}" for layer, s in sorted(times.items()))
+    told = ""
+    for layer in ("posix", "stdio"):
+        rows = [row for row in measures.operations if row.layer == layer]
+        if rows:
+            calls = count(sum(row.calls for row in rows), f"{layer.upper()} call")
+            told += f", {calls} " if told else f"{calls} on files took "
+            told += show(sum(row.time_s for row in rows), "s")
     life = show(measures.recording.life_s, "s")
     return Verdict(
         level="unknown",
         bound="unknown",
         headline="NO TRAINING STEPS SEEN",
-        sentence=f"file calls took {told} during {life}, all threads together"
+        sentence=f"{told} of {life}, all threads together"
         if told
-        else "and no file calls",
+        else f"no call on a file was seen in {life}",
         storage=measures.storage_fraction,
         stall=measures.stall_fraction,
         max_speedup=Number(None, "x", "not measured", "no training steps seen"),
@@ -528,7 +531,8 @@ def _wall(measures: Measures) -> tuple[Segment, ...]:
 def _stretches(measures: Measures) -> tuple[Fact, ...]:
     training, known = measures.training, measures.recording
     if not measures.has_training:
-        return (Fact("life_s", "life", Number(known.life_s, "s"), ""),)
+        life = Fact("life_s", "life", Number(known.life_s, "s"), "")
+        return (life, _moved(measures, "read"), _moved(measures, "written"))
     waits = count(training.waits, "wait")
     saves = count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
     per = ", a mean over main processes" if training.mains > 1 else ""
@@ -547,9 +551,20 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         ),
         ("data_wait_s", "data wait", training.data_wait_s or 0.0, waits),
         ("checkpoint_block_s", "checkpoint block", training.checkpoint_block_s or 0.0, saves),
-        ("after_s", "after", training.after_s, ""),
+        ("after_s", "after the last step", training.after_s, ""),
     ]
     return tuple(Fact(key, label, Number(s, "s"), remark) for key, label, s, remark in facts)
+
+
+def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:
+    """What was read from, or written to, the job's own files, in the layer that moved more."""
+    layers: dict[str, int] = dict.fromkeys(("posix", "stdio"), 0)
+    for row in measures.files:
+        layers[row.layer] += row.read_bytes if how == "read" else row.written_bytes
+    layer = max(layers, key=lambda layer: layers[layer])
+    moved = Number(layers[layer], "B", *measures.counts_state)
+    of_it = "" if layer == "posix" else ", by STDIO"
+    return Fact(f"{how}_bytes", how, moved, f"data and output files{of_it}")
 
 
 def _first(first_batch_s: float | None) -> str:
@@ -992,7 +1007,8 @@ stall: data wait and checkpoint block
 waits on storage: what of the stall passes in file calls, and the training thread's own file calls
 not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall time
 at most 1.26x as fast: if all waiting on storage went away and nothing else changed
-read, write, open/stat/list: the worker that owed the batch was in a file call
+read, write, open/stat/list: the worker that owed the batch was in a file call: the thread that \
+fetches, or a helper thread that it was blocked for
 CPU (decode): it was in a fetch, in no file call, on a processor
 not scheduled: the same, ready to run, without a processor
 blocked elsewhere: the same, asleep on something else

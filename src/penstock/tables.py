@@ -1082,7 +1082,11 @@ _OUTPUTS = """
 """
 
 # Where the program's standard output or error goes is the job's log, whether or not it wrote there.
-_STREAM = "INSERT INTO outputs SELECT file FROM paths WHERE path = ? OR resolved = ?"
+_STREAM = """
+    INSERT INTO outputs
+    SELECT file FROM paths
+    WHERE (path = ? OR resolved = ?) AND file NOT IN (SELECT file FROM outputs)
+"""
 
 # Of a renamed directory, the files below it have new paths that no call named.
 _RENAMED_BELOW = """

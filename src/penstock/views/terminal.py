@@ -5,6 +5,7 @@ the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
 """
 
 import itertools
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,17 @@ from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.errors import MissingDependency
-from penstock.report import Cell, Fact, Finding, Part, Remedy, Report, Table
+from penstock.report import (
+    Cell,
+    Fact,
+    Finding,
+    Part,
+    Picture,
+    Remedy,
+    Report,
+    Series,
+    Table,
+)
 from penstock.words import show
 
 if TYPE_CHECKING:
@@ -70,6 +81,15 @@ HEADINGS = {
     "read_times": "read/size",
 }
 FINDINGS = 5  # on the screen; the page has them all
+# Without training, less than this in calls on files of its own is nothing that anyone waits for;
+# ten times as much with the system's and the interpreter's.
+TRIVIAL_S = 0.1
+# What no run measures yet: told in a line where there is little else to tell.
+EVERY_RUN = ("page faults", "page cache", "accelerator", "direct system calls")
+# No system call that moves bytes returns sooner (an empty one takes about 100 ns), so what is
+# shorter was answered from a buffer of libc: latencies of that say nothing about storage.
+BUFFERED_NS = 256
+BUFFERED_SHARE = 0.99
 PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 
 ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|"})
@@ -305,6 +325,9 @@ def _legend(report: Report, paper: _Paper) -> list["Text"]:
 
 
 def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
+    if _is_trivial(report):
+        files = _table(report, report.table("files"), paper)
+        return [files, _missing(report, paper, is_brief=True), _cost(report, paper)]
     data_s = sum(part.s or 0.0 for part in report.wait)
     return [
         _checks(report, paper),
@@ -324,6 +347,19 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _missing(report, paper),
         _cost(report, paper),
     ]
+
+
+def _is_trivial(report: Report) -> bool:
+    """No training, and hardly any time in calls on files: tables of that say nothing."""
+    table = report.table("classes")
+    places = {column.key: place for place, column in enumerate(table.columns)}
+    own_s, all_s = 0.0, 0.0
+    for row in table.rows:
+        s = sum(float(row[places[key]] or 0) for key in ("read_s", "write_s", "metadata_s"))
+        path_class = row[places["path_class"]]
+        own_s += s if path_class in ("data", "output") else 0.0
+        all_s += s if path_class != "other than files" else 0.0
+    return not report.wall and own_s < TRIVIAL_S and all_s < 10 * TRIVIAL_S
 
 
 def _checks(report: Report, paper: _Paper) -> list["Text"]:
@@ -381,13 +417,42 @@ def _parts(title: str, parts: Sequence[Part], paper: _Paper) -> list["Text"]:
 
 def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
     """The rows that matter most; columns that say nothing or do not fit are left out."""
-    rows = table.rows[: ROWS[table.key]]
+    shown = _once_a_path(table) if table.key == "directories" else table.rows
+    rows = shown[: ROWS[table.key]]
     if not rows:
         return []
     grid = _Grid.of(report, table, rows, paper)
-    remark = f"{len(rows)} of {len(table.rows)}" if len(rows) < len(table.rows) else ""
+    remark = f"{len(rows)} of {len(shown)}" if len(rows) < len(shown) else ""
     lines = [_heading(table.title, paper, remark), _text(grid.line(grid.titles), "dim")]
     return lines + [_text(grid.line(cells)) for cells in grid.cells]
+
+
+def _once_a_path(table: Table) -> list[tuple[Cell, ...]]:
+    """Of a directory with calls of both layers, which are never added, the row that blocked longer,
+    else the one that moved more, else POSIX; the page and JSON have both."""
+    places = {column.key: place for place, column in enumerate(table.columns)}
+
+    def weight(row: tuple[Cell, ...]) -> tuple[float, float, bool]:
+        blocked, read, written = (
+            float(row[places[key]] or 0) for key in ("blocking_s", "read_bytes", "written_bytes")
+        )
+        return blocked, read + written, row[places["layer"]] == "POSIX"
+
+    chosen: dict[tuple[Cell, Cell], tuple[Cell, ...]] = {}
+    for row in table.rows:
+        key = (row[places["path"]], row[places["path_class"]])
+        if key not in chosen or weight(row) > weight(chosen[key]):
+            chosen[key] = row
+    return [row for row in table.rows if row in chosen.values()]
+
+
+def _is_buffered(picture: Picture, series: Series) -> bool:
+    """Whether these are latencies of STDIO calls that libc answers from its buffer."""
+    first = round(math.log2(BUFFERED_NS)) - int(picture.x_start)
+    calls = [value or 0.0 for value in series.values]
+    short = sum(calls[: max(0, first)])
+    is_stdio = picture.key == "latencies" and series.key.endswith("stdio")
+    return is_stdio and short >= BUFFERED_SHARE * sum(calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +555,8 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
     lines = [_heading("Sizes and latencies", paper, "each letter a doubling")]
     for picture in bars:
         for series in picture.series:
+            if _is_buffered(picture, series):
+                continue
             used = [place for place, value in enumerate(series.values) if value]
             first, last = used[0], used[-1] + 1
             name = f"{picture.title.lower()}, {series.label}"
@@ -497,7 +564,7 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
             line = f"  {name:<27} {picture.edge(first):>8} {spark} {picture.edge(last):<8}"
             count = f" {sum(v or 0 for v in series.values):,.0f} {picture.y_label}"
             lines.append(_text(line + count if len(line + count) <= paper.width else line))
-    return lines
+    return lines if len(lines) > 1 else []
 
 
 def _over_time(report: Report, paper: _Paper) -> list["Text"]:
@@ -528,9 +595,12 @@ def _fewer(values: Sequence[float | None], width: int) -> list[float]:
     return [sum(known[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
 
 
-def _missing(report: Report, paper: _Paper) -> list["Text"]:
+def _missing(report: Report, paper: _Paper, is_brief: bool = False) -> list["Text"]:
+    """What is missing and why; if brief, the reasons only of what is special to this run."""
     lines = [_heading("Not measured, or not completely", paper)]
     for gap in report.gaps:
+        if is_brief and gap.what in EVERY_RUN:
+            continue
         state = "" if gap.state == "not measured" else f", {gap.state}"
         said = f"{gap.what}{state}: {gap.why}"
         wrapped = textwrap.wrap(paper.clean(said), paper.width - 4)
@@ -540,6 +610,10 @@ def _missing(report: Report, paper: _Paper) -> list["Text"]:
             )
             for i, line in enumerate(wrapped)
         ]
+    if is_brief:
+        always = ", ".join(gap.what for gap in report.gaps if gap.what in EVERY_RUN)
+        wrapped = textwrap.wrap(f"{always}: as in every run, --json says why", paper.width - 4)
+        lines += [_text(("    " if i else "  - ") + line) for i, line in enumerate(wrapped)]
     return lines
 
 
