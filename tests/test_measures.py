@@ -526,9 +526,10 @@ def slow_parts(
     return {part: ticks for part, ticks in found.items() if ticks > 1e-9}
 
 
-def cut(draw: Any, n: int, low: int, high: int) -> list[tuple[int, int]]:
-    """At most n intervals that do not overlap."""
-    edges = sorted(draw(st.lists(st.integers(low, high), min_size=0, max_size=2 * n, unique=True)))
+def cut(draw: Any, n: int, low: int, high: int, least: int = 0) -> list[tuple[int, int]]:
+    """From least to n intervals that do not overlap."""
+    numbers = st.integers(low, high)
+    edges = sorted(draw(st.lists(numbers, min_size=2 * least, max_size=2 * n, unique=True)))
     return list(zip(edges[::2], edges[1::2], strict=False))
 
 
@@ -541,17 +542,24 @@ def random_run(draw: Any) -> Any:
     ]
     waits = list(enumerate(cut(draw, 6, 60, end)))
     calls = cut(draw, 12, 0, end)
-    helpers = [
-        (group, *span)
-        for group in ("read", "metadata")
-        for span in cut(draw, draw(st.sampled_from([0, 6])), 0, end)
-    ]
     worker = draw(st.integers(0, 150))
-    return [(i, *span) for i, span in waits], fetches, calls, helpers, worker, end
+    return [(i, *span) for i, span in waits], fetches, calls, [], worker, end
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(random_run())
+@st.composite
+def helped_run(draw: Any) -> Any:
+    """Two batches waited for, each fetched with the help of two threads."""
+    cpu = st.integers(0, 80)
+    fetches = [(i, 20 + 120 * i, 120 + 120 * i, draw(cpu), draw(cpu) // 4) for i in range(2)]
+    waits = [(i, draw(st.integers(15, 70)) + 120 * i, 125 + 120 * i) for i in range(2)]
+    helpers = [
+        (group, *span) for group in ("read", "metadata") for span in cut(draw, 6, 0, 260, least=3)
+    ]
+    return waits, fetches, cut(draw, 4, 0, 260), helpers, 10, 260
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(random_run() | helped_run())
 def test_parts_are_what_an_instant_by_instant_count_finds(case: Any) -> None:
     waits, fetches, calls, helpers, worker, end = case
     unit = 10_000  # so that slots are narrower than the run
