@@ -28,6 +28,8 @@ __all__ = [
     "Epoch",
     "FileTotal",
     "HistogramBin",
+    "Lane",
+    "LaneCell",
     "Machine",
     "Measures",
     "MetadataCalls",
@@ -101,6 +103,7 @@ PREPARED = (
     "latency_bins",
     "read_quantiles",
     "file_totals",
+    "lane_list",
 )
 
 
@@ -266,6 +269,38 @@ class StepTimes:
     data_wait_s: float
     checkpoint_s: float
     max_step_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """queries/lane_list.sql; role is main, worker or other."""
+
+    lane: int
+    process: int
+    thread: int
+    role: str
+    worker: int | None
+    pid: int | None
+    rank: int | None
+    tid: int | None
+    name: str | None
+    is_main_thread: bool
+    all_lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCell:
+    """queries/lanes.sql"""
+
+    lane: int
+    bin: int
+    bin_s: float
+    moved_bytes: float
+    calls: int
+    call_s: float
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +562,8 @@ class Measures:
     file_sizes: tuple[HistogramBin, ...]
     bandwidth: tuple[Bandwidth, ...]
     step_times: tuple[StepTimes, ...]
+    lanes: tuple[Lane, ...]
+    lane_cells: tuple[LaneCell, ...]
     epochs: tuple[Epoch, ...]
     checkpoints: tuple[Checkpoint, ...]
     processes: tuple[ProcessRow, ...]
@@ -650,6 +687,8 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         file_sizes=_rows(engine, "file_sizes", HistogramBin),
         bandwidth=_rows(engine, "bandwidth", Bandwidth),
         step_times=_rows(engine, "step_times", StepTimes),
+        lanes=tuple(Lane(*row) for row in engine.table("lane_list").order("lane").fetchall()),
+        lane_cells=_rows(engine, "lanes", LaneCell),
         epochs=_rows(engine, "epochs", Epoch),
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
         processes=_rows(engine, "process_list", ProcessRow),

@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from penstock.measures import (
     STORAGE_PARTS,
     FileTotal,
     HistogramBin,
+    Lane,
     Measures,
     Number,
     State,
@@ -36,6 +37,7 @@ __all__ = [
     "Fact",
     "Finding",
     "Gap",
+    "Mark",
     "Number",
     "Part",
     "Picture",
@@ -156,16 +158,31 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A height in a picture that means something, such as a storage ceiling, in its y_unit.
+
+    group: the first word of the keys of the series that it is for ("read"); "": for all.
+    """
+
+    label: str
+    value: float
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """Binned values over an axis of equal bins, and in words what they show.
 
-    lines and stack: bin i begins at x_start + i * x_step, in x_unit.
+    lines, stack and lanes: bin i begins at x_start + i * x_step, in x_unit.
     bars: bin i holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.
+    lanes: a series is a row, its values are heat.
+    at_s: of bins that are not equally long in time, where each begins and the last ends, in seconds
+    since the run began.
     """
 
     key: str
     title: str
-    kind: Literal["lines", "stack", "bars"]
+    kind: Literal["lines", "stack", "bars", "lanes"]
     x_label: str
     x_unit: Unit
     x_start: float
@@ -176,6 +193,8 @@ class Picture:
     words: str
     state: State
     why: str
+    marks: tuple[Mark, ...] = ()
+    at_s: tuple[float, ...] = ()
 
     def edge(self, place: int) -> str:
         """Where a bin of bars begins, in words: bytes in powers of two."""
@@ -810,6 +829,7 @@ def _pictures(measures: Measures) -> tuple[Picture, ...]:
     pictures = (
         _step_picture(measures),
         _bandwidth_picture(measures),
+        *_lane_pictures(measures),
         _histogram(
             measures, "request_sizes", "Request sizes", "B", "calls", measures.request_sizes
         ),
@@ -843,6 +863,7 @@ def _step_picture(measures: Measures) -> Picture | None:
         f"{show(slowest.max_step_s, 's')}, is near step {slowest.first_step:,}."
         + (f" Each bar is the mean of {per} steps." if per > 1 else ""),
         "measured", "",
+        at_s=(*(point.start_s for point in points), points[-1].end_s),
     )  # fmt: skip
 
 
@@ -872,6 +893,64 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
         "bandwidth", "Bandwidth over time", "lines", "time since the run began", "s", 0.0, bin_s,
         "bandwidth", "B/s", tuple(series), "; ".join(words) + ".", state, why,
     )  # fmt: skip
+
+
+# Attribute of LaneCell: key, title, what the heat is, unit, and how the words begin.
+HEATS: dict[str, tuple[str, str, str, Unit, str]] = {
+    "wait_s": ("lanes_wait", "Waited for, by lane", "time waited for", "s", "The step loop waited"),
+    "call_s": ("lanes_time", "Time in file calls, by lane", "time in calls", "s", "In file calls:"),
+    "moved_bytes": ("lanes_bytes", "Bytes moved, by lane", "bytes", "B", "Moved:"),
+    "calls": ("lanes_calls", "File calls, by lane", "calls", "count", "File calls:"),
+}
+
+
+def _lane_pictures(measures: Measures) -> Iterator[Picture]:
+    """One picture for each heat, all with the same lanes and bins."""
+    cells, lanes = measures.lane_cells, measures.lanes
+    if not cells:
+        return
+    n_bins, labels = 1 + max(cell.bin for cell in cells), _lane_labels(lanes)
+    left_out = lanes[0].all_lanes - len(lanes)
+    more = f" {_count(left_out, 'lane')} with less time in calls are left out." if left_out else ""
+    for name, (key, title, heat, unit, begins) in HEATS.items():
+        rows: dict[int, list[float | None]] = {lane.lane: [None] * n_bins for lane in lanes}
+        sums = dict.fromkeys(rows, 0.0)
+        for cell in cells:
+            value = getattr(cell, name)
+            if value:
+                # Four digits: more than a colour or a pointing hand can tell.
+                rows[cell.lane][cell.bin] = float(f"{value:.4g}")
+                sums[cell.lane] += value
+        most = max(sums, key=lambda lane: sums[lane])
+        words = f"{begins} {show(sum(sums.values()), unit)}"
+        if sums[most] and len(lanes) > 1:
+            words += f", most of it for {labels[most]}: {show(sums[most], unit)}"
+        series = tuple(Series(f"lane {n}", labels[n], tuple(row)) for n, row in rows.items())
+        state, why = measures.events_state
+        yield Picture(
+            key, title, "lanes", "time since the run began", "s", 0.0, cells[0].bin_s, heat, unit,
+            series, f"{words}.{more}", state, why,
+        )  # fmt: skip
+
+
+def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
+    """What each lane is called, no two alike."""
+    labels = {}
+    for lane in lanes:
+        if lane.role == "worker":
+            who = f"worker {lane.worker}"
+        else:
+            who = "main" if lane.role == "main" else f"process {lane.pid}"
+        rank = "" if lane.rank is None else f"rank {lane.rank} "
+        thread = (
+            "" if lane.is_main_thread else f", {lane.name or 'thread'} {lane.tid or ''}".rstrip()
+        )
+        labels[lane.lane] = f"{rank}{who}{thread}"
+    twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    for lane in lanes:
+        if labels[lane.lane] in twice:
+            labels[lane.lane] += f" (pid {lane.pid})"
+    return labels
 
 
 def _histogram(

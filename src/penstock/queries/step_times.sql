@@ -1,6 +1,7 @@
 -- Step times, in at most 1,000 points of equally many steps, a mean over the steps of all main processes:
 -- from the end of one step to the end of the next, so that what happens between steps belongs to the
 -- step that follows.  A data wait or a checkpoint belongs to the step in whose time it begins.
+--   start_s, end_s  where the point lies on the run's axis of time, over all main processes
 WITH ends AS (
     SELECT
         s.process,
@@ -51,7 +52,9 @@ SELECT
     avg(greatest(0, e.to_ns - e.from_ns)) / 1e9 AS step_s,
     avg(least(coalesce(s.wait_ns, 0), greatest(0, e.to_ns - e.from_ns))) / 1e9 AS data_wait_s,
     avg(least(coalesce(s.save_ns, 0), greatest(0, e.to_ns - e.from_ns))) / 1e9 AS checkpoint_s,
-    max(greatest(0, e.to_ns - e.from_ns)) / 1e9 AS max_step_s
+    max(greatest(0, e.to_ns - e.from_ns)) / 1e9 AS max_step_s,
+    min(least(e.from_ns, e.to_ns)) / 1e9 AS start_s,
+    max(e.to_ns) / 1e9 AS end_s
 FROM ends AS e
 CROSS JOIN per_point AS p
 LEFT JOIN stall_sums AS s ON s.process = e.process AND s.step = e.step

@@ -571,7 +571,7 @@ def _over_time(report: Report, paper: _Paper) -> list["Text"]:
     lines = []
     width = paper.width - 46
     for picture in report.pictures:
-        if picture.kind == "bars":
+        if picture.kind not in ("lines", "stack"):
             continue
         for series in picture.series:
             most = max(value or 0.0 for value in series.values)

@@ -1,0 +1,98 @@
+-- What each lane did over the run, in equal bins: as many as make 60,000 cells, at most 2,000.  One row
+-- per lane and bin in which something happened; lane as in lane_list.
+--   bin_s        the bin's width, from the run's start
+--   moved_bytes, call_s  of its file calls, those in flight included; spread evenly over a call's time
+--   calls        that began in the bin
+--   wait_s       the step loop waited for this lane: for the batch it owed, or for its checkpoint
+-- Of POSIX and STDIO, never added, the layer that has more.
+WITH extent AS (
+    SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
+),
+bins AS (
+    SELECT
+        start_ns,
+        CAST(ceil((run_ns + 1) / (
+            SELECT least(2000, 60000 // greatest(1, count(*))) FROM lane_list
+        )) AS BIGINT) AS ns
+    FROM extent
+),
+calls AS (
+    SELECT
+        n.lane,
+        o.layer,
+        CASE WHEN o.is_access THEN e.moved_bytes ELSE 0 END AS bytes,
+        greatest(0, e.start_ns - b.start_ns) AS start_ns,
+        greatest(0, e.start_ns - b.start_ns)
+            + greatest(1, coalesce(e.duration_ns, l.end_ns - e.start_ns)) AS end_ns,
+        b.ns
+    FROM file_calls AS e
+    JOIN ops AS o ON o.op_number = e.op_number
+    JOIN lane_list AS n ON n.process = e.process AND n.thread = e.thread
+    JOIN lives AS l ON l.process = e.process
+    CROSS JOIN bins AS b
+),
+spread AS (
+    SELECT
+        lane,
+        layer,
+        start_ns // ns AS bin,
+        sum(bytes) AS bytes,
+        count(*) AS calls,
+        sum(end_ns - start_ns) AS call_ns
+    FROM calls
+    WHERE start_ns // ns = end_ns // ns
+    GROUP BY lane, layer, bin
+    UNION ALL
+    SELECT
+        lane,
+        layer,
+        bin,
+        sum(bytes * (least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns)) / (end_ns - start_ns)),
+        count(*) FILTER (WHERE bin = start_ns // ns),
+        sum(least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns))
+    FROM (
+        SELECT *, unnest(range(start_ns // ns, end_ns // ns + 1)) AS bin
+        FROM calls
+        WHERE start_ns // ns < end_ns // ns
+    )
+    GROUP BY lane, layer, bin
+),
+layers AS (
+    SELECT lane, layer, bin, sum(bytes) AS bytes, sum(calls) AS calls, sum(call_ns) AS call_ns
+    FROM spread
+    GROUP BY lane, layer, bin
+),
+waited AS (
+    SELECT
+        n.lane,
+        greatest(0, s.from_ns - b.start_ns) AS from_ns,
+        greatest(0, s.to_ns - b.start_ns) AS to_ns,
+        b.ns
+    FROM stretches AS s
+    JOIN lane_list AS n ON n.process = s.process AND n.thread = s.thread
+    CROSS JOIN bins AS b
+    WHERE s.is_blocking AND s.kind <> 'step'
+),
+cells AS (
+    SELECT lane, bin, max(bytes) AS bytes, max(calls) AS calls, max(call_ns) AS call_ns, 0 AS wait_ns
+    FROM layers
+    GROUP BY lane, bin
+    UNION ALL
+    SELECT lane, bin, 0, 0, 0, sum(greatest(0, least(to_ns, (bin + 1) * ns) - greatest(from_ns, bin * ns)))
+    FROM (
+        SELECT *, unnest(range(from_ns // ns, to_ns // ns + 1)) AS bin FROM waited
+    )
+    GROUP BY lane, bin
+)
+SELECT
+    lane,
+    bin,
+    (SELECT ns FROM bins) / 1e9 AS bin_s,
+    CAST(sum(bytes) AS DOUBLE) AS moved_bytes,
+    CAST(sum(calls) AS BIGINT) AS calls,
+    sum(call_ns) / 1e9 AS call_s,
+    sum(wait_ns) / 1e9 AS wait_s
+FROM cells
+GROUP BY lane, bin
+HAVING sum(bytes) + sum(calls) + sum(call_ns) + sum(wait_ns) > 0
+ORDER BY lane, bin
