@@ -37,7 +37,7 @@ TABLE = {
     "words": May(ours="", world=""),
     "findings": May(ours="errors measures words", world=""),
     "report": May(ours="errors measures findings words", world=""),
-    "views.*": May(ours="errors report words", world=""),
+    "views.*": May(ours="errors report words views.*", world=""),
     "interop.*": May(ours="errors log schema tables run interop.*", world=""),
     "tiers": May(ours="errors", world=""),
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),

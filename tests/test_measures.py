@@ -616,3 +616,70 @@ def test_each_measure_of_a_job_is_of_its_declared_type() -> None:
                 assert isinstance(
                     value, cell.type | None if isinstance(cell.type, type) else cell.type
                 ), f"{field.name}.{cell.name} is {value!r}"
+
+
+def cells(run: Synthetic) -> dict[tuple[str, int], tuple[float, int, float, float]]:
+    """By label of the lane and second: bytes, calls, ms in calls, ms waited for."""
+    known = measure(run)
+    labels = {lane.lane: f"{lane.role} {lane.process}" for lane in known.lanes}
+    found: dict[tuple[str, int], tuple[float, int, float, float]] = {}
+    for cell in known.lane_cells:
+        key = (labels[cell.lane], int(cell.bin * cell.bin_s))
+        before = found.get(key, (0, 0, 0, 0))
+        new = (cell.moved_bytes, cell.calls, cell.call_s * 1000, cell.wait_s * 1000)
+        found[key] = tuple(round(a + b, 3) for a, b in zip(before, new, strict=True))  # type: ignore[assignment]
+    return found
+
+
+def test_a_lane_has_its_threads_calls_and_what_the_loop_waited_for_it() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 210 * MS, 260 * MS, process=2, moved=4000)
+    run.call("write", 1500 * MS, 1600 * MS, process=1, moved=700)
+    assert cells(run) == {
+        ("worker 2", 0): (4000, 1, 50, 100),
+        ("main 1", 1): (700, 1, 100, 0),
+    }
+
+
+def test_of_posix_and_stdio_a_lane_shows_the_layer_that_has_more() -> None:
+    run = one_wait(200, 201)
+    run.call("read", 500 * MS, 510 * MS, process=2, moved=4000)
+    run.call("fread", 500 * MS, 512 * MS, process=2, moved=3000)
+    found = cells(run)[("worker 2", 0)]
+    assert (found[0], found[1]) == (4000, 1)
+
+
+def test_lanes_keep_every_byte_second_and_call() -> None:
+    run = training_job(60, compute_ms=10)
+    known = measure(run)
+    (sums,) = run.connection.execute(
+        "select sum(moved_bytes) filter (where op_group in ('read', 'write')), count(*),"
+        " sum(duration_ns) / 1e9 from events"
+    ).fetchall()
+    lanes = known.lane_cells
+    assert sum(cell.moved_bytes for cell in lanes) == pytest.approx(float(sums[0]))
+    assert sum(cell.calls for cell in lanes) == sums[1]
+    assert sum(cell.call_s for cell in lanes) == pytest.approx(sums[2])
+    training = known.training
+    waited = (training.data_wait_s or 0) + (training.checkpoint_block_s or 0)
+    assert sum(cell.wait_s for cell in lanes) == pytest.approx(waited)
+    assert max(cell.bin for cell in lanes) < 2000
+
+
+def test_of_many_threads_the_256_with_the_most_time_are_lanes() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    for thread in range(1, 301):
+        run.call("read", thread * MS, thread * MS + thread * 1000, thread=thread, moved=1)
+    known = measure(run)
+    assert len(known.lanes) == 256
+    assert known.lanes[0].all_lanes == 300
+    assert {lane.thread for lane in known.lanes} == set(range(45, 301))
+    assert max(cell.bin for cell in known.lane_cells) < 40_000 // 256
+
+
+def test_a_point_of_steps_knows_where_it_lies_in_time() -> None:
+    run = one_wait(200, 300)
+    points = measure(run).step_times
+    assert [(point.start_s, point.end_s) for point in points] == [(0.1, 0.15), (0.15, 1.1)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from penstock.errors import PenstockError, RunError, StartError
+from penstock.errors import MissingDependency, PenstockError, RunError, StartError
 
 if TYPE_CHECKING:
     from penstock.report import Report
@@ -270,20 +270,22 @@ def _exit_like(status: int) -> NoReturn:
     metavar="FILE",
     help="A page of its own, one file that works offline.",
 )
-def report_command(run: Path, as_json: bool, output: Path | None) -> None:
+@click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
+def report_command(run: Path, as_json: bool, output: Path | None, static: bool) -> None:
     """Explain a run: what waited, and for what.
 
     \b
       penstock report penstock-runs/train-20250301-101500
       penstock report runs/tuesday --json | jq .verdict
       penstock report runs/tuesday -o tuesday.html
+      penstock report runs/tuesday -o tuesday.html --static
     """
     from penstock.report import to_json
 
     with _opened(run) as opened:
         report = _report(opened)
     if output is not None:
-        _write_html(report, output)
+        _write_html(report, output, static)
     if as_json:
         click.echo(to_json(report))
     elif output is None:
@@ -572,12 +574,18 @@ def _print_report(report: Report, stream: TextIO) -> None:
     terminal.show_on(report, stream)
 
 
-def _write_html(report: Report, path: Path) -> None:
+def _write_html(report: Report, path: Path, static: bool) -> None:
     from penstock.views import html
 
+    library = None
+    if not static:
+        try:
+            library = html.chart_library()
+        except MissingDependency as error:
+            _say(str(error))
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(html.render(report), encoding="utf-8")
+        draft.write_text(html.render(report, library), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error

@@ -1,0 +1,70 @@
+"""What every page is made of: foreign text made harmless, sections, the fill of a bar.
+
+Knows no part of a report; whoever puts a string of a run into a page sends it through safe().
+"""
+
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+
+from penstock.report import Fact, Number, show
+
+__all__ = ["FULL", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
+
+FULL = 'width="100%" height="100%"'
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this one."""
+    return (resources.files("penstock.views") / name).read_text(encoding="utf-8")
+
+
+def safe(text: str) -> str:
+    """Foreign text as text: markup escaped; letters that do not show or move others made plain."""
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text.encode("utf-8", "replace").decode("utf-8")
+    )
+    return escape(shown, quote=True)
+
+
+def section(key: str, title: str, content: str, note: str = "", more: str = "") -> str:
+    """A part of a page with its heading; the arguments are markup."""
+    told = f'<p class="note">{note}</p>' if note else ""
+    return (
+        f'<section id="{key}" class="{more}" aria-labelledby="{key}-title">'
+        f'<h2 id="{key}-title">{title}</h2>{told}{content}</section>'
+    )
+
+
+def incomplete(state: str, why: str) -> str:
+    """What has to be said beside numbers that are not whole."""
+    if state != "incomplete":
+        return ""
+    return f' <span class="incomplete">Incomplete: {safe(why)}.</span>'
+
+
+def filled(key: str, box: str) -> str:
+    """A rectangle in the colour of a segment of time; hatched is storage."""
+    color = f'<rect {box} fill="var(--{key.replace(" ", "-")})"/>'
+    is_storage = key.endswith("storage") or key == "own"
+    return color + (f'<rect {box} fill="url(#hatch)"/>' if is_storage else "")
+
+
+def number(of: Number) -> str:
+    """A number, or why there is none."""
+    if of.value is None:
+        return f'<span title="{safe(of.why)}">{of.state}</span>'
+    mark = ' <small class="incomplete">incomplete</small>' if of.state == "incomplete" else ""
+    return f"{show(of.value, of.unit)}{mark}"
+
+
+def numbers(facts: Sequence[Fact]) -> str:
+    """Facts side by side."""
+    items = "".join(
+        f"<div><dt>{safe(fact.label)}</dt><dd>{number(fact.number)}"
+        + (f"<small>{safe(fact.remark)}</small>" if fact.remark else "")
+        + "</dd></div>"
+        for fact in facts
+    )
+    return f'<dl class="numbers">{items}</dl>' if items else ""
