@@ -38,6 +38,7 @@ TABLE = {
     "findings": May(ours="errors measures words", world=""),
     "report": May(ours="errors measures findings words", world=""),
     "views.*": May(ours="errors report words views.*", world=""),
+    "tensorboard": May(ours="errors log run measures report views.*", world="tensorboard"),
     "interop.*": May(ours="errors log schema tables run interop.*", world=""),
     "tiers": May(ours="errors", world=""),
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),

@@ -538,6 +538,36 @@ def _print_rich(shown: Any) -> None:
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(shown)
 
 
+@cli.command("tensorboard")
+@click.argument("run", type=RUN_FOLDER)
+@click.option(
+    "--logdir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Where TensorBoard looks.  [default: RUN/tensorboard]",
+)
+def tensorboard_command(run: Path, logdir: Path | None) -> None:
+    """Write a run's numbers as TensorBoard's own files: curves by step, and the findings as text.
+
+    They show in any TensorBoard.  Where penstock is installed beside TensorBoard there is a tab of
+    its own, which finds runs below the log folder by itself and needs none of this.
+
+    \b
+      penstock tensorboard runs/tuesday && tensorboard --logdir runs
+      penstock tensorboard runs/tuesday --logdir lightning_logs
+    """
+    from penstock.report import to_json
+    from penstock.views.tensorboard import write_events
+
+    folder = run / "tensorboard" if logdir is None else logdir / run.resolve().name
+    with _opened(run) as opened:
+        report = _report(opened)
+        write_events(report, folder, opened.start_unix_ns / 1e9)
+    if logdir is not None:  # so that the tab there has it too
+        _write_text(to_json(report), folder / "penstock-report.json")
+    click.echo(f"tensorboard --logdir {_short(run if logdir is None else logdir)}")
+
+
 @cli.command("version")
 def version_command() -> None:
     """Print the version."""
@@ -583,9 +613,14 @@ def _write_html(report: Report, path: Path, static: bool) -> None:
             library = html.chart_library()
         except MissingDependency as error:
             _say(str(error))
+    _write_text(html.render(report, library), path)
+
+
+def _write_text(text: str, path: Path) -> None:
+    """All of it or nothing: readers never see half a file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(html.render(report, library), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error

@@ -1,10 +1,11 @@
 -- What each lane did over the run, in equal bins: as many as make 40,000 cells, at most 2,000.  One row
 -- per lane and bin in which something happened; lane as in lane_list.
 --   bin_s        the bin's width, from the run's start
---   moved_bytes, call_s  of its file calls, those in flight included; spread evenly over a call's time
+--   moved_bytes  of its file calls, spread evenly over a call's time; of POSIX and STDIO, which are
+--                never added, the layer that moved more in this lane
+--   call_s       in file calls of both layers, those in flight included
 --   calls        that began in the bin
 --   wait_s       the step loop waited for this lane: for the batch it owed, or for its checkpoint
--- Of POSIX and STDIO, never added, the layer that has more.
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),
@@ -62,6 +63,11 @@ layers AS (
     FROM spread
     GROUP BY lane, layer, bin
 ),
+chosen AS (
+    SELECT lane, arg_max(layer, bytes) AS layer
+    FROM (SELECT lane, layer, sum(bytes) AS bytes FROM layers GROUP BY lane, layer)
+    GROUP BY lane
+),
 waited AS (
     SELECT
         n.lane,
@@ -74,9 +80,16 @@ waited AS (
     WHERE s.is_blocking AND s.kind <> 'step'
 ),
 cells AS (
-    SELECT lane, bin, max(bytes) AS bytes, max(calls) AS calls, max(call_ns) AS call_ns, 0 AS wait_ns
-    FROM layers
-    GROUP BY lane, bin
+    SELECT
+        s.lane,
+        s.bin,
+        sum(CASE WHEN s.layer = c.layer THEN s.bytes ELSE 0 END) AS bytes,
+        sum(s.calls) AS calls,
+        sum(s.call_ns) AS call_ns,
+        0 AS wait_ns
+    FROM layers AS s
+    JOIN chosen AS c ON c.lane = s.lane
+    GROUP BY s.lane, s.bin
     UNION ALL
     SELECT lane, bin, 0, 0, 0, sum(greatest(0, least(to_ns, (bin + 1) * ns) - greatest(from_ns, bin * ns)))
     FROM (

@@ -146,23 +146,30 @@ function stepChart(data, place) {
   return { traces, layout };
 }
 
+// Read goes up and write goes down, each on a scale of its own: one is often tens of times the other.
 function bandwidthChart(data, place) {
   const { series, marks, x_start, x_step, unit } = data.bandwidth;
-  const isDown = (group) => group === "write";
+  const sideOf = (group) => (group === "write" ? "down" : "up");
   const dashes = ["solid", "dot", "dash", "dashdot"];
   const seen = {};
   const most = { up: 0, down: 0 };
+  for (const one of series) {
+    const side = sideOf(one.key.split(" ")[0]);
+    most[side] = one.values.reduce((a, b) => Math.max(a, b), most[side]);
+  }
+  const near = marks.filter((mark) => mark.shown);
+  for (const mark of near) most[sideOf(mark.group)] = Math.max(most[sideOf(mark.group)], mark.value);
+  const isBoth = most.up > 0 && most.down > 0;
+  const axis = { up: "y", down: most.up > 0 ? "y2" : "y" };
   const traces = series.map((one) => {
     const group = one.key.split(" ")[0];
-    const sign = isDown(group) ? -1 : 1;
     const nth = (seen[group] = (seen[group] ?? -1) + 1);
-    const side = sign > 0 ? "up" : "down";
-    most[side] = Math.max(most[side], ...one.values);
     const values = [...one.values, one.values[one.values.length - 1]];
     return {
       name: one.label,
       x: values.map((_, i) => x_start + i * x_step),
-      y: values.map((value) => sign * value),
+      y: values,
+      yaxis: axis[sideOf(group)],
       customdata: values.map((value) => said(value, unit)),
       hovertemplate: "%{customdata}",
       mode: "lines",
@@ -171,37 +178,26 @@ function bandwidthChart(data, place) {
       fillcolor: color(one.color) + "40",
     };
   });
-  const near = marks.filter((mark) => mark.shown);
-  for (const mark of near) {
-    const side = isDown(mark.group) ? "down" : "up";
-    most[side] = Math.max(most[side], mark.value);
-  }
-  const up = ticks(most.up || 1), down = most.down ? ticks(most.down) : [0];
-  const top = most.up || !most.down ? up.at(-1) : 0, bottom = down.at(-1);
-  // A side without room for all its labels shows its last, or none.
-  const fitting = (of) => {
-    const share = of.at(-1) / (top + bottom);
-    return share < 0.08 ? [] : share < 0.3 ? of.slice(-1) : of.slice(1);
+  const heights = (side, isFlipped) => {
+    const of = ticks(most[side] || 1);
+    const top = of.at(-1);
+    const shown = isFlipped ? of.slice(1) : of; // one zero is enough
+    return { range: isFlipped ? [top, 0] : [0, top], tickvals: shown, ticktext: shown.map((v) => said(v, unit)) };
   };
-  const values = [0, ...(top ? fitting(up) : []), ...fitting(down).map((value) => -value)];
-  const sign = (mark) => (isDown(mark.group) ? -1 : 1);
-  const layout = layoutOf(data, place, 290, (lines) => ({
-    yaxis: {
-      ...lines,
-      range: [-1.02 * bottom, 1.02 * top],
-      tickvals: values,
-      ticktext: values.map((value) => said(Math.abs(value), unit)),
-    },
+  const layout = layoutOf(data, place, isBoth ? 330 : 250, (lines) => ({
+    yaxis: { ...lines, ...heights(most.up ? "up" : "down", false), domain: isBoth ? [0.5, 1] : [0, 1] },
+    ...(isBoth ? { yaxis2: { ...lines, ...heights("down", true), domain: [0, 0.5] } } : {}),
     shapes: near.map((mark) => ({
-      type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: sign(mark) * mark.value, y1: sign(mark) * mark.value,
+      type: "line", xref: "paper", yref: axis[sideOf(mark.group)], x0: 0, x1: 1, y0: mark.value, y1: mark.value,
       line: { color: color("ink"), width: 1.5, dash: "dash" },
     })),
     annotations: near.map((mark) => ({
-      x: 1, xref: "paper", y: sign(mark) * mark.value, yref: "y", xanchor: "right",
-      yanchor: isDown(mark.group) ? "bottom" : "top", showarrow: false,
+      x: 1, xref: "paper", y: mark.value, yref: axis[sideOf(mark.group)], xanchor: "right",
+      yanchor: isBoth && sideOf(mark.group) === "down" ? "bottom" : "top", showarrow: false,
       text: `${escaped(cut(mark.label, isNarrow(place) ? 24 : 60))}: ${said(mark.value, unit)}`, font: { size: 11 },
     })),
   }));
+  layout.xaxis.anchor = isBoth ? "y2" : "y";
   return { traces, layout };
 }
 

@@ -30,6 +30,7 @@ from penstock.report import (
 )
 from penstock.views.markup import (
     FULL,
+    HATCH,
     asset,
     filled,
     incomplete,
@@ -67,7 +68,7 @@ def render(report: Report, library: bytes | None = None) -> str:
         images=images,
         script=script,
         script_hashes=" ".join(f"'{_hash(text)}'" for text in allowed),
-        body=parts(report, ORDER),
+        body=HATCH + parts(report, ORDER),
     )
 
 
@@ -95,18 +96,20 @@ def _hash(script: bytes) -> str:
 
 
 def parts(report: Report, names: Iterable[str]) -> str:
-    """Parts of the page by their names: those of PARTS, and the keys of the report's tables.
+    """Parts of the page by their names: those of PARTS, keys of tables, "tables" for all of them.
 
-    What the report has nothing of is left out.  Raises KeyError for a name that is neither.
+    What the report has nothing of is left out.
     """
     drawn = []
     for name in names:
-        if name == "tables":
-            drawn += [_table_section(report, table) for table in report.tables]
-        elif name in PARTS:
+        if name in PARTS:
             drawn.append(PARTS[name](report))
         else:
-            drawn.append(_table_section(report, report.table(name)))
+            drawn += [
+                _table_section(report, table)
+                for table in report.tables
+                if name in ("tables", table.key)
+            ]
     return "\n".join(part for part in drawn if part)
 
 
@@ -144,9 +147,7 @@ def wall_bar(segments: Sequence[Segment]) -> str:
     )
     return (
         f'<svg class="wall" height="44" role="img" aria-label="Wall time: {escape(words)}">'
-        '<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect width="2" height="7" fill="var(--hatch)" '
-        f'opacity=".55"/></pattern></defs>{"".join(bars)}</svg>'
+        f"{''.join(bars)}</svg>"
         f'<ul class="legend">{legend}</ul>'
     )
 
@@ -235,7 +236,7 @@ def _waits(report: Report) -> str:
     blocks = [
         _wait_parts("What the data wait was made of", report.wait),
         _wait_parts("What the first batch waited for", report.first_batch),
-        _wait_parts("What checkpoints spent their time on", report.checkpoint),
+        _saving(report),
     ]
     if not any(blocks):
         return ""
@@ -277,6 +278,13 @@ def _wait_parts(title: str, of: Sequence[Part]) -> str:
         f'<div class="card"><h3>{escape(title)}{mark}</h3>'
         f'<table class="parts">{head}<tbody>{"".join(rows)}</tbody></table></div>'
     )
+
+
+SAVING = "What checkpoints spent their time on"
+
+
+def _saving(report: Report) -> str:
+    return _wait_parts(SAVING, report.checkpoint)
 
 
 def _time(report: Report) -> str:
@@ -369,6 +377,7 @@ PARTS: dict[str, Callable[[Report], str]] = {
     "waits": _waits,
     "time": _time,
     "steps": lambda report: over_time(report, "stack"),
+    "saving": _saving,
     "sizes": histograms,
     "reading": _reading,
     "checks": _checks,

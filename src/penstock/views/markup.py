@@ -9,9 +9,15 @@ from importlib import resources
 
 from penstock.report import Fact, Number, show
 
-__all__ = ["FULL", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
+__all__ = ["FULL", "HATCH", "asset", "filled", "incomplete", "number", "numbers", "safe", "section"]
 
 FULL = 'width="100%" height="100%"'
+# What marks storage where colour is not seen; a page has it once, before anything that is filled.
+HATCH = (
+    '<svg class="defs" aria-hidden="true"><defs><pattern id="hatch" width="7" height="7" '
+    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="7" '
+    'fill="var(--hatch)" opacity=".55"/></pattern></defs></svg>'
+)
 
 
 def asset(name: str) -> str:

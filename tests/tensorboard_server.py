@@ -1,0 +1,21 @@
+"""TensorBoard with Penstock's tab, as a program: whether or not Penstock is installed."""
+
+import sys
+
+from tensorboard import default, main_lib, program
+
+from penstock.tensorboard import Plugin
+
+
+def main() -> None:
+    main_lib.global_init()
+    plugins = default.get_plugins()
+    if Plugin not in plugins:  # run from its sources: nothing has told TensorBoard of it
+        plugins.append(Plugin)
+    board = program.TensorBoard(plugins)
+    board.configure(sys.argv)
+    sys.exit(board.main())
+
+
+if __name__ == "__main__":
+    main()
