@@ -83,6 +83,7 @@ function layoutOf(data, place, height, more) {
     hovermode: "x unified",
     dragmode: "zoom",
     modebar: { bgcolor: EMPTY, color: ink, activecolor: color("ink") },
+    showlegend: true, // of a single line too: it says what the line is
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
     xaxis: {
       title: { text: "seconds since the run began", standoff: 6 },

@@ -48,6 +48,8 @@ function chooser(label, key) {
   const select = element("select", { id: `choose-${key}` });
   for (const run of state.runs) select.append(element("option", { value: run, textContent: run, selected: run === state[key] }));
   select.addEventListener("change", () => {
+    const twin = key === "run" ? "other" : "run";
+    if (state[twin] === select.value) state[twin] = state[key]; // no run is compared with itself
     state[key] = select.value;
     show();
   });
