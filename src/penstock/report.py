@@ -911,7 +911,7 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
         return
     n_bins, labels = 1 + max(cell.bin for cell in cells), _lane_labels(lanes)
     left_out = lanes[0].all_lanes - len(lanes)
-    more = f" {_count(left_out, 'lane')} with less time in calls are left out." if left_out else ""
+    more = f" {count(left_out, 'lane')} with less time in calls are left out." if left_out else ""
     for name, (key, title, heat, unit, begins) in HEATS.items():
         rows: dict[int, list[float | None]] = {lane.lane: [None] * n_bins for lane in lanes}
         sums = dict.fromkeys(rows, 0.0)
