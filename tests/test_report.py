@@ -281,3 +281,22 @@ def test_what_a_finding_points_at_is_in_the_report() -> None:
     commands = [remedy.command for one in report.findings for remedy in one.remedies]
     assert "penstock whatif 'runs/my run' --tier /dev/shm" in commands
     assert any("`penstock ceiling 'runs/my run'`" in check.says for check in report.checks)
+
+
+def test_lanes_are_called_by_what_they_do_and_no_two_alike() -> None:
+    run = training_job(20)
+    for thread, name in ((7, "pin_memory"), (8, "reader"), (9, "reader")):
+        run.rows["threads"].append((thread, 1, 5000 + thread, name, False))
+        run.call("read", thread * MS, (thread + 1) * MS, thread=thread, moved=1)
+    run.process(9, start=0, end=10**9, command="rsync")
+    run.call("write", 0, MS, process=9, moved=1)
+    picture = report_of(measure(run)).picture("lanes_time")
+    assert [series.label for series in picture.series] == [
+        "main",
+        "worker 0",
+        "worker 1",
+        "main, pin_memory",
+        "main, reader 5008",
+        "main, reader 5009",
+        "process 1009",
+    ]

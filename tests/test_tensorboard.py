@@ -284,6 +284,15 @@ def test_a_hostile_run_is_text_on_every_page(answer: Any) -> None:
     assert not re.search(r"<(script|img)\b", json.loads(body)["html"])
 
 
+def test_every_table_and_picture_of_a_report_is_on_some_page(answer: Any, report: Report) -> None:
+    markup = "".join(json.loads(answer("/page", f"run=a&tab={tab}")[2])["html"] for tab in TABS)
+    for table in report.tables:
+        assert not table.rows or f'id="{table.key}"' in markup
+    for picture in report.pictures:
+        name = "lanes" if picture.kind == "lanes" else picture.key
+        assert f'id="{name}"' in markup
+
+
 def test_two_programs_compared_are_said_to_be_two(answer: Any, report: Report) -> None:
     from urllib.parse import quote
 

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import attrgetter
@@ -935,21 +936,21 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
 
 def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
     """What each lane is called, no two alike."""
+    mains = {lane.process for lane in lanes if lane.role == "main"}
     labels = {}
     for lane in lanes:
         if lane.role == "worker":
-            who = f"worker {lane.worker}"
+            who = "worker" if lane.worker is None else f"worker {lane.worker}"
         else:
-            who = "main" if lane.role == "main" else f"process {lane.pid}"
+            who = "main" if lane.process in mains else f"process {lane.pid}"
         rank = "" if lane.rank is None else f"rank {lane.rank} "
-        thread = (
-            "" if lane.is_main_thread else f", {lane.name or 'thread'} {lane.tid or ''}".rstrip()
-        )
-        labels[lane.lane] = f"{rank}{who}{thread}"
-    twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+        is_first = lane.is_main_thread or lane.role == "main"
+        labels[lane.lane] = f"{rank}{who}" + ("" if is_first else f", {lane.name or 'thread'}")
+    once = Counter(labels.values())
     for lane in lanes:
-        if labels[lane.lane] in twice:
-            labels[lane.lane] += f" (pid {lane.pid})"
+        if once[labels[lane.lane]] > 1:
+            is_thread = not lane.is_main_thread and lane.tid is not None
+            labels[lane.lane] += f" {lane.tid}" if is_thread else f" (pid {lane.pid})"
     return labels
 
 

@@ -66,7 +66,7 @@ function edge(data, place) {
   const longest = Math.max(0, ...(data.lanes?.labels ?? []).map((label) => label.length));
   const least = data.lanes?.saves.length ? "checkpoints".length : 0;
   const letters = Math.max(least, Math.min(longest, narrow ? 11 : 22));
-  return { left: Math.max(narrow ? 52 : 64, 14 + 6.6 * letters), letters };
+  return { left: Math.max(narrow ? 52 : 64, 14 + 7.2 * letters), letters };
 }
 
 function layoutOf(data, place, height, more) {
@@ -268,7 +268,7 @@ function saveTraces(saves) {
       yaxis: "y2",
       mode: "lines+markers",
       line: { color: color(name), width: 9 },
-      marker: { color: color(name), size: 2, symbol: "square" }, // so that a short one is seen
+      marker: { color: color(name), size: 4, symbol: "square" }, // so that a short one is seen
     }];
   });
 }

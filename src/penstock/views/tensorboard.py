@@ -202,7 +202,7 @@ TABS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "timeline": ("Timeline", ("time", "processes"), "Nothing of this run has a time."),
     "files": (
         "Files",
-        ("directories", "files", "sizes", "operations", "classes"),
+        ("directories", "files", "sizes", "operations", "classes", "storage"),
         "No file calls were recorded in this run.",
     ),
     "checkpoints": (
