@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -229,3 +230,55 @@ def test_a_page_is_written_whole_or_not_at_all(run_folder: Path, tmp_path: Path)
     assert finished.returncode == 2
     assert finished.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_page_without_charts_is_small_and_one_with_them_carries_its_library(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    live, static = tmp_path / "live.html", tmp_path / "static.html"
+    assert say("report", run_folder, "-o", live).stderr == ""
+    assert say("report", run_folder, "-o", static, "--static").stderr == ""
+    assert 'id="library"' in live.read_text()
+    assert 'id="library"' not in static.read_text()
+    assert static.stat().st_size < 150_000
+
+
+def without(package: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """penstock in a Python that has no such package."""
+    program = (
+        "import sys; sys.modules[sys.argv.pop(1)] = None; from penstock.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, package, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_without_plotly_the_page_stands_still_and_the_extra_is_named(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    said = without("plotly", "report", run_folder, "-o", tmp_path / "page.html")
+    assert said.returncode == 0
+    assert re.fullmatch(r"penstock: charts .*'penstock\[html\]'.*\n", said.stderr)
+    assert "<table" in (tmp_path / "page.html").read_text()
+    said = without("plotly", "report", run_folder, "-o", tmp_path / "page.html", "--static")
+    assert said.stderr == ""
+
+
+def test_tensorboards_files_go_where_it_looks_and_the_next_command_is_printed(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    said = say("tensorboard", run_folder)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.startswith("tensorboard --logdir ")
+    assert len(list((run_folder / "tensorboard").glob("*tfevents*"))) == 1
+    said = say("tensorboard", run_folder, "--logdir", tmp_path)
+    assert said.stdout == f"tensorboard --logdir {tmp_path}\n"
+    names = {path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()}
+    assert names == {"events", "penstock-report"}
+
+
+def test_without_tensorboard_the_extra_is_named(run_folder: Path) -> None:
+    said = without("tensorboard", "tensorboard", run_folder)
+    assert said.returncode == 2
+    assert re.fullmatch(r"penstock: .*'penstock\[tensorboard\]'\n", said.stderr)

@@ -69,3 +69,17 @@ def test_the_queries_are_installed() -> None:
     sources = Path(__file__).parent.parent / "src" / "penstock" / "queries"
     installed = {path.name for path in (PACKAGE / "queries").glob("*.sql")}
     assert installed == {path.name for path in sources.glob("*.sql")}
+
+
+def test_what_the_views_need_beside_python_is_installed() -> None:
+    sources = Path(__file__).parent.parent / "src" / "penstock" / "views"
+    kinds = (".js", ".css", ".html")
+    installed = {path.name for path in (PACKAGE / "views").iterdir() if path.suffix in kinds}
+    assert installed == {path.name for path in sources.iterdir() if path.suffix in kinds}
+
+
+def test_tensorboard_is_told_of_the_tab() -> None:
+    [entry] = metadata.entry_points(group="tensorboard_plugins", name="penstock")
+    assert entry.value == "penstock.tensorboard:Plugin"
+    pytest.importorskip("tensorboard")
+    assert entry.load().plugin_name == "penstock"

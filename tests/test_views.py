@@ -2,6 +2,8 @@
 
 import html.parser
 import io
+import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -319,3 +321,57 @@ def test_a_column_that_says_nothing_is_not_shown(report: Report) -> None:
     head = terminal.render(report, 100).split("Operations")[1].split("\n")[1]
     assert "errors" not in head
     assert "median" in head
+
+
+# How much a colour-blind eye receives of linear red, green and blue: Machado, Oliveira, Fernandes
+# 2009, table 1, severity 1.0.
+SIGHTS = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+# CIE76 units; two colours side by side are told apart from about 2.3 on, at a glance from some 10.
+FAR_APART = 20
+TOGETHER = {
+    "time": "compute own data-storage data-cpu data-other checkpoint-storage checkpoint-other",
+    "ops": "read write metadata",
+}
+
+
+def lab(color: str, sight: str) -> tuple[float, float, float]:
+    linear = []
+    for place in (1, 3, 5):
+        value = int(color[place : place + 2], 16) / 255
+        linear.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+    seen = [sum(a * b for a, b in zip(row, linear, strict=True)) for row in SIGHTS[sight]]
+    r, g, b = (min(1.0, max(0.0, value)) for value in seen)
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883
+    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_colours_that_meet_are_told_apart_by_every_eye(sight: str) -> None:
+    themes = re.findall(r":root \{(.*?)\}", page.asset("page.css"), re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        colors = dict(re.findall(r"--([\w-]+): (#\w{6})", theme))
+        for group in TOGETHER.values():
+            for one, other in itertools.combinations(group.split(), 2):
+                apart = math.dist(lab(colors[one], sight), lab(colors[other], sight))
+                assert apart >= FAR_APART, f"{one} and {other}: {apart:.0f}"
