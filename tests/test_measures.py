@@ -683,3 +683,10 @@ def test_a_point_of_steps_knows_where_it_lies_in_time() -> None:
     run = one_wait(200, 300)
     points = measure(run).step_times
     assert [(point.start_s, point.end_s) for point in points] == [(0.1, 0.15), (0.15, 1.1)]
+
+
+def test_a_call_in_flight_is_in_its_lane_until_the_end_of_its_process() -> None:
+    run = one_wait(200, 201)
+    run.call("read", 1400 * MS, None, process=2)
+    found = cells(run)
+    assert found[("worker 2", 1)] == (0, 1, 500, 0)

@@ -19,49 +19,72 @@ bins AS (
 ),
 calls AS (
     SELECT
-        n.lane,
-        o.layer,
-        CASE WHEN o.is_access THEN e.moved_bytes ELSE 0 END AS bytes,
+        e.process,
+        e.thread,
+        e.op_number,
+        e.moved_bytes,
         greatest(0, e.start_ns - b.start_ns) AS start_ns,
+        -- NULL, not the 1 that greatest makes of it, where the call is in flight.
         greatest(0, e.start_ns - b.start_ns)
-            + greatest(1, coalesce(e.duration_ns, l.end_ns - e.start_ns)) AS end_ns,
+            + CASE WHEN e.duration_ns IS NOT NULL THEN greatest(1, e.duration_ns) END AS end_ns,
         b.ns
     FROM file_calls AS e
-    JOIN ops AS o ON o.op_number = e.op_number
-    JOIN lane_list AS n ON n.process = e.process AND n.thread = e.thread
-    JOIN lives AS l ON l.process = e.process
     CROSS JOIN bins AS b
 ),
-spread AS (
+long AS (
     SELECT
-        lane,
-        layer,
+        c.process,
+        c.thread,
+        c.op_number,
+        c.moved_bytes,
+        c.start_ns,
+        coalesce(c.end_ns, greatest(c.start_ns + 1, l.end_ns - b.start_ns)) AS end_ns,
+        c.ns
+    FROM calls AS c
+    CROSS JOIN bins AS b
+    JOIN lives AS l ON l.process = c.process
+    WHERE c.end_ns IS NULL OR c.start_ns // c.ns < c.end_ns // c.ns
+),
+spread AS (
+    -- Summed before anything is looked up: nearly all calls are here.
+    SELECT
+        process,
+        thread,
+        op_number,
         start_ns // ns AS bin,
-        sum(bytes) AS bytes,
+        sum(moved_bytes) AS bytes,
         count(*) AS calls,
         sum(end_ns - start_ns) AS call_ns
     FROM calls
     WHERE start_ns // ns = end_ns // ns
-    GROUP BY lane, layer, bin
+    GROUP BY process, thread, op_number, bin
     UNION ALL
     SELECT
-        lane,
-        layer,
+        process,
+        thread,
+        op_number,
         bin,
-        sum(bytes * (least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns)) / (end_ns - start_ns)),
+        sum(
+            moved_bytes * (least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns))
+                / (end_ns - start_ns)
+        ),
         count(*) FILTER (WHERE bin = start_ns // ns),
         sum(least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns))
-    FROM (
-        SELECT *, unnest(range(start_ns // ns, end_ns // ns + 1)) AS bin
-        FROM calls
-        WHERE start_ns // ns < end_ns // ns
-    )
-    GROUP BY lane, layer, bin
+    FROM (SELECT *, unnest(range(start_ns // ns, end_ns // ns + 1)) AS bin FROM long)
+    GROUP BY process, thread, op_number, bin
 ),
 layers AS (
-    SELECT lane, layer, bin, sum(bytes) AS bytes, sum(calls) AS calls, sum(call_ns) AS call_ns
-    FROM spread
-    GROUP BY lane, layer, bin
+    SELECT
+        n.lane,
+        o.layer,
+        s.bin,
+        coalesce(sum(s.bytes) FILTER (WHERE o.is_access), 0) AS bytes,
+        sum(s.calls) AS calls,
+        sum(s.call_ns) AS call_ns
+    FROM spread AS s
+    JOIN ops AS o ON o.op_number = s.op_number
+    JOIN lane_list AS n ON n.process = s.process AND n.thread = s.thread
+    GROUP BY n.lane, o.layer, s.bin
 ),
 chosen AS (
     SELECT lane, arg_max(layer, bytes) AS layer
