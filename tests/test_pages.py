@@ -75,7 +75,7 @@ def largest(report: Report) -> Report:
         one = picture.series[0]
         if picture.kind == "lanes":
             series = tuple(
-                replace(one, label=f"rank {n // 4} worker {n % 4}", values=noise(156))
+                replace(one, label=f"rank {n // 4} worker {n % 4}", values=noise(140))
                 for n in range(256)
             )
             picture = replace(picture, series=series, x_step=21.0)

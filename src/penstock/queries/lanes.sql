@@ -1,4 +1,4 @@
--- What each lane did over the run, in equal bins: as many as make 40,000 cells, at most 2,000.  One row
+-- What each lane did over the run, in equal bins: as many as make 36,000 cells, at most 2,000.  One row
 -- per lane and bin in which something happened; lane as in lane_list.
 --   bin_s        the bin's width, from the run's start
 --   moved_bytes  of its file calls, spread evenly over a call's time; of POSIX and STDIO, which are
@@ -13,7 +13,7 @@ bins AS (
     SELECT
         start_ns,
         CAST(ceil((run_ns + 1) / (
-            SELECT least(2000, 40000 // greatest(1, count(*))) FROM lane_list
+            SELECT least(2000, 36000 // greatest(1, count(*))) FROM lane_list
         )) AS BIGINT) AS ns
     FROM extent
 ),

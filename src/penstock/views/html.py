@@ -44,7 +44,7 @@ from penstock.views.pictures import chart_data, histograms, over_time
 __all__ = ["PARTS", "chart_library", "parts", "render", "wall_bar"]
 
 MEANT_FOR_SORTING = ("directories", "files", "operations", "checkpoints")
-MOST_ROWS = 120  # of a table; the others are in the report's JSON
+MOST_ROWS = 100  # of a table; the others are in the report's JSON
 
 
 def render(report: Report, library: bytes | None = None) -> str:

@@ -198,7 +198,7 @@ TABS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("verdict", "findings", "waits", "reading", "checks", "gaps", "cost", "words"),
         "",
     ),
-    "steps": ("Steps", ("steps", "epochs"), "No training steps were seen in this run."),
+    "steps": ("Steps", ("steps", "epochs", "workers"), "No training steps were seen in this run."),
     "timeline": ("Timeline", ("time", "processes"), "Nothing of this run has a time."),
     "files": (
         "Files",
