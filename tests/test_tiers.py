@@ -83,7 +83,7 @@ def test_what_was_read_is_in_memory_and_what_was_evicted_is_not(on_disk: Path) -
         file.read(MIB)
     warmth = warmth_of([on_disk])
     assert (warmth.resident_bytes, warmth.is_cold) == (MIB, False)
-    assert warmth.why_not_cold == "12% of it was in memory"
+    assert warmth.why_not_cold == "12 % of it was in memory"
 
 
 def test_both_ways_of_asking_the_kernel_agree(on_disk: Path) -> None:

@@ -347,6 +347,11 @@ def test_time_that_is_up_ends_it_and_what_was_done_is_known(tmp_path: Path) -> N
     done = int(made.is_made.sum())
     assert 1 <= done < 30
     assert made.is_made[:done].all()
+    # A long thought ends then too.
+    begin = time.monotonic()
+    slow = pattern_of([(Kind.READ, 0, 0, 0, 100)] * 2, paths, think_ns=30 * 10**9)
+    assert not replay(slow, here(slow), limit_s=0.05).is_whole
+    assert time.monotonic() - begin < 15
 
 
 def test_a_hint_is_given_once_for_each_read_and_before_it(tmp_path: Path) -> None:
@@ -570,12 +575,18 @@ def test_a_replay_unlike_the_run_is_not_believed(tmp_path: Path) -> None:
     assert "so it does not reproduce the run" in answer.notes[0]
 
 
-def test_no_difference_beyond_the_noise_is_no_gain() -> None:
+def test_no_difference_beyond_the_noise_is_no_gain(tmp_path: Path) -> None:
     part = whatif.Replayed("", 1, 1, 1, 1, 1.0, 1.0, 1.0, 1.0, 9.0, True, "", True)
     kept, noise, _ = whatif._kept_share(
         Change(readahead="off"), replace(part, call_s=1.2), replace(part, call_s=0.9), part
     )
     assert (kept, noise) == (pytest.approx(0.9 / 1.1), pytest.approx(0.2 / 1.1))
+    run = opened(reading_job(small_files(tmp_path, 10)))
+    answer = whatif.whatif(run, Change(readahead="normal"), calls=with_delays(0.004, 0.001))
+    assert not answer.is_noise
+    answer = replace(answer, noise=0.9)
+    assert answer.is_noise
+    assert "no difference that is larger than the noise" in shown(answer)
 
 
 def test_without_training_the_gain_is_not_measured(tmp_path: Path) -> None:
@@ -661,10 +672,13 @@ def test_a_recorded_job_is_replayed_on_a_file_system_in_memory(
         assert answer[part]["moved_bytes"] == 400_000
         assert answer[part]["calls"] >= 160  # open, read, read at the end, close, and stats
     assert answer["variant"]["why_not_cold"] == "in memory by nature"
+    on_disk = tiers.mount_of(run).kind not in tiers.MEMORY_KINDS
+    assert answer["baseline"]["is_cold"] == answer["again"]["is_cold"] == on_disk
     assert answer["critical"]["value"] > 0
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "whatif" in name]
     table = say("whatif", run, "--threads", "2", "--warm")
     assert "as recorded" in table.stdout
+    assert "100 % of it was in memory" in table.stdout or not on_disk
     assert "2 threads" in table.stdout
 
 

@@ -256,7 +256,7 @@ def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
     if hidden:
         return Warmth(None, size, False, f"{hidden} files of another user: cache not shown")
     if resident >= COLD_SHARE * max(1, size):
-        return Warmth(resident, size, False, f"{resident / size:.0%} of it was in memory")
+        return Warmth(resident, size, False, f"{100 * resident / size:.0f} % of it was in memory")
     return Warmth(resident, size, True, "")
 
 

@@ -98,39 +98,29 @@ def replay(
     not begun by then are not made.  progress is called with the share done.  Raises RunError: a
     file cannot be opened or read, too many are open.
     """
-    units = _tracks(pattern) if threads is None else _units(pattern)
-    order = np.concatenate(units) if units else np.zeros(0, np.int64)
-    ends = np.cumsum([len(unit) for unit in units]).tolist()
-    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-    script = _Script(pattern, target, order, bounds, readahead)
+    unit = pattern.track if threads is None else _units(pattern)
+    script = _Script(pattern, target, unit, readahead)
     stage = _Stage(script, calls or Calls(), limit_s)
     with _many_descriptors():
-        # A step of a list's iterator is one, whoever asks.
-        queues = (
-            [iter([bound]) for bound in bounds] if threads is None else [iter(bounds)] * threads
-        )
-        stage.play(queues, progress)
+        # A step of a zip of lists is one, whoever asks.
+        queues = [iter([bound]) for bound in script.bounds()] if threads is None else []
+        stage.play(queues or [script.bounds()] * (threads or 1), progress)
     return stage.result(threads or pattern.tracks)
 
 
-def _tracks(pattern: Pattern) -> list[Array]:
-    """Places of the calls of each recorded thread."""
-    order = np.argsort(pattern.track, kind="stable")
-    cuts = np.flatnonzero(np.diff(pattern.track[order])) + 1
-    return [part for part in np.split(order, cuts) if len(part)]
-
-
-def _units(pattern: Pattern) -> list[Array]:
-    """Places of calls that belong together: from an open until all that was opened is closed."""
+def _units(pattern: Pattern) -> Array:
+    """For each call a number, the same for those that belong together: from an open until all that
+    was opened is closed.  Numbers are in the order of the units' starts."""
     open_files: list[dict[int, int]] = [{} for _ in range(pattern.tracks)]
-    under_way: list[list[int]] = [[] for _ in range(pattern.tracks)]
-    units: list[list[int]] = []
+    under_way = [-1] * pattern.tracks
+    units = np.zeros(len(pattern), np.int64)
+    n_units = 0
     columns = (pattern.track.tolist(), pattern.kind.tolist(), pattern.file.tolist())
     for place, (track, kind, file) in enumerate(zip(*columns, strict=True)):
-        opened, unit = open_files[track], under_way[track]
-        if not unit:
-            units.append(unit)
-        unit.append(place)
+        opened = open_files[track]
+        if under_way[track] < 0:
+            under_way[track], n_units = n_units, n_units + 1
+        units[place] = under_way[track]
         if kind == Kind.OPEN:
             opened[file] = opened.get(file, 0) + 1
         elif kind == Kind.CLOSE and file in opened:
@@ -138,23 +128,22 @@ def _units(pattern: Pattern) -> list[Array]:
             if not opened[file]:
                 del opened[file]
         if not opened:
-            under_way[track] = []
-    return [np.array(unit, np.int64) for unit in units]
+            under_way[track] = -1
+    return units
 
 
 class _Script:
-    """A pattern's columns in the order in which threads take them."""
+    """A pattern's columns in the order in which threads take them: unit after unit."""
 
     def __init__(
         self,
         pattern: Pattern,
         target: Target,
-        order: Array,
-        bounds: Sequence[tuple[int, int]],
+        unit: Array,
         readahead: str | None,
     ) -> None:
-        self.order = order
-        self.bounds = bounds
+        self.order = order = np.argsort(unit, kind="stable")
+        self.unit = unit[order]
         self.readahead = readahead
         self.paths = target.paths
         self.is_direct = readahead == "off"
@@ -176,9 +165,7 @@ class _Script:
 
     def _next_reads(self) -> Array:
         """For each read the next of its file in the same unit, -1 where there is none."""
-        number = np.repeat(
-            np.arange(len(self.bounds)), [last - first for first, last in self.bounds]
-        )
+        number = self.unit
         reads = np.flatnonzero(self.kind == Kind.READ)
         reads = reads[np.lexsort((reads, self.file[reads], number[reads]))]
         is_same = (self.file[reads][1:] == self.file[reads][:-1]) & (
@@ -187,6 +174,11 @@ class _Script:
         following = np.full(len(self), -1, np.int64)
         following[reads[:-1]] = np.where(is_same, reads[1:], -1)
         return following
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """First call and end of each unit."""
+        ends = np.flatnonzero(np.diff(self.unit, append=-1)) + 1
+        return zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
 
     def rows(self, first: int, last: int) -> Iterator[tuple[int, int, int, int, int, int]]:
         """(place, kind, file, offset, length, think_ns) of calls from first to last."""
@@ -364,7 +356,8 @@ class _Player:
         now = time.perf_counter_ns()
         self.spare_ns += think_ns - (now - self.free_ns)
         if self.spare_ns > SLEEP_NS:
-            sleep_s = self.spare_ns / 1e9
+            up_ns = self.stage.deadline_ns or now + self.spare_ns
+            sleep_s = max(0, min(self.spare_ns, up_ns - now)) / 1e9
             if sleep_s > HEARD_S:
                 self.stage.over.wait(sleep_s)
             else:

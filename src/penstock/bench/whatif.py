@@ -127,6 +127,13 @@ class WhatIf:
     empty_call_s: float
     notes: tuple[str, ...]
 
+    @property
+    def is_noise(self) -> bool:
+        """The variant differs by no more than two equal replays do."""
+        if self.gain.value is None or not self.critical.value or self.noise is None:
+            return False
+        return abs(self.gain.value) <= self.noise * self.critical.value
+
 
 def whatif(
     run: Run,
@@ -576,6 +583,8 @@ def _verdict(answer: WhatIf) -> str:
     if answer.gain.value is None or answer.critical.value is None:
         return f"gain: not measured: {answer.gain.why}"
     of = f"of the {show(answer.critical.value, 's')} that training waits for data files"
+    if answer.is_noise:
+        return f"{answer.change}: no difference that is larger than the noise"
     share = show(abs(answer.share.value or 0.0), "share")
     if answer.gain.value < 0:
         return f"{answer.change}: slower, by {show(-answer.gain.value, 's')} ({share} of the wall)"
