@@ -404,7 +404,7 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}; measure again or remove it") from error
+        raise RunError(f"{path}: cannot be read: {error}; remove it and measure again") from error
     types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
     for ceiling in ceilings if isinstance(ceilings, list) else [ceilings]:
         for name, (kind, _) in TABLES["ceilings"].items():
@@ -413,7 +413,7 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
             wanted = (int, float) if types[kind] is float else types[kind]
             is_sane = isinstance(value, str | bool) or 0 <= (value or 0) < 1 << 63
             if not isinstance(value, wanted) or not is_sane:
-                raise RunError(f"{path}: {name} is {value!r}; measure again or remove it")
+                raise RunError(f"{path}: {name} is {value!r}; remove it and measure again")
     return list(ceilings)
 
 

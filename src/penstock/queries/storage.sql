@@ -18,6 +18,7 @@ limits AS (
         max(bandwidth_bps) FILTER (WHERE op = 'read') AS read_bps,
         max(bandwidth_bps) FILTER (WHERE op = 'write') AS write_bps
     FROM ceilings
+    WHERE is_cold OR kind IN ('tmpfs', 'ramfs')
     GROUP BY mount
 ),
 totals AS (
