@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ pytest.importorskip(
     "tensorboard", reason="there is no tensorboard: pip install penstock[tensorboard]"
 )
 
-from penstock.tensorboard import Runs
+from penstock.tensorboard import Plugin, Runs
 
 SERVER = Path(__file__).parent / "tensorboard_server.py"
 LOGS = Path(__file__).parent / "logs"
@@ -221,6 +222,23 @@ def test_a_broken_report_is_refused_in_a_sentence(logdir: Path) -> None:
         Runs({"": logdir}).report("half.json")
 
 
+def test_a_logdir_spec_names_several_folders_and_no_logdir_is_not_the_working_folder(
+    logdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(logdir)
+    spec = f"mine:{logdir},{logdir / 'week'}"
+    flags = SimpleNamespace(logdir_spec=spec)
+    routes = Plugin(SimpleNamespace(logdir="", flags=flags)).get_plugin_apps()
+    listed = json.loads(b"".join(routes["/runs"]({}, lambda *_: None)))["runs"]
+    week = str(logdir / "week")
+    assert listed == sorted(
+        [f"mine/week/{name}.json" for name in ("after", "before")]
+        + [f"{week}/{name}.json" for name in ("after", "before")]
+    )
+    nowhere = SimpleNamespace(logdir="", flags=SimpleNamespace(logdir_spec=""))
+    assert not Plugin(nowhere).is_active()
+
+
 # Its answers
 
 
@@ -262,6 +280,16 @@ def test_every_answer_says_its_type_and_that_it_is_not_to_be_guessed(answer: Any
 )
 def test_what_is_not_there_is_not_found(answer: Any, query: str) -> None:
     assert answer("/page", query)[0] == "404 Not Found"
+
+
+def test_without_plotly_its_script_says_which_extra_brings_it(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    status, _, body = answer("/plotly.js")
+    assert status == "200 OK"
+    assert body.startswith(b"console.info(")
+    assert b"penstock[html]" in body
 
 
 def test_only_get_is_answered(answer: Any) -> None:

@@ -91,6 +91,7 @@ function layoutOf(data, place, height, more) {
       gridcolor: color("line"),
       linecolor: color("soft"),
       hoverformat: ".4~f",
+      unifiedhovertitle: { text: "at %{x:.4~f} s" },
       zeroline: false,
     },
     ...more(lines),

@@ -257,6 +257,8 @@ class Pages:
             f'<h1>{safe(report.title)}</h1><p class="facts">{safe(" · ".join(report.subtitle))}</p>'
         )
         data = json.loads(chart_data(report)) if asked["tab"] in CHARTED else None
+        if data and "time" not in names:  # nothing is beside lanes here, so nothing makes room
+            data["lanes"] = None
         return _json({"html": HATCH + head + markup, "data": data})
 
     def _compared(self, asked: dict[str, str]) -> bytes:
