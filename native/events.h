@@ -131,17 +131,14 @@ enum text_kind { TEXT_FILE = 1, TEXT_NAME = 2, TEXT_NOTE = 3 };
 
 struct text {
     uint32_t bytes; /* of the whole record, a multiple of 8 */
-    uint16_t kind;
-    uint16_t flags; /* FILE_* below */
-    uint32_t id;    /* file id or name id */
-    uint32_t base;  /* the file id of the folder that a relative path starts from, 0: absolute */
-    uint32_t mode;  /* st_mode at the first open, 0: not measured */
+    uint32_t kind;
+    uint32_t id;   /* file id or name id */
+    uint32_t base; /* the file id of the folder that a relative path starts from, 0: absolute */
+    uint32_t mode; /* st_mode at the first open, 0: not measured */
     uint32_t reserved;
     uint64_t device, inode;
     int64_t size; /* st_size at the first open, -1: not measured */
 };
-
-#define FILE_INHERITED 1 /* the descriptor was open before the recording began */
 
 /* Past the budget single events are folded into these; nothing is dropped without a count. */
 struct calls_counter {
@@ -200,9 +197,9 @@ struct log_header {
     uint64_t last_ns;
     uint64_t ticks_per_s; /* nominal, measured over a millisecond */
     uint64_t budget_bytes;
-    uint64_t chunk_bytes;  /* written of that budget */
-    uint64_t folded;       /* single events that live on only in counters */
-    uint64_t lost;         /* events of which only this count is left */
+    uint64_t chunk_bytes; /* written of that budget */
+    uint64_t folded;      /* single events that live on only in counters */
+    uint64_t lost; /* calls after LOG_FAILED, also of children without a log: this count is left */
     uint64_t unseen;       /* calls recorded whose contents were not seen (io_uring) */
     uint64_t attach_ns;    /* what the first start took */
     uint32_t slots;        /* import slots patched */

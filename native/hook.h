@@ -43,17 +43,17 @@ static inline uint32_t file_of(int fd)
 __attribute__((always_inline)) static inline bool begin_fd(struct call *call, enum op op, int fd,
                                                            int64_t offset, uint64_t asked)
 {
-    return LIKELY(recorder_on) && log_begin(call, op, file_of(fd), offset, asked);
+    return log_is_on() && log_begin(call, op, file_of(fd), offset, asked);
 }
 
 static inline bool begin_path(struct call *call, enum op op, int dirfd, const char *path)
 {
-    return LIKELY(recorder_on) && log_begin(call, op, files_path(dirfd, path), -1, 0);
+    return log_is_on() && log_begin(call, op, files_path(dirfd, path), -1, 0);
 }
 
 static inline bool begin_plain(struct call *call, enum op op, int64_t offset, uint64_t asked)
 {
-    return LIKELY(recorder_on) && log_begin(call, op, 0, offset, asked);
+    return log_is_on() && log_begin(call, op, 0, offset, asked);
 }
 
 static inline bool is_write(enum op op)

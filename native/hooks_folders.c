@@ -90,7 +90,7 @@ static void note_entry(int fd, uint64_t start, bool is_last)
         uint64_t start;                                                                            \
         type *entry;                                                                               \
                                                                                                    \
-        if (!recorder_on || !folder)                                                               \
+        if (!folder || !log_is_on())                                                               \
             return real_##function(folder);                                                        \
         start = clock_ticks();                                                                     \
         entry = real_##function(folder);                                                           \

@@ -259,7 +259,7 @@ static inline bool begin_stream(struct stream *stream, enum op op, int fd, uint6
 {
     int64_t position;
 
-    if (UNLIKELY(!recorder_on))
+    if (!log_is_on())
         return false;
     stream->slot = files_slot(fd);
     stream->file = LIKELY(stream->slot != NULL) ? stream->slot->file : 0;
@@ -625,7 +625,7 @@ HOOK_STATUS(fchmodat, (int dirfd, const char *path, mode_t mode, int flags),
 static bool begin_two_paths(struct call *call, enum op op, int from_dirfd, const char *from,
                             int to_dirfd, const char *to)
 {
-    return LIKELY(recorder_on) &&
+    return log_is_on() &&
            log_begin(call, op, files_path(from_dirfd, from), files_path(to_dirfd, to), 0);
 }
 
@@ -716,7 +716,7 @@ HOOK_MAPPED(msync, OP_MSYNC, (void *address, size_t size, int flags), (address, 
 
 static bool begin_two_fds(struct call *call, enum op op, int from, int to, uint64_t asked)
 {
-    return LIKELY(recorder_on) && log_begin(call, op, file_of(from), file_of(to), asked);
+    return log_is_on() && log_begin(call, op, file_of(from), file_of(to), asked);
 }
 
 /* Both positions moved, unless an offset was given; asking the kernel next time is exact. */
@@ -789,7 +789,7 @@ static void note_list(struct aiocb *const blocks[], int n)
     struct call call;
     int i;
 
-    for (i = 0; recorder_on && i < n; i++) {
+    for (i = 0; i < n; i++) {
         const struct aiocb *block = blocks[i];
         enum op op = block && block->aio_lio_opcode == LIO_WRITE ? OP_AIO_WRITE : OP_AIO_READ;
 
@@ -946,7 +946,7 @@ HOOK(long, syscall, (long number, ...))
     for (i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    if (!recorder_on || !begin_call(&call, number, a))
+    if (!begin_call(&call, number, a))
         return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (number == SYS_close)
         files_closed((int)a[0]);

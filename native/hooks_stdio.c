@@ -18,13 +18,10 @@ struct stdio {
 static inline bool begin_stdio(struct stdio *io, enum op op, FILE *file, uint64_t asked)
 {
     int error = errno;
-    int fd;
+    int fd = file ? fileno_unlocked(file) : -1;
 
-    if (UNLIKELY(!recorder_on))
-        return false;
-    fd = file ? fileno_unlocked(file) : -1;
     errno = error;
-    if (fd < 0)
+    if (fd < 0 || !log_is_on())
         return false;
     io->slot = files_slot(fd);
     if (UNLIKELY(!io->slot))

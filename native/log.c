@@ -37,6 +37,10 @@ static struct log_header identity;
 static uint64_t budget;
 static struct stat
     said_to; /* standard error as it was: a program may close it and open a file there */
+/* The latest log's header, which a forked child finds too: there its calls are counted when it can
+ * make no log, or its parent's had failed. */
+static struct log_header *latest;
+static uint64_t *lost; /* where calls are counted from our own failure to the window's end */
 static pthread_key_t key;
 static bool has_key;
 
@@ -375,8 +379,11 @@ static int make_log(uint32_t origin)
     error = header == MAP_FAILED ? -errno : 0;
     if (error)
         goto close_fd;
-    syscall(SYS_madvise, header, 4096, MADV_DONTFORK);
     fill_header(header, origin);
+    if (!log_state->header && latest)
+        syscall(SYS_munmap, latest, 4096); /* the parent's */
+    latest = header;
+    lost = NULL;
     if (!log_state->rounds) /* a child's differ from its parent's: a call begun before the fork is
                                not its own */
         log_state->rounds = (uint64_t)((struct log_header *)header)->pid << 32;
@@ -474,6 +481,8 @@ void log_stop(uint32_t state)
     log_anchor();
     if (log_state->header->state != LOG_FAILED)
         log_state->header->state = state;
+    if (state == LOG_STOPPED)
+        __atomic_store_n(&lost, NULL, __ATOMIC_RELEASE);
 }
 
 static bool is_first_failure(void)
@@ -506,7 +515,11 @@ void log_fail(int error, const char *what)
 
     if (error == EFBIG)
         take_back_signal();
-    if (!__atomic_exchange_n(&recorder_on, 0, __ATOMIC_RELAXED))
+    if (!recorder_on)
+        return;
+    /* Before the switch: no call may find us off and nowhere to be counted. */
+    __atomic_store_n(&lost, latest ? &latest->lost : NULL, __ATOMIC_RELEASE);
+    if (!__atomic_exchange_n(&recorder_on, 0, __ATOMIC_ACQ_REL))
         return;
     end = append(line, limit, what);
     end = append(end, limit, ": ");
@@ -526,6 +539,17 @@ void log_fail(int error, const char *what)
         syscall(SYS_write, 2, prefix, sizeof prefix - 1);
         syscall(SYS_write, 2, line, end - line);
     }
+}
+
+bool log_lost(void)
+{
+    uint64_t *count;
+
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* after recorder_on, which log_fail clears last */
+    count = __atomic_load_n(&lost, __ATOMIC_RELAXED);
+    if (count && !(log_self && log_self->is_borrowed))
+        __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+    return false;
 }
 
 bool log_ready(void)
@@ -583,8 +607,10 @@ struct thread *log_thread(void)
 
     if (!thread) {
         thread = take_thread();
-        if (!thread)
+        if (!thread) {
+            log_fail(ENOMEM, "no memory for a thread's place");
             return NULL;
+        }
         memset(thread, 0, sizeof *thread);
         log_self = thread;
     }
@@ -734,7 +760,7 @@ bool log_begin_slowly(struct call *call)
     struct thread *thread;
 
     if (!recorder_on)
-        return false;
+        return log_lost();
     signals_block(&signals);
     thread = log_thread();
     if (thread && !thread->is_borrowed && make_room(thread, 0)) {
@@ -748,7 +774,7 @@ bool log_begin_slowly(struct call *call)
     }
     signals_restore(&signals);
     errno = error;
-    return is_open;
+    return is_open || log_lost();
 }
 
 /* The block may have been emptied, or another log begun, while the call was under way. */
@@ -891,7 +917,7 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
 
         text = (struct text *)((char *)block + block->texts - bytes);
         block->limit = (uint32_t)((block->texts - bytes - sizeof *block) / sizeof(struct event));
-        *text = (struct text){bytes, (uint16_t)kind, 0, id, base, 0, 0, 0, 0, -1};
+        *text = (struct text){bytes, kind, id, base, 0, 0, 0, 0, -1};
         names = (char *)(text + 1);
         memcpy(names, name, name_bytes - 1);
         names[name_bytes - 1] = 0;

@@ -80,6 +80,7 @@ int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin);
 void log_stop(uint32_t state);
 void log_anchor(void); /* reads both clocks into the header */
 void log_fail(int error, const char *what);
+bool log_lost(void);  /* counts a call that our own failure leaves without an event; false */
 bool log_ready(void); /* slow: a forked child makes its log here */
 struct thread *log_thread(void);
 void log_thread_end(void *thread);
@@ -95,6 +96,13 @@ void *log_map_unit(uint64_t *unit, void *address);
 void log_borrow(bool is_borrowed);
 void signals_block(sigset_t *before);
 void signals_restore(const sigset_t *before);
+
+/* What every wrapper asks first.  No: no window is open, or the recording failed and the call is
+ * only counted. */
+static inline bool log_is_on(void)
+{
+    return LIKELY(recorder_on) || log_lost();
+}
 
 /* The owner adds to its own cursor: one instruction, so that a signal handler cannot take the slot.
  */

@@ -274,7 +274,7 @@ uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index)
     uint64_t oldest = 0;
     uint64_t i;
 
-    if (!recorder_on || op < OP_FIRST_APP || !log_ready())
+    if (op < OP_FIRST_APP || !log_is_on() || !log_ready())
         return 0;
     write_name(name);
     if (!log_begin(&call, op, name, index, 0))

@@ -98,14 +98,13 @@ def text(
     device: int = 0,
     inode: int = 0,
     size: int = -1,
-    flags: int = 0,
 ) -> bytes:
     """One text, padded."""
     names = b"".join(
         (part.encode() if isinstance(part, str) else part) + b"\0" for part in (name, resolved)
     )
     names = names.ljust(-(-len(names) // 8) * 8, b"\0")
-    fields = (48 + len(names), kind, flags, number, base, mode, 0, device, inode, size)
+    fields = (48 + len(names), kind, number, base, mode, 0, device, inode, size)
     return np.array([fields], layout.TEXT).tobytes() + names
 
 

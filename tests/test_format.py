@@ -99,7 +99,6 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("LOG_UNIT_BYTES") == log.UNIT_BYTES
     assert constant("BLOCK_MAGIC") == log.BLOCK_MAGIC
     assert f'LOG_MAGIC "{log.MAGIC.decode()}"' in EVENTS_H
-    assert constant("FILE_INHERITED") == log.INHERITED
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
         assert constant(f"BLOCK_{kind}") == getattr(log, f"{kind}_BLOCK") == number
     for kind in ("FILE", "NAME", "NOTE"):

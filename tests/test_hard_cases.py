@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.measures import measure
 from penstock.run import open_run
 
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
@@ -233,6 +234,10 @@ def test_a_full_disk_ends_the_recording_and_not_the_job(small_disk: Path, work: 
         assert "no space left" in reason
         [(kept,)] = run.sql("select count(*) from events where op = 'pread' and path like '%/data'")
         assert 10_000 < kept < 200_000
+        # Ours are the preads, the close, and what Python calls between the failure and its end.
+        [(counted,)] = run.sql("select lost_events from processes")
+        assert 200_000 - kept + 1 <= counted <= 200_000 - kept + 100
+        assert measure(run).counts_state[0] == "incomplete"
 
 
 @pytest.mark.usefixtures("data")

@@ -26,7 +26,6 @@ __all__ = [
     "EVENT",
     "FILE_TEXT",
     "HEADER",
-    "INHERITED",
     "NAME_TEXT",
     "NOTE_TEXT",
     "OPS",
@@ -53,7 +52,6 @@ UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
 EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
 FILE_TEXT, NAME_TEXT, NOTE_TEXT = 1, 2, 3
-INHERITED = 1
 IN_FLIGHT = -1
 NOT_KNOWN = 0xFFFFFFFF
 
@@ -100,9 +98,7 @@ BLOCK = _layout(
     "V16 name",
 )
 EVENT = _layout("u64 start word", "i64 offset", "u64 asked_file moved_file")
-TEXT = _layout(
-    "u32 bytes", "u16 kind flags", "u32 id base mode reserved", "u64 device inode", "i64 size"
-)
+TEXT = _layout("u32 bytes kind id base mode reserved", "u64 device inode", "i64 size")
 _PAIR = _layout("i64 value", "u64 calls")
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
 ACCESS = np.dtype(
@@ -132,7 +128,7 @@ _INDEX = _layout(
 )
 _CARRIED = _layout("u64 key first")
 _SIZE = struct.Struct("<I")
-_TEXT = struct.Struct("<IHHIIIIQQq")
+_TEXT = struct.Struct("<IIIIIIQQq")
 assert _TEXT.size == TEXT.itemsize == 48
 
 
@@ -229,7 +225,6 @@ class Text(NamedTuple):
     """
 
     kind: int
-    flags: int
     id: int
     base: int
     mode: int
@@ -414,13 +409,12 @@ class Log:
             for row in rows[rows["texts"] < UNIT_BYTES]:
                 tail = file.tail(int(row["unit"]), int(row["texts"]))
                 for at, end in _text_spans(tail)[0]:
-                    _, kind, flags, number, base, mode, _, device, inode, size = _TEXT.unpack_from(
+                    _, kind, number, base, mode, _, device, inode, size = _TEXT.unpack_from(
                         tail, at
                     )
                     name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
                     yield Text(
                         kind,
-                        flags,
                         number,
                         base,
                         mode,

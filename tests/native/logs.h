@@ -16,6 +16,7 @@ struct counted {
     uint64_t in_flight; /* single events that have none */
     uint64_t folded;    /* calls in counters */
     uint64_t failed;    /* of the finished ones, those with an errno */
+    uint64_t lost;      /* calls of any op that are left as a count */
     int logs;
 };
 
@@ -101,6 +102,7 @@ static void count_log(const char *path, enum op op, struct counted *counted)
     MUST(!memcmp(header->magic, LOG_MAGIC, 8) && header->version == LOG_VERSION);
     count_units(log + LOG_HEADER_BYTES,
                 ((size_t)status.st_size - LOG_HEADER_BYTES) / LOG_UNIT_BYTES, op, counted);
+    counted->lost += header->lost;
     counted->logs++;
     MUST(munmap(log, (size_t)status.st_size) == 0);
     MUST(close(fd) == 0);
