@@ -287,6 +287,17 @@ static struct slot_of_fd *slot_for(int fd)
     return slots ? &slots[fd % FDS_PER_CHUNK] : NULL;
 }
 
+/* "socket:[4711]" becomes "socket:", and pipes and namespaces alike: one name a kind, for a client
+ * that lives long sees more sockets than any table holds. */
+static void drop_number(char *name)
+{
+    char *number = *name == '/' ? NULL : strstr(name, ":[");
+
+    if (number && number[2] >= '0' && number[2] <= '9')
+        number[1] = 0;
+}
+
+/* What /proc/self/fd says of a descriptor; empty, and the error: there is none. */
 static long link_of(int fd, char *name)
 {
     char path[32] = "/proc/self/fd/";
@@ -303,6 +314,7 @@ static long link_of(int fd, char *name)
     *end = 0;
     got = syscall(SYS_readlinkat, AT_FDCWD, path, name, SCRATCH_BYTES - 1);
     name[got > 0 ? got : 0] = 0;
+    drop_number(name);
     return got;
 }
 
@@ -344,12 +356,14 @@ static bool is_plain(const char *name, int fd, char *resolved)
 static void describe(uint32_t id, int fd, char *resolved)
 {
     struct text *text = log_last_text(id);
+    bool is_one_of_many = false;
     struct stat found;
 
     if (syscall(SYS_fstat, fd, &found))
         return;
     if (!text || text->base || *(const char *)(text + 1) != '/') {
         link_of(fd, resolved);
+        is_one_of_many = *resolved && *resolved != '/';
         text = log_text(TEXT_FILE, id, 0, "", resolved);
     } else if (!is_plain((const char *)(text + 1), fd, resolved)) {
         text = log_text(TEXT_FILE, id, 0, "", resolved);
@@ -357,6 +371,8 @@ static void describe(uint32_t id, int fd, char *resolved)
     if (!text)
         return;
     text->mode = found.st_mode;
+    if (is_one_of_many)
+        return;
     text->device = found.st_dev;
     text->inode = found.st_ino;
     __atomic_store_n(&text->size, (int64_t)found.st_size, __ATOMIC_RELEASE);

@@ -151,8 +151,8 @@ def test_a_batch_that_overtook_the_one_announced_is_the_one_that_is_judged() -> 
 
 def test_reading_a_pipe_is_no_file_call() -> None:
     run = one_wait(200, 300)
-    run.file("pipe:[7]", path_class="system", kind="pipe")
-    run.call("read", 200 * MS, 250 * MS, process=2, path="pipe:[7]", moved=1)
+    run.file("pipe:", path_class="system", kind="pipe")
+    run.call("read", 200 * MS, 250 * MS, process=2, path="pipe:", moved=1)
     run.fetch(250 * MS, 300 * MS, 1, cpu=50 * MS, delay=0)
     assert parts(run) == {"idle": 50, "cpu": 50}
 

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import PENSTOCK
 from counting import events_of, moved_by_op, ops_of
+from penstock.log import read_log
 from penstock.run import open_run
 
 DATA_BYTES = 40960
@@ -328,6 +329,31 @@ def test_many_files_each_keep_their_name(
         ("unlink", n, n, 0),
         ("write", n, n, 64 * n),
     ]
+
+
+def test_sockets_and_pipes_are_counted_and_share_a_name(
+    recorded_command: Callable[..., Any], workload: Callable[..., Path]
+) -> None:
+    texts = []
+    for n in (10, 10_000):
+        run = recorded_command([workload("many_sockets"), str(n)])
+        rows = run.sql(
+            """
+            select path, op, file_kind, path_class, count(*), sum(moved_bytes) from events
+            where path like 'socket:%' or path like 'pipe:%' group by all order by all
+            """
+        )
+        assert [tuple(row) for row in rows] == [
+            ("pipe:", "close", "pipe", "system", 2 * n, 0),
+            ("pipe:", "read", "pipe", "system", n, n),
+            ("pipe:", "write", "pipe", "system", n, n),
+            ("socket:", "close", "socket", "system", 2 * n, 0),
+            ("socket:", "read", "socket", "system", 2 * n, 2 * n),
+            ("socket:", "write", "socket", "system", 2 * n, 2 * n),
+        ]
+        [log] = run.folder.glob("*.log")
+        texts.append(sum(1 for _ in read_log(log).texts()))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.usefixtures("data")

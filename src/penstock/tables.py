@@ -633,8 +633,8 @@ def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
         utf8(path) or None,
         utf8(text.resolved) or None,
         kind,
-        text.device & INT64_MAX if text.mode else None,
-        text.inode & INT64_MAX if text.mode else None,
+        text.device & INT64_MAX if text.inode else None,
+        text.inode & INT64_MAX if text.inode else None,
         text.size_bytes if text.mode and text.size_bytes >= 0 else None,
     )
 
