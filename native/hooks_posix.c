@@ -25,82 +25,48 @@ static bool has_mode(int flags)
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
-static mode_t mode_of(int flags, va_list arguments)
-{
-    return has_mode(flags) ? va_arg(arguments, mode_t) : 0;
-}
-
-#define HOOK_OPEN(function)                                                                        \
-    HOOK(int, function, (const char *path, int flags, ...))                                        \
-    {                                                                                              \
-        struct call call;                                                                          \
-        va_list arguments;                                                                         \
+/* The argument after flags, which is there only for a file that may be made. */
+#define MODE_AFTER(flags)                                                                          \
+    ({                                                                                             \
+        va_list list;                                                                              \
         mode_t mode;                                                                               \
                                                                                                    \
-        va_start(arguments, flags);                                                                \
-        mode = mode_of(flags, arguments);                                                          \
-        va_end(arguments);                                                                         \
-        if (!begin_path(&call, OP_OPEN, AT_FDCWD, path))                                           \
-            return real_##function(path, flags, mode);                                             \
-        return end_open(&call, real_##function(path, flags, mode), flags);                         \
-    }
-HOOK_OPEN(open)
-HOOK_OPEN(open64)
-HOOK_OPEN(__open)
-HOOK_OPEN(__open64)
+        va_start(list, flags);                                                                     \
+        mode = has_mode(flags) ? va_arg(list, mode_t) : 0;                                         \
+        va_end(list);                                                                              \
+        mode;                                                                                      \
+    })
 
-#define HOOK_OPENAT(function)                                                                      \
-    HOOK(int, function, (int dirfd, const char *path, int flags, ...))                             \
-    {                                                                                              \
-        struct call call;                                                                          \
-        va_list arguments;                                                                         \
-        mode_t mode;                                                                               \
-                                                                                                   \
-        va_start(arguments, flags);                                                                \
-        mode = mode_of(flags, arguments);                                                          \
-        va_end(arguments);                                                                         \
-        if (!begin_path(&call, OP_OPEN, dirfd, path))                                              \
-            return real_##function(dirfd, path, flags, mode);                                      \
-        return end_open(&call, real_##function(dirfd, path, flags, mode), flags);                  \
-    }
-HOOK_OPENAT(openat)
-HOOK_OPENAT(openat64)
-
-#define HOOK_OPEN_2(function)                                                                      \
-    HOOK(int, function, (const char *path, int flags))                                             \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_path(&call, OP_OPEN, AT_FDCWD, path))                                           \
-            return real_##function(path, flags);                                                   \
-        return end_open(&call, real_##function(path, flags), flags);                               \
-    }
-HOOK_OPEN_2(__open_2)
-HOOK_OPEN_2(__open64_2)
-
-#define HOOK_OPENAT_2(function)                                                                    \
-    HOOK(int, function, (int dirfd, const char *path, int flags))                                  \
+#define HOOK_OPEN(function, parameters, arguments, dirfd, flags)                                   \
+    HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct call call;                                                                          \
                                                                                                    \
         if (!begin_path(&call, OP_OPEN, dirfd, path))                                              \
-            return real_##function(dirfd, path, flags);                                            \
-        return end_open(&call, real_##function(dirfd, path, flags), flags);                        \
+            return real_##function arguments;                                                      \
+        return end_open(&call, real_##function arguments, flags);                                  \
     }
-HOOK_OPENAT_2(__openat_2)
-HOOK_OPENAT_2(__openat64_2)
 
-#define HOOK_CREAT(function)                                                                       \
-    HOOK(int, function, (const char *path, mode_t mode))                                           \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_path(&call, OP_OPEN, AT_FDCWD, path))                                           \
-            return real_##function(path, mode);                                                    \
-        return end_open(&call, real_##function(path, mode), O_WRONLY);                             \
-    }
-HOOK_CREAT(creat)
-HOOK_CREAT(creat64)
+#define HOOK_OPEN_PATH(function)                                                                   \
+    HOOK_OPEN(function, (const char *path, int flags, ...), (path, flags, MODE_AFTER(flags)),      \
+              AT_FDCWD, flags)
+HOOK_OPEN_PATH(open)
+HOOK_OPEN_PATH(open64)
+HOOK_OPEN_PATH(__open)
+HOOK_OPEN_PATH(__open64)
+HOOK_OPEN(__open_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags)
+HOOK_OPEN(__open64_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags)
+HOOK_OPEN(creat, (const char *path, mode_t mode), (path, mode), AT_FDCWD, O_WRONLY)
+HOOK_OPEN(creat64, (const char *path, mode_t mode), (path, mode), AT_FDCWD, O_WRONLY)
+
+#define HOOK_OPEN_AT(function)                                                                     \
+    HOOK_OPEN(function, (int dirfd, const char *path, int flags, ...),                             \
+              (dirfd, path, flags, MODE_AFTER(flags)), dirfd, flags)
+HOOK_OPEN_AT(openat)
+HOOK_OPEN_AT(openat64)
+HOOK_OPEN(__openat_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd, flags)
+HOOK_OPEN(__openat64_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd,
+          flags)
 
 /* The name is made inside the call: an event without a file, then the file as its descriptor shows.
  */
@@ -286,55 +252,6 @@ static inline ssize_t end_stream(struct stream *stream, int fd, ssize_t got)
     return end_bytes(&stream->call, got);
 }
 
-static inline ssize_t recorded_read(ssize_t (*real)(int, void *, size_t), int fd, void *data,
-                                    size_t size)
-{
-    struct stream stream;
-
-    if (!begin_stream(&stream, OP_READ, fd, size))
-        return real(fd, data, size);
-    return end_stream(&stream, fd, real(fd, data, size));
-}
-
-HOOK(ssize_t, read, (int fd, void *data, size_t size))
-{
-    return recorded_read(real_read, fd, data, size);
-}
-
-HOOK(ssize_t, __read, (int fd, void *data, size_t size))
-{
-    return recorded_read(real___read, fd, data, size);
-}
-
-HOOK(ssize_t, __read_chk, (int fd, void *data, size_t size, size_t room))
-{
-    struct stream stream;
-
-    if (!begin_stream(&stream, OP_READ, fd, size))
-        return real___read_chk(fd, data, size, room);
-    return end_stream(&stream, fd, real___read_chk(fd, data, size, room));
-}
-
-static inline ssize_t recorded_write(ssize_t (*real)(int, const void *, size_t), int fd,
-                                     const void *data, size_t size)
-{
-    struct stream stream;
-
-    if (!begin_stream(&stream, OP_WRITE, fd, size))
-        return real(fd, data, size);
-    return end_stream(&stream, fd, real(fd, data, size));
-}
-
-HOOK(ssize_t, write, (int fd, const void *data, size_t size))
-{
-    return recorded_write(real_write, fd, data, size);
-}
-
-HOOK(ssize_t, __write, (int fd, const void *data, size_t size))
-{
-    return recorded_write(real___write, fd, data, size);
-}
-
 static uint64_t total(const struct iovec *parts, int n)
 {
     uint64_t bytes = 0;
@@ -345,68 +262,62 @@ static uint64_t total(const struct iovec *parts, int n)
     return bytes;
 }
 
-#define HOOK_VECTOR(function, op)                                                                  \
-    HOOK(ssize_t, function, (int fd, const struct iovec *parts, int n))                            \
+#define HOOK_STREAM(function, op, parameters, arguments, asked)                                    \
+    HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
         struct stream stream;                                                                      \
                                                                                                    \
-        if (!begin_stream(&stream, op, fd, total(parts, n)))                                       \
-            return real_##function(fd, parts, n);                                                  \
-        return end_stream(&stream, fd, real_##function(fd, parts, n));                             \
+        if (!begin_stream(&stream, op, fd, asked))                                                 \
+            return real_##function arguments;                                                      \
+        return end_stream(&stream, fd, real_##function arguments);                                 \
     }
-HOOK_VECTOR(readv, OP_READV)
-HOOK_VECTOR(writev, OP_WRITEV)
+HOOK_STREAM(read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), size)
+HOOK_STREAM(__read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), size)
+HOOK_STREAM(__read_chk, OP_READ, (int fd, void *data, size_t size, size_t room),
+            (fd, data, size, room), size)
+HOOK_STREAM(write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size)
+HOOK_STREAM(__write, OP_WRITE, (int fd, const void *data, size_t size), (fd, data, size), size)
+HOOK_STREAM(readv, OP_READV, (int fd, const struct iovec *parts, int n), (fd, parts, n),
+            total(parts, n))
+HOOK_STREAM(writev, OP_WRITEV, (int fd, const struct iovec *parts, int n), (fd, parts, n),
+            total(parts, n))
 
 /* --- read and write at an offset
  * ------------------------------------------------------------------ */
 
-#define HOOK_PREAD(function)                                                                       \
-    HOOK(ssize_t, function, (int fd, void *data, size_t size, off_t offset))                       \
+#define HOOK_AT(function, op, parameters, arguments, asked)                                        \
+    HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
         struct call call;                                                                          \
                                                                                                    \
-        if (!begin_fd(&call, OP_PREAD, fd, offset, size))                                          \
-            return real_##function(fd, data, size, offset);                                        \
-        return end_bytes(&call, real_##function(fd, data, size, offset));                          \
+        if (!begin_fd(&call, op, fd, offset, asked))                                               \
+            return real_##function arguments;                                                      \
+        return end_bytes(&call, real_##function arguments);                                        \
     }
+
+#define HOOK_PREAD(function)                                                                       \
+    HOOK_AT(function, OP_PREAD, (int fd, void *data, size_t size, off_t offset),                   \
+            (fd, data, size, offset), size)
 HOOK_PREAD(pread)
 HOOK_PREAD(pread64)
 HOOK_PREAD(__pread64)
 
 #define HOOK_PREAD_CHK(function)                                                                   \
-    HOOK(ssize_t, function, (int fd, void *data, size_t size, off_t offset, size_t room))          \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_fd(&call, OP_PREAD, fd, offset, size))                                          \
-            return real_##function(fd, data, size, offset, room);                                  \
-        return end_bytes(&call, real_##function(fd, data, size, offset, room));                    \
-    }
+    HOOK_AT(function, OP_PREAD, (int fd, void *data, size_t size, off_t offset, size_t room),      \
+            (fd, data, size, offset, room), size)
 HOOK_PREAD_CHK(__pread_chk)
 HOOK_PREAD_CHK(__pread64_chk)
 
 #define HOOK_PWRITE(function)                                                                      \
-    HOOK(ssize_t, function, (int fd, const void *data, size_t size, off_t offset))                 \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_fd(&call, OP_PWRITE, fd, offset, size))                                         \
-            return real_##function(fd, data, size, offset);                                        \
-        return end_bytes(&call, real_##function(fd, data, size, offset));                          \
-    }
+    HOOK_AT(function, OP_PWRITE, (int fd, const void *data, size_t size, off_t offset),            \
+            (fd, data, size, offset), size)
 HOOK_PWRITE(pwrite)
 HOOK_PWRITE(pwrite64)
 HOOK_PWRITE(__pwrite64)
 
 #define HOOK_PVECTOR(function, op)                                                                 \
-    HOOK(ssize_t, function, (int fd, const struct iovec *parts, int n, off_t offset))              \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_fd(&call, op, fd, offset, total(parts, n)))                                     \
-            return real_##function(fd, parts, n, offset);                                          \
-        return end_bytes(&call, real_##function(fd, parts, n, offset));                            \
-    }
+    HOOK_AT(function, op, (int fd, const struct iovec *parts, int n, off_t offset),                \
+            (fd, parts, n, offset), total(parts, n))
 HOOK_PVECTOR(preadv, OP_PREADV)
 HOOK_PVECTOR(preadv64, OP_PREADV)
 HOOK_PVECTOR(pwritev, OP_PWRITEV)
