@@ -52,8 +52,8 @@ with open_run(sys.argv[1]) as run:
 """
 
 
-def events(first: int, count: int, start: int, random: np.random.Generator) -> np.ndarray:
-    """count events in order of time, as the log holds them; times in ticks from start on."""
+def events(first: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """count events in order of time, as the log holds them, all in one block that begins at 0."""
     number = {op.name: op.number for op in OPS}
     sample, part = np.divmod(np.arange(first, first + count), len(SAMPLE))
     chosen = (sample * 2654435761 >> 7) % FILES  # every event of a sample finds the same file
@@ -64,13 +64,12 @@ def events(first: int, count: int, start: int, random: np.random.Generator) -> n
     op = np.array([number[name] for name in SAMPLE], np.uint64)[part]
     is_read, is_empty = part == 2, part == 3
     rows = np.zeros(count, layout.EVENT)
-    rows["start"] = np.uint64(start) + np.cumsum(duration + gaps)
-    rows["word"] = duration << np.uint64(16) | op << np.uint64(8)
+    rows["begun"] = np.cumsum(duration + gaps) << np.uint64(24) | op << np.uint64(16)
+    rows["begun"] |= file & np.uint64(0xFFFF)
+    rows["done"] = duration << np.uint64(24) | file >> np.uint64(16)
     rows["offset"] = np.where(is_read, 0, np.where(is_empty, size.astype(np.int64), -1))
-    asked = np.where(is_read | is_empty, size + np.uint64(1), np.uint64(0))
-    rows["asked_file"] = asked << np.uint64(16) | file & np.uint64(0xFFFF)
-    moved = np.where(is_read, size, np.uint64(0))
-    rows["moved_file"] = moved << np.uint64(16) | file >> np.uint64(16)
+    rows["asked"] = np.where(is_read | is_empty, size + np.uint64(1), np.uint64(0))
+    rows["moved"] = np.where(is_read, size, np.uint64(0))
     return rows
 
 
@@ -90,10 +89,13 @@ def write_log(folder: Path, pid: int, count: int) -> None:
         start, done = process.start_ticks, 0
         while done < count:
             n = min(count - done, UNITS_AT_ONCE * each)
-            rows = events(done, n, start, random)
+            rows = events(done, n, random)
+            end = start + int(rows["begun"][-1] >> np.uint64(24))
             units = np.zeros((-(-n // each), layout.UNIT_BYTES), np.uint8)
             for i, unit in enumerate(units):
                 part = rows[i * each : (i + 1) * each]
+                since_start = part["begun"][0] >> np.uint64(24)
+                part["begun"] -= since_start << np.uint64(24)
                 block = block_head(
                     kind=layout.EVENTS_BLOCK,
                     round=1_000_000 + done + i,
@@ -102,13 +104,13 @@ def write_log(folder: Path, pid: int, count: int) -> None:
                     texts=layout.UNIT_BYTES,
                     thread=1,
                     tid=pid,
-                    first=int(part["start"][0]),
+                    first=start + int(since_start),
                     name=b"python",
                 )
                 unit[:64] = np.frombuffer(block, np.uint8)
                 unit[64 : 64 + part.nbytes] = part.view(np.uint8)
             file.write(units)
-            start, done = int(rows["start"][-1]), done + n
+            start, done = end, done + n
         units_written = (file.tell() - layout.HEADER_BYTES) // layout.UNIT_BYTES
         file.seek(0)
         last = {"last_ticks": start, "last_ns": round(5e9 + (start - 5e9) / TICKS_PER_NS)}

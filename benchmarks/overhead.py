@@ -17,7 +17,7 @@ import penstock
 PAIRS = 31
 PREADS = 300_000  # a round: an eighth of a second
 SMALL_FILES = 20_000
-EVENT_BYTES = 40
+EVENT_BYTES = 32
 LIBRARY = Path(penstock.__file__).with_name("librec.so")
 PEER_CALLS = 50_000  # strace costs some 100 us a call
 

@@ -30,7 +30,7 @@ What is missed, and why:
   of the cache, 39 to 52 ns were measured on this machine from run to run.
 - Of open + read + close, about 130 ns is one cache miss in the table of paths, which 20,000 files
   spread over half a megabyte; the three events themselves are some 45 ns each.
-- An event is 40 bytes; names of files and the heads of blocks make the rest.
+- An event is 32 bytes; names of files and the heads of blocks make the rest.
 - The two-worker epoch is within the machine's noise, which is larger than the bar: two workers and
   the main process share two cores. `only reading` is a loader that does nothing with what it reads.
 """

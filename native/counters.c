@@ -206,57 +206,77 @@ static bool has_turned(struct counters *counters, uint32_t file, bool is_write)
     return before && before != (uintptr_t)entry->counter;
 }
 
-static void count_access(struct counters *counters, struct access_counter *counter,
-                         const struct event *event)
+/* One finished call, wherever its numbers stand. */
+struct finished {
+    uint32_t file, op;
+    uint64_t start, ticks, asked, moved;
+    int64_t offset;
+    bool has_failed;
+};
+
+static struct finished finished_of(const struct block *block, const struct event *event)
 {
-    uint64_t moved = event->moved_file >> 16;
+    const struct event_rest *rest = event_rest(block, event);
+
+    return (struct finished){
+        .file = event_file(event),
+        .op = event_op(event),
+        .start = event_start(block, event),
+        .ticks = event_ticks(event),
+        .asked = rest ? rest->asked : event->asked,
+        .moved = rest ? rest->moved : event->moved,
+        .offset = event->offset,
+        .has_failed = event->done >> 16 & 0xff,
+    };
+}
+
+static void count_access(struct counters *counters, struct access_counter *counter,
+                         const struct finished *call)
+{
     bool is_copy =
         counter->op == OP_SENDFILE || counter->op == OP_COPY_RANGE || counter->op == OP_SPLICE;
-    int64_t offset = is_copy ? -1 : event->offset; /* of a copy, the second file's id */
+    int64_t offset = is_copy ? -1 : call->offset; /* of a copy, the second file's id */
 
-    if (!moved) {
+    if (!call->moved) {
         counter->empty++;
         return;
     }
-    counter->buckets[bucket_of(moved)]++;
-    count_value((int64_t)moved, counter->sizes);
-    count_place(counter, offset, moved);
+    counter->buckets[bucket_of(call->moved)]++;
+    count_value((int64_t)call->moved, counter->sizes);
+    count_place(counter, offset, call->moved);
     if (offset >= 0)
         counter->switches +=
             has_turned(counters, counter->file, group_of(counter->op) == GROUP_write);
 }
 
-static bool count_event(struct counters *counters, const struct event *event)
+static bool count_call(struct counters *counters, const struct finished *call)
 {
-    uint32_t op = event->word >> 8 & 0xff;
-    uint64_t ticks = event->word >> 16;
-    bool has_failed = event->word & 0xff;
-    struct access_counter *counter = counter_of(counters, event_file(event), op);
+    struct access_counter *counter = counter_of(counters, call->file, call->op);
 
     if (!counter)
         return false;
     counter->calls++; /* both kinds begin alike, see events.h */
-    counter->errors += has_failed;
-    counter->ticks += ticks;
-    if (!counter->first || event->start < counter->first)
-        counter->first = event->start;
-    if (event->start + ticks > counter->last)
-        counter->last = event->start + ticks;
-    counter->asked += event->asked_file >> 16;
-    counter->moved += event->moved_file >> 16;
-    if (ticks > counter->max_ticks) {
-        counter->max_ticks = ticks;
-        if (is_access(op))
-            counter->max_ticks_bytes = event->moved_file >> 16;
+    counter->errors += call->has_failed;
+    counter->ticks += call->ticks;
+    if (!counter->first || call->start < counter->first)
+        counter->first = call->start;
+    if (call->start + call->ticks > counter->last)
+        counter->last = call->start + call->ticks;
+    counter->asked += call->asked;
+    counter->moved += call->moved;
+    if (call->ticks > counter->max_ticks) {
+        counter->max_ticks = call->ticks;
+        if (is_access(call->op))
+            counter->max_ticks_bytes = call->moved;
     }
-    if (is_access(op) && !has_failed)
-        count_access(counters, counter, event);
+    if (is_access(call->op) && !call->has_failed)
+        count_access(counters, counter, call);
     return true;
 }
 
 bool counters_fold(struct block *block)
 {
-    struct event *events = (struct event *)(block + 1);
+    struct event *events = log_events(block);
     uint64_t folded = 0;
     bool is_counted = true;
     uint32_t i;
@@ -269,14 +289,16 @@ bool counters_fold(struct block *block)
         log_fail(ENOMEM, "no memory for counters");
     }
     for (i = 0; i < block->used && is_counted; i++) {
-        uint64_t word = events[i].word;
+        enum op op = event_op(&events[i]);
+        struct finished call;
 
-        if (!(word >> 16) || (word >> 8 & 0xff) >= OP_FIRST_APP || !(word >> 8 & 0xff))
+        if (!op || op >= OP_FIRST_APP || !event_ticks(&events[i]))
             continue;
-        is_counted = count_event(log_state->counters, &events[i]);
+        call = finished_of(block, &events[i]);
+        is_counted = count_call(log_state->counters, &call);
         if (!is_counted)
             break;
-        events[i].word = 0;
+        events[i].begun = 0;
         folded++;
     }
     log_state->header->folded += folded;

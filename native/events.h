@@ -92,20 +92,30 @@ enum op {
 
 #define OP_FIRST_APP 128 /* the fold past the budget keeps these as single events */
 
-/* One finished call.  Opened before the call (duration 0), completed after it: an event whose
- * duration is still 0 was in flight when the log ends.  offset is -1 where it is unknown or has no
- * meaning. Blocks are used again, so a slot that was reserved and never written may hold an event
- * of the round before: at or after `carried`, an event that starts before its block's `first` is
- * not there. */
+/* One call.  Opened before it (duration 0), completed after it: an event whose duration is still 0
+ * was in flight when the log ends.  A slot without an op holds no event: it was reserved and not
+ * yet written, or taken back.  offset is -1 where it is unknown or has no meaning. */
 struct event {
-    uint64_t start;      /* ticks of the log's clock */
-    uint64_t word;       /* duration in ticks << 16 | op << 8 | errno; finished: duration >= 1 */
-    int64_t offset;      /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
-    uint64_t asked_file; /* bytes asked << 16 | low half of the file id */
-    uint64_t moved_file; /* bytes moved << 16 | high half of the file id */
+    uint64_t begun; /* ticks from the block's `first` << 24 | op << 16 | low half of the file id */
+    uint64_t done;  /* duration << 24 | errno << 16 | high half of the file id */
+    int64_t offset; /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
+    uint32_t asked, moved; /* bytes */
 };
 
-#define EVENT_BYTES_MAX ((1ull << 48) - 1)
+/* What does not fit an event stands in the slot after it; the event's own fields for it are 0.  An
+ * event that was carried over is always of this kind. */
+struct event_rest {
+    uint64_t mark;         /* OP_REST << 16 */
+    uint64_t start;        /* ticks of the log's clock */
+    uint64_t asked, moved; /* bytes, less than 2^63 */
+};
+
+#define OP_REST 255
+
+#define EVENT_TIME_BITS 40
+/* A duration of 40 bits: the highest says that the others count 2^16 ticks, the rest cut off. */
+#define EVENT_LONG_BIT 39
+#define EVENT_LONG_SHIFT 16
 
 enum block_kind { BLOCK_EVENTS = 1, BLOCK_CALLS = 2, BLOCK_ACCESS = 3 };
 
@@ -114,15 +124,14 @@ struct block {
     uint32_t kind;
     uint64_t
         round; /* unique in the log; a chunk and a live block of one round hold the same events */
-    uint32_t used;   /* records reserved; may exceed limit by a few when the process was killed */
-    uint32_t limit;  /* records that fit */
-    uint32_t texts;  /* where the lowest text begins, bytes from the block's start */
-    uint32_t thread; /* number of the thread in this log, from 1 */
-    uint32_t tid;    /* the kernel's thread id */
-    uint32_t
-        carried;    /* events at the front that were in flight when the block before it was full */
-    uint64_t first; /* ticks when the block was begun */
-    char name[16];  /* the thread's name */
+    uint32_t used;    /* records reserved; may exceed limit by a few when the process was killed */
+    uint32_t limit;   /* records that fit */
+    uint32_t texts;   /* where the lowest text begins, bytes from the block's start */
+    uint32_t thread;  /* number of the thread in this log, from 1 */
+    uint32_t tid;     /* the kernel's thread id */
+    uint32_t carried; /* slots at the front with calls that began before the block did */
+    uint64_t first;   /* ticks when the block was begun */
+    char name[16];    /* the thread's name */
 };
 
 /* A text defines what an id means.  bytes: name, NUL, resolved name, NUL; padded to 8.
@@ -214,7 +223,8 @@ struct log_header {
     char command[2048]; /* arguments, separated by NUL, ended by two */
 };
 
-_Static_assert(sizeof(struct event) == 40, "an event is 40 bytes on disk");
+_Static_assert(sizeof(struct event) == 32, "an event is 32 bytes on disk");
+_Static_assert(sizeof(struct event_rest) == 32, "the rest of an event is a slot on disk");
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");

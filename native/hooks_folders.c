@@ -77,8 +77,7 @@ static void note_entry(int fd, uint64_t start, bool is_last)
     }
     slot->stdio_position = 0;
     if (log_begin(&call, OP_READDIR, slot->file, -1, 0)) {
-        if (start > call.block->first) /* an event never begins before its block */
-            call.start = call.event->start = start;
+        log_began_earlier(&call, start);
         log_end(&call, 0, entries);
     }
     errno = error;

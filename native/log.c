@@ -20,7 +20,7 @@
 
 #define POOL_BYTES 65536
 #define CARRIED_MAX                                                                                \
-    64 /* calls in flight that one thread can nest; older ones stay where they are */
+    48 /* calls in flight that one thread can nest; older ones stay where they are */
 #define KEYS_WITHOUT_ALLOCATION 32 /* glibc keeps values of the first keys inside the thread */
 #define DEFAULT_BUDGET (1ull << 30)
 
@@ -653,44 +653,75 @@ static bool acquire_block(struct thread *thread)
     return true;
 }
 
-/* Calls in flight must not leave with a full block: their end would not find them. */
-static uint32_t take_carried(struct block *block, struct event *carried)
+/* A call in flight on its way from a full block to the next one. */
+struct carried {
+    struct event event;
+    uint64_t start, asked, moved;
+};
+
+/* Calls in flight must not leave with a full block: their end would not find them.  They stay in
+ * it, too: the reader takes the later one. */
+static uint32_t copy_carried(const struct block *block, struct carried *carried)
 {
-    struct event *events = (struct event *)(block + 1);
+    const struct event *events = log_events(block);
     uint32_t n = 0;
     uint32_t i;
 
     for (i = block->used; i-- > 0 && n < CARRIED_MAX;) {
-        if (events[i].word >> 16 || !(events[i].word >> 8))
+        const struct event_rest *rest;
+
+        if (event_ticks(&events[i]) || !event_op(&events[i]) || event_op(&events[i]) == OP_REST)
             continue;
-        carried[n++] = events[i];
-        events[i].word = 0;
+        rest = event_rest(block, &events[i]);
+        carried[n].event = events[i];
+        carried[n].start = event_start(block, &events[i]);
+        carried[n].asked = rest ? rest->asked : events[i].asked;
+        carried[n].moved = rest ? rest->moved : events[i].moved;
+        n++;
     }
     return n;
 }
 
-/* The order of the stores is what a reader of a killed process' log relies on: first the block is
- * empty, then it is of another round, then it holds what was carried over. */
-static void next_round(struct thread *thread, struct block *block, const struct event *carried,
-                       uint32_t n)
+static void put_wide(struct event *event, const struct carried *call)
 {
-    struct event *events = (struct event *)(block + 1);
+    struct event_rest *rest = (struct event_rest *)(event + 1);
+
+    *rest = (struct event_rest){OP_REST << 16, call->start, call->asked, call->moved};
+    event->done = call->event.done;
+    event->offset = call->event.offset;
+    event->asked = event->moved = 0;
+    __atomic_store_n(&event->begun, call->event.begun & 0xffffff, __ATOMIC_RELEASE);
+}
+
+/* In the order in which they began; returns the slots that they take. */
+static uint32_t put_carried(struct event *place, const struct carried *carried, uint32_t n)
+{
     uint32_t i;
 
+    for (i = 0; i < n; i++)
+        put_wide(place + 2 * i, &carried[n - 1 - i]);
+    return 2 * n;
+}
+
+/* The order of the stores is what a reader of a killed process' log relies on: first the block is
+ * empty, then it is of another round, then it holds what was carried over.  A slot that nobody has
+ * written in this round must hold no event of an earlier one, nor a text. */
+static void next_round(struct thread *thread, struct block *block, const struct carried *carried,
+                       uint32_t n)
+{
     __atomic_store_n(&block->used, 0, __ATOMIC_RELEASE);
+    memset(block + 1, 0, LOG_UNIT_BYTES - sizeof *block);
     block->texts = LOG_UNIT_BYTES;
     block->limit = EVENTS_PER_BLOCK;
     begin_round(thread, block);
-    for (i = 0; i < n; i++)
-        events[i] = carried[n - 1 - i]; /* in the order in which they began */
-    block->carried = n;
-    __atomic_store_n(&block->used, n, __ATOMIC_RELEASE);
+    block->carried = put_carried(log_events(block), carried, n);
+    __atomic_store_n(&block->used, block->carried, __ATOMIC_RELEASE);
 }
 
 static bool write_block(struct thread *thread, struct block *block)
 {
-    struct event carried[CARRIED_MAX];
-    uint32_t n = take_carried(block, carried);
+    struct carried carried[CARRIED_MAX];
+    uint32_t n = copy_carried(block, carried);
     long error = log_write_unit(next_unit(), block);
 
     if (error) {
@@ -702,19 +733,46 @@ static bool write_block(struct thread *thread, struct block *block)
     return true;
 }
 
+/* Moves what the fold left and what has ended to the front: the application's spans, which all have
+ * a rest.  Returns the slots that they take. */
+static uint32_t gather_spans(struct block *block)
+{
+    struct event *events = log_events(block);
+    uint32_t n = 0;
+    uint32_t i;
+
+    for (i = 0; i < block->used; i++) {
+        struct event event = events[i];
+        const struct event_rest *rest = event_rest(block, &events[i]);
+        struct carried span;
+
+        if (!event_op(&event) || event_op(&event) == OP_REST || !event_ticks(&event) || !rest)
+            continue;
+        span = (struct carried){event, rest->start, rest->asked, rest->moved};
+        events[i].begun = 0;
+        put_wide(&events[n], &span);
+        n += 2;
+    }
+    return n;
+}
+
 /* Past the budget: single events become counts; texts, the application's spans and calls in flight
  * stay. */
 static bool fold_block(struct thread *thread, struct block *block)
 {
-    struct event *events = (struct event *)(block + 1);
-    uint32_t n = 0;
-    uint32_t i;
+    struct event *events = log_events(block);
+    struct carried carried[CARRIED_MAX];
+    uint32_t n_carried, n;
 
     if (!counters_fold(block))
         return false;
-    for (i = 0; i < block->used; i++)
-        if (events[i].word)
-            events[n++] = events[i];
+    n_carried = copy_carried(block, carried);
+    if (n_carried == CARRIED_MAX)
+        return write_block(thread, block); /* where more than these have their place */
+    n = gather_spans(block);
+    n += put_carried(&events[n], carried, n_carried);
+    if (n < block->used)
+        memset(&events[n], 0, (block->used - n) * sizeof *events);
     block->carried = n;
     __atomic_store_n(&block->used, n, __ATOMIC_RELEASE);
     begin_round(thread, block);
@@ -745,36 +803,81 @@ static bool make_room(struct thread *thread, uint32_t text_bytes)
             return false;
         block = thread->block;
     }
-    if (block->used >= block->limit ||
-        sizeof *block + block->used * sizeof(struct event) + text_bytes + sizeof(struct event) >
-            block->texts)
+    if (block->used + 2 > block->limit ||
+        sizeof *block + (block->used + 2) * sizeof(struct event) + text_bytes > block->texts)
         return empty_block(thread, block);
     return true;
 }
 
-bool log_begin_slowly(struct call *call)
+/* Two slots, taken as one instruction takes them while there is room; NULL: not recording. */
+static struct event *take_two_slots(struct call *call)
 {
-    int error = errno;
-    bool is_open = false;
+    struct thread *thread = log_self;
+    struct block *block = thread ? thread->block : NULL;
+    struct event *event = NULL;
     sigset_t signals;
-    struct thread *thread;
+    uint32_t slot;
 
-    if (!recorder_on)
-        return log_lost();
-    signals_block(&signals);
-    thread = log_thread();
-    if (thread && !thread->is_borrowed && make_room(thread, 0)) {
-        struct block *block = thread->block;
-
+    if (block) {
+        slot = log_reserve(&block->used, 2);
+        if (slot + 2 <= block->limit)
+            event = log_events(block) + slot;
+    }
+    if (!event) {
+        signals_block(&signals);
+        thread = log_thread();
+        if (thread && !thread->is_borrowed && make_room(thread, 0)) {
+            block = thread->block;
+            event = log_events(block) + log_reserve(&block->used, 2);
+        }
+        signals_restore(&signals);
+    }
+    if (event) {
         call->thread = thread;
         call->block = block;
-        call->event = (struct event *)(block + 1) + log_reserve(&block->used);
+        call->event = event;
         call->round = block->round;
-        is_open = true;
     }
-    signals_restore(&signals);
+    return event;
+}
+
+/* An event with a rest: it may start, ask and move whatever it likes.  Also the way out of a full
+ * block, and into the first one. */
+bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked)
+{
+    int error = errno;
+    struct event *event = recorder_on ? take_two_slots(call) : NULL;
+    struct event_rest *rest = (struct event_rest *)event + 1;
+
     errno = error;
-    return is_open || log_lost();
+    if (!event)
+        return log_lost();
+    event->done = log_done(0, 0, file);
+    event->offset = offset;
+    event->asked = event->moved = 0;
+    rest->mark = OP_REST << 16;
+    rest->asked = log_bounded(asked);
+    rest->moved = 0;
+    call->file = file;
+    call->op = op;
+    call->is_wide = true;
+    rest->start = call->start = clock_ticks();
+    __atomic_store_n(&event->begun, log_begun(0, op, file), __ATOMIC_RELEASE);
+    return true;
+}
+
+void log_began_earlier(struct call *call, uint64_t start)
+{
+    struct event *event = log_event(call);
+    struct event_rest *rest = event ? event_rest(call->block, event) : NULL;
+
+    if (!event || start < call->block->first)
+        return; /* an event never begins before its block */
+    call->start = start;
+    if (rest)
+        rest->start = start;
+    else
+        event->begun = log_begun(start - call->block->first, call->op, call->file);
 }
 
 /* The block may have been emptied, or another log begun, while the call was under way. */
@@ -782,29 +885,66 @@ struct event *log_event(const struct call *call)
 {
     struct thread *thread = log_self;
     struct block *block = thread == call->thread ? thread->block : NULL;
-    struct event *events = (struct event *)(block + 1);
+    struct event *events = log_events(block);
     uint32_t i;
 
     if (!block || thread->log != log_state->serial)
         return NULL;
     if (block == call->block && block->round == call->round)
         return call->event;
-    for (i = 0; i < block->carried; i++)
-        if (events[i].start == call->start && events[i].word == (uint64_t)call->op << 8)
+    for (i = 0; i + 1 < block->carried; i += 2)
+        if (event_start(block, &events[i]) == call->start && event_op(&events[i]) == call->op &&
+            !event_ticks(&events[i]))
             return &events[i];
     return NULL;
 }
 
-void log_end_slowly(const struct call *call, uint64_t word, int64_t offset, uint64_t moved)
+/* An event without a rest turns out to need one: it is taken back and written anew. */
+static struct event *widen(struct event *event, const struct call *call)
 {
+    struct carried old = {*event, call->start, event->asked, 0};
+    struct call anew;
+    struct event *wide;
+
+    event->begun = 0;
+    wide = take_two_slots(&anew);
+    if (wide)
+        put_wide(wide, &old);
+    else
+        log_lost();
+    return wide;
+}
+
+void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
+                    uint64_t moved)
+{
+    uint64_t is_long = ticks >> EVENT_LONG_BIT != 0;
     struct event *event = log_event(call);
+    struct event_rest *rest;
+    int kept = errno;
 
     if (!event)
         return;
-    event->moved_file = moved << 16 | (event->moved_file & 0xffff);
+    rest = event_rest(log_self->block, event);
+    if (!rest && moved >> 32) {
+        event = widen(event, call);
+        rest = (struct event_rest *)event + 1;
+        errno = kept;
+    }
+    if (!event)
+        return;
+    if (ticks >> 63)
+        ticks = 0; /* two processors' counters a little apart */
+    else if (is_long)
+        ticks = ticks >> EVENT_LONG_SHIFT | is_long << EVENT_LONG_BIT;
+    if (rest)
+        rest->moved = log_bounded(moved);
+    else
+        event->moved = (uint32_t)moved;
     if (offset != LOG_SAME_OFFSET)
         event->offset = offset;
-    __atomic_store_n(&event->word, word, __ATOMIC_RELEASE);
+    __atomic_store_n(&event->done, log_done(ticks ? ticks : 1, error, call->file),
+                     __ATOMIC_RELEASE);
 }
 
 /* A vfork child runs on its parent's thread: what it does is neither the parent's nor worth a log.

@@ -34,6 +34,7 @@ struct call {
     uint64_t start;
     uint32_t file;
     enum op op;
+    bool is_wide; /* its event has a rest */
 };
 
 /* Lives in memory that a fork wipes, so a child finds no block and begins a log of its own. */
@@ -104,32 +105,48 @@ static inline bool log_is_on(void)
     return LIKELY(recorder_on) || log_lost();
 }
 
-/* The owner adds to its own cursor: one instruction, so that a signal handler cannot take the slot.
+/* The owner adds to its own cursor: one instruction, so that a signal handler cannot take the slots.
  */
-static inline uint32_t log_reserve(uint32_t *used)
+static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 {
 #if defined(__x86_64__)
-    uint32_t slot = 1;
-
-    __asm__ volatile("xaddl %0, %1" : "+r"(slot), "+m"(*used) : : "cc", "memory");
-    return slot;
+    __asm__ volatile("xaddl %0, %1" : "+r"(n), "+m"(*used) : : "cc", "memory");
+    return n;
 #else
-    return __atomic_fetch_add(used, 1, __ATOMIC_RELAXED);
+    return __atomic_fetch_add(used, n, __ATOMIC_RELAXED);
 #endif
 }
 
-bool log_begin_slowly(struct call *call);
-struct event *log_event(const struct call *call); /* where it is now; NULL: gone */
-void log_end_slowly(const struct call *call, uint64_t word, int64_t offset, uint64_t moved);
+bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked);
+struct event *log_event(const struct call *call);          /* where it is now; NULL: gone */
+void log_began_earlier(struct call *call, uint64_t start); /* if its event can say so */
+void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
+                    uint64_t moved);
 
-static inline uint64_t log_word(uint64_t ticks, enum op op, int error)
+static inline struct event *log_events(const struct block *block)
 {
-    return (ticks ? ticks : 1) << 16 | (uint64_t)op << 8 | (uint8_t)error;
+    return (struct event *)(block + 1);
 }
 
-static inline uint64_t log_clamp(uint64_t bytes)
+static inline uint64_t log_begun(uint64_t since_first, enum op op, uint32_t file)
 {
-    return bytes < EVENT_BYTES_MAX ? bytes : EVENT_BYTES_MAX;
+    return since_first << 24 | (uint64_t)op << 16 | (file & 0xffff);
+}
+
+static inline uint64_t log_done(uint64_t ticks, int error, uint32_t file)
+{
+    return ticks << 24 | (uint64_t)(uint8_t)error << 16 | file >> 16;
+}
+
+static inline uint64_t log_bounded(uint64_t bytes)
+{
+    return bytes < INT64_MAX ? bytes : INT64_MAX;
+}
+
+/* Addresses and a span's two numbers are large as a rule. */
+static inline bool log_is_wide(enum op op, uint64_t asked)
+{
+    return op >= OP_FIRST_APP || op == OP_MMAP || op == OP_MUNMAP || op == OP_MSYNC || asked >> 32;
 }
 
 /* Opens an event; false: not recording.  The clock is read last, so our own work is not the call's.
@@ -140,32 +157,36 @@ log_begin(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t
     struct thread *thread = log_self;
     struct block *block;
     struct event *event;
+    uint64_t since_first;
     uint32_t slot;
 
-    if (UNLIKELY(!thread || !(block = __atomic_load_n(&thread->block, __ATOMIC_RELAXED))))
-        goto slowly;
-    slot = log_reserve(&block->used);
+    if (UNLIKELY(!thread || !(block = __atomic_load_n(&thread->block, __ATOMIC_RELAXED)) ||
+                 log_is_wide(op, asked)))
+        goto wide;
+    slot = log_reserve(&block->used, 1);
     if (UNLIKELY(slot >= block->limit))
-        goto slowly;
+        goto wide;
+    event = log_events(block) + slot;
+    event->done = log_done(0, 0, file);
+    event->offset = offset;
+    event->asked = (uint32_t)asked;
+    event->moved = 0;
     call->thread = thread;
     call->block = block;
-    call->event = (struct event *)(block + 1) + slot;
+    call->event = event;
     call->round = block->round;
-    goto fill;
-
-slowly:
-    if (!log_begin_slowly(call))
-        return false;
-fill:
-    event = call->event;
-    event->asked_file = log_clamp(asked) << 16 | (file & 0xffff);
-    event->moved_file = file >> 16;
-    event->offset = offset;
-    event->word = (uint64_t)op << 8;
-    call->op = op;
     call->file = file;
-    event->start = call->start = clock_ticks();
+    call->op = op;
+    call->is_wide = false;
+    call->start = clock_ticks();
+    since_first = call->start - block->first;
+    if (UNLIKELY(since_first >> EVENT_TIME_BITS))
+        goto wide;
+    __atomic_store_n(&event->begun, log_begun(since_first, op, file), __ATOMIC_RELEASE);
     return true;
+
+wide:
+    return log_begin_wide(call, op, file, offset, asked);
 }
 
 #define LOG_SAME_OFFSET INT64_MIN
@@ -175,16 +196,18 @@ __attribute__((always_inline)) static inline void log_end_at(const struct call *
                                                              int64_t offset, uint64_t moved)
 {
     struct event *event = call->event;
-    uint64_t word = log_word(clock_ticks() - call->start, call->op, error);
+    uint64_t ticks = clock_ticks() - call->start;
 
-    if (UNLIKELY(call->thread->block != call->block || call->block->round != call->round)) {
-        log_end_slowly(call, word, offset, log_clamp(moved));
+    if (UNLIKELY(call->thread->block != call->block || call->block->round != call->round ||
+                 call->is_wide || ticks >> EVENT_LONG_BIT || moved >> 32)) {
+        log_end_slowly(call, ticks, error, offset, moved);
         return;
     }
-    event->moved_file = log_clamp(moved) << 16 | (event->moved_file & 0xffff);
+    event->moved = (uint32_t)moved;
     if (offset != LOG_SAME_OFFSET)
         event->offset = offset;
-    __atomic_store_n(&event->word, word, __ATOMIC_RELEASE);
+    __atomic_store_n(&event->done, log_done(ticks ? ticks : 1, error, call->file),
+                     __ATOMIC_RELEASE);
 }
 
 static inline void log_end(const struct call *call, int error, uint64_t moved)
@@ -192,9 +215,40 @@ static inline void log_end(const struct call *call, int error, uint64_t moved)
     log_end_at(call, error, LOG_SAME_OFFSET, moved);
 }
 
+static inline enum op event_op(const struct event *event)
+{
+    return event->begun >> 16 & 0xff;
+}
+
 static inline uint32_t event_file(const struct event *event)
 {
-    return (uint32_t)(event->asked_file & 0xffff) | (uint32_t)(event->moved_file & 0xffff) << 16;
+    return (uint32_t)(event->begun & 0xffff) | (uint32_t)(event->done & 0xffff) << 16;
+}
+
+/* 0: in flight. */
+static inline uint64_t event_ticks(const struct event *event)
+{
+    uint64_t ticks = event->done >> 24;
+    uint64_t is_long = ticks >> EVENT_LONG_BIT;
+
+    return is_long ? (ticks ^ is_long << EVENT_LONG_BIT) << EVENT_LONG_SHIFT : ticks;
+}
+
+/* The rest of the event in a slot; NULL: it has none. */
+static inline struct event_rest *event_rest(const struct block *block, const struct event *event)
+{
+    const struct event *next = event + 1;
+
+    return next < log_events(block) + block->limit && event_op(next) == OP_REST
+               ? (struct event_rest *)next
+               : NULL;
+}
+
+static inline uint64_t event_start(const struct block *block, const struct event *event)
+{
+    const struct event_rest *rest = event_rest(block, event);
+
+    return rest ? rest->start : block->first + (event->begun >> 24);
 }
 
 #pragma GCC visibility pop

@@ -156,7 +156,7 @@ static void measure_event(void)
         if (!log_begin(&call, OP_VOID, 0, -1, 0))
             return;
         log_end(&call, 0, 0);
-        call.event->word = 0;
+        call.event->begun = 0;
     }
     snprintf(text, sizeof text, "%.1f",
              (double)(clock_ticks() - start) * 1e9 / (double)clock_ticks_per_s / TIMED_EVENTS);
@@ -290,13 +290,15 @@ int penstock_end(uint64_t handle, uint64_t a, uint64_t b)
 {
     struct thread *thread = log_self;
     struct call *span = thread ? &thread->spans[handle & 31] : NULL;
+    struct event_rest *rest;
     struct event *event;
 
     if (!handle || !span || !span->start || span->start << 5 != (handle & ~31ull))
         return -EINVAL;
     event = log_event(span);
-    if (event)
-        event->asked_file = log_clamp(a) << 16 | (event->asked_file & 0xffff);
+    rest = event ? event_rest(thread->block, event) : NULL;
+    if (rest)
+        rest->asked = log_bounded(a);
     log_end(span, 0, b);
     span->start = 0;
     return 0;
@@ -337,10 +339,13 @@ int penstock_in_call(void)
 {
     struct thread *thread = log_self;
     struct block *block = thread ? thread->block : NULL;
-    const struct event *last = block ? (const struct event *)(block + 1) + block->used - 1 : NULL;
+    const struct event *last = block ? log_events(block) + block->used - 1 : NULL;
 
-    return block && block->used && block->used <= block->limit && last->start &&
-           !(last->word >> 16);
+    if (!block || !block->used || block->used > block->limit)
+        return 0;
+    if (event_op(last) == OP_REST)
+        last--;
+    return event_op(last) && !event_ticks(last);
 }
 
 const char *penstock_hook(int number)

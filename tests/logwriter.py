@@ -6,13 +6,44 @@ Bytes are laid out by log.py's dtypes, which test_format.py holds equal to nativ
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock import log as layout
 
-Event = tuple[int, int, int, int, int]
+
+class Event(NamedTuple):
+    """One event, times in ticks; duration 0 is in flight."""
+
+    op: int
+    start: int
+    duration: int
+    file: int
+    offset: int
+    asked: int
+    moved: int
+    errno: int
+
+    def slots(self, first: int, *, is_wide: bool = False) -> list[tuple[int, ...]]:
+        """It in a block that began at first: one slot, or two where it does not fit one."""
+        since = self.start - first
+        is_wide |= not 0 <= since < 1 << 40 or max(self.asked, self.moved) >= 1 << 32
+        duration = self.duration
+        if duration >> layout.LONG_BIT:
+            duration = duration >> layout.LONG_SHIFT | 1 << layout.LONG_BIT
+        begun = self.op << 16 | self.file & 0xFFFF
+        done = duration << 24 | self.errno << 16 | self.file >> 16
+        if not is_wide:
+            return [(since << 24 | begun, done, self.offset, self.asked, self.moved)]
+        low, high = self.moved & 0xFFFFFFFF, self.moved >> 32
+        return [
+            (begun, done, self.offset, 0, 0),
+            (layout.REST_OP << 16, self.start, self.asked, low, high),
+        ]
+
+
+NO_EVENT = Event(*[0] * 8)
 Record = dict[str, Any]
 
 OP = {op.name: op.number for op in layout.OPS}
@@ -27,6 +58,8 @@ NUMBERS = {
 }
 HEADER_BYTES = layout.HEADER_BYTES
 UNIT_BYTES = layout.UNIT_BYTES
+BLOCK_BYTES = layout.BLOCK.itemsize
+EVENT_BYTES = layout.EVENT.itemsize
 
 
 def header_page(**fields: Any) -> bytes:
@@ -36,7 +69,7 @@ def header_page(**fields: Any) -> bytes:
         "version": layout.VERSION,
         "header_bytes": HEADER_BYTES,
         "unit_bytes": UNIT_BYTES,
-        "event_bytes": 40,
+        "event_bytes": layout.EVENT.itemsize,
         "pid": 100,
         "ppid": 1,
         "clock": "ns",
@@ -78,13 +111,7 @@ def event(
 ) -> Event:
     """One event, in ticks; duration 0 is in flight."""
     number = OP[op] if isinstance(op, str) else op
-    return (
-        start,
-        duration << 16 | number << 8 | errno,
-        offset,
-        asked << 16 | (file & 0xFFFF),
-        moved << 16 | file >> 16,
-    )
+    return Event(number, start, duration, file, offset, asked, moved, errno)
 
 
 def text(
@@ -116,24 +143,36 @@ def block_head(**values: Any) -> bytes:
     return head.tobytes()
 
 
-def events_unit(events: Iterable[Event] = (), tail: Iterable[bytes] = (), **fields: Any) -> bytes:
-    """A unit with a block of events; fields overrides what the block says of itself."""
-    body = np.array(list(events), layout.EVENT).tobytes()
+def events_unit(
+    events: Iterable[Event] = (),
+    tail: Iterable[bytes] = (),
+    *,
+    n_carried: int = 0,
+    **fields: Any,
+) -> bytes:
+    """A unit with a block of events, the first n_carried of them from the block before; fields
+    overrides what the block says of itself."""
+    first = fields.get("first", 1)
+    slots = [
+        slot for i, event in enumerate(events) for slot in event.slots(first, is_wide=i < n_carried)
+    ]
+    body = np.array(slots, layout.EVENT).tobytes()
     texts = b"".join(tail)
     begin = UNIT_BYTES - len(texts)
     values = {
         "kind": layout.EVENTS_BLOCK,
         "round": 1,
-        "used": len(body) // 40,
-        "limit": (begin - 64) // 40,
+        "used": len(slots),
+        "limit": (begin - BLOCK_BYTES) // EVENT_BYTES,
         "texts": begin,
         "thread": 1,
         "tid": 100,
-        "first": 1,
+        "first": first,
+        "carried": 2 * n_carried,
         "name": b"python",
         **fields,
     }
-    return block_head(**values) + body.ljust(begin - 64, b"\0") + texts
+    return block_head(**values) + body.ljust(begin - BLOCK_BYTES, b"\0") + texts
 
 
 def counters_unit(records: list[Record], is_access: bool, **fields: Any) -> bytes:
@@ -154,6 +193,12 @@ def counters_unit(records: list[Record], is_access: bool, **fields: Any) -> byte
         **fields,
     }
     return (block_head(**values) + body.tobytes()).ljust(UNIT_BYTES, b"\0")
+
+
+def _that_fit(events: list[Event], first: int, slots: int) -> int:
+    """How many of the events have room in so many slots."""
+    ends = np.cumsum([len(event.slots(first)) for event in events[:slots]])
+    return int(np.searchsorted(ends, slots, side="right"))
 
 
 @dataclass
@@ -245,18 +290,20 @@ class Process:
                 tail: list[bytes] = []
                 while texts and sum(map(len, tail)) + len(texts[0]) < UNIT_BYTES // 2:
                     tail.append(texts.pop(0))
-                room = (UNIT_BYTES - 64 - sum(map(len, tail))) // 40
+                first = min((row.start for row in rows), default=1)
+                room = (UNIT_BYTES - BLOCK_BYTES - sum(map(len, tail))) // EVENT_BYTES
+                n = _that_fit(rows, first, room)
                 units.append(
                     events_unit(
-                        rows[:room],
+                        rows[:n],
                         tail,
                         round=1 + len(units),
                         thread=thread,
                         tid=self.pid + thread - 1,
-                        first=min((row[0] for row in rows), default=1),
+                        first=first,
                     )
                 )
-                rows = rows[room:]
+                rows = rows[n:]
         fields = {
             "pid": self.pid,
             "ppid": self.ppid,

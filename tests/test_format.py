@@ -17,6 +17,7 @@ STRUCTS = {
     "log_header": log.HEADER,
     "block": log.BLOCK,
     "event": log.EVENT,
+    "event_rest": log.REST,
     "text": log.TEXT,
     "calls_counter": log.CALLS,
     "access_counter": log.ACCESS,
@@ -99,6 +100,9 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("LOG_UNIT_BYTES") == log.UNIT_BYTES
     assert constant("BLOCK_MAGIC") == log.BLOCK_MAGIC
     assert f'LOG_MAGIC "{log.MAGIC.decode()}"' in EVENTS_H
+    assert constant("OP_REST") == log.REST_OP
+    assert constant("EVENT_LONG_BIT") == log.LONG_BIT
+    assert constant("EVENT_LONG_SHIFT") == log.LONG_SHIFT
     for kind, number in (("EVENTS", 1), ("CALLS", 2), ("ACCESS", 3)):
         assert constant(f"BLOCK_{kind}") == getattr(log, f"{kind}_BLOCK") == number
     for kind in ("FILE", "NAME", "NOTE"):

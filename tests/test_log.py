@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logwriter import (
+    EVENT_BYTES,
     HEADER_BYTES,
+    NO_EVENT,
     OP,
     START_NS,
     UNIT_BYTES,
@@ -27,7 +29,18 @@ from logwriter import (
     text,
 )
 from penstock.errors import LogError
-from penstock.log import ACCESS, FILE_TEXT, NAME_TEXT, NOTE_TEXT, Log, read_header, read_log
+from penstock.log import (
+    ACCESS,
+    EVENT,
+    EVENTS_PER_UNIT,
+    FILE_TEXT,
+    NAME_TEXT,
+    NOTE_TEXT,
+    REST_OP,
+    Log,
+    read_header,
+    read_log,
+)
 
 LOGS = Path(__file__).parent / "logs"
 T = START_NS
@@ -152,18 +165,49 @@ def test_a_part_of_the_blocks_gives_their_events_only(write):
 
 
 def test_slots_that_were_never_written_are_no_events(write):
-    # The recorder writes the start last: a kill before that leaves the rest.
-    unfinished = event("open", 0)
-    rows = [event("read", T + 1), (0, 0, 0, 0, 0), unfinished, event(0, T + 2)]
-    unit = events_unit([*rows, event("write", T + 3)], used=10, first=0)
+    # The recorder writes start and op last, and at once: a kill before that leaves the others.
+    unfinished = event(0, 1, 0, file=1 << 16, offset=7, asked=9)
+    rows = [event("read", T + 1), NO_EVENT, unfinished, event(0, T + 2)]
+    unit = events_unit([*rows, event("write", T + 3)], used=10, first=1)
     log = write(header_page(units=1) + unit)
     assert ops_of(log) == [OP["read"], OP["write"]]
 
 
-def test_a_slot_of_the_round_before_is_no_event(write):
-    rows = [event("span", T + 1), event("read", T + 60), event("write", T + 2)]
-    log = write(header_page(units=1) + events_unit(rows, carried=1, first=T + 50))
-    assert ops_of(log) == [OP["span"], OP["read"]]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"start": T},
+        {"start": T + (1 << 41)},
+        {"start": T + 60, "asked": 1 << 32},
+        {"start": T + 60, "moved": (1 << 62) + 5},
+        {"start": T + 60, "duration": 1 << 50},
+    ],
+)
+def test_what_does_not_fit_an_event_stands_in_its_rest(write, fields):
+    wide = event("read", file=0x12345678, offset=-1, errno=5, **fields)
+    rows = [event("open", T + 55), wide, event("close", T + (1 << 40))]
+    (events,) = write(header_page(units=1) + events_unit(rows, first=T + 50)).events()
+    assert events.op.tolist() == [OP["open"], OP["read"], OP["close"]]
+    assert events.start_ns.tolist() == [T + 55, wide.start, T + (1 << 40)]
+    assert events.duration_ns.tolist() == [10, wide.duration, 10]
+    assert events.asked.tolist() == [0, wide.asked, 0]
+    assert events.moved.tolist() == [0, wide.moved, 0]
+    assert (events.file[1], events.errno[1]) == (0x12345678, 5)
+
+
+def test_a_duration_too_long_for_its_bits_loses_only_its_lowest(write):
+    ticks = (1 << 45) + 12345
+    (events,) = write(header_page(units=1) + events_unit([event("read", 1, ticks)])).events()
+    assert events.duration_ns.tolist() == [ticks >> 16 << 16]
+
+
+def test_a_rest_without_its_event_belongs_to_nothing(write):
+    wide = event("read", T, asked=1 << 40)
+    unit = bytearray(events_unit([wide, event("write", T + 60), wide], first=T + 50))
+    unit[64:72] = bytes(8)  # the first event was taken back
+    assert column(write(header_page(units=1) + bytes(unit)), "asked") == [0, 1 << 40]
+    unit[64:96] = unit[96:128]  # a rest in the first slot, and one after it
+    assert column(write(header_page(units=1) + bytes(unit)), "asked") == [0, 1 << 40]
 
 
 def test_a_call_without_duration_is_in_flight(write):
@@ -192,8 +236,8 @@ def test_of_two_blocks_of_one_round_the_fuller_counts(write):
 def test_a_call_in_flight_that_the_next_block_carries_on_is_told_once(write):
     units = [
         events_unit([event("span", T + 1, 0), event("read", T + 2)], round=1, first=T),
-        events_unit([event("span", T + 1, 0)], round=2, first=T + 50, carried=1),
-        events_unit([event("span", T + 1, 99)], round=3, first=T + 90, carried=1),
+        events_unit([event("span", T + 1, 0)], round=2, first=T + 50, n_carried=1),
+        events_unit([event("span", T + 1, 99)], round=3, first=T + 90, n_carried=1),
     ]
     log = write(header_page(units=3) + b"".join(units))
     assert ops_of(log) == [OP["read"], OP["span"]]
@@ -206,7 +250,7 @@ def test_another_call_in_flight_is_not_taken_for_the_carried_one(write, differen
     units = [
         events_unit([event("span", T + 1, 0)], round=1, first=T),
         events_unit(
-            [carried], round=2, first=T + 50, carried=1, thread=2 if difference == "thread" else 1
+            [carried], round=2, first=T + 50, n_carried=1, thread=2 if difference == "thread" else 1
         ),
     ]
     assert len(ops_of(write(header_page(units=2) + b"".join(units)))) == 2
@@ -289,8 +333,8 @@ def test_a_log_cut_anywhere_is_a_log(tmp_path):
 def test_every_whole_event_of_a_cut_unit_is_read(tmp_path):
     data = header_page(units=1) + events_unit([event("read", T + i + 1) for i in range(5)])
     for whole in range(6):
-        for rest in (0, 39) if whole < 5 else (0,):
-            cut = data[: HEADER_BYTES + 64 + whole * 40 + rest]
+        for rest in (0, EVENT_BYTES - 1) if whole < 5 else (0,):
+            cut = data[: HEADER_BYTES + 64 + whole * EVENT_BYTES + rest]
             assert len(ops_of(read_log(_written(tmp_path, cut)))) == whole
 
 
@@ -328,7 +372,7 @@ def _written(folder: Path, data: bytes) -> Path:
         ),
         (header_page(version=0), "format 0, which never existed"),
         (header_page(unit_bytes=4096), "unit_bytes = 4096 where format 1 has 65536"),
-        (header_page(event_bytes=0), "event_bytes = 0 where format 1 has 40"),
+        (header_page(event_bytes=0), "event_bytes = 0 where format 1 has 32"),
         (header_page(header_bytes=1 << 31), "header_bytes = 2147483648 where"),
     ],
 )
@@ -408,7 +452,15 @@ def test_a_text_that_makes_no_sense_ends_the_texts_of_its_block(write, tail):
 
 def test_numbers_at_their_limits_are_read_without_overflow(write):
     most = 2**64 - 1
-    rows = [(most, most, -(2**63), most, most), (1, most, 2**63 - 1, most, most)]
+    read = OP["read"] << 16
+    slots = [
+        (most ^ (0xFF << 16) | read, most, -(2**63), 2**32 - 1, 2**32 - 1),
+        (read, most, 2**63 - 1, 2**32 - 1, 2**32 - 1),
+        (REST_OP << 16, most, -1, 2**32 - 1, 2**32 - 1),
+        (read, most, 0, 1, 1),
+        (REST_OP << 16, most, -1, 2**32 - 1, 2**31 - 1),
+    ]
+    body = np.array(slots, EVENT).tobytes()
     for clock in ("ns", "tsc"):
         page = header_page(
             units=1,
@@ -417,15 +469,17 @@ def test_numbers_at_their_limits_are_read_without_overflow(write):
             ticks_per_s=1,
             start_ticks=1,
         )
-        log = write(page + events_unit(rows))
+        unit = events_unit(used=len(slots))
+        log = write(page + unit[:64] + body + unit[64 + len(body) :])
         for events in log.events():
-            assert events.moved.tolist() == [2**48 - 1] * 2
+            assert events.moved.tolist() == [2**32 - 1, 0, 2**63 - 1]
+            assert events.asked.tolist() == [2**32 - 1, 0, 0]
             assert (np.abs(events.start_ns) <= 2**62).all()
             assert (events.duration_ns >= 0).all()
 
 
 def test_a_log_is_read_in_bounded_memory(tmp_path):
-    rows = [event("read", T + i + 1) for i in range(1636)]
+    rows = [event("read", T + i + 1) for i in range(EVENTS_PER_UNIT)]
     path = tmp_path / "p.log"
     with open(path, "wb") as file:
         file.write(header_page(units=2000))
@@ -437,7 +491,7 @@ def test_a_log_is_read_in_bounded_memory(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert n == 2000 * 1636
+    assert n == 2000 * EVENTS_PER_UNIT
     assert peak < 40 << 20, "131 MB of log in batches of 4 MiB"
 
 
@@ -513,7 +567,7 @@ def test_no_scribble_can_break_the_reader(tmp_path, scribbles):
 @given(st.binary(max_size=3 * UNIT_BYTES))
 def test_no_content_after_a_header_can_break_the_reader(tmp_path, content):
     tries_to_read(_written(tmp_path, header_page(units=3) + content))
-    block = block_head(kind=1, used=1636, limit=1636, texts=64 + len(content) % 60_000, round=1)
+    block = block_head(kind=1, used=2046, limit=2046, texts=64 + len(content) % 60_000, round=1)
     tries_to_read(_written(tmp_path, header_page(units=3) + block + content))
 
 
@@ -522,12 +576,12 @@ def test_one_start_in_a_million_calls_in_flight_takes_no_longer(write):
     # quadratic in them.
     units = [
         events_unit(
-            [event("read", T + 1, 0)] * 1636, round=i + 1, thread=i % 7, carried=1636, first=i + 1
+            [event("read", T + 1, 0)] * 1023, round=i + 1, thread=i % 7, n_carried=1023, first=i + 1
         )
         for i in range(200)
     ]
     log = write(header_page(units=200) + b"".join(units))
-    assert len(ops_of(log)) == 7 * 1636
+    assert len(ops_of(log)) == 7 * 1023
 
 
 # --- golden logs: every version that was ever written is read for ever -------------------------

@@ -29,6 +29,8 @@ __all__ = [
     "NAME_TEXT",
     "NOTE_TEXT",
     "OPS",
+    "REST",
+    "REST_OP",
     "SECOND_FILE_OPS",
     "TEXT",
     "VERSION",
@@ -52,6 +54,8 @@ UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
 EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
 FILE_TEXT, NAME_TEXT, NOTE_TEXT = 1, 2, 3
+REST_OP = 255
+LONG_BIT, LONG_SHIFT = 39, 16
 IN_FLIGHT = -1
 NOT_KNOWN = 0xFFFFFFFF
 
@@ -97,7 +101,8 @@ BLOCK = _layout(
     "u64 first",
     "V16 name",
 )
-EVENT = _layout("u64 start word", "i64 offset", "u64 asked_file moved_file")
+EVENT = _layout("u64 begun done", "i64 offset", "u32 asked moved")
+REST = _layout("u64 mark start asked moved")
 TEXT = _layout("u32 bytes kind id base mode reserved", "u64 device inode", "i64 size")
 _PAIR = _layout("i64 value", "u64 calls")
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
@@ -118,6 +123,7 @@ ACCESS = np.dtype(
 # The header's fields lie in its first page; the rest of its unit is a hole.
 HEADER_PAGE_BYTES = 4096
 EVENTS_PER_UNIT = (UNIT_BYTES - BLOCK.itemsize) // EVENT.itemsize
+assert BLOCK.itemsize % EVENT.itemsize == UNIT_BYTES % EVENT.itemsize == 0
 
 # One row for each block that is kept: where it is and how much of it is whole.
 _INDEX = _layout(
@@ -347,42 +353,40 @@ class Log:
         batches of at most BATCH_UNITS blocks.  Raises LogError if the file has gone."""
         is_wanted = np.full(256, ops is None)
         is_wanted[list(ops or ())] = True
-        is_wanted[0] = False
+        is_wanted[[0, REST_OP]] = False
         with _File(self.path) as file:
             for rows, units in file.batches(self.event_blocks[first:last], BATCH_UNITS):
                 yield self._events(rows, units, ns_per_tick or self.ns_per_tick, is_wanted)
 
     def _events(self, rows: Array, units: Array, ns_per_tick: float, is_wanted: Array) -> Events:
-        area = units[:, BLOCK.itemsize : BLOCK.itemsize + EVENTS_PER_UNIT * EVENT.itemsize]
-        slots = area.view(EVENT)
-        is_whole = np.arange(EVENTS_PER_UNIT) < rows["records"][:, None]
-        # A slot that was reserved and never written is zero, or holds an event of the round before.
-        is_carried = np.arange(EVENTS_PER_UNIT) < rows["carried"][:, None]
-        is_whole &= (slots["start"] != 0) & (
-            is_carried | (slots["start"] >= rows["first"][:, None])
-        )
-        is_whole &= is_wanted[(slots["word"] >> np.uint64(8)).astype(np.uint8)]
-        block = np.repeat(np.arange(len(rows)), is_whole.sum(axis=1))
-        raw = slots[is_whole]
-        op = (raw["word"] >> np.uint64(8)).astype(np.uint8)
-        ticks = raw["word"] >> np.uint64(16)
-        is_live = self._is_live(raw["start"], op, ticks, rows, block)
-        if is_live is not None:
-            raw, op, ticks, block = raw[is_live], op[is_live], ticks[is_live], block[is_live]
-        low, high = raw["asked_file"], raw["moved_file"]
-        return Events(
-            thread=rows["thread"][block],
-            op=op,
-            errno=raw["word"].astype(np.uint8),
-            file=(low & np.uint64(0xFFFF) | (high & np.uint64(0xFFFF)) << np.uint64(16)).astype(
-                np.uint32
-            ),
-            start_ns=self.to_ns(raw["start"], ns_per_tick),
-            duration_ns=np.where(ticks == 0, IN_FLIGHT, _rounded(ticks * ns_per_tick)),
-            offset=raw["offset"].copy(),
-            asked=(low >> np.uint64(16)).view(np.int64),
-            moved=(high >> np.uint64(16)).view(np.int64),
-        )
+        slots = units.view(EVENT)
+        # The block's header is as long as some slots, so that events are places in one array.
+        column = np.arange(slots.shape[1]) - BLOCK.itemsize // EVENT.itemsize
+        is_whole = (column >= 0) & (column < rows["records"][:, None])
+        ops = (slots["begun"] >> np.uint64(16)).astype(np.uint8)
+        places = np.flatnonzero(is_whole & is_wanted[ops])
+        raw, block = slots.reshape(-1)[places], places // slots.shape[1]
+        start = rows["first"][block] + (raw["begun"] >> np.uint64(24))
+        asked, moved = raw["asked"].astype(np.int64), raw["moved"].astype(np.int64)
+        owners, rest = _rests(slots, places, is_whole & (ops == REST_OP))
+        start[owners] = rest["start"]
+        asked[owners] = rest["asked"].view(np.int64)
+        moved[owners] = rest["moved"].view(np.int64)
+        op, ticks = ops.reshape(-1)[places], _ticks(raw["done"])
+        columns = {
+            "thread": rows["thread"][block],
+            "op": op,
+            "errno": (raw["done"] >> np.uint64(16)).astype(np.uint8),
+            "file": (raw["begun"] & np.uint64(0xFFFF)).astype(np.uint32)
+            | (raw["done"] & np.uint64(0xFFFF)).astype(np.uint32) << np.uint32(16),
+            "start_ns": self.to_ns(start, ns_per_tick),
+            "duration_ns": np.where(ticks == 0, IN_FLIGHT, _rounded(ticks * ns_per_tick)),
+            "offset": raw["offset"].copy(),
+            "asked": np.maximum(asked, 0),
+            "moved": np.maximum(moved, 0),
+        }
+        is_live = self._is_live(start, op, ticks, rows, block)
+        return Events(**columns) if is_live is None else Events(**columns).where(is_live)
 
     def _is_live(
         self, start: Array, op: Array, ticks: Array, rows: Array, block: Array
@@ -500,6 +504,26 @@ class _File:
                 units = units[rows["unit"][begin:end] - unit]
             yield rows[begin:end], units
             begin = end
+
+
+def _rests(slots: Array, places: Array, is_rest: Array) -> tuple[Array, Array]:
+    """Which of the events at these places have a rest, and the rests themselves.
+
+    A rest without its event (taken back, or not chosen) belongs to nothing."""
+    at = np.flatnonzero(is_rest)
+    owners = np.searchsorted(places, at - 1)
+    is_owned = owners < len(places)
+    is_owned[is_owned] = places[owners[is_owned]] == at[is_owned] - 1
+    return owners[is_owned], slots.reshape(-1)[at[is_owned]].view(REST)
+
+
+def _ticks(done: Array) -> Array:
+    """Durations in ticks, 0 in flight: 39 bits of ticks, or of 65536 ticks where bit 39 is set."""
+    ticks = done >> np.uint64(24)
+    is_long = ticks >> np.uint64(LONG_BIT) != 0
+    if is_long.any():
+        ticks[is_long] = (ticks[is_long] & np.uint64((1 << LONG_BIT) - 1)) << np.uint64(LONG_SHIFT)
+    return ticks
 
 
 def looks_like_log(page: bytes) -> bool:
@@ -692,9 +716,13 @@ def _read_carried(file: _File, blocks: Array) -> Array:
     for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["carried"] > 0)]:
         offset = HEADER_BYTES + int(row["unit"]) * UNIT_BYTES + BLOCK.itemsize
         data = file.read(offset, int(row["carried"]) * EVENT.itemsize)
-        raw = np.frombuffer(data[: len(data) // EVENT.itemsize * EVENT.itemsize], EVENT)
-        carried = np.empty(len(raw), _CARRIED)
-        carried["key"] = _call_keys(raw["start"], row["thread"], raw["word"] >> np.uint64(8))
+        slots = np.frombuffer(data[: len(data) // EVENT.itemsize * EVENT.itemsize], EVENT)
+        ops = (slots["begun"] >> np.uint64(16)).astype(np.uint8)
+        is_event = (ops[:-1] != 0) & (ops[:-1] != REST_OP) & (ops[1:] == REST_OP)
+        places = np.flatnonzero(is_event)
+        carried = np.empty(len(places), _CARRIED)
+        rest = slots[places + 1].view(REST)
+        carried["key"] = _call_keys(rest["start"], row["thread"], ops[places])
         carried["first"] = row["first"]
         found.append(carried)
     every = np.concatenate(found)

@@ -68,7 +68,13 @@ def main() -> None:
     data = process().bytes()
     carried = [event("span", 10**12 + 2500, 7_000_000, file=9, offset=1, asked=2, moved=32)]
     late = events_unit(
-        carried, round=99, thread=1, tid=4711, first=10**12 + 170_000_000, carried=1, name=b"python"
+        carried,
+        round=99,
+        thread=1,
+        tid=4711,
+        first=10**12 + 170_000_000,
+        n_carried=1,
+        name=b"python",
     )
     # A live block after the last full one; the file ends inside a unit that was reserved and lost.
     data = data + late + b"\0" * 1000

@@ -16,23 +16,78 @@ struct counted {
     uint64_t in_flight; /* single events that have none */
     uint64_t folded;    /* calls in counters */
     uint64_t failed;    /* of the finished ones, those with an errno */
+    uint64_t moved;     /* bytes, or what the op says, of single events */
     uint64_t lost;      /* calls of any op that are left as a count */
     int logs;
 };
 
-static void count_event(const struct event *event, enum op op, struct counted *counted)
+/* The units of the log that is being counted. */
+struct units {
+    const char *bytes;
+    size_t n;
+};
+
+static enum op op_in(const struct event *event)
 {
-    if (event->start == 0 || (event->word >> 8 & 0xff) != op)
-        return;
-    if (event->word >> 16)
-        counted->finished++;
-    else
-        counted->in_flight++;
-    if (event->word & 0xff)
-        counted->failed++;
+    return (enum op)(event->begun >> 16 & 0xff);
 }
 
-static void count_block(const struct block *block, enum op op, struct counted *counted)
+static const struct block *event_block(struct units units, size_t i)
+{
+    const struct block *block = (const void *)(units.bytes + i * LOG_UNIT_BYTES);
+
+    return i < units.n && block->magic == BLOCK_MAGIC && block->kind == BLOCK_EVENTS ? block : NULL;
+}
+
+/* What did not fit an event; NULL: all did. */
+static const struct event_rest *rest_of(const struct block *block, const struct event *event)
+{
+    const struct event_rest *rest = (const void *)(event + 1);
+    bool is_inside = (size_t)((const char *)(rest + 1) - (const char *)block) <= block->texts;
+
+    return is_inside && op_in(event + 1) == OP_REST ? rest : NULL;
+}
+
+static uint64_t start_of(const struct block *block, const struct event *event)
+{
+    const struct event_rest *rest = rest_of(block, event);
+
+    return rest ? rest->start : block->first + (event->begun >> 24);
+}
+
+/* A call in flight stays in a full block, and goes on at the front of a later one. */
+static bool goes_on(struct units units, const struct block *block, const struct event *event)
+{
+    for (size_t i = 0; i < units.n; i++) {
+        const struct block *later = event_block(units, i);
+        const struct event *events = (const void *)(later + 1);
+
+        if (!later || later->thread != block->thread || later->first <= block->first)
+            continue;
+        for (uint32_t j = 0; j < later->carried; j++)
+            if (op_in(&events[j]) == op_in(event) &&
+                start_of(later, &events[j]) == start_of(block, event))
+                return true;
+    }
+    return false;
+}
+
+static void count_event(struct units units, const struct block *block, const struct event *event,
+                        struct counted *counted)
+{
+    const struct event_rest *rest = rest_of(block, event);
+
+    if (event->done >> 24)
+        counted->finished++;
+    else if (!goes_on(units, block, event))
+        counted->in_flight++;
+    if (event->done >> 16 & 0xff)
+        counted->failed++;
+    counted->moved += rest ? rest->moved : event->moved;
+}
+
+static void count_block(struct units units, const struct block *block, enum op op,
+                        struct counted *counted)
 {
     const char *content = (const char *)(block + 1);
 
@@ -41,32 +96,23 @@ static void count_block(const struct block *block, enum op op, struct counted *c
         const struct calls_counter *calls = (const void *)content;
         const struct access_counter *access = (const void *)content;
 
-        if (block->kind == BLOCK_CALLS) {
+        if (block->kind == BLOCK_CALLS)
             counted->folded += calls[i].op == op ? calls[i].calls : 0;
-        } else if (block->kind == BLOCK_ACCESS) {
+        else if (block->kind == BLOCK_ACCESS)
             counted->folded += access[i].op == op ? access[i].calls : 0;
-        } else if (i < block->limit &&
-                   (const char *)(event + 1) <= (const char *)block + block->texts) {
-            if (i < block->carried || event->start >= block->first)
-                count_event(event, op, counted);
-        }
+        else if (i < block->limit && op_in(event) == op &&
+                 (const char *)(event + 1) <= (const char *)block + block->texts)
+            count_event(units, block, event, counted);
     }
-}
-
-static const struct block *event_block(const char *units, size_t i)
-{
-    const struct block *block = (const void *)(units + i * LOG_UNIT_BYTES);
-
-    return block->magic == BLOCK_MAGIC && block->kind == BLOCK_EVENTS ? block : NULL;
 }
 
 /* A block and its written chunk may both be there after a kill: the fuller one counts, else the
  * first. */
-static bool has_better_twin(const char *units, size_t n, size_t i)
+static bool has_better_twin(struct units units, size_t i)
 {
     const struct block *block = event_block(units, i);
 
-    for (size_t j = 0; j < n; j++) {
+    for (size_t j = 0; block && j < units.n; j++) {
         const struct block *other = event_block(units, j);
 
         if (j == i || !other || other->round != block->round)
@@ -77,14 +123,13 @@ static bool has_better_twin(const char *units, size_t n, size_t i)
     return false;
 }
 
-static void count_units(const char *units, size_t n, enum op op, struct counted *counted)
+static void count_units(struct units units, enum op op, struct counted *counted)
 {
-    for (size_t i = 0; i < n; i++) {
-        const struct block *block = (const void *)(units + i * LOG_UNIT_BYTES);
+    for (size_t i = 0; i < units.n; i++) {
+        const struct block *block = (const void *)(units.bytes + i * LOG_UNIT_BYTES);
 
-        if (block->magic != BLOCK_MAGIC || (event_block(units, i) && has_better_twin(units, n, i)))
-            continue;
-        count_block(block, op, counted);
+        if (block->magic == BLOCK_MAGIC && !has_better_twin(units, i))
+            count_block(units, block, op, counted);
     }
 }
 
@@ -93,6 +138,7 @@ static void count_log(const char *path, enum op op, struct counted *counted)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status;
     const struct log_header *header;
+    struct units units;
     char *log;
 
     MUST(fd >= 0 && fstat(fd, &status) == 0 && status.st_size >= LOG_HEADER_BYTES);
@@ -100,8 +146,9 @@ static void count_log(const char *path, enum op op, struct counted *counted)
     MUST(log != MAP_FAILED);
     header = (const void *)log;
     MUST(!memcmp(header->magic, LOG_MAGIC, 8) && header->version == LOG_VERSION);
-    count_units(log + LOG_HEADER_BYTES,
-                ((size_t)status.st_size - LOG_HEADER_BYTES) / LOG_UNIT_BYTES, op, counted);
+    units.bytes = log + LOG_HEADER_BYTES;
+    units.n = ((size_t)status.st_size - LOG_HEADER_BYTES) / LOG_UNIT_BYTES;
+    count_units(units, op, counted);
     counted->lost += header->lost;
     counted->logs++;
     MUST(munmap(log, (size_t)status.st_size) == 0);
