@@ -16,7 +16,7 @@ extern uint64_t clock_ticks_per_s;             /* nominal */
 void clock_choose(uint64_t known_ticks_per_s); /* 0: not known, measure for a millisecond */
 #pragma GCC visibility pop
 
-static inline uint64_t clock_ns(clockid_t clock)
+__attribute__((always_inline)) static inline uint64_t clock_ns(clockid_t clock)
 {
     struct timespec now;
 
@@ -24,7 +24,7 @@ static inline uint64_t clock_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static inline uint64_t clock_counter(void)
+__attribute__((always_inline)) static inline uint64_t clock_counter(void)
 {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
@@ -38,7 +38,7 @@ static inline uint64_t clock_counter(void)
 #endif
 }
 
-static inline uint64_t clock_ticks(void)
+__attribute__((always_inline)) static inline uint64_t clock_ticks(void)
 {
     return __builtin_expect(clock_is_counter, 1) ? clock_counter() : clock_ns(CLOCK_MONOTONIC);
 }

@@ -116,25 +116,44 @@ static struct slot_of_fd *publish_slots(struct slot_of_fd **chunk)
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
+__attribute__((always_inline)) static inline struct key mixed(struct key key, uint64_t word)
+{
+    key.hash = (key.hash ^ word) * 0xff51afd7ed558ccdu;
+    key.rest = (key.rest + word) * 0xc4ceb9fe1a85ec53u;
+    key.hash ^= key.hash >> 32;
+    key.rest ^= key.rest >> 29;
+    return key;
+}
+
+static inline uint64_t eight_bytes(const char *bytes)
+{
+    uint64_t word;
+
+    memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
+/* The eight that the last word of a name ends with, though the word before holds some of them too;
+ * the length, which is in the key, tells how many. */
+static inline uint64_t last_bytes(const char *name, size_t length)
+{
+    uint64_t word = 0;
+
+    if (length >= 8)
+        return eight_bytes(name + length - 8);
+    while (length-- > 0)
+        word = word << 8 | (uint8_t)name[length];
+    return word;
+}
+
 static struct key key_of(const char *name, size_t length, uint32_t base)
 {
     struct key key = {files_state->seed[0] ^ base, files_state->seed[1] ^ length};
-    uint64_t word;
+    size_t at;
 
-    for (;;) {
-        size_t n = length < 8 ? length : 8;
-
-        word = 0;
-        memcpy(&word, name, n);
-        key.hash = (key.hash ^ word) * 0xff51afd7ed558ccdu;
-        key.rest = (key.rest + word) * 0xc4ceb9fe1a85ec53u;
-        key.hash ^= key.hash >> 32;
-        key.rest ^= key.rest >> 29;
-        if (length <= 8)
-            break;
-        length -= 8;
-        name += 8;
-    }
+    for (at = 0; at + 8 < length; at += 8)
+        key = mixed(key, eight_bytes(name + at));
+    key = mixed(key, last_bytes(name, length));
     key.hash = (key.hash * 0x9fb21c651e98df25u) | 1;
     key.hash ^= key.hash >> 31 << 1;
     key.rest = key.rest * 0x9e3779b97f4a7c15u & ~0xffffffffull;
@@ -170,7 +189,7 @@ static uint32_t find_in_level(const struct level *level, uint64_t mask, struct k
 
 static uint32_t find_path(struct key key)
 {
-    unsigned i = LEVELS;
+    unsigned i = __atomic_load_n(&files_state->n_levels, __ATOMIC_ACQUIRE);
     uint32_t id = 0;
 
     while (i-- > 0 && !id) {
@@ -180,6 +199,20 @@ static uint32_t find_path(struct key key)
             id = find_in_level(level, level_mask(i), key);
     }
     return id;
+}
+
+static struct level *begin_level(unsigned i)
+{
+    struct level *level = NULL;
+    uint64_t entries = level_mask(i) + 1;
+    uint32_t n = __atomic_load_n(&files_state->n_levels, __ATOMIC_RELAXED);
+
+    level = publish(&files_state->levels[i], sizeof *level + entries * sizeof *level->entries);
+    while (level && n <= i &&
+           !__atomic_compare_exchange_n(&files_state->n_levels, &n, i + 1, false, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED))
+        ;
+    return level;
 }
 
 static void insert_path(struct key key, uint32_t id)
@@ -193,8 +226,7 @@ static void insert_path(struct key key, uint32_t id)
         uint64_t expected = 0;
 
         if (!level)
-            level = publish(&files_state->levels[i],
-                            sizeof *level + (mask + 1) * sizeof *level->entries);
+            level = begin_level(i);
         if (!level)
             return;
         if (__atomic_fetch_add(&level->used, 1, __ATOMIC_RELAXED) * 2 >= mask)

@@ -32,11 +32,13 @@ struct files;
 extern struct files *files_state; /* wiped by fork */
 struct files {
     struct slot_of_fd *fds[FD_CHUNKS];
+    /* What finding a path needs, and the first levels, are one cache line. */
+    uint64_t seed[2]; /* of the hash; 0 in a forked child, which is as good */
+    uint64_t folder;  /* file id of the working directory, 0: ask; above it, how often it changed */
+    uint32_t last_id;
+    uint32_t n_levels; /* those above were never begun */
     struct level *levels[12];
     uint8_t *described[8192]; /* whether the first open of a file was seen */
-    uint64_t seed[2];         /* of the hash; 0 in a forked child, which is as good */
-    uint32_t last_id;
-    uint64_t folder; /* file id of the working directory, 0: ask; above it, how often it changed */
 };
 
 int files_start(bool is_new_log);
@@ -44,7 +46,7 @@ int files_start(bool is_new_log);
 /* The file of a descriptor, resolved when it was opened before the recording; NULL: none. */
 struct slot_of_fd *files_slot_slowly(int fd);
 
-static inline struct slot_of_fd *files_peek(int fd)
+__attribute__((always_inline)) static inline struct slot_of_fd *files_peek(int fd)
 {
     struct slot_of_fd *chunk;
 
@@ -54,7 +56,7 @@ static inline struct slot_of_fd *files_peek(int fd)
     return LIKELY(chunk != NULL) ? &chunk[(unsigned)fd % FDS_PER_CHUNK] : NULL;
 }
 
-static inline struct slot_of_fd *files_slot(int fd)
+__attribute__((always_inline)) static inline struct slot_of_fd *files_slot(int fd)
 {
     struct slot_of_fd *slot = files_peek(fd);
 

@@ -33,7 +33,7 @@
         return result;                                                                             \
     }
 
-static inline uint32_t file_of(int fd)
+__attribute__((always_inline)) static inline uint32_t file_of(int fd)
 {
     struct slot_of_fd *slot = files_slot(fd);
 
@@ -46,12 +46,14 @@ __attribute__((always_inline)) static inline bool begin_fd(struct call *call, en
     return log_is_on() && log_begin(call, op, file_of(fd), offset, asked);
 }
 
-static inline bool begin_path(struct call *call, enum op op, int dirfd, const char *path)
+__attribute__((always_inline)) static inline bool begin_path(struct call *call, enum op op,
+                                                             int dirfd, const char *path)
 {
     return log_is_on() && log_begin(call, op, files_path(dirfd, path), -1, 0);
 }
 
-static inline bool begin_plain(struct call *call, enum op op, int64_t offset, uint64_t asked)
+__attribute__((always_inline)) static inline bool begin_plain(struct call *call, enum op op,
+                                                              int64_t offset, uint64_t asked)
 {
     return log_is_on() && log_begin(call, op, 0, offset, asked);
 }
@@ -61,7 +63,7 @@ static inline bool is_write(enum op op)
     return op == OP_WRITE || op == OP_WRITEV || op == OP_PWRITEV;
 }
 
-static inline ssize_t end_bytes(const struct call *call, ssize_t got)
+__attribute__((always_inline)) static inline ssize_t end_bytes(const struct call *call, ssize_t got)
 {
     log_end(call, got < 0 ? errno : 0, got < 0 ? 0 : (uint64_t)got);
     return got;

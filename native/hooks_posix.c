@@ -221,7 +221,8 @@ struct stream {
     uint32_t file;
 };
 
-static inline bool begin_stream(struct stream *stream, enum op op, int fd, uint64_t asked)
+__attribute__((always_inline)) static inline bool begin_stream(struct stream *stream, enum op op,
+                                                               int fd, uint64_t asked)
 {
     int64_t position;
 
@@ -233,7 +234,8 @@ static inline bool begin_stream(struct stream *stream, enum op op, int fd, uint6
     return log_begin(&stream->call, op, stream->file, position, asked);
 }
 
-static inline ssize_t end_stream(struct stream *stream, int fd, ssize_t got)
+__attribute__((always_inline)) static inline ssize_t end_stream(struct stream *stream, int fd,
+                                                                ssize_t got)
 {
     struct slot_of_fd *slot = stream->slot;
 

@@ -210,7 +210,8 @@ __attribute__((always_inline)) static inline void log_end_at(const struct call *
                      __ATOMIC_RELEASE);
 }
 
-static inline void log_end(const struct call *call, int error, uint64_t moved)
+__attribute__((always_inline)) static inline void log_end(const struct call *call, int error,
+                                                          uint64_t moved)
 {
     log_end_at(call, error, LOG_SAME_OFFSET, moved);
 }
