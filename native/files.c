@@ -203,11 +203,10 @@ static uint32_t find_path(struct key key)
 
 static struct level *begin_level(unsigned i)
 {
-    struct level *level = NULL;
-    uint64_t entries = level_mask(i) + 1;
+    size_t bytes = sizeof(struct level) + (level_mask(i) + 1) * sizeof(struct entry);
+    struct level *level = publish(&files_state->levels[i], bytes);
     uint32_t n = __atomic_load_n(&files_state->n_levels, __ATOMIC_RELAXED);
 
-    level = publish(&files_state->levels[i], sizeof *level + entries * sizeof *level->entries);
     while (level && n <= i &&
            !__atomic_compare_exchange_n(&files_state->n_levels, &n, i + 1, false, __ATOMIC_RELEASE,
                                         __ATOMIC_RELAXED))

@@ -718,10 +718,9 @@ static void next_round(struct thread *thread, struct block *block, const struct 
     __atomic_store_n(&block->used, block->carried, __ATOMIC_RELEASE);
 }
 
-static bool write_block(struct thread *thread, struct block *block)
+static bool write_block(struct thread *thread, struct block *block, const struct carried *carried,
+                        uint32_t n)
 {
-    struct carried carried[CARRIED_MAX];
-    uint32_t n = copy_carried(block, carried);
     long error = log_write_unit(next_unit(), block);
 
     if (error) {
@@ -758,37 +757,41 @@ static uint32_t gather_spans(struct block *block)
 
 /* Past the budget: single events become counts; texts, the application's spans and calls in flight
  * stay. */
-static bool fold_block(struct thread *thread, struct block *block)
+static bool fold_block(struct thread *thread, struct block *block, const struct carried *carried,
+                       uint32_t n_carried)
 {
     struct event *events = log_events(block);
-    struct carried carried[CARRIED_MAX];
-    uint32_t n_carried, n;
+    uint32_t n;
 
     if (!counters_fold(block))
         return false;
-    n_carried = copy_carried(block, carried);
     if (n_carried == CARRIED_MAX)
-        return write_block(thread, block); /* where more than these have their place */
+        return write_block(thread, block, carried, n_carried); /* there may be more of them */
     n = gather_spans(block);
+    memset(&events[n], 0, (block->used - n) * sizeof *events);
+    if (n + 2 * n_carried > EVENTS_PER_BLOCK / 2 || block->texts < LOG_UNIT_BYTES / 2) {
+        block->used = n;
+        return write_block(thread, block, carried, n_carried);
+    }
     n += put_carried(&events[n], carried, n_carried);
-    if (n < block->used)
-        memset(&events[n], 0, (block->used - n) * sizeof *events);
     block->carried = n;
     __atomic_store_n(&block->used, n, __ATOMIC_RELEASE);
     begin_round(thread, block);
-    if (n > EVENTS_PER_BLOCK / 2 || block->texts < LOG_UNIT_BYTES / 2)
-        return write_block(thread, block);
     return true;
 }
 
 static bool empty_block(struct thread *thread, struct block *block)
 {
+    struct carried carried[CARRIED_MAX];
+    uint32_t n;
+
     log_anchor();
     if (block->used > block->limit)
         block->used = block->limit;
+    n = copy_carried(block, carried);
     if (log_state->header->chunk_bytes + LOG_UNIT_BYTES > budget)
-        return fold_block(thread, block);
-    return write_block(thread, block);
+        return fold_block(thread, block, carried, n);
+    return write_block(thread, block, carried, n);
 }
 
 static bool make_room(struct thread *thread, uint32_t text_bytes)
