@@ -105,8 +105,7 @@ static inline bool log_is_on(void)
     return LIKELY(recorder_on) || log_lost();
 }
 
-/* The owner adds to its own cursor: one instruction, so that a signal handler cannot take the slots.
- */
+/* The owner adds to its own cursor: one instruction, so that a signal handler cannot take them. */
 static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 {
 #if defined(__x86_64__)

@@ -363,7 +363,7 @@ def _written(folder: Path, data: bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"PK\3\4" + bytes(9000), r"not a log of penstock \(it begins with b'PK"),
+        (b"PK\3\4" + bytes(9000), "not a log of penstock"),
         (b"hello", "not a log of penstock"),
         (bytes(70_000), "empty, its process died before it wrote a header"),
         (
