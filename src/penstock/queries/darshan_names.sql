@@ -1,0 +1,17 @@
+-- darshan_names: the files that a Darshan log can name, numbered from 0: regular ones, outside the places
+-- that Darshan leaves out by default (darshan_path_exclusions in darshan-config.c), unless they hold the
+-- job's data or output.  A path that was looked at and never opened may be a folder: it is left out if
+-- another path lies in it.
+WITH folders AS (
+    SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS path FROM files
+)
+SELECT f.file, CAST(row_number() OVER (ORDER BY f.file) - 1 AS INTEGER) AS number, f.path
+FROM files AS f
+LEFT JOIN folders AS d ON d.path = f.path
+WHERE starts_with(f.path, '/')
+    AND (f.kind = 'regular' OR f.kind = 'unknown' AND d.path IS NULL)
+    AND f.path_class <> 'system'
+    AND (
+        f.path_class <> 'library'
+        OR NOT regexp_matches(f.path, '^/(etc|dev|usr|bin|boot|lib|opt|sbin|sys|proc|var)/')
+    )

@@ -1,0 +1,11 @@
+-- darshan_ranks: the rank of each process: its own, or that of the nearest ancestor that has one, so that
+-- a loader's workers belong to the rank they serve; 0 where there is none.
+WITH RECURSIVE lines(process, ancestor, rank) AS (
+    SELECT process, parent, rank FROM processes
+    UNION ALL
+    SELECT l.process, p.parent, p.rank
+    FROM lines AS l
+    JOIN processes AS p ON p.process = l.ancestor
+    WHERE l.rank IS NULL
+)
+SELECT process, coalesce(max(rank), 0) AS rank FROM lines GROUP BY process
