@@ -388,6 +388,8 @@ def empty_reads(measures: Measures) -> _Said:
     """30 % of the reads or more move nothing: they ask at the end of a file whether there is more,
     one system call a file for nothing."""
     data, reads = measures.reading, measures.blocking_reads
+    if data.empty_reads is None:
+        return _Unjudged("the imported counters do not say which reads moved nothing")
     share = data.empty_reads / data.reads if data.reads else 0.0
     says = f"{per_cent(share)} of {count(data.reads, 'read')} are empty"
     if share < EMPTY_SHARE:
@@ -673,6 +675,8 @@ def incomplete(measures: Measures) -> _Said:
     state, why = measures.events_state
     if state == "measured":
         return _Fine("nothing was lost")
+    if measures.recording.counters_only or measures.recording.imported_lacks:
+        return _Unjudged(why)  # another tool's recording: what it lacks is among the gaps
     return _Found(
         None,
         (why,),

@@ -161,14 +161,14 @@ class Operation:
     layer: str
     op: str
     calls: int
-    errors: int
-    asked_bytes: int
+    errors: int | None
+    asked_bytes: int | None
     moved_bytes: int
-    time_s: float
+    time_s: float | None
     mean_s: float | None
     p50_s: float | None
     p99_s: float | None
-    max_s: float
+    max_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Reading:
     size_bytes: int
     read_bytes: int
     reads: int
-    empty_reads: int
+    empty_reads: int | None
     opens: int
     metadata: int
     metadata_s: float
@@ -393,6 +393,9 @@ class Recording:
     slots: int | None
     event_cost_ns: float | None
     fetches_without_delay: int
+    counters_only: str | None
+    imported_lacks: str | None
+    has_events: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +601,7 @@ class Measures:
             )
             if count
         ]
+        lacks += [known.imported_lacks] if known.imported_lacks else []
         return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
 
     @property
@@ -605,6 +609,12 @@ class Measures:
         """Of numbers that need single events: past the trace budget these thin out."""
         folded = self.recording.folded
         state, why = self.counts_state
+        if self.recording.counters_only:  # an imported run: its tool kept counters
+            more = self.recording.counters_only
+            return (
+                "incomplete" if self.recording.has_events else "not measured",
+                f"{why}, {more}" if why else more,
+            )
         if not folded:
             return state, why
         more = f"{folded:,} calls past the trace budget are only counted"

@@ -471,7 +471,7 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
         if rows:
             calls = count(sum(row.calls for row in rows), f"{layer.upper()} call")
             told += f", {calls} " if told else f"{calls} on files took "
-            told += show(sum(row.time_s for row in rows), "s")
+            told += show(sum(row.time_s or 0.0 for row in rows), "s")
     life = show(measures.recording.life_s, "s")
     return Verdict(
         level="unknown",
@@ -647,7 +647,7 @@ def _reading(measures: Measures) -> tuple[Fact, ...]:
         "read_bytes": "as asked of the system, from memory or device",
         "reread_files": f"{show(data.reread_bytes, 'B')} again" if data.reread_files else "",
         "metadata_per_file": f"{show(data.metadata_s, 's')} in them, all threads together",
-        "empty_reads": f"{show(_ratio(data.empty_reads, data.reads), 'share')} of "
+        "empty_reads": f"{show(_ratio(data.empty_reads or 0, data.reads), 'share')} of "
         + count(data.reads, "read"),
     }
     return tuple(
@@ -1006,6 +1006,15 @@ def _histogram(
     return replace(picture, words="; ".join(words) + ".")
 
 
+# Notes that say nothing of a gap, or that another line says already.
+SILENT_NOTES = ("event_cost_ns", "counters only", "cpus", "memory_bytes", "mount")
+
+
+def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
+    """Why an imported run lacks single calls."""
+    return (Gap("single calls", "incomplete" if has_events else "not measured", why),) if why else ()
+
+
 def _gaps(measures: Measures) -> tuple[Gap, ...]:
     """What this run lacks, then what every run of this version lacks."""
     known = measures.recording
@@ -1037,7 +1046,14 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     return (
         *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
         *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
-        *(Gap(spot.key, "incomplete", spot.value) for spot in measures.blind_spots),
+        *_imported_gap(known.counters_only, known.has_events),
+        *(
+            Gap(spot.value.partition(": ")[0], "not measured", spot.value.partition(": ")[2])
+            if spot.key == "not measured"
+            else Gap(spot.key, "incomplete", spot.value)
+            for spot in measures.blind_spots
+            if spot.key not in SILENT_NOTES
+        ),
         Gap("page faults", "not measured", f"reading through a mapping makes no call{mapped}"),
         Gap("page cache", "not measured", "bytes are asked of the system, not got from the device"),
         Gap("accelerator", "not measured", "compute is what is left of the wall time"),

@@ -1073,7 +1073,7 @@ _OUTPUTS = """
             UNION
             SELECT f.file
             FROM folded f JOIN ops o USING (op_number)
-            WHERE f.file IS NOT NULL AND f.calls > f.errors
+            WHERE f.file IS NOT NULL AND f.calls > coalesce(f.errors, 0)
                 AND (o.op IN ('truncate', 'fallocate', 'mkdir')
                     OR o.op_group = 'write' AND o.is_access AND f.moved_bytes > 0))
         UNION

@@ -4,7 +4,6 @@ Darshan would have counted; knows neither its definitions (darshan_counters) nor
 """
 
 import os
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import resources
@@ -253,26 +252,15 @@ class _Export:
         return " ".join(str(row[0]).split()) if row else ""  # a line, by the format
 
     def _mounts(self) -> list[tuple[str, str]]:
-        """The mounts of this machine that files of the run lie on: the recording does not hold
-        them, so each must have the device number that was seen there.  The longest path first.
+        """Where file systems were mounted, as noted when the recording began; the longest path first.
 
         Never none: without a mount, Darshan's readers do not find the end of the program's name."""
         rows = self.engine.execute(
-            "SELECT DISTINCT f.device FROM files AS f JOIN darshan_names USING (file)"
-            " WHERE f.device IS NOT NULL"
+            "SELECT DISTINCT value FROM notes WHERE key = 'mount'"
         ).fetchall()
-        hosts = {host for (host,) in self.engine.execute("SELECT host FROM processes").fetchall()}
-        if hosts != {platform.node()}:
-            return UNKNOWN_MOUNTS
-        devices = {device for (device,) in rows}
-        found = {}
-        with suppress(OSError):
-            for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-                _, point, kind = line.encode().decode("unicode_escape").split(" ")[:3]
-                with suppress(OSError):
-                    if os.stat(point).st_dev in devices:
-                        found[point] = kind
-        return sorted(found.items(), key=lambda item: -len(item[0])) or UNKNOWN_MOUNTS
+        pairs = [row[0].partition("\t")[::2] for row in rows]
+        mounts = [(path, kind) for path, kind in pairs if path.startswith("/") and kind]
+        return sorted(mounts, key=lambda mount: -len(mount[0])) or UNKNOWN_MOUNTS
 
 
 def _sorted(calls: dict[str, Array]) -> dict[str, Array]:

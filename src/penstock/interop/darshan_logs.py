@@ -151,6 +151,11 @@ def _read(path: Path) -> _Log:
     facts = json.loads(bytes(columns.pop("facts")))
     start_ns = facts["start_time_sec"] * 10**9 + facts["start_time_nsec"]
     end_ns = facts["end_time_sec"] * 10**9 + facts["end_time_nsec"]
+    if not facts["start_time_nsec"] and not facts["end_time_nsec"]:
+        end_ns += 10**9  # older logs know seconds; Darshan itself counts the last one in
+    seconds = columns["segments"][:, 3].view(np.float64)
+    latest_s = max((s for s in seconds.tolist() if 0 <= s < MOST_S), default=0.0)
+    end_ns = max(end_ns, start_ns + round(latest_s * 1e9))
     log = _Log(path, facts, columns, start_ns, end_ns)
     if not (0 <= start_ns <= end_ns < 1 << 62 and end_ns - start_ns < MOST_S * 1e9):
         raise _damaged(log, "its job ends before it begins")
@@ -238,6 +243,8 @@ class _Build:
             )
         first = len(self.processes)
         self._add_processes(place, log)
+        for path, kind in log.facts["mounts"]:
+            self.notes.append(("mount", f"{utf8(path)}\t{utf8(kind)}"))
         names = {int(number): name for number, name in log.facts["names"]}
         whole = self._add_segments(log, names, first)
         for module in (POSIX, STDIO):

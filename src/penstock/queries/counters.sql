@@ -12,6 +12,7 @@
 --   bucket_0 .. bucket_9  by bytes moved, bounds included: 100, 1024, 10240, 102400, 1048576, 4194304,
 --                10485760, 104857600, 1073741824, more: DARSHAN_BUCKET_INC in darshan-common.h.
 --   sizes, strides  the four commonest byte counts, and distances from the end before to the begin.
+-- What another tool counted and did not say (an imported run) is NULL, not known.
 -- Accesses without an offset (pipes, calls on unknown files) have no place in a pattern.
 --
 -- `finished`, `placed` and `sized` look at the same events for different columns, so that a query pays
@@ -106,19 +107,24 @@ WITH calls AS (
 SELECT b.process, b.file, any_value(f.path) AS path, any_value(f.path_class) AS path_class,
     any_value(o.layer) AS layer, any_value(o.op) AS op,
     coalesce(sum(calls), 0)::BIGINT AS calls,
-    coalesce(sum(errors), 0)::BIGINT AS errors,
-    coalesce(sum(asked_bytes), 0)::BIGINT AS asked_bytes,
+    sum(errors)::BIGINT AS errors,
+    sum(asked_bytes)::BIGINT AS asked_bytes,
     coalesce(sum(moved_bytes), 0)::BIGINT AS moved_bytes,
-    coalesce(sum(duration_ns), 0)::BIGINT AS duration_ns,
+    sum(duration_ns)::BIGINT AS duration_ns,
     max(max_duration_ns) AS max_duration_ns,
     min(first_ns) AS first_ns,
     max(last_ns) AS last_ns,
     max(max_end_bytes) AS max_end_bytes,
-    coalesce(sum(sequential), 0)::BIGINT AS sequential,
-    coalesce(sum(consecutive), 0)::BIGINT AS consecutive,
-    coalesce(sum(switches), 0)::BIGINT AS switches,
-    coalesce(sum(unaligned), 0)::BIGINT AS unaligned,
-    coalesce(sum(empty), 0)::BIGINT AS empty,
+    CASE WHEN bool_or(b.folded AND b.sequential IS NULL) IS NOT TRUE
+        THEN coalesce(sum(sequential), 0)::BIGINT END AS sequential,
+    CASE WHEN bool_or(b.folded AND b.consecutive IS NULL) IS NOT TRUE
+        THEN coalesce(sum(consecutive), 0)::BIGINT END AS consecutive,
+    CASE WHEN bool_or(b.folded AND b.switches IS NULL) IS NOT TRUE
+        THEN coalesce(sum(switches), 0)::BIGINT END AS switches,
+    CASE WHEN bool_or(b.folded AND b.unaligned IS NULL) IS NOT TRUE
+        THEN coalesce(sum(unaligned), 0)::BIGINT END AS unaligned,
+    CASE WHEN bool_or(b.folded AND b.empty IS NULL) IS NOT TRUE
+        THEN coalesce(sum(empty), 0)::BIGINT END AS empty,
     coalesce(sum(bucket_0), 0)::BIGINT AS bucket_0,
     coalesce(sum(bucket_1), 0)::BIGINT AS bucket_1,
     coalesce(sum(bucket_2), 0)::BIGINT AS bucket_2,

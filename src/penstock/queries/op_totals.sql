@@ -11,7 +11,7 @@ SELECT
     END AS path_class,
     CAST(sum(c.calls) AS BIGINT) AS calls,
     CAST(sum(c.errors) AS BIGINT) AS errors,
-    CAST(sum(c.empty) AS BIGINT) AS empty,
+    CAST(CASE WHEN count(c.empty) = count(*) THEN sum(c.empty) END AS BIGINT) AS empty,
     CAST(sum(c.asked_bytes) AS BIGINT) AS asked_bytes,
     CAST(sum(c.moved_bytes) AS BIGINT) AS moved_bytes,
     CAST(sum(c.duration_ns) AS BIGINT) AS duration_ns,

@@ -1,5 +1,6 @@
 -- File calls by layer and op.  POSIX and STDIO are two views of the same bytes and are never added.
 --   time_s  inside the calls, of all threads together: not the time anyone waited for
+--           NULL: an imported run that does not tell the op's time from another's
 --   p50_s, p99_s  from bins of 1/16 octave: the middle of the bin that holds the call, within 2.2 %
 WITH sums AS (
     SELECT
@@ -49,4 +50,4 @@ FROM sums AS s
 JOIN ops AS o ON o.op_number = s.op_number
 LEFT JOIN quantiles AS q ON q.op_number = s.op_number
 WHERE o.layer IN ('posix', 'stdio')
-ORDER BY s.time_s DESC, o.layer, o.op
+ORDER BY s.time_s DESC NULLS LAST, o.layer, o.op

@@ -1,5 +1,6 @@
 -- How data files were read: files of class data, regular, of which at least a byte was read.
---   reads, empty_reads  reads, and those that moved nothing: at the end of the file
+--   reads, empty_reads  reads, and those that moved nothing: at the end of the file; NULL: an imported
+--               run that does not say
 --   opens       calls that opened a data file
 --   metadata    calls on data files and folders that moved no data: open, close, stat, list, seek ...
 --   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond it
@@ -27,7 +28,9 @@ files_read AS (
 calls AS (
     SELECT
         coalesce(sum(t.calls) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0) AS reads,
-        coalesce(sum(t.empty) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0) AS empty_reads,
+        CASE WHEN count(*) FILTER (WHERE t.empty IS NULL AND o.is_access AND o.op_group = 'read') = 0
+            THEN coalesce(sum(t.empty) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0)
+        END AS empty_reads,
         coalesce(sum(t.calls) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')), 0) AS opens,
         coalesce(sum(t.calls) FILTER (WHERE o.op_group = 'metadata'), 0) AS metadata,
         coalesce(sum(t.duration_ns) FILTER (WHERE o.op_group = 'metadata'), 0) / 1e9 AS metadata_s

@@ -3,6 +3,9 @@
 --   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
 --                happens elsewhere (io_uring)
 --   mapped_files, mapped_bytes  data files mapped into memory: what is read through them makes no call
+--   counters_only, imported_lacks  of an imported run: why single calls are missing, and what its tool
+--                itself marked as incomplete; NULL: nothing
+--   has_events   single calls are there
 --   in_flight    calls that had not returned when the log ended
 SELECT
     (SELECT count(*) FROM processes) AS processes,
@@ -30,4 +33,8 @@ SELECT
     (SELECT max(attach_ns) / 1e9 FROM processes) AS attach_s,
     (SELECT max(slots) FROM processes) AS slots,
     (SELECT max(TRY_CAST(value AS DOUBLE)) FROM notes WHERE key = 'event_cost_ns') AS event_cost_ns,
-    (SELECT count(*) FROM fetches WHERE delay_ns IS NULL AND cpu_ns IS NOT NULL) AS fetches_without_delay
+    (SELECT count(*) FROM fetches WHERE delay_ns IS NULL AND cpu_ns IS NOT NULL) AS fetches_without_delay,
+    (SELECT any_value(value) FROM notes WHERE key = 'counters only') AS counters_only,
+    (SELECT string_agg(DISTINCT value, '; ' ORDER BY value) FROM notes WHERE key = 'imported incomplete')
+        AS imported_lacks,
+    (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1)) AS has_events
