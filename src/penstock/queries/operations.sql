@@ -43,8 +43,8 @@ SELECT
     CAST(CASE WHEN o.is_access THEN s.moved_bytes ELSE 0 END AS BIGINT) AS moved_bytes,
     s.time_s,
     s.time_s / nullif(s.calls, 0) AS mean_s,
-    least(q.p50_s, s.max_s) AS p50_s,
-    least(q.p99_s, s.max_s) AS p99_s,
+    CASE WHEN q.p50_s IS NOT NULL THEN least(q.p50_s, s.max_s) END AS p50_s,
+    CASE WHEN q.p99_s IS NOT NULL THEN least(q.p99_s, s.max_s) END AS p99_s,
     s.max_s
 FROM sums AS s
 JOIN ops AS o ON o.op_number = s.op_number

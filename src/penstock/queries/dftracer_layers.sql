@@ -1,0 +1,66 @@
+-- Spans as DFAnalyzer's preset for AI jobs (dlio-ailogging) looks for them: name, category, where, when.
+--   ai_root, train  a main process's whole life, and its training
+--   compute     steps, less the data waits and checkpoints that lie in them
+--   fetch.iter  data waits of the training; fetch.init the one for the first batch, which is start-up
+--   checkpoint  as recorded;  fetch  what a loader's worker did
+WITH steps AS (
+    SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
+    FROM spans AS s
+    WHERE s.kind = 'step' AND s.duration_ns IS NOT NULL
+),
+away AS (
+    SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
+    FROM spans AS s
+    WHERE s.kind = 'span' AND s.name IN ('data wait', 'checkpoint') AND s.duration_ns > 0
+),
+-- Where compute can begin: at a step's start or at the end of what lies in it.
+begins AS (
+    SELECT process, thread, start_ns, end_ns, start_ns AS from_ns FROM steps
+    UNION ALL
+    SELECT s.process, s.thread, s.start_ns, s.end_ns, a.end_ns
+    FROM steps AS s
+    JOIN away AS a ON a.process = s.process AND a.thread = s.thread
+        AND a.end_ns > s.start_ns AND a.end_ns < s.end_ns
+),
+compute AS (
+    SELECT b.process, b.thread, b.from_ns, coalesce(least(b.end_ns, min(a.start_ns)), b.end_ns) AS to_ns
+    FROM begins AS b
+    LEFT JOIN away AS a ON a.process = b.process AND a.thread = b.thread
+        AND a.start_ns >= b.from_ns AND a.start_ns < b.end_ns
+    WHERE NOT EXISTS (
+        SELECT 1 FROM away AS o
+        WHERE o.process = b.process AND o.thread = b.thread
+            AND o.start_ns <= b.from_ns AND o.end_ns > b.from_ns
+    )
+    GROUP BY b.process, b.thread, b.from_ns, b.end_ns
+),
+training AS (
+    SELECT process, any_value(thread) AS thread, min(start_ns) AS from_ns, max(end_ns) AS to_ns
+    FROM steps
+    GROUP BY process
+)
+SELECT 'compute' AS name, 'compute' AS category, process, thread, from_ns, to_ns FROM compute
+UNION ALL
+SELECT 'train', 'pipeline', process, thread, from_ns, to_ns FROM training
+UNION ALL
+SELECT 'ai_root', 'ai_root', p.process, t.thread, p.start_ns, p.end_ns
+FROM processes AS p
+JOIN training AS t ON t.process = p.process
+WHERE p.end_ns IS NOT NULL
+UNION ALL
+SELECT
+    CASE
+        WHEN s.name = 'checkpoint' THEN 'checkpoint'
+        WHEN s.name = 'fetch' THEN 'fetch'
+        WHEN s.start_ns + s.duration_ns / 2 < t.from_ns THEN 'fetch.init'
+        ELSE 'fetch.iter'
+    END,
+    CASE WHEN s.name = 'checkpoint' THEN 'checkpoint' ELSE 'dataloader' END,
+    s.process,
+    s.thread,
+    s.start_ns,
+    s.start_ns + s.duration_ns
+FROM spans AS s
+LEFT JOIN training AS t ON t.process = s.process
+WHERE s.kind = 'span' AND s.name IN ('checkpoint', 'data wait', 'fetch') AND s.duration_ns IS NOT NULL
+ORDER BY from_ns
