@@ -568,6 +568,78 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
     click.echo(f"tensorboard --logdir {_short(run if logdir is None else logdir)}")
 
 
+EXPORTS = ("darshan", "dftracer")
+
+
+@cli.command("export")
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--to", "form", type=click.Choice(EXPORTS), required=True, help="Whose format.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where it goes.  [default: RUN.darshan, RUN.pfw.gz]",
+)
+def export_command(run: Path, form: str, output: Path | None) -> None:
+    """Write a run in another tool's format.
+
+    darshan: one log for all ranks and workers, for PyDarshan, Drishti and the dashboards of computing
+    centres (needs the extra penstock[darshan]).  dftracer: a trace for DFAnalyzer; gzip if the name
+    ends in .gz.
+
+    \b
+      penstock export runs/tuesday --to darshan
+      penstock export runs/tuesday --to dftracer -o tuesday.pfw.gz
+    """
+    from penstock.interop import darshan, dftracer
+
+    write, suffix = {
+        "darshan": (darshan.export, ".darshan"),
+        "dftracer": (dftracer.export, ".pfw.gz"),
+    }[form]
+    path = output or Path(f"{run.absolute().name}{suffix}")
+    with _opened(run) as opened, _Progress("writing") as progress:
+        lacks = write(opened, path, progress.advance)
+    for lack in lacks:
+        _say(lack)
+    _say(f"wrote {_short(path)}")
+
+
+@cli.command("import")
+@click.argument(
+    "sources",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE...|FOLDER",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="The run folder to be made.",
+)
+def import_command(sources: tuple[Path, ...], output: Path) -> None:
+    """Make a run of what another tool recorded: one file, or those of all processes of a job.
+
+    Logs of Darshan (needs the extra penstock[darshan]) and traces of DFTracer, told apart by what is in
+    them.  report and sql then work on the run; what the other tool did not record is not measured.
+
+    \b
+      penstock import job.darshan -o runs/job
+      penstock import logs-of-one-job/ -o runs/job
+      penstock import trace.pfw.gz -o runs/job
+    """
+    from penstock.interop.foreign import import_foreign
+
+    with _Progress("reading") as progress:
+        folder = import_foreign(sources, output, progress.advance)
+    _say(f"made {_short(folder)}; penstock report {_short(folder)}")
+
+
 @cli.command("version")
 def version_command() -> None:
     """Print the version."""

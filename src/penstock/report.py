@@ -1006,13 +1006,11 @@ def _histogram(
     return replace(picture, words="; ".join(words) + ".")
 
 
-# Notes that say nothing of a gap, or that another line says already.
-SILENT_NOTES = ("event_cost_ns", "counters only", "cpus", "memory_bytes", "mount")
-
-
 def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
     """Why an imported run lacks single calls."""
-    return (Gap("single calls", "incomplete" if has_events else "not measured", why),) if why else ()
+    return (
+        (Gap("single calls", "incomplete" if has_events else "not measured", why),) if why else ()
+    )
 
 
 def _gaps(measures: Measures) -> tuple[Gap, ...]:
@@ -1052,7 +1050,6 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             if spot.key == "not measured"
             else Gap(spot.key, "incomplete", spot.value)
             for spot in measures.blind_spots
-            if spot.key not in SILENT_NOTES
         ),
         Gap("page faults", "not measured", f"reading through a mapping makes no call{mapped}"),
         Gap("page cache", "not measured", "bytes are asked of the system, not got from the device"),

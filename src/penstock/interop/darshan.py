@@ -98,9 +98,7 @@ class _Export:
         partial, lacks = self._lacks(folded)
         names = {int(self.ids[number]): self.names[number] for number in sorted(self.used)}
         names |= {int(library.record_ids([name])[0]): name for name in HEATMAPS}
-        library.write_log(
-            path, self._job(), self._program(), self._mounts(), names, whole, partial
-        )
+        library.write_log(path, self._job(), self._program(), self._mounts(), names, whole, partial)
         self.progress(parts + 1, parts + 1)
         return lacks
 

@@ -254,7 +254,10 @@ class _Build:
             name = utf8(module["name"])
             if module["is_partial"]:
                 self.notes.append(
-                    ("imported incomplete", f"Darshan marks {name} as incomplete: its memory was full")
+                    (
+                        "imported incomplete",
+                        f"Darshan marks {name} as incomplete: its memory was full",
+                    )
                 )
             if module["number"] not in (POSIX, STDIO, DXT_POSIX):
                 self.notes.append(("not measured", f"{name}: is in Darshan's log, is not imported"))
@@ -267,7 +270,9 @@ class _Build:
             raise _damaged(log, f"it has records of ranks that its {log.ranks} processes have not")
         ranks = range(log.ranks) if log.ranks <= MAX_PROCESSES else sorted(seen - {-1})
         self.process_of = {rank: len(self.processes) + i for i, rank in enumerate(ranks)}
-        hosts = dict(zip(log.arrays["segment_heads"][:, 1].tolist(), log.facts["hosts"], strict=True))
+        hosts = dict(
+            zip(log.arrays["segment_heads"][:, 1].tolist(), log.facts["hosts"], strict=True)
+        )
         shift_ns = log.start_ns - self.logs[0].start_ns
         program = " ".join(log.facts["program"].split())
         is_child = "fork_parent" in log.facts["metadata"]
@@ -291,7 +296,9 @@ class _Build:
         path = f"record {number} of Darshan, without a name" if name is None else utf8(name)
         return self.files.setdefault(path, len(self.files))
 
-    def _add_segments(self, log: _Log, names: Mapping[int, str], first: int) -> set[tuple[int, str]]:
+    def _add_segments(
+        self, log: _Log, names: Mapping[int, str], first: int
+    ) -> set[tuple[int, str]]:
         """Single calls of the files for which Darshan has them all; (record, op) of these."""
         import numpy as np
 

@@ -400,9 +400,7 @@ class _Build:
         start, us, process, thread, op, error, key, offset, count, moved = (
             list(column) for column in zip(*self.calls, strict=True)
         )
-        file = [
-            -1 if one is None else self.files[utf8(self.names.get(one, one))] for one in key
-        ]
+        file = [-1 if one is None else self.files[utf8(self.names.get(one, one))] for one in key]
         is_access = {op.number for op in OPS if op.group in ("read", "write") and op.layer != "app"}
         return {
             "start_ns": (np.array(start) - start_us) * 1000,

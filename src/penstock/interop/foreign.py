@@ -1,0 +1,67 @@
+"""Files of another tool in, a run out: tells by their contents whose they are.  Knows no format."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock.errors import RunError
+from penstock.interop import darshan_logs, dftracer
+
+__all__ = ["import_foreign"]
+
+_HEAD_BYTES = 1 << 16
+# Tool, whether a file is its, and what makes a run of its files.
+_TOOLS = (
+    ("Darshan", darshan_logs.looks_like_darshan, darshan_logs.import_logs),
+    ("DFTracer", dftracer.looks_like_dftracer, dftracer.import_traces),
+)
+
+
+def import_foreign(
+    sources: Sequence[Path],
+    folder: str | os.PathLike[str],
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Makes a run folder of files of one tool and one job; of a folder, those of its files that are
+    a known tool's.
+
+    progress is called with (done, total).  Raises RunError: none or several tools' files, damaged
+    ones, a folder that is not empty; MissingDependency.
+    """
+    found: dict[str, list[Path]] = {}
+    for source in sources:
+        for path in _files(source):
+            tool = _tool(path)
+            if tool:
+                found.setdefault(tool, []).append(path)
+            elif not source.is_dir():
+                raise RunError(
+                    f"{path}: is neither a log of Darshan nor a trace of DFTracer; nothing to import"
+                )
+    if not found:
+        raise RunError(f"{sources[0]}: no log of Darshan and no trace of DFTracer in it")
+    if len(found) > 1:
+        raise RunError(
+            f"files of {' and '.join(sorted(found))}; import those of one tool at a time"
+        )
+    ((tool, paths),) = found.items()
+    (make,) = (make for name, _, make in _TOOLS if name == tool)
+    return make(paths, folder, progress)
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        return [source]
+    try:
+        return sorted(path for path in source.iterdir() if path.is_file())
+    except OSError as error:
+        raise RunError(f"{source}: cannot be read: {error.strerror}") from error
+
+
+def _tool(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    return next((name for name, is_its, _ in _TOOLS if is_its(head)), None)
