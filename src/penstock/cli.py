@@ -584,9 +584,9 @@ EXPORTS = ("darshan", "dftracer")
 def export_command(run: Path, form: str, output: Path | None) -> None:
     """Write a run in another tool's format.
 
-    darshan: one log for all ranks and workers, for PyDarshan, Drishti and the dashboards of computing
-    centres (needs the extra penstock[darshan]).  dftracer: a trace for DFAnalyzer; gzip if the name
-    ends in .gz.
+    darshan: one log for all ranks and workers, for PyDarshan, Drishti and the dashboards of
+    computing centres (needs the extra penstock[darshan]).  dftracer: a trace for DFAnalyzer; gzip
+    if the name ends in .gz.
 
     \b
       penstock export runs/tuesday --to darshan
@@ -625,8 +625,9 @@ def export_command(run: Path, form: str, output: Path | None) -> None:
 def import_command(sources: tuple[Path, ...], output: Path) -> None:
     """Make a run of what another tool recorded: one file, or those of all processes of a job.
 
-    Logs of Darshan (needs the extra penstock[darshan]) and traces of DFTracer, told apart by what is in
-    them.  report and sql then work on the run; what the other tool did not record is not measured.
+    Logs of Darshan (needs the extra penstock[darshan]) and traces of DFTracer, told apart by what
+    is in them.  report and sql then work on the run; what the other tool did not record is not
+    measured.
 
     \b
       penstock import job.darshan -o runs/job

@@ -43,9 +43,9 @@ def export(
     progress is called with (done, total) parts.  Raises MissingDependency, RunError.
     """
     library.open_library()  # before any work is done
-    with translated(f"{run.folder}: cannot be turned into a log of Darshan", RunError):
-        with run.connection.cursor() as engine:
-            return _Export(run, engine, progress or (lambda done, total: None)).write(Path(path))
+    told = f"{run.folder}: cannot be turned into a log of Darshan"
+    with translated(told, RunError), run.connection.cursor() as engine:
+        return _Export(run, engine, progress or (lambda done, total: None)).write(Path(path))
 
 
 class _Export:
@@ -208,8 +208,8 @@ class _Export:
                 " or their offsets is -1, not measured; the log is marked incomplete"
             )
         astray = self._one(
-            "SELECT count(*) FROM events_raw JOIN darshan_names USING (file) JOIN darshan_kinds USING"
-            " (op_number) WHERE layer = 'posix' AND kind IN ('read', 'write') AND errno = 0"
+            "SELECT count(*) FROM events_raw JOIN darshan_names USING (file) JOIN darshan_kinds"
+            " USING (op_number) WHERE layer = 'posix' AND kind IN ('read', 'write') AND errno = 0"
             " AND offset_bytes IS NULL"
         )
         if astray:
@@ -250,7 +250,7 @@ class _Export:
         return " ".join(str(row[0]).split()) if row else ""  # a line, by the format
 
     def _mounts(self) -> list[tuple[str, str]]:
-        """Where file systems were mounted, as noted when the recording began; the longest path first.
+        """Where file systems were mounted, as noted when the recording began; the longest first.
 
         Never none: without a mount, Darshan's readers do not find the end of the program's name."""
         rows = self.engine.execute(

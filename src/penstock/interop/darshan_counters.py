@@ -1,5 +1,5 @@
-"""Calls in, Darshan's counters out, by Darshan's definitions, which are not Penstock's.  Knows no file
-format and no run.
+"""Calls in, Darshan's counters out, by Darshan's definitions, which are not Penstock's.  Knows no
+file format and no run.
 
 The definitions are those of darshan-posix.c, darshan-stdio.c and darshan-common.c in 3.5: what a
 wrapper remembers of a file from one call to the next, and what it adds to the file's record.
@@ -14,15 +14,39 @@ from penstock.tables import Array
 __all__ = ["KINDS", "TIMERS", "Records", "count", "rows"]
 
 # What queries/darshan_kinds.sql calls the calls; their numbers here start with 1.
-KINDS = ("open", "fdopen", "dup", "close", "seek", "stat", "rename", "renamed", "mmap", "read")
-KINDS += ("write", "sync", "datasync", "flush")
+KINDS = (
+    "open",
+    "fdopen",
+    "dup",
+    "close",
+    "seek",
+    "stat",
+    "rename",
+    "renamed",
+    "mmap",
+    "read",
+    "write",
+    "sync",
+    "datasync",
+    "flush",
+)
 TIMERS = ("read", "write", "metadata")
 _NUMBER = {name: number for number, name in enumerate(KINDS, 1)}
 
 # DARSHAN_BUCKET_INC: the upper bounds of the classes of sizes, each included.
 BUCKETS = (100, 1024, 10240, 102400, 1048576, 4194304, 10485760, 104857600, 1073741824)
-SIZES = ("0_100", "100_1K", "1K_10K", "10K_100K", "100K_1M", "1M_4M", "4M_10M", "10M_100M")
-SIZES += ("100M_1G", "1G_PLUS")
+SIZES = (
+    "0_100",
+    "100_1K",
+    "1K_10K",
+    "10K_100K",
+    "100K_1M",
+    "1M_4M",
+    "4M_10M",
+    "10M_100M",
+    "100M_1G",
+    "1G_PLUS",
+)
 ALIGNMENT_BYTES = 4096  # of the file: the block size of nearly every file system
 
 _COUNTED = {
@@ -61,8 +85,8 @@ Columns = Mapping[str, Array]
 class Records:
     """Records of one layer: (file number, rank) and by name the counters, one value a record.
 
-    rank -1: the record of all ranks together.  Times are seconds from the run's start.  RENAMED_FROM
-    is a file's number, -1 for none.
+    rank -1: the record of all ranks together.  Times are seconds from the run's start.
+    RENAMED_FROM is a file's number, -1 for none.
     """
 
     number: Array

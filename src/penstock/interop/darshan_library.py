@@ -1,9 +1,9 @@
 """The library of the `darshan` wheel: bytes to a log, a log to arrays.  Knows Darshan's structures;
 knows no run and no counter's meaning.
 
-libdarshan-util writes logs as well as it reads them, but the wheel's own Python only reads, and what
-its header hides is no promised interface: the wheel's version is pinned, and a test writes a log and
-reads it back.
+libdarshan-util writes logs as well as it reads them, but the wheel's own Python only reads, and
+what its header hides is no promised interface: the wheel's version is pinned, and a test writes a
+log and reads it back.
 """
 
 import os
@@ -222,10 +222,10 @@ def _put(
         if library.darshan_log_put_namehash(log, list_of_names[0]) < 0:
             return "the names"
     for module in sorted(modules):
-        data = memoryview(modules[module]).cast("B")
+        data = modules[module].view("u1")
         for first in range(0, len(data), _CHUNK_BYTES):
             chunk = data[first : first + _CHUNK_BYTES]
-            memory = ffi.from_buffer(chunk)
+            memory = ffi.from_buffer(chunk.data)
             if library.darshan_log_put_mod(log, module, memory, len(chunk), VERSIONS[module]) < 0:
                 return f"module {module}"
     return ""
@@ -286,7 +286,7 @@ def read_log(path: str, into: str) -> None:
     facts["hosts"] = hosts
     arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     with open(into, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _records(library: Any, ffi: Any, log: Any, module: int) -> Any:
@@ -309,7 +309,8 @@ def _facts(library: Any, ffi: Any, log: Any) -> dict[str, Any]:
     job = ffi.new("struct darshan_job *")
     if library.darshan_log_get_job(log, job) < 0:
         raise ValueError("the description of the job is damaged")
-    numbers = ("uid start_time_sec start_time_nsec end_time_sec end_time_nsec nprocs jobid").split()
+    times = ("start_time_sec", "start_time_nsec", "end_time_sec", "end_time_nsec")
+    numbers = ("uid", *times, "nprocs", "jobid")
     facts: dict[str, Any] = {name: int(getattr(job, name)) for name in numbers}
     facts["metadata"] = bytes(ffi.buffer(job.metadata)).split(b"\0")[0].decode(errors="replace")
     memory = ffi.new("char[]", _JOB_RECORD_BYTES + 1)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import RunError
-from penstock.interop.darshan_library import counter_names, open_library
-from penstock.interop.darshan_library import DXT_POSIX, POSIX, STDIO  # isort: skip
+from penstock.interop.darshan_library import DXT_POSIX, POSIX, STDIO, counter_names, open_library
 from penstock.log import OPS
 from penstock.run import import_run
 from penstock.tables import Array, utf8
@@ -102,8 +101,8 @@ def import_logs(
 ) -> Path:
     """Makes a run of the logs of one job: a log of all its ranks, or one log a process.
 
-    progress is called with (done, total) logs.  Raises MissingDependency; RunError: a log that cannot
-    be read, logs of several jobs, a folder that is not empty.
+    progress is called with (done, total) logs.  Raises MissingDependency; RunError: a log that
+    cannot be read, logs of several jobs, a folder that is not empty.
     """
     open_library()
     read = []
@@ -458,8 +457,7 @@ class _Build:
         }
         if self.events:
             columns["events"] = {
-                key: np.ma.concatenate([part[key] for part in self.events])
-                for key in self.events[0]
+                key: _concatenated([part[key] for part in self.events]) for key in self.events[0]
             }
         if self.folded:
             keys = dict.fromkeys(key for row in self.folded for key in row)
@@ -480,6 +478,13 @@ def _access(record: dict[str, Any], noun: str, module: int) -> dict[str, Any]:
         buckets = [name for name in record if name.startswith(f"SIZE_{noun}_")]
         row |= {f"bucket_{i}": max(0, record[name]) for i, name in enumerate(buckets)}
     return row
+
+
+def _concatenated(parts: list[Array]) -> Array:
+    import numpy as np
+
+    joined: Array = np.ma.concatenate(parts)  # type: ignore[no-untyped-call]  # numpy's
+    return joined
 
 
 def _kind(path: str) -> str:

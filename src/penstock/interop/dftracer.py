@@ -1,5 +1,5 @@
-"""DFTracer's traces (.pfw, .pfw.gz) out and in: a line of JSON for each call.  Knows its names and its
-microseconds; knows no measure.
+"""DFTracer's traces (.pfw, .pfw.gz) out and in: a line of JSON for each call.  Knows its names and
+its microseconds; knows no measure.
 
 A run goes out with the spans of DFAnalyzer's preset for AI jobs, and with its own spans under the
 category `penstock`, so that it comes in again with nothing lost but fractions of a microsecond.
@@ -94,13 +94,8 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
             args = {"name": path, "value": f"{file:x}", "hhash": first[1]}
             out.write(_line("FH", "dftracer", first[0], 0, args, "M"))
         _write_spans(run, engine, out, pids, tids)
-        total = engine.execute("SELECT count(*) FROM events_raw").fetchone()[0]
-        rows = engine.execute(
-            "SELECT o.op, upper(coalesce(o.layer, 'process')), e.process, e.thread, e.start_ns,"
-            " e.duration_ns, e.file, e.offset_bytes, e.asked_bytes, e.moved_bytes, e.errno,"
-            ' o.is_access, e."result" FROM events_raw AS e JOIN ops AS o ON o.op_number = e.op_number'
-            " WHERE e.duration_ns IS NOT NULL ORDER BY e.start_ns"
-        )
+        ((total,),) = engine.execute("SELECT count(*) FROM events_raw").fetchall()
+        rows = engine.execute(_CALLS)
         done = 0
         while batch := rows.fetchmany(_ROWS):
             out.write(b"".join(_call(run, row, pids, tids) for row in batch))
@@ -108,6 +103,15 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
             if progress:
                 progress(done, total)
     out.write(b"]\n")
+
+
+_CALLS = """
+    SELECT o.op, upper(coalesce(o.layer, 'process')), e.process, e.thread, e.start_ns,
+        e.duration_ns, e.file, e.offset_bytes, e.asked_bytes, e.moved_bytes, e.errno,
+        o.is_access, e."result"
+    FROM events_raw AS e JOIN ops AS o ON o.op_number = e.op_number
+    WHERE e.duration_ns IS NOT NULL
+    ORDER BY e.start_ns"""
 
 
 def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, Any]) -> bytes:
@@ -192,8 +196,8 @@ def import_traces(
 ) -> Path:
     """Makes a run of the traces of one job, one file or one a process.
 
-    progress is called with (done, total) bytes.  Raises RunError: a trace without an event, a folder
-    that is not empty.
+    progress is called with (done, total) bytes.  Raises RunError: a trace without an event, a
+    folder that is not empty.
     """
     build = _Build()
     total = sum(trace.stat().st_size for trace in traces)

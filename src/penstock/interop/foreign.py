@@ -35,9 +35,8 @@ def import_foreign(
             if tool:
                 found.setdefault(tool, []).append(path)
             elif not source.is_dir():
-                raise RunError(
-                    f"{path}: is neither a log of Darshan nor a trace of DFTracer; nothing to import"
-                )
+                known = "a log of Darshan nor a trace of DFTracer"
+                raise RunError(f"{path}: is neither {known}; nothing to import")
     if not found:
         raise RunError(f"{sources[0]}: no log of Darshan and no trace of DFTracer in it")
     if len(found) > 1:

@@ -34,10 +34,32 @@ compute AS (
     )
     GROUP BY b.process, b.thread, b.from_ns, b.end_ns
 ),
-training AS (
-    SELECT process, any_value(thread) AS thread, min(start_ns) AS from_ns, max(end_ns) AS to_ns
+stepping AS (
+    SELECT
+        process,
+        any_value(thread) AS thread,
+        min(start_ns) AS from_ns,
+        min(end_ns) AS stepped_ns,
+        max(end_ns) AS to_ns
     FROM steps
     GROUP BY process
+),
+first_waits AS (
+    SELECT process, min(start_ns) AS start_ns, arg_min(start_ns + duration_ns, start_ns) AS end_ns
+    FROM spans
+    WHERE kind = 'span' AND name = 'data wait' AND duration_ns IS NOT NULL
+    GROUP BY process
+),
+-- As in mains.sql: it begins with the first step, but not before the first batch is there.
+training AS (
+    SELECT
+        s.process,
+        s.thread,
+        CASE WHEN w.start_ns < s.stepped_ns THEN greatest(s.from_ns, w.end_ns) ELSE s.from_ns END
+            AS from_ns,
+        s.to_ns
+    FROM stepping AS s
+    LEFT JOIN first_waits AS w ON w.process = s.process
 )
 SELECT 'compute' AS name, 'compute' AS category, process, thread, from_ns, to_ns FROM compute
 UNION ALL
@@ -52,7 +74,7 @@ SELECT
     CASE
         WHEN s.name = 'checkpoint' THEN 'checkpoint'
         WHEN s.name = 'fetch' THEN 'fetch'
-        WHEN s.start_ns + s.duration_ns / 2 < t.from_ns THEN 'fetch.init'
+        WHEN s.start_ns < t.from_ns THEN 'fetch.init'
         ELSE 'fetch.iter'
     END,
     CASE WHEN s.name = 'checkpoint' THEN 'checkpoint' ELSE 'dataloader' END,
