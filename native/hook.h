@@ -10,11 +10,14 @@
 #include "log.h"
 #include "patch.h"
 
-#define HOOK(type, function, parameters)                                                           \
+#define HOOK(type, function, parameters) HOOK_OF(NULL, type, function, parameters)
+
+/* The same for a function that a library brings whose file name begins with `provider`. */
+#define HOOK_OF(provider, type, function, parameters)                                              \
     static type wrap_##function parameters;                                                        \
     static type(*real_##function) parameters;                                                      \
     static const struct hook hook_##function = {#function, (void *)wrap_##function,                \
-                                                (void **)&real_##function};                        \
+                                                (void **)&real_##function, provider};              \
     static const struct hook *entry_##function __attribute__((section("penstock_hooks"), used)) =  \
         &hook_##function;                                                                          \
     static type wrap_##function parameters

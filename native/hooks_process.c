@@ -16,7 +16,7 @@
     __attribute__((visibility("hidden"))) type(*real_##function) parameters;                       \
     __attribute__((visibility("hidden"))) type wrap_##function parameters;                         \
     static const struct hook hook_##function = {#function, (void *)wrap_##function,                \
-                                                (void **)&real_##function};                        \
+                                                (void **)&real_##function, NULL};                  \
     static const struct hook *entry_##function __attribute__((section("penstock_hooks"), used)) =  \
         &hook_##function
 
@@ -379,7 +379,7 @@ static void rescan(void)
         __atomic_store_n(&has_new_objects, true, __ATOMIC_RELEASE);
     }
     signals_restore(&signals);
-    if (is_new && __atomic_exchange_n(&patch_saw_torch, false, __ATOMIC_RELAXED))
+    if (is_new && __atomic_exchange_n(&patch_saw_framework, false, __ATOMIC_RELAXED))
         spread_into_python();
 }
 

@@ -53,7 +53,7 @@ struct scan {
     struct patch_counts counts;
 };
 
-bool patch_saw_torch;
+bool patch_saw_framework;
 
 static const struct hook **hooks, **hooks_end;
 static struct object *objects; /* grows by doubling; anonymous memory of our own, never malloc */
@@ -81,7 +81,7 @@ static int by_name(const void *left, const void *right)
 
 const struct hook *patch_find(const char *name)
 {
-    const struct hook wanted = {name, NULL, NULL};
+    const struct hook wanted = {name, NULL, NULL, NULL};
     const struct hook *key = &wanted;
     const struct hook **found =
         bsearch(&key, hooks, (size_t)(hooks_end - hooks), sizeof *hooks, by_name);
@@ -155,6 +155,38 @@ int patch_setup(const struct hook **first, const struct hook **end)
         if (!*(*hook)->real)
             *(*hook)->real = original_of((*hook)->name);
     return 0;
+}
+
+/* A function of a library that came later, or for its importers only: no look-up by name alone
+ * finds it.  Asked before objects are patched, so that those that import it are patched with it. */
+static int find_provider(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    const char **path = argument; /* what its file name begins with; then its path */
+    const char *slash = strrchr(info->dlpi_name, '/');
+
+    (void)size;
+    if (!slash || strncmp(slash + 1, path[0], strlen(path[0])))
+        return 0;
+    path[1] = info->dlpi_name;
+    return 1;
+}
+
+static void find_late_originals(void)
+{
+    const struct hook **hook;
+
+    for (hook = hooks; hook < hooks_end; hook++) {
+        const char *path[2] = {(*hook)->provider, NULL};
+        void *library;
+
+        if (!path[0] || *(*hook)->real || !dl_iterate_phdr(find_provider, path))
+            continue;
+        library = dlopen(path[1], RTLD_LAZY | RTLD_NOLOAD);
+        if (!library)
+            continue;
+        *(*hook)->real = dlsym(library, (*hook)->name);
+        dlclose(library); /* the importers keep it */
+    }
 }
 
 /* --- slots ------------------------------------------------------------------------------------ */
@@ -318,15 +350,18 @@ static bool is_ours_to_patch(const struct dl_phdr_info *info)
 {
     static const char *const skipped[] = {"linux-vdso", "ld-linux", "libc.so", "libpthread.so",
                                           "libdl.so",   "librt.so", "ld64.so", NULL};
+    static const char *const frameworks[] = {"libtorch_python", "libtensorflow_framework",
+                                             "libjax_common", "_jax.so", NULL};
     const char *slash = strrchr(info->dlpi_name, '/');
     const char *name = slash ? slash + 1 : info->dlpi_name;
-    const char *const *skip;
+    const char *const *skip, *const *seen;
 
     for (skip = skipped; *skip; skip++)
         if (!strncmp(name, *skip, strlen(*skip)))
             return false;
-    if (!strncmp(name, "libtorch_python", 15))
-        patch_saw_torch = true;
+    for (seen = frameworks; *seen; seen++)
+        if (!strncmp(name, *seen, strlen(*seen)))
+            patch_saw_framework = true;
     return info->dlpi_addr != own_base;
 }
 
@@ -431,6 +466,7 @@ void patch_apply(struct patch_counts *counts)
 {
     struct scan scan = {.pass = ++pass_number};
 
+    find_late_originals();
     dl_iterate_phdr(visit, &scan);
     forget_unloaded(scan.pass);
     *counts = scan.counts;
@@ -467,6 +503,7 @@ bool patch_rescan(void)
     last_adds = changes[0];
     last_subs = changes[1];
     pass_number++;
+    find_late_originals();
     dl_iterate_phdr(visit, &scan);
     forget_unloaded(scan.pass);
     return scan.is_new;

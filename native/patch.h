@@ -12,6 +12,7 @@ struct hook {
     const char *name;
     void *wrapper;
     void **real; /* what the wrapper calls; NULL inside: this libc has no such function */
+    const char *provider; /* begins the file name of the library that has it; NULL: libc */
 };
 
 struct patch_counts {
@@ -37,8 +38,8 @@ const struct hook *patch_find(const char *name);
 /* Whether a function is libc's own. */
 bool patch_is_libc(const void *function);
 
-/* Whether an object whose file name begins so was loaded since this was asked last. */
-extern bool patch_saw_torch;
+/* Whether a framework that an adapter knows was loaded since this was asked last. */
+extern bool patch_saw_framework;
 
 #pragma GCC visibility pop
 

@@ -24,7 +24,7 @@ size_t spread_preload_bytes(char *const *environment);
 /* A program whose caller had cleaned its environment does not see what we added to it. */
 void spread_hide(void);
 
-/* Python loaded torch: run the package's bootstrap at the interpreter's next safe point. */
+/* Python loaded a framework: run the package's bootstrap at the interpreter's next safe point. */
 void spread_into_python(void);
 
 #pragma GCC visibility pop

@@ -1,0 +1,33 @@
+/* What a framework calls inside itself and no Python of its sees.  Knows the framework's symbols;
+ * knows no ELF. */
+#include "hook.h"
+#include "recorder.h"
+
+/* void tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it into
+ * libtensorflow_framework after each element that a consumer took from a tf.data iterator on the
+ * host, in Python or inside a graph, on the thread that fetched it.  The span is an instant after
+ * the wait: a is its length in us, b the processor time of the whole process so far in ns. */
+#define GET_NEXT_DURATION _ZN10tensorflow7metrics27RecordTFDataGetNextDurationEm
+
+static void told(uint64_t us)
+{
+    static uint32_t name; /* two threads that ask at once are given the same one */
+    uint64_t handle;
+
+    if (!name)
+        name = penstock_name("get next");
+    handle = penstock_begin(OP_SPAN, name, -1);
+    penstock_end(handle, us, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+}
+
+#define HOOK_EXPANDED(provider, type, function, parameters)                                        \
+    HOOK_OF(provider, type, function, parameters)
+#define REAL_EXPANDED(function) real_##function
+#define REAL(function) REAL_EXPANDED(function)
+
+HOOK_EXPANDED("libtensorflow_framework", void, GET_NEXT_DURATION, (uint64_t us))
+{
+    if (recorder_on)
+        told(us);
+    REAL(GET_NEXT_DURATION)(us);
+}
