@@ -529,9 +529,12 @@ def _parents(logs: list[Log], starts: list[int]) -> list[int | None]:
 
 
 def _steps(events: Events, shift_ns: int) -> _Steps:
-    """Steps from STEP events.  Where any was marked by hand, the adapter's do not count."""
-    if (events.moved == 1).any():
-        events = events.where(events.moved == 1)
+    """Steps from STEP events.  Those marked by hand (1) outrank those an adapter found (0), and
+    these the iterations of a loader (2)."""
+    for origin in (1, 0, 2):
+        if (events.moved == origin).any():
+            events = events.where(events.moved == origin)
+            break
     events = events.where(np.argsort(events.start_ns, kind="stable"))
     start = events.start_ns + shift_ns
     end = np.where(events.duration_ns < 0, np.iinfo(np.int64).max, start + events.duration_ns)

@@ -7,6 +7,7 @@ never an error in the training.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -14,13 +15,20 @@ from types import ModuleType
 from typing import Any
 
 from penstock import recorder
-from penstock.adapters import torch
+from penstock.adapters import grain, keras, marks, orbax, tensorflow, torch, trainers
 
 __all__ = ["install"]
 
 Patch = Callable[[ModuleType], None]
 
-ADAPTERS: tuple[dict[str, Patch], ...] = (torch.PATCHES,)
+ADAPTERS: tuple[dict[str, Patch], ...] = (
+    torch.PATCHES,
+    trainers.PATCHES,
+    tensorflow.PATCHES,
+    keras.PATCHES,
+    grain.PATCHES,
+    orbax.PATCHES,
+)
 
 _waiting: dict[str, Patch] = {}
 _notes: dict[str, str] = {}
@@ -35,6 +43,7 @@ def install() -> None:
     if _is_installed:
         return
     _is_installed = True
+    os.register_at_fork(after_in_child=marks.thread.forget)
     for patches in ADAPTERS:
         _waiting.update(patches)
     _patch_complete()

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,98 +18,19 @@ from types import ModuleType
 from typing import Any
 
 from penstock import recorder
+from penstock.adapters import marks
+from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 
 __all__ = ["PATCHES"]
 
-ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those made from a seed
-SEEDED = 0x80000000
-
-
-class _Thread(threading.local):
-    """What the adapter knows of one thread."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """As a new thread, or a forked child whose open spans are its parent's."""
-        self.is_waiting = False  # inside the outermost next(), or in a loader's worker
-        self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
-        self.saves = 0  # depth: a checkpoint is written by one outermost call
-        self.optimizers: list[tuple[Any, recorder.Span | None]] = []
-        self.step: recorder.Span | None = None  # the automatic step under way
-        self.delay: _RunDelay | None = None
-        self.leftovers: list[_Loader] = []  # passes begun here that died in another thread
-
-
-_thread = _Thread()
-_ids = itertools.count(1)
-_serials = itertools.count()
-_n_steps = 0  # automatic steps that have ended in this process
-
-
-def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Our own trouble must not become the training's."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except Exception:
-            return None
-
-    return guarded
-
-
-def _wrap(owner: Any, path: str, wrap: Callable[[Any], Any]) -> None:
-    """Replaces owner.path by wrap() of it; a note where this version has no such name."""
-    *steps, name = path.split(".")
-    try:
-        for step in steps:
-            owner = getattr(owner, step)
-        setattr(owner, name, wrap(getattr(owner, name)))
-    except AttributeError as error:
-        recorder.note("adapter torch", f"{path} not patched: {error}")
+SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
 
 
 # Loaders
 
 
-class _Loader:
-    """One pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
-
-    __slots__ = ("batch_items", "id", "leftovers", "n_workers", "span")
-
-    def __init__(self, iterator_id: int, loader: Any) -> None:
-        self.id = iterator_id
-        self.leftovers = _thread.leftovers
-        self.span = recorder.begin("loader", iterator_id)
-        self.n_workers = int(getattr(loader, "num_workers", 0) or 0)
-        size = getattr(loader, "batch_size", None)
-        if size is None:
-            size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-        self.batch_items = size if isinstance(size, int) else 0
-
-    def end(self) -> None:
-        span, self.span = self.span, None
-        if span is None:
-            return
-        if span.is_ours():
-            span.end(self.n_workers, self.batch_items)
-        elif self.leftovers is not _thread.leftovers:
-            self.span = span  # only the thread that began a span can end it
-            self.leftovers.append(self)
-
-    def __del__(self) -> None:
-        try:  # noqa: SIM105 - at the interpreter's end contextlib may be gone
-            self.end()
-        except Exception:
-            pass
-
-
 def _patch_dataloader(module: ModuleType) -> None:
-    os.register_at_fork(after_in_child=_thread.forget)
-    for path, wrap in (
+    for path, wrapper in (
         ("_BaseDataLoaderIter.__init__", _wrap_creation),
         ("_BaseDataLoaderIter._reset", _wrap_reset),
         ("_BaseDataLoaderIter.__next__", _wrap_next),
@@ -120,11 +39,11 @@ def _patch_dataloader(module: ModuleType) -> None:
         ("_utils.fetch._IterableDatasetFetcher.fetch", _wrap_fetch),
         ("_utils.worker._worker_loop", _wrap_worker_loop),
     ):
-        _wrap(module, path, wrap)
+        wrap("torch", module, path, wrapper)
 
 
 def _patch_worker(module: ModuleType) -> None:
-    _wrap(module, "_worker_loop", _wrap_worker_loop)
+    wrap("torch", module, "_worker_loop", _wrap_worker_loop)
 
 
 def _wrap_creation(original: Callable[..., None]) -> Callable[..., None]:
@@ -151,17 +70,17 @@ def _wrap_reset(original: Callable[..., None]) -> Callable[..., None]:
     return reset
 
 
-@_quietly
-def _begin_pass(loader: Any) -> _Loader | None:
-    if _thread.is_waiting or not recorder.is_recording():
-        return None
-    while _thread.leftovers:
-        _thread.leftovers.pop().end()
-    return _Loader(next(_ids) & ID_MASK, loader)
+@quietly
+def _begin_pass(loader: Any) -> marks.Loader | None:
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    n_workers = int(getattr(loader, "num_workers", 0) or 0)
+    return marks.begin_pass(n_workers, size if isinstance(size, int) else 0)
 
 
-@_quietly
-def _adopt(iterator: Any, begun: _Loader) -> None:
+@quietly
+def _adopt(iterator: Any, begun: marks.Loader) -> None:
     """Gives the pass to its iterator, and its id to the workers.
 
     The id travels as the iterator's _shared_seed: an argument of the worker loop and the content of
@@ -184,24 +103,13 @@ def _is_datapipe(dataset: Any) -> bool:
 
 
 def _seeded(seed: int) -> int:
-    return SEEDED | (seed & ID_MASK)
-
-
-@dataclass(slots=True)
-class _Wait:
-    """The outermost next() of a loader in one thread."""
-
-    iterator: Any
-    loader: _Loader
-    announced: int
-    cpu_ns: int
-    span: recorder.Span | None
+    return SEEDED | (seed & (SEEDED - 1))
 
 
 def _wrap_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def following(self: Any) -> Any:
-        if _thread.is_waiting or not recorder.is_recording():
+        if thread.is_waiting or not recorder.is_recording():
             return original(self)
         wait = None
         has_batch = False
@@ -211,48 +119,38 @@ def _wrap_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             has_batch = True
             return batch
         finally:
-            _end_wait(wait, has_batch)
+            _end_wait(wait, self, has_batch)
 
     return following
 
 
-@_quietly
-def _begin_wait(iterator: Any) -> _Wait:
-    thread = _thread
+@quietly
+def _begin_wait(iterator: Any) -> marks.Wait:
     thread.is_waiting = True
     # No pass: the iterator was made before the window began.
     loader = getattr(iterator, "_penstock", None) or _begin_pass_late(iterator)
     index = _due(iterator)
     if not iterator._num_workers:
         thread.task = (loader.id, index)
-    if thread.step is None or not thread.step.is_ours():
-        _begin_step(thread)
-    cpu_ns = time.thread_time_ns()
-    return _Wait(iterator, loader, index, cpu_ns, recorder.begin("data wait", index))
+    if "jax" in sys.modules:  # whose updates nobody sees
+        marks.iterate(thread)
+    return marks.begin_wait(loader, index)
 
 
-def _begin_pass_late(iterator: Any) -> _Loader:
-    iterator._penstock = loader = _Loader(next(_ids) & ID_MASK, iterator)
-    loader.n_workers = int(iterator._num_workers)
+def _begin_pass_late(iterator: Any) -> marks.Loader:
+    iterator._penstock = loader = marks.Loader(int(iterator._num_workers))
     return loader
 
 
-@_quietly
-def _end_wait(wait: _Wait | None, has_batch: bool) -> None:
-    thread = _thread
+@quietly
+def _end_wait(wait: marks.Wait | None, iterator: Any, has_batch: bool) -> None:
     thread.is_waiting = False
     thread.task = None
-    if wait is None or wait.span is None:
+    if wait is None:
         return
-    cpu_ns = time.thread_time_ns() - wait.cpu_ns
-    wait.span.end(wait.loader.id, cpu_ns)
-    came = _came(wait.iterator) if has_batch else -1
-    if came != wait.announced:
-        other = recorder.begin("delivered", came)
-        if other is not None:
-            other.end(wait.loader.id, wait.announced + 1)
-    if not has_batch and isinstance(sys.exc_info()[1], StopIteration):
-        wait.loader.end()
+    marks.end_wait(wait, _came(iterator) if has_batch else -1)
+    if not has_batch and thread.is_iteration:
+        marks.drop_step(thread)
 
 
 def _due(iterator: Any) -> int:
@@ -342,7 +240,7 @@ class _Fetch:
 def _wrap_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _thread.task is None:  # a loader inside a data set, or nothing is recorded
+        if thread.task is None:  # a loader inside a data set, or nothing is recorded
             return original(self, *args, **kwargs)
         fetch = _begin_fetch()
         try:
@@ -353,9 +251,8 @@ def _wrap_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
     return fetched
 
 
-@_quietly
+@quietly
 def _begin_fetch() -> _Fetch | None:
-    thread = _thread
     task, thread.task = thread.task, None
     if task is None:
         return None
@@ -366,13 +263,13 @@ def _begin_fetch() -> _Fetch | None:
     return _Fetch(*task, delay_ns, cpu_ns, recorder.begin("fetch", task[1]))
 
 
-@_quietly
+@quietly
 def _end_fetch(fetch: _Fetch | None) -> None:
     if fetch is None or fetch.span is None:
         return
     cpu_ns = time.thread_time_ns() - fetch.cpu_ns
     fetch.span.end(fetch.id, cpu_ns)
-    delay = _thread.delay
+    delay = thread.delay
     after_ns = delay.ns() if delay is not None else None
     if after_ns is not None and fetch.delay_ns is not None:
         told = recorder.begin("fetch delay", fetch.index)
@@ -413,12 +310,12 @@ class _Worker:
     def _understand(self, message: Any) -> None:
         try:
             if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], int):
-                _thread.task = (self.id, message[0]) if self.id else None
+                thread.task = (self.id, message[0]) if self.id else None
             else:
-                _thread.task = None
+                thread.task = None
                 self.hear(getattr(message, "seed", None))  # of _ResumeIteration
         except Exception:
-            _thread.task = None
+            thread.task = None
 
     def hear(self, seed: Any) -> None:
         """What the main process sent as _shared_seed."""
@@ -426,12 +323,12 @@ class _Worker:
             self.id = _seeded(seed) if self.is_datapipe else seed
 
 
-@_quietly
+@quietly
 def _begin_worker(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Worker | None:
-    _thread.forget()
-    _thread.is_waiting = True  # loaders used by a data set are not what the training waits for
+    thread.forget()
+    thread.is_waiting = True  # loaders used by a data set are not what the training waits for
     if not recorder.is_recording():
         return None
     arguments = signature.bind(*args, **kwargs).arguments
@@ -443,7 +340,7 @@ def _begin_worker(
     return worker
 
 
-@_quietly
+@quietly
 def _end_worker(worker: _Worker | None) -> None:
     if worker is not None and worker.span is not None:
         worker.span.end(worker.id, _main_pid())
@@ -484,15 +381,15 @@ def _after_optimizer(torch: Any) -> Callable[[Any, Any, Any], None]:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if _thread.optimizers:
+        if thread.optimizers:
             _end_optimizer(optimizer)
 
     return after
 
 
-@_quietly
+@quietly
 def _begin_optimizer(optimizer: Any) -> None:
-    stack = _thread.optimizers
+    stack = thread.optimizers
     _, unfinished = _pop(stack, optimizer)  # it raised the last time
     if unfinished is not None:
         unfinished.end()
@@ -510,81 +407,33 @@ def _pop(
     return False, None
 
 
-@_quietly
+@quietly
 def _end_optimizer(optimizer: Any) -> None:
     """The outermost optimizer's end is a step's end, and the next one's beginning."""
-    global _n_steps
-    thread = _thread
     was_inside, span = _pop(thread.optimizers, optimizer)
     if span is not None:
         span.end()
     if not was_inside or thread.optimizers:
         return
-    step, thread.step = thread.step, None
-    if recorder.has_explicit_steps():
-        return
-    if step is not None and step.is_ours():
-        step.end(0, 0)
-        _n_steps += 1
-    _begin_step(thread)
-
-
-def _begin_step(thread: _Thread) -> None:
-    if not recorder.has_explicit_steps():
-        thread.step = recorder.begin("step", _n_steps, recorder.OP_STEP)
+    marks.end_step(thread)
 
 
 # Checkpoints
 
 
-def _wrap_save(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """One span per outermost call in a thread; the events inside name the files."""
-
-    @functools.wraps(original)
-    def saved(*args: Any, **kwargs: Any) -> Any:
-        thread = _thread
-        if thread.saves or not recorder.is_recording():
-            return original(*args, **kwargs)
-        thread.saves = 1
-        span = None
-        try:
-            span = _begin_save(name)
-            return original(*args, **kwargs)
-        finally:
-            thread.saves = 0
-            if span is not None:
-                span.end()
-
-    return saved
-
-
-@_quietly
-def _begin_save(name: str) -> recorder.Span | None:
-    return recorder.begin(name, next(_serials))
-
-
-def _replace(module: ModuleType, function: str, span: str, place: str) -> None:
-    """Wraps a function of `module`, and the same function where `place` shows it again."""
-    original = getattr(module, function, None)
-    _wrap(module, function, functools.partial(_wrap_save, span))
-    shown = sys.modules.get(place)
-    if original is not None and getattr(shown, function, None) is original:
-        setattr(shown, function, getattr(module, function))
-
-
 def _patch_serialization(module: ModuleType) -> None:
-    _replace(module, "save", "checkpoint", "torch")
-    _replace(module, "load", "restore", "torch")
+    replace("torch", module, "save", wrap_save("checkpoint"), "torch")
+    replace("torch", module, "load", wrap_save("restore"), "torch")
 
 
 def _patch_checkpoint_save(module: ModuleType) -> None:
-    _replace(module, "save", "checkpoint", "torch.distributed.checkpoint")
+    replace("torch", module, "save", wrap_save("checkpoint"), "torch.distributed.checkpoint")
     # Of an asynchronous save this is the part that blocks the caller.
-    _replace(module, "async_save", "checkpoint", "torch.distributed.checkpoint")
+    replace("torch", module, "async_save", wrap_save("checkpoint"), "torch.distributed.checkpoint")
 
 
 def _patch_checkpoint_load(module: ModuleType) -> None:
-    _replace(module, "load", "restore", "torch.distributed.checkpoint")
+    replace("torch", module, "load", wrap_save("restore"), "torch.distributed.checkpoint")
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {

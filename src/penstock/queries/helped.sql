@@ -8,7 +8,11 @@ WITH pieces AS MATERIALIZED (
     SELECT i.*
     FROM inside AS i
     JOIN ops AS o ON o.op_number = i.op_number
-    WHERE i.stretch_id IN (SELECT stretch_id FROM watched WHERE NOT is_own)
+    WHERE i.stretch_id IN (
+            SELECT stretch_id FROM watched WHERE NOT is_own
+            UNION ALL
+            SELECT stretch_id FROM stretches WHERE kind = 'pool'
+        )
         AND (i.is_own OR o.op_group = 'read' OR i.path_class IS DISTINCT FROM 'output')
 ),
 edges AS (

@@ -1,7 +1,7 @@
 -- inside: the part of each single file call that lies inside a stretch in which it counts, from_ns to
 -- to_ns.
 --   begins  the call began inside
---   is_own  see watched
+--   is_own  see watched and pool_calls
 --   duration_ns  of the whole call, as long as it was seen
 WITH short_calls AS (
     SELECT
@@ -19,6 +19,8 @@ met AS (
             AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
     UNION ALL BY NAME
     SELECT * FROM long_calls
+    UNION ALL BY NAME
+    SELECT * FROM pool_calls
 )
 SELECT
     stretch_id,

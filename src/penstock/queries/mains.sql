@@ -7,17 +7,18 @@
 --             is a wait (until the process's last sign of life)
 --   wall_ns   first_ns to last_ns, less the time in which no window was open
 --   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
-WITH marks AS (
-    SELECT
-        s.process,
-        s.thread,
-        CASE WHEN s.kind = 'step' THEN 'step' ELSE s.name END AS mark,
-        s.start_ns,
-        s.end_ns
-    FROM timed_spans AS s
-    WHERE ((s.kind = 'step' AND s.is_finished)
-            OR (s.kind = 'span' AND s.name IN ('data wait', 'checkpoint')))
-        AND s.process NOT IN (SELECT process FROM spans WHERE kind = 'span' AND name = 'worker')
+WITH told AS (
+    SELECT process, thread, name AS mark, start_ns, end_ns
+    FROM timed_spans
+    WHERE kind = 'span' AND name IN ('data wait', 'checkpoint')
+    UNION ALL
+    SELECT process, thread, 'data wait', start_ns, end_ns FROM graph_waits
+    UNION ALL
+    SELECT process, thread, 'step', start_ns, end_ns FROM steps
+),
+marks AS (
+    FROM told
+    WHERE process NOT IN (SELECT process FROM spans WHERE kind = 'span' AND name = 'worker')
 ),
 threads_of_marks AS (
     SELECT

@@ -6,13 +6,12 @@ WITH ends AS (
     SELECT
         s.process,
         row_number() OVER (PARTITION BY s.process ORDER BY s.start_ns) AS step,
-        greatest(m.first_ns, coalesce(lag(s.start_ns + s.duration_ns) OVER (
+        greatest(m.first_ns, coalesce(lag(s.end_ns) OVER (
             PARTITION BY s.process ORDER BY s.start_ns
         ), m.first_ns)) AS from_ns,
-        s.start_ns + s.duration_ns AS to_ns
-    FROM spans AS s
+        s.end_ns AS to_ns
+    FROM steps AS s
     JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
-    WHERE s.kind = 'step' AND s.duration_ns IS NOT NULL
 ),
 stalls AS (
     SELECT process, start_ns, end_ns - start_ns AS wait_ns, 0 AS save_ns FROM waits WHERE in_wall

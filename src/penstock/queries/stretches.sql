@@ -6,8 +6,10 @@
 --   'hand-over'     after the owed fetch ended, until the wait ended: pickling, queue, pinned memory
 --   'pass end'      the whole wait, where it ended without a batch: the pass was over, the loader ends
 --                   its workers
---   'unknown'       the whole wait, in the waiting thread, where no fetch was recorded; what
---                   follows a fetch that never ended
+--   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
+--                   process, or of its workers, may have made it
+--   'unknown'       the whole wait, in the waiting thread, where a fetch is missing; what follows a fetch
+--                   that never ended
 -- and of the thread that takes the steps:
 --   'checkpoint'    a checkpoint that blocks it
 --   'step'          the rest of the training stretch
@@ -27,6 +29,7 @@ candidates AS (
         w.start_ns,
         w.end_ns,
         w.is_finished,
+        w.is_pooled,
         w.index,
         f.fetch_id,
         f.process,
@@ -124,7 +127,11 @@ pieces AS (
     FROM owed
     UNION ALL
     SELECT
-        CASE WHEN index IS NULL AND is_finished THEN 'pass end' ELSE 'unknown' END,
+        CASE
+            WHEN index IS NULL AND is_finished THEN 'pass end'
+            WHEN is_pooled THEN 'pool'
+            ELSE 'unknown'
+        END,
         wait_id,
         NULL,
         NULL,

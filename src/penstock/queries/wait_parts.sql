@@ -8,6 +8,9 @@
 --   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
 --   worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
+-- Of a pooled wait, whose loader does not say who makes a batch, read and metadata are the time in which
+-- any thread was in such a call (pool_calls), cpu what the whole process used outside them, blocked what
+-- is left; not observed what is left where workers' processor time, or all of it, is not known.
 WITH split AS (
     SELECT s.wait_id, c.op_group AS part, c.ns * f.fit + c.helped_ns * f.helped_fit AS ns
     FROM stretch_calls AS c
@@ -25,6 +28,8 @@ WITH split AS (
             WHEN s.kind = 'gap' AND s.process = s.main THEN 'hand-over'
             WHEN s.kind = 'gap' THEN 'idle'
             WHEN s.kind = 'fetch' AND f.cpu_share IS NOT NULL THEN 'blocked'
+            WHEN s.kind = 'pool' AND f.cpu_share IS NOT NULL
+                AND s.main NOT IN (SELECT main FROM pool_members WHERE process <> main) THEN 'blocked'
             ELSE 'not observed'
         END,
         f.rest_ns * greatest(0, 1 - coalesce(f.cpu_share + f.delay_share, 0))

@@ -2,6 +2,7 @@
 --   is_own  true: the stretch's own thread.  false: a helper, another thread of a process that fetches a
 --           batch; it works for the fetch if it is no thread that fetches, waits for data or takes steps
 --           itself.
+-- In a pooled wait those of all threads count: see pool_calls.
 WITH helpers AS (
     SELECT process, thread
     FROM events_raw
@@ -12,7 +13,7 @@ WITH helpers AS (
 watching AS (
     SELECT stretch_id, process, thread, true AS is_own, from_ns, to_ns, is_blocking
     FROM stretches
-    WHERE kind NOT IN ('worker start', 'pass end', 'hand-over') OR process = main
+    WHERE kind <> 'pool' AND (kind NOT IN ('worker start', 'pass end', 'hand-over') OR process = main)
     UNION ALL
     SELECT s.stretch_id, s.process, h.thread, false, s.from_ns, s.to_ns, s.is_blocking
     FROM stretches AS s

@@ -1,0 +1,85 @@
+"""Waits at Grain's iterators, outermost only, and its worker processes.  Imports nothing of it.
+
+Grain reads in threads of the training process, or in threads of its workers, and does not say which
+of them made a batch: a wait tells the processor time of the process, and the reader looks at the
+file calls of all those threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+from penstock.adapters.marks import quietly, thread, wrap, wrap_next
+
+__all__ = ["PATCHES"]
+
+
+def _patch_dataset(module: ModuleType) -> None:
+    """Every stage of a pipeline is an iterator of its own class, some of them the user's."""
+    base: Any = module.DatasetIterator
+
+    def made(cls: Any, /, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        _wrap_class(cls)
+
+    base.__init_subclass__ = classmethod(made)
+    waiting = list(base.__subclasses__())
+    while waiting:
+        known = waiting.pop()
+        _wrap_class(known)
+        waiting += known.__subclasses__()
+
+
+@quietly
+def _wrap_class(iterator: Any) -> None:
+    following = vars(iterator).get("__next__")
+    if following is not None and not getattr(following, "__isabstractmethod__", False):
+        iterator.__next__ = wrap_next(following)
+
+
+def _patch_loader(module: ModuleType) -> None:
+    wrap("grain", module, "DataLoaderIterator.__next__", wrap_next)
+
+
+def _patch_processes(module: ModuleType) -> None:
+    wrap("grain", module, "_put_dataset_elements_in_buffer", _wrap_worker)
+
+
+def _wrap_worker(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def loop(*args: Any, **kwargs: Any) -> None:
+        worker = _begin_worker()
+        try:
+            original(*args, **kwargs)
+        finally:
+            if worker is not None:
+                worker.end(0, _main_pid())
+
+    return loop
+
+
+@quietly
+def _begin_worker() -> recorder.Span | None:
+    thread.forget()
+    thread.is_waiting = True  # its iterators feed the training, which does not wait for each
+    return recorder.begin("worker")
+
+
+def _main_pid() -> int:
+    """Of the process that made this worker; under forkserver that is not the parent."""
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    return int(parent.pid) if parent is not None and parent.pid else os.getppid()
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "grain._src.python.dataset.dataset": _patch_dataset,
+    "grain._src.python.data_loader": _patch_loader,
+    "grain._src.python.dataset.transformations.process_prefetch": _patch_processes,
+}

@@ -1,0 +1,316 @@
+"""What the adapters of all frameworks share: waits at the outermost iterator, steps, checkpoints.
+
+A training may use several frameworks at once (JAX fed by torch's loader, Keras on tf.data): what is
+outermost, and which step is under way, is known here and for each thread.  Imports no framework.
+The names of spans and what their a and b mean are listed in docs/FORMAT.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+
+__all__ = [
+    "BY_ADAPTER",
+    "BY_ITERATION",
+    "Loader",
+    "Thread",
+    "Wait",
+    "begin_pass",
+    "begin_step",
+    "begin_wait",
+    "drop_step",
+    "end_step",
+    "end_wait",
+    "iterate",
+    "quietly",
+    "replace",
+    "thread",
+    "wrap",
+    "wrap_next",
+    "wrap_save",
+]
+
+ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those made from a seed
+
+# What a step span says of its origin, in b; 1 is one that the program marked itself.
+BY_ADAPTER = 0
+BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
+
+
+class Thread(threading.local):
+    """What the adapters know of one thread."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """As a new thread, or a forked child whose open spans are its parent's."""
+        self.is_waiting = False  # inside the outermost next(), or in a loader's worker
+        self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
+        self.saves = 0  # depth: a checkpoint is written by one outermost call
+        self.optimizers: list[tuple[Any, recorder.Span | None]] = []
+        self.step: recorder.Span | None = None  # the automatic step under way
+        self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
+        self.delay: Any = None
+        self.leftovers: list[Loader] = []  # passes begun here that died in another thread
+
+
+thread = Thread()
+_ids = itertools.count(1)
+_serials = itertools.count()
+_n_steps = [0, 0, 0]  # automatic steps that have ended in this process, by origin
+
+
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Our own trouble must not become the training's."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception:
+            return None
+
+    return guarded
+
+
+def wrap(adapter: str, owner: Any, path: str, wrapper: Callable[[Any], Any]) -> None:
+    """Replaces owner.path by wrapper() of it; a note where this version has no such name."""
+    *steps, name = path.split(".")
+    try:
+        for step in steps:
+            owner = getattr(owner, step)
+        setattr(owner, name, wrapper(getattr(owner, name)))
+    except AttributeError as error:
+        recorder.note(f"adapter {adapter}", f"{path} not patched: {error}")
+
+
+def replace(
+    adapter: str, module: ModuleType, function: str, wrapper: Callable[[Any], Any], *places: str
+) -> None:
+    """Wraps a function of `module`, and the same function where modules `places` show it again."""
+    original = getattr(module, function, None)
+    wrap(adapter, module, function, wrapper)
+    for place in places:
+        shown = sys.modules.get(place)
+        if original is not None and getattr(shown, function, None) is original:
+            setattr(shown, function, getattr(module, function))
+
+
+# Loaders and waits
+
+
+class Loader:
+    """One pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
+
+    __slots__ = ("batch_items", "id", "leftovers", "n_workers", "next_index", "span")
+
+    def __init__(self, n_workers: int = 0, batch_items: int = 0) -> None:
+        self.id = next(_ids) & ID_MASK
+        self.leftovers = thread.leftovers
+        self.span = recorder.begin("loader", self.id)
+        self.n_workers = n_workers
+        self.batch_items = batch_items
+        self.next_index = 0  # of the batch that comes next, where nobody else counts
+
+    def end(self) -> None:
+        """Ends its span, once; in another thread it is left for the one that began it."""
+        span, self.span = self.span, None
+        if span is None:
+            return
+        if span.is_ours():
+            span.end(self.n_workers, self.batch_items)
+        elif self.leftovers is not thread.leftovers:
+            self.span = span  # only the thread that began a span can end it
+            self.leftovers.append(self)
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 - at the interpreter's end contextlib may be gone
+            self.end()
+        except Exception:
+            pass
+
+
+def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
+    """A pass begins, of an outermost loader while recording; else None."""
+    if thread.is_waiting or not recorder.is_recording():
+        return None
+    while thread.leftovers:
+        thread.leftovers.pop().end()
+    return Loader(n_workers, batch_items)
+
+
+class Wait:
+    """The outermost next() of a loader in one thread."""
+
+    __slots__ = ("announced", "cpu_ns", "loader", "process_cpu_ns", "span")
+
+    def __init__(self, loader: Loader, announced: int, is_pooled: bool) -> None:
+        self.loader = loader
+        self.announced = announced
+        self.process_cpu_ns = time.process_time_ns() if is_pooled else -1
+        self.cpu_ns = time.thread_time_ns()
+        self.span = recorder.begin("data wait", announced)
+
+
+def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
+    """index: of the batch waited for, -1 for none.  is_pooled: threads that nobody names fetch it,
+    so that the processor time of the whole process is told with the wait."""
+    if thread.step is None or not thread.step.is_ours():
+        begin_step(thread)
+    return Wait(loader, index, is_pooled)
+
+
+def end_wait(wait: Wait, came: int) -> None:
+    """came: number of the batch that came, -1 for none."""
+    if wait.span is None:
+        return
+    cpu_ns = time.thread_time_ns() - wait.cpu_ns
+    wait.span.end(wait.loader.id, cpu_ns)
+    process_cpu_ns = time.process_time_ns() if wait.process_cpu_ns >= 0 else 0
+    if came != wait.announced:
+        other = recorder.begin("delivered", came)
+        if other is not None:
+            other.end(wait.loader.id, wait.announced + 1)
+    if wait.process_cpu_ns >= 0:
+        told = recorder.begin("wait cpu", wait.announced)
+        if told is not None:
+            told.end(wait.loader.id, process_cpu_ns - wait.process_cpu_ns)
+    if came < 0 and isinstance(sys.exc_info()[1], StopIteration):
+        wait.loader.end()
+
+
+def wrap_next(
+    original: Callable[..., Any], is_end: Callable[[BaseException], bool] | None = None
+) -> Callable[..., Any]:
+    """Wraps the method that gives an iterator's next batch, where threads unknown to us fetch it.
+
+    is_end: of an exception, whether it says that the pass is over; None: StopIteration does.
+    """
+
+    @functools.wraps(original)
+    def following(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.is_waiting or not recorder.is_recording():
+            return original(self, *args, **kwargs)
+        thread.is_waiting = True
+        wait = _begin_pooled(self)
+        has_batch = False
+        try:
+            batch = original(self, *args, **kwargs)
+            has_batch = True
+            return batch
+        except BaseException as error:
+            if (isinstance(error, StopIteration) if is_end is None else is_end(error)) and wait:
+                _end_loader(wait.loader)
+            raise
+        finally:
+            thread.is_waiting = False
+            _end_pooled(wait, has_batch)
+
+    return following
+
+
+@quietly
+def _begin_pooled(iterator: Any) -> Wait:
+    loader = getattr(iterator, "_penstock", None)
+    if loader is None or loader.span is None or not loader.span.is_ours():
+        loader = iterator._penstock = Loader()
+    iterate(thread)
+    return begin_wait(loader, loader.next_index, is_pooled=True)
+
+
+@quietly
+def _end_loader(loader: Loader) -> None:
+    drop_step(thread)
+    loader.end()
+
+
+@quietly
+def _end_pooled(wait: Wait | None, has_batch: bool) -> None:
+    if wait is None:
+        return
+    end_wait(wait, wait.announced if has_batch else -1)
+    wait.loader.next_index += has_batch
+
+
+# Steps
+
+
+def begin_step(own: Thread) -> None:
+    """An automatic step begins, unless the program marks its own."""
+    own.is_iteration = False
+    if not recorder.has_explicit_steps():
+        number = _n_steps[BY_ADAPTER] or _n_steps[BY_ITERATION]
+        own.step = recorder.begin("step", number, recorder.OP_STEP)
+
+
+def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
+    """The automatic step under way ends, and the next one begins."""
+    step, own.step = own.step, None
+    if recorder.has_explicit_steps():
+        return
+    if step is not None and step.is_ours():
+        step.end(0, origin)
+        _n_steps[origin] += 1
+    begin_step(own)
+
+
+def iterate(own: Thread) -> None:
+    """A loader is asked for its next batch: where nothing else marks steps, that is where one ends
+    and the next begins.  In the first thread only: others fetch for it."""
+    if _n_steps[BY_ADAPTER] or threading.current_thread() is not threading.main_thread():
+        return
+    if own.is_iteration:
+        end_step(own, BY_ITERATION)
+    elif own.step is None or not own.step.is_ours():
+        begin_step(own)
+    own.is_iteration = True
+
+
+def drop_step(own: Thread) -> None:
+    """The loop is over: what is under way is no step, and stays without an end."""
+    own.step = None
+    own.is_iteration = False
+
+
+# Checkpoints
+
+
+def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One span per outermost call in a thread; the events inside name the files.
+
+    name: checkpoint, or restore."""
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            own = thread
+            if own.saves or not recorder.is_recording():
+                return original(*args, **kwargs)
+            own.saves = 1
+            span = None
+            try:
+                span = _begin_save(name)
+                return original(*args, **kwargs)
+            finally:
+                own.saves = 0
+                if span is not None:
+                    span.end()
+
+        return saved
+
+    return wrapper
+
+
+@quietly
+def _begin_save(name: str) -> recorder.Span | None:
+    return recorder.begin(name, next(_serials))

@@ -1,0 +1,121 @@
+"""Waits at tf.data's iterators, calls of graphs that take an iterator, checkpoints.
+
+An iterator that Python asks is marked here.  One that a graph asks (Keras' fit, a tf.function with
+an iterator among its arguments) is asked in C++, where the native recorder sees how long it took;
+here the call of such a graph is an iteration, and its clock is told.  Reads are made by threads of
+C++ that do not say for which batch: see queries/pool_calls.sql.  Imports nothing of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+from penstock.adapters import marks
+from penstock.adapters.marks import quietly, thread, wrap, wrap_next, wrap_save
+
+__all__ = ["PATCHES"]
+
+_iterators: list[type] = []  # classes of iterators that a graph may be given
+
+
+def _patch_iterators(module: ModuleType) -> None:
+    iterators: Any = module
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        waited = wrap_next(original, is_end=_is_end)
+
+        @functools.wraps(original)
+        def following(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if iterators.context.executing_eagerly():
+                return waited(self, *args, **kwargs)
+            return original(self, *args, **kwargs)  # a graph is being traced: nobody waits
+
+        return following
+
+    for path in ("OwnedIterator._next_internal", "OwnedIterator.get_next_as_optional"):
+        wrap("tensorflow", module, path, wrapper)
+    _iterators.append(iterators.OwnedIterator)
+
+
+def _is_end(error: BaseException) -> bool:
+    return isinstance(error, StopIteration) or type(error).__name__ == "OutOfRangeError"
+
+
+def _patch_functions(module: ModuleType) -> None:
+    wrap("tensorflow", module, "Function.__call__", _wrap_call)
+
+
+def _wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args or thread.is_waiting or not recorder.is_recording():
+            return original(self, *args, **kwargs)
+        if not isinstance(args[0], tuple(_iterators)) and not _has_iterator(args):
+            return original(self, *args, **kwargs)
+        _begin_call()
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            if _is_end(error):
+                _end_calls()
+            raise
+
+    return called
+
+
+def _has_iterator(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, tuple(_iterators)) for argument in args[1:])
+
+
+@quietly
+def _begin_call() -> None:
+    marks.iterate(thread)
+    told = recorder.begin("graph")
+    if told is not None:
+        told.end(time.process_time_ns())
+
+
+@quietly
+def _end_calls() -> None:
+    """The graph asked for a batch and there was none."""
+    if thread.is_iteration:
+        marks.drop_step(thread)
+    told = recorder.begin("delivered", -1)
+    if told is not None:
+        told.end()
+
+
+# Checkpoints
+
+
+def _patch_checkpoint(module: ModuleType) -> None:
+    for owner in ("Checkpoint", "CheckpointV1", "TrackableSaver"):
+        wrap("tensorflow", module, f"{owner}.save", wrap_save("checkpoint"))
+        wrap("tensorflow", module, f"{owner}.restore", wrap_save("restore"))
+    for owner in ("Checkpoint", "CheckpointV1"):
+        wrap("tensorflow", module, f"{owner}.write", wrap_save("checkpoint"))
+    wrap("tensorflow", module, "Checkpoint.read", wrap_save("restore"))
+
+
+def _patch_saved_model(module: ModuleType) -> None:
+    for function in ("save", "save_and_return_nodes"):
+        wrap("tensorflow", module, function, wrap_save("checkpoint"))
+
+
+def _patch_loaded_model(module: ModuleType) -> None:
+    for function in ("load", "load_partial"):
+        wrap("tensorflow", module, function, wrap_save("restore"))
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "tensorflow.python.data.ops.iterator_ops": _patch_iterators,
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function": _patch_functions,
+    "tensorflow.python.checkpoint.checkpoint": _patch_checkpoint,
+    "tensorflow.python.saved_model.save": _patch_saved_model,
+    "tensorflow.python.saved_model.load": _patch_loaded_model,
+}

@@ -1,0 +1,60 @@
+-- graph_waits: one row per batch that a graph (Keras' fit, a tf.function that takes an iterator) asked of
+-- a tf.data iterator on the host, as the native recorder was told of it after the fact.
+--   thread  the one that called the graph
+--   index   number of the batch in its process, over all passes; NULL: none came, the pass was over
+--   cpu_ns  processor time of the whole process from the graph's call to the batch; NULL: not measured,
+--           when the graph had asked before in the same call
+WITH asked AS (
+    SELECT process, start_ns - a * 1000 AS start_ns, start_ns AS end_ns, b AS cpu_ns
+    FROM spans
+    WHERE kind = 'span' AND name = 'get next' AND duration_ns IS NOT NULL
+),
+told AS (
+    SELECT process, thread, start_ns, a AS cpu_ns FROM spans WHERE kind = 'span' AND name = 'graph'
+),
+by_python AS (
+    SELECT process, start_ns, coalesce(start_ns + duration_ns, 9223372036854775807) AS end_ns
+    FROM spans
+    WHERE kind = 'span' AND name = 'data wait'
+),
+in_graphs AS (
+    SELECT a.*
+    FROM asked AS a
+    ASOF LEFT JOIN by_python AS p ON p.process = a.process AND p.start_ns <= a.end_ns
+    WHERE p.end_ns IS NULL OR p.end_ns < a.end_ns
+),
+called AS (
+    SELECT
+        i.process,
+        t.thread,
+        greatest(i.start_ns, t.start_ns) AS start_ns,
+        i.end_ns,
+        CASE
+            WHEN row_number() OVER (
+                PARTITION BY t.process, t.thread, t.start_ns ORDER BY i.end_ns
+            ) = 1
+            THEN greatest(0, i.cpu_ns - t.cpu_ns)
+        END AS cpu_ns
+    FROM in_graphs AS i
+    ASOF JOIN told AS t ON t.process = i.process AND t.start_ns <= i.end_ns
+),
+ends AS (
+    SELECT c.process, c.end_ns
+    FROM spans AS s
+    ASOF JOIN called AS c ON c.process = s.process AND c.end_ns <= s.start_ns
+    WHERE s.kind = 'span' AND s.name = 'delivered' AND s.index IS NULL AND s.a = 0
+)
+SELECT
+    c.process,
+    c.thread,
+    CASE
+        WHEN e.end_ns IS NULL
+        THEN row_number() OVER (
+            PARTITION BY c.process, e.end_ns IS NULL ORDER BY c.start_ns, c.end_ns
+        ) - 1
+    END AS index,
+    c.start_ns,
+    c.end_ns,
+    c.cpu_ns
+FROM called AS c
+LEFT JOIN ends AS e ON e.process = c.process AND e.end_ns = c.end_ns

@@ -1,0 +1,40 @@
+-- pool_calls: the calls inside pooled waits, whose loader does not say who makes a batch: tf.data's threads
+-- are C++, Grain's do not tell.  Of every thread of the process, the waiting one included, and of its
+-- loader's workers; as if all were helpers of the wait: what it waited for may have been another
+-- thread's work, so their time is an upper bound of the wait for file calls.
+WITH pools AS (
+    SELECT
+        stretch_id,
+        main,
+        is_blocking,
+        from_ns,
+        to_ns,
+        unnest(range(from_ns // getvariable('slot_ns'), to_ns // getvariable('slot_ns') + 1)) AS slot
+    FROM stretches
+    WHERE kind = 'pool'
+),
+calls AS (
+    SELECT
+        m.main,
+        e.* EXCLUDE (process, thread, duration_ns),
+        e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
+    FROM file_calls AS e
+    JOIN pool_members AS m ON m.process = e.process
+    JOIN lives AS l ON l.process = e.process
+),
+call_slots AS (
+    SELECT *, start_ns // getvariable('slot_ns') AS slot
+    FROM calls
+    WHERE start_ns // getvariable('slot_ns') = end_ns // getvariable('slot_ns')
+    UNION ALL
+    SELECT *, unnest(range(start_ns // getvariable('slot_ns'), end_ns // getvariable('slot_ns') + 1))
+    FROM calls
+    WHERE start_ns // getvariable('slot_ns') < end_ns // getvariable('slot_ns')
+)
+SELECT p.* EXCLUDE (main, slot), false AS is_own, c.* EXCLUDE (main, slot)
+FROM call_slots AS c
+JOIN pools AS p
+    ON p.main = c.main AND p.slot = c.slot
+        AND c.start_ns < p.to_ns AND (c.end_ns > p.from_ns OR c.start_ns >= p.from_ns)
+-- Two that share several slots meet in the first of them only.
+WHERE c.slot = greatest(c.start_ns, p.from_ns) // getvariable('slot_ns')
