@@ -1,13 +1,16 @@
-"""Steps of Keras' fit, on any backend, and its saves.  Imports nothing of it.
+"""Steps of Keras' fit, on any backend, its saves, and a callback that records some batches.
 
 A step is one call of on_train_batch_end; with steps_per_execution that is several updates.  On
-TensorFlow the batch is fetched inside the step's graph, which the native recorder sees.
+TensorFlow the batch is fetched inside the step's graph, which the native recorder sees.  Keras is
+imported by nothing here but the callback's maker, whose user has it.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,8 +18,9 @@ from typing import Any
 from penstock import recorder
 from penstock.adapters import marks
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
+from penstock.errors import MissingDependency, RecorderError
 
-__all__ = ["PATCHES"]
+__all__ = ["PATCHES", "window_callback"]
 
 
 def _patch_callbacks(module: ModuleType) -> None:
@@ -72,6 +76,80 @@ def _patch_saving(module: ModuleType) -> None:
     ):
         shown = [name for name in sys.modules if name.startswith("keras.")]
         replace("keras", module, function, wrap_save(span), *shown)
+
+
+def window_callback(
+    folder: str | os.PathLike[str], first_batch: int, last_batch: int, budget_bytes: int = 0
+) -> Any:
+    """A Keras callback that records into `folder` from first_batch to last_batch, both included.
+
+    Batches of all epochs are counted on from 1, as TensorBoard's profile_batch counts them.  A
+    window that cannot begin is a warning: the training goes on.  `penstock run` needs none of this.
+
+    Raises MissingDependency without Keras, RecorderError when the range is none.
+    """
+    if not 1 <= first_batch <= last_batch:
+        raise RecorderError(
+            f"batches {first_batch} to {last_batch} are none; the first batch of a training is 1"
+        )
+    try:
+        from keras.callbacks import Callback
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "a callback for Keras needs it: pip install 'penstock[frameworks]'"
+        ) from error
+    window = _Window(folder, first_batch, last_batch, budget_bytes)
+
+    class WindowCallback(Callback):  # type: ignore[misc]  # Keras is not type-checked here
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            window.batch_begins()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            window.batch_ended()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            window.stop()
+
+    return WindowCallback()
+
+
+class _Window:
+    """Opens and closes one window by counting batches."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], first_batch: int, last_batch: int, budget_bytes: int
+    ) -> None:
+        self.folder = folder
+        self.first_batch = first_batch
+        self.last_batch = last_batch
+        self.budget_bytes = budget_bytes
+        self.batch = 0  # the one under way, or the latest
+        self.open: recorder.record | None = None
+
+    def batch_begins(self) -> None:
+        self.batch += 1
+        if self.batch != self.first_batch:
+            return
+        try:
+            self.open = recorder.record(self.folder, self.budget_bytes)
+        except RecorderError as error:
+            warnings.warn(f"batches are not recorded: {error}", stacklevel=2)
+            return
+        _begin_batch()
+
+    def batch_ended(self) -> None:
+        if self.batch >= self.last_batch:
+            _end_batch()  # Keras tells its list of callbacks after us
+            self.stop()
+
+    def stop(self) -> None:
+        window, self.open = self.open, None
+        if window is None:
+            return
+        try:
+            window.stop()
+        except RecorderError as error:
+            warnings.warn(f"the window did not end well: {error}", stacklevel=2)
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
