@@ -3,7 +3,6 @@ window is asked for; their batches, steps, saves and waits are counted or clocke
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.measures import Measures, measure
+from penstock.measures import measure
 from test_frameworks_torch import holds_within_two_per_cent_of_wall
 
 Recorded = Callable[..., Any]
@@ -167,7 +166,9 @@ def test_every_way_to_save_is_one_checkpoint(recorded: Recorded, work: Path) -> 
     known = measure(run)
     paths = [save.path or "" for save in known.checkpoints]
     assert len(paths) == 4, paths
-    for path, part in zip(paths, ("whole.keras", "some.weights.h5", "saved", "exported"), strict=True):
+    for path, part in zip(
+        paths, ("whole.keras", "some.weights.h5", "saved", "exported"), strict=True
+    ):
         assert f"{work}/{part}" in path
     assert run.sql("select count(*) from spans where name = 'restore'") == [(1,)]
 
@@ -209,7 +210,7 @@ def test_a_window_that_cannot_begin_is_a_warning(tmp_path: Path) -> None:
     assert "batches are not recorded: taken" in finished.stderr
 
 
-# Each element reads until 60 ms have passed in preads, then works for 20 ms; a step takes 40 ms more.
+# Each element reads until 60 ms have passed in preads, then works for 20 ms; a step takes 40 ms.
 SLOW = """
 open("large", "wb").write(bytes(1 << 20))
 fd, buffer, spent = os.open("large", os.O_RDONLY), bytearray(1 << 20), []
@@ -232,13 +233,9 @@ options = tf.data.Options()
 options.autotune.enabled = False
 options.experimental_optimization.inject_prefetch = False
 kinds = (tf.TensorSpec((8,)), tf.TensorSpec((1,)))
-data = tf.data.Dataset.from_generator(elements, output_signature=kinds).batch(1).with_options(options)
+data = tf.data.Dataset.from_generator(elements, output_signature=kinds).batch(1)
+data = data.with_options(options)
 """
-
-
-def truth(work: Path) -> tuple[list[tuple[int, int, int]], int]:
-    spent, end_ns = json.loads((work / "truth").read_text())
-    return spent, end_ns
 
 
 @pytest.mark.slow
@@ -250,17 +247,23 @@ def test_keras_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
             SLOW,
             """
             class Compute(keras.callbacks.Callback):
+                calls = []
+                def on_train_batch_begin(self, batch, logs=None):
+                    self.begin = time.perf_counter_ns()
                 def on_train_batch_end(self, batch, logs=None):
+                    self.calls.append((self.begin, time.perf_counter_ns()))
                     time.sleep(0.04)
                     self.end = time.perf_counter_ns()
 
             compute = Compute()
             model().fit(data, epochs=1, verbose=0, steps_per_epoch=30, callbacks=[compute])
-            json.dump([spent, compute.end], open("truth", "w"))
+            json.dump([spent, compute.end, compute.calls], open("truth", "w"))
             """,
         )
     )
-    holds_within_two_per_cent_of_wall(measure(run), *truth(work))
+    # A batch is waited for inside the call of the graph, whose update takes next to nothing.
+    truth = json.loads((work / "truth").read_text())
+    holds_within_two_per_cent_of_wall(measure(run), *truth)
 
 
 @pytest.mark.slow
@@ -271,16 +274,20 @@ def test_a_loops_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
         source(
             SLOW,
             """
-            for x, y in data:
+            waits, batches = [], iter(data)
+            for number in range(30):
+                begin = time.perf_counter_ns()
+                next(batches)
+                waits.append((begin, time.perf_counter_ns()))
                 time.sleep(0.04)
                 end = time.perf_counter_ns()
-            json.dump([spent, end], open("truth", "w"))
+            json.dump([spent, end, waits], open("truth", "w"))
             """,
         )
     )
     known = measure(run)
-    holds_within_two_per_cent_of_wall(without_the_end(known), *truth(work))
-
-
-def without_the_end(known: Measures) -> Measures:
-    return known
+    truth = json.loads((work / "truth").read_text())
+    # The last iteration has no wait after it that would end it, and so is no step.
+    assert known.training.steps == 29
+    spent, _, waits = truth
+    holds_within_two_per_cent_of_wall(known, spent, waits[-1][1], waits)
