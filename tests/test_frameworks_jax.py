@@ -68,6 +68,8 @@ def test_torchs_loader_marks_steps_where_jax_hides_them(recorded: Recorded, work
             make_files()
             weights = jnp.zeros(8)
             options = {{}}
+            if {workers}:
+                options = dict(multiprocessing_context="spawn", persistent_workers=True)
             loader = DataLoader(
                 Files(), batch_size=4, num_workers={workers}, collate_fn=np.stack, **options
             )
