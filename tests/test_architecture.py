@@ -44,7 +44,9 @@ TABLE = {
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),
     "stage.*": May(ours="errors tiers stage.*", world="numpy"),
     "save.*": May(ours="errors tiers save.*", world="numpy"),
-    "adapters.*": May(ours="errors recorder feed.* stage.* save.*", world="its framework"),
+    "adapters.*": May(
+        ours="errors recorder feed.* stage.* save.* adapters.*", world="its framework"
+    ),
     "bench.*": May(ours="* but cli", world="numpy"),
     "cli": May(ours="*", world="click"),
     "__init__": May(ours="errors recorder", world=""),
