@@ -69,6 +69,7 @@ def test_what_the_process_used_of_the_processor_beside_calls_is_cpu() -> None:
 
 def test_a_save_in_the_background_is_not_what_a_batch_waits_for() -> None:
     run = pooled(200, 300, cpu=0)
+    run.file("/out/model", path_class="output")
     run.call("write", 200 * MS, 300 * MS, thread=7, path="/out/model", moved=1)
     assert parts(run) == {"blocked": 100}
 
@@ -111,7 +112,7 @@ def test_files_are_blamed_for_their_share_of_a_pooled_wait() -> None:
 
 
 def graph(*calls: tuple[int, int, int]) -> Synthetic:
-    """Steps whose graph is called at `call`, has its batch at `got` (ms), and waited for it `us`."""
+    """Steps whose graph is called at `call`, has its batch at `got` (ms), and waited `us` for it."""
     run = Synthetic()
     run.process(1, end=2000 * MS)
     for number, (call, got, us) in enumerate(calls):
