@@ -3,10 +3,10 @@
 #include "hook.h"
 #include "recorder.h"
 
-/* void tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it into
- * libtensorflow_framework after each element that a consumer took from a tf.data iterator on the
- * host, in Python or inside a graph, on the thread that fetched it.  The span is an instant after
- * the wait: a is its length in us, b the processor time of the whole process so far in ns. */
+/* void tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it, into
+ * libtensorflow_framework, after each element that a consumer took from a tf.data iterator on the
+ * host, in Python or inside a graph, on the thread that took it.  The span is an instant after the
+ * wait: a is its length in us, b the processor time of the whole process so far in ns. */
 #define GET_NEXT_DURATION _ZN10tensorflow7metrics27RecordTFDataGetNextDurationEm
 
 static void told(uint64_t us)

@@ -11,7 +11,7 @@
 struct hook {
     const char *name;
     void *wrapper;
-    void **real; /* what the wrapper calls; NULL inside: this libc has no such function */
+    void **real;          /* what the wrapper calls; NULL inside: this libc has no such function */
     const char *provider; /* begins the file name of the library that has it; NULL: libc */
 };
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.measures import measure
+from penstock.report import report_of
 from synthetic import Synthetic
 
 MS = 1_000_000
@@ -112,7 +113,8 @@ def test_files_are_blamed_for_their_share_of_a_pooled_wait() -> None:
 
 
 def graph(*calls: tuple[int, int, int]) -> Synthetic:
-    """Steps whose graph is called at `call`, has its batch at `got` (ms), and waited `us` for it."""
+    """Steps whose graph is called at `call` and has its batch at `got` (ms), for which it waited
+    `us`."""
     run = Synthetic()
     run.process(1, end=2000 * MS)
     for number, (call, got, us) in enumerate(calls):
@@ -213,3 +215,15 @@ def test_parts_are_what_an_instant_by_instant_count_finds(seed: int) -> None:
             expected[part] = expected.get(part, 0) + ticks
     run.step(100 * MS, 202_000 * MS, 1)
     assert parts(run) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_report_says_which_numbers_rest_on_threads_that_do_not_tell() -> None:
+    told = pooled(200, 300, cpu=30)
+    told.call("pread", 200 * MS, 250 * MS, thread=7, moved=1)
+    parts = {part.key: part for part in report_of(measure(told), "run").wait}
+    assert parts["read"].state == "derived"
+    assert "who makes a batch" in parts["read"].why
+    known = pooled(200, 300, cpu=None)
+    known.call("read", 200 * MS, 250 * MS, moved=1)
+    parts = {part.key: part for part in report_of(measure(known), "run").wait}
+    assert (parts["read"].state, parts["read"].why) == ("measured", "")

@@ -154,6 +154,7 @@ class Training:
     after_s: float | None
     data_wait_s: float | None
     waits: int
+    pooled_waits: int
     checkpoint_block_s: float | None
     training_calls_s: float | None
 

@@ -593,6 +593,8 @@ def _first(first_batch_s: float | None) -> str:
 
 def _wait_parts(measures: Measures) -> tuple[Part, ...]:
     parts = _parts(measures.wait_parts, measures.events_state)
+    if measures.training.pooled_waits:
+        parts = tuple(_pooled(part) for part in parts)
     if not parts or not measures.recording.mapped_files:
         return parts
     mapped = count(measures.recording.mapped_files, "data file")
@@ -601,6 +603,14 @@ def _wait_parts(measures: Measures) -> tuple[Part, ...]:
         *parts,
         Part("page fault", PART_LABELS["page fault"], None, None, True, "not measured", why),
     )
+
+
+def _pooled(part: Part) -> Part:
+    """Of waits whose loader does not say who makes a batch."""
+    if part.state == "incomplete" or part.key not in (*STORAGE_PARTS, "cpu", "blocked"):
+        return part
+    why = "the loader does not say who makes a batch: any thread that may have is looked at"
+    return replace(part, state="derived", why=why)
 
 
 def _parts(
@@ -1110,6 +1120,7 @@ worker start: it was not running yet
 end of the pass: the pass was over, the loader ended its workers
 hand-over: it was done, and the batch on its way: pickling, queue, pinned memory
 not observed: nothing is known of who made the batch
+tf.data and Grain: they do not say who made a batch: calls of any thread that may have made it count
 time in calls: inside file calls, summed over threads: more than anyone waited
 """.splitlines()
 )

@@ -2,6 +2,7 @@
 -- shares of the wall time mean the same for one process and for many.
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
+--   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,
@@ -12,11 +13,13 @@ SELECT
     sum(m.after_ns) / 1e9 / count(*) AS after_s,
     sum(w.ns) / 1e9 / count(*) AS data_wait_s,
     CAST(coalesce(sum(w.waits), 0) AS BIGINT) AS waits,
+    CAST(coalesce(sum(w.pooled), 0) AS BIGINT) AS pooled_waits,
     sum(coalesce(s.ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
     sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s
 FROM mains AS m
 LEFT JOIN (
-    SELECT process, sum(end_ns - start_ns) AS ns, count(index) AS waits
+    SELECT process, sum(end_ns - start_ns) AS ns, count(index) AS waits,
+        count(index) FILTER (WHERE is_pooled) AS pooled
     FROM waits
     WHERE in_wall
     GROUP BY process
