@@ -90,7 +90,7 @@ $(venv)/bin/python: | check-tools
 
 # The dependencies in one stamp, the package in another: a changed source costs seconds.
 $(venv)/.dependencies: pyproject.toml $(venv)/bin/python
-	$(bin)/python .ci/dependencies.py test > $(venv)/requirements.txt
+	$(bin)/python .ci/dependencies.py test frameworks > $(venv)/requirements.txt
 	$(pip) -r $(venv)/requirements.txt
 	touch $@
 

@@ -3,7 +3,7 @@
 #include "hook.h"
 #include "recorder.h"
 
-/* void tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it, into
+/* tensorflow::metrics::RecordTFDataGetNextDuration(uint64_t us): libtensorflow_cc calls it, into
  * libtensorflow_framework, after each element that a consumer took from a tf.data iterator on the
  * host, in Python or inside a graph, on the thread that took it.  The span is an instant after the
  * wait: a is its length in us, b the processor time of the whole process so far in ns. */
