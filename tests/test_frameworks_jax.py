@@ -153,6 +153,33 @@ def test_a_grain_dataset_counts_once_and_steps_marked_by_hand_win(recorded: Reco
     assert waits_for_batches(run) == 6
 
 
+@needs("grain")
+def test_a_pipeline_of_the_programs_own_can_still_be_sent_to_workers(recorded: Recorded) -> None:
+    run = recorded(
+        source("""
+        import cloudpickle, grain
+
+        class Own(grain.DatasetIterator):
+            def __next__(self):
+                return next(self._parent)
+            def get_state(self):
+                return self._parent.get_state()
+            def set_state(self, state):
+                self._parent.set_state(state)
+
+        class OwnDataset(grain.IterDataset):
+            def __iter__(self):
+                return Own(self._parent.__iter__())
+
+        make_files()
+        data = OwnDataset(grain.MapDataset.source(Files()).batch(4).to_iter_dataset())
+        copy = cloudpickle.loads(cloudpickle.dumps(data))  # as Grain sends it
+        assert len(list(copy)) == 6
+        """)
+    )
+    assert waits_for_batches(run) == 6
+
+
 @needs("orbax.checkpoint")
 def test_an_orbax_save_is_one_checkpoint(recorded: Recorded, work: Path) -> None:
     run = recorded(

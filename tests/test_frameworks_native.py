@@ -19,6 +19,17 @@ def caller(workload: Callable[..., Path]) -> tuple[Path, Path]:
     return provider, workload("tensorflow_caller", "-shared", "-fPIC", str(provider))
 
 
+def test_the_adapters_import_no_framework() -> None:
+    program = """
+import sys
+import penstock.adapters, penstock.adapters.keras
+known = {"torch", "tensorflow", "keras", "jax", "grain", "orbax", "lightning", "transformers"}
+known |= {"accelerate", "safetensors", "numpy"}
+assert not known & set(sys.modules), known & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 PROGRAM = """
 import ctypes, sys
 import penstock

@@ -28,7 +28,8 @@ def is_installed(module: str) -> bool:
 def needs(*modules: str) -> pytest.MarkDecorator:
     missing = [name for name in modules if not is_installed(name)]
     return pytest.mark.skipif(
-        bool(missing), reason=f"not installed: {', '.join(missing)}; pip install 'penstock[frameworks]'"
+        bool(missing),
+        reason=f"not installed: {', '.join(missing)}; pip install 'penstock[frameworks]'",
     )
 
 

@@ -21,7 +21,7 @@ __all__ = ["PATCHES"]
 
 
 def _patch_dataset(module: ModuleType) -> None:
-    """Every stage of a pipeline is an iterator of its own class, some of them the user's."""
+    """Every stage of a pipeline is an iterator of its own class, made in many modules."""
     base: Any = module.DatasetIterator
 
     def made(cls: Any, /, **kwargs: Any) -> None:
@@ -38,6 +38,10 @@ def _patch_dataset(module: ModuleType) -> None:
 
 @quietly
 def _wrap_class(iterator: Any) -> None:
+    """Grain's own only: a class of the program may be pickled whole, for a worker, and a wrapper in
+    it could not."""
+    if not iterator.__module__.startswith("grain."):
+        return
     following = vars(iterator).get("__next__")
     if following is not None and not getattr(following, "__isabstractmethod__", False):
         iterator.__next__ = wrap_next(following)

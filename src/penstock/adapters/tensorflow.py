@@ -20,10 +20,11 @@ from penstock.adapters.marks import quietly, thread, wrap, wrap_next, wrap_save
 
 __all__ = ["PATCHES"]
 
-_iterators: list[type] = []  # classes of iterators that a graph may be given
+_iterators: tuple[type, ...] = ()  # classes of iterators that a graph may be given
 
 
 def _patch_iterators(module: ModuleType) -> None:
+    global _iterators
     iterators: Any = module
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +40,7 @@ def _patch_iterators(module: ModuleType) -> None:
 
     for path in ("OwnedIterator._next_internal", "OwnedIterator.get_next_as_optional"):
         wrap("tensorflow", module, path, wrapper)
-    _iterators.append(iterators.OwnedIterator)
+    _iterators = (iterators.OwnedIterator,)
 
 
 def _is_end(error: BaseException) -> bool:
@@ -53,9 +54,7 @@ def _patch_functions(module: ModuleType) -> None:
 def _wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args or thread.is_waiting or not recorder.is_recording():
-            return original(self, *args, **kwargs)
-        if not isinstance(args[0], tuple(_iterators)) and not _has_iterator(args):
+        if thread.is_waiting or not recorder.is_recording() or not _has_iterator(args):
             return original(self, *args, **kwargs)
         _begin_call()
         try:
@@ -69,7 +68,7 @@ def _wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_iterator(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(argument, tuple(_iterators)) for argument in args[1:])
+    return any(isinstance(argument, _iterators) for argument in args)
 
 
 @quietly
