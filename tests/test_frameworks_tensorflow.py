@@ -74,6 +74,7 @@ def test_keras_fit_has_a_step_and_a_wait_for_each_batch(recorded: Recorded, work
     assert known.training.steps == 12
     # The first batch is start-up.  Validation waits too: 6 batches, twice.
     assert known.training.waits == 2 * (6 + 6) - 1
+    assert [epoch.batches for epoch in known.epochs] == [6 + 6, 6 + 6]
     assert [Path(save.path or "").suffix for save in known.checkpoints] == [".keras"] * 2
     assert all(save.blocks for save in known.checkpoints)
     assert read_by_threads(run) == 4 * ITEMS  # training and validation, twice

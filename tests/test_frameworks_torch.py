@@ -265,3 +265,34 @@ def holds_within_two_per_cent_of_wall(
     assert made_s - margin_s <= training.data_wait_s <= waited_s + margin_s
     assert known.data_storage_s == pytest.approx(read_s, abs=margin_s)
     assert 0.3 < made_s / wall_s < 0.9  # else the truth would say little
+
+
+@needs("torch", "keras")
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_keras_on_other_backends_waits_at_the_loader_that_feeds_it(
+    recorded: Recorded, backend: str
+) -> None:
+    run = recorded(
+        source("""
+        import keras
+
+        class Pairs(Files):
+            def __getitem__(self, number):
+                return super().__getitem__(number), torch.zeros(1)
+
+        if __name__ == "__main__":
+            make_files()
+            net = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+            net.compile(keras.optimizers.SGD(1e-9), "mse")
+            net.fit(DataLoader(Pairs(), batch_size=4, num_workers=2), epochs=2, verbose=0)
+            net.save("saved.keras")
+        """),
+        environment={"KERAS_BACKEND": backend},
+    )
+    known = measure(run)
+    assert known.training.steps == 8
+    # Keras may look at a first batch to build itself, in a pass of its own.
+    passes = [(epoch.batches, epoch.workers) for epoch in known.epochs]
+    assert passes[-2:] == [(4, 2), (4, 2)]
+    assert len(known.checkpoints) == 1
+    assert "saved.keras" in (known.checkpoints[0].path or "")

@@ -25,8 +25,10 @@ __all__ = ["PATCHES", "window_callback"]
 
 def _patch_callbacks(module: ModuleType) -> None:
     for name, before, after in (
+        ("on_epoch_begin", _begin_epoch, None),
         ("on_train_batch_begin", _begin_batch, None),
         ("on_train_batch_end", None, _end_batch),
+        ("on_epoch_end", None, _end_epoch),
         ("on_train_end", _end_training, None),
     ):
         wrap("keras", module, f"CallbackList.{name}", functools.partial(_around, before, after))
@@ -48,6 +50,21 @@ def _around(
         return result
 
     return called
+
+
+@quietly
+def _begin_epoch() -> None:
+    """On TensorFlow the loader's pass is hidden in the graph; else the loader tells its own."""
+    backend = sys.modules.get("keras.src.backend.config")
+    if backend is not None and backend.backend() == "tensorflow":
+        thread.epoch = marks.begin_pass()
+
+
+@quietly
+def _end_epoch() -> None:
+    epoch, thread.epoch = thread.epoch, None
+    if epoch is not None:
+        epoch.end()
 
 
 @quietly

@@ -60,6 +60,7 @@ class Thread(threading.local):
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
         self.step: recorder.Span | None = None  # the automatic step under way
         self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
+        self.epoch: Loader | None = None  # a pass that only its trainer tells
         self.delay: Any = None
         self.leftovers: list[Loader] = []  # passes begun here that died in another thread
 
