@@ -300,3 +300,13 @@ def test_lanes_are_called_by_what_they_do_and_no_two_alike() -> None:
         "main, reader 5009",
         "process 1009",
     ]
+
+
+def test_a_measured_ceiling_is_a_mark_in_the_picture_of_bandwidth() -> None:
+    run = training_job(compute_ms=40, read_ms=6)
+    run.note("mount", "/scratch\tlustre\tserver:/scratch")
+    run.ceiling("/scratch", "read", 1.5e9)
+    run.ceiling("/scratch", "write", 0.8e9)
+    marks = report_of(measure(run)).picture("bandwidth").marks
+    assert [(mark.group, mark.value) for mark in marks] == [("read", 1.5e9), ("write", 0.8e9)]
+    assert marks[0].label == "/scratch gives at most 1.50 GB/s"

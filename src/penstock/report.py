@@ -903,7 +903,22 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
     return Picture(
         "bandwidth", "Bandwidth over time", "lines", "time since the run began", "s", 0.0, bin_s,
         "bandwidth", "B/s", tuple(series), "; ".join(words) + ".", state, why,
+        marks=_ceilings(measures),
     )  # fmt: skip
+
+
+def _ceilings(measures: Measures) -> tuple[Mark, ...]:
+    """What was measured of the tiers that most was read from and written to."""
+    marks = []
+    for group, path_class in (("read", "data"), ("write", "output")):
+        rows = [row for row in measures.storage if row.path_class == path_class]
+        row = max(rows, key=attrgetter("read_bytes", "written_bytes"), default=None)
+        ceiling_bps = getattr(row, f"{group}_ceiling_bps", None)
+        if row and ceiling_bps:
+            marks.append(
+                Mark(f"{row.mount} gives at most {show(ceiling_bps, 'B/s')}", ceiling_bps, group)
+            )
+    return tuple(marks)
 
 
 # Attribute of LaneCell: key, title, what the heat is, unit, and how the words begin.
