@@ -34,7 +34,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
 
-setup: $(venv)/.package ## .venv with the package as its wheel, and what the tests need
+setup: $(venv)/.package $(venv)/.tested ## .venv with the package as its wheel, and what the tests need
 
 setup-system: ## the system packages that the tests use (apt; root or sudo)
 	@sh .ci/setup-system
@@ -46,7 +46,7 @@ demo: $(venv)/.package ## train a small model on slow input for a minute; the re
 	$(bin)/penstock run -o demo/run $(bin)/python -m penstock.bench.demo
 	$(bin)/penstock report demo/run --html demo/run.html
 
-test: $(venv)/.package ## every test, against the installed package
+test: $(venv)/.package $(venv)/.tested ## every test, against the installed package
 	$(bin)/python -m pytest $(TESTS)
 
 lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
@@ -64,7 +64,7 @@ native: src/penstock/librec.so ## the recorder into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
-bench: $(venv)/.package build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
+bench: $(venv)/.package $(venv)/.tested build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
 	$(bin)/python benchmarks/table.py
 
 soak: $(venv)/.package ## an hour of kills, forks, signals and small disks, chosen at random
@@ -90,8 +90,14 @@ $(venv)/bin/python: | check-tools
 
 # The dependencies in one stamp, the package in another: a changed source costs seconds.
 $(venv)/.dependencies: pyproject.toml $(venv)/bin/python
-	$(bin)/python .ci/dependencies.py test frameworks > $(venv)/requirements.txt
+	$(bin)/python .ci/dependencies.py demo > $(venv)/requirements.txt
 	$(pip) -r $(venv)/requirements.txt
+	touch $@
+
+# The frameworks are gigabytes that the demonstration does not need.
+$(venv)/.tested: pyproject.toml $(venv)/.dependencies
+	$(bin)/python .ci/dependencies.py demo test frameworks > $(venv)/requirements-test.txt
+	$(pip) -r $(venv)/requirements-test.txt
 	touch $@
 
 $(venv)/.lint: pyproject.toml $(venv)/.dependencies
