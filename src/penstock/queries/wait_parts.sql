@@ -38,5 +38,5 @@ WITH split AS (
 )
 SELECT wait_id, part, sum(ns) AS ns
 FROM split
-WHERE wait_id IS NOT NULL AND ns > 0
+WHERE wait_id IS NOT NULL AND ns > 1e-3  -- less is what rounding left
 GROUP BY wait_id, part
