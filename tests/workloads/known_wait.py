@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 JOBS = {
     # name: workers, items a batch, reads an item, decoding and computing in ms, batches, saves
     "storage": (2, 4, 1, 0.5, 12, 50, 0),
-    "metadata": (2, 4, 1, 0.5, 12, 50, 0),
+    "metadata": (2, 4, 1, 0.5, 6, 50, 0),
     "decode": (1, 4, 1, 10.0, 15, 50, 0),
     "checkpoint": (1, 4, 1, 0.2, 30, 50, 5),
     "mixed": (1, 4, 1, 2.0, 20, 50, 5),
@@ -67,6 +67,24 @@ def collate(items):
     return [mark for marks in items for mark in marks]
 
 
+class Timed:
+    """A file that knows how long its writes took."""
+
+    written_s = 0.0
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, data):
+        start = now()
+        self.file.write(data)
+        Timed.written_s += now() - start
+        return len(data)
+
+    def flush(self):
+        pass
+
+
 def overlap(spans, marks):
     """Seconds of marks inside spans; each kind for itself."""
     sums = {}
@@ -101,14 +119,15 @@ def main():
         last = now()
         if SAVES and step % (BATCHES // SAVES) == BATCHES // SAVES - 1:
             start = now()
-            with open(f"slow/{step}.pt", "wb") as file:
-                torch.save({"net": net.state_dict(), "pad": torch.zeros(50_000)}, file)
+            with open(f"slow/{step}.pt", "wb", buffering=0) as file:
+                torch.save({"net": net.state_dict(), "pad": torch.zeros(50_000)}, Timed(file))
             last = now()
             saves.append((start, last))
-    parts = {}
+    parts = {"read": 0.0, "metadata": 0.0, "cpu": 0.0}
     for wait, done in zip(waits, marks, strict=True):
         for kind, s in overlap([wait], done).items():
-            parts[kind] = parts.get(kind, 0.0) + s
+            parts[kind] += s
+    parts["write"] = Timed.written_s
     truth = {
         "wall_s": last - first,
         "data_wait_s": sum(end - start for start, end in waits),
