@@ -70,6 +70,8 @@ PREPARED = (
     "process_totals",
     "lives",
     "timed_spans",
+    "steps",
+    "graph_waits",
     "mains",
     "waits",
     "fetches",

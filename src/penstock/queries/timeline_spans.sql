@@ -1,6 +1,16 @@
 -- The stretches of a timeline that overlap from_ns..to_ns, by thread and start.
 --   number  of the step or batch; of a data wait, of the batch that came
 --   cpu_ns, delay_ns  of fetches and waits: processor time inside, time ready without a processor
+-- Spans that are one tick long only tell a number; a graph's waits are data waits too.
+WITH told AS (
+    SELECT process, thread, kind, name, index, b, start_ns, end_ns, is_finished
+    FROM timed_spans
+    WHERE kind <> 'span'
+        OR name NOT IN ('fetch delay', 'delivered', 'wait cpu', 'graph', 'get next')
+    UNION ALL
+    SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true
+    FROM graph_waits
+)
 SELECT
     s.process,
     s.thread,
@@ -12,15 +22,14 @@ SELECT
     s.start_ns,
     s.end_ns,
     NOT s.is_finished AS is_in_flight
-FROM timed_spans AS s
+FROM told AS s
 LEFT JOIN waits AS w
     ON s.kind = 'span' AND s.name = 'data wait' AND w.process = s.process AND w.thread = s.thread
         AND w.start_ns = s.start_ns
 LEFT JOIN fetches AS f
     ON s.kind = 'span' AND s.name = 'fetch' AND f.process = s.process AND f.thread = s.thread
         AND f.start_ns = s.start_ns
-WHERE (s.kind <> 'span' OR s.name NOT IN ('fetch delay', 'delivered'))
-    AND s.start_ns < $to_ns
+WHERE s.start_ns < $to_ns
     AND s.end_ns >= $from_ns
     AND s.process IN (SELECT process FROM timeline_family)
 ORDER BY s.process, s.thread, s.start_ns, s.end_ns DESC
