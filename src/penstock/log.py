@@ -7,9 +7,11 @@ inside a few megabytes a batch, and fails only with LogError.
 Files are read with `pread`, not mapped: a file that shrinks under a mapping kills the reader.
 """
 
+import dataclasses
 import errno
 import os
 import struct
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,11 +37,14 @@ __all__ = [
     "TEXT",
     "VERSION",
     "Events",
+    "Follower",
     "Header",
     "Log",
+    "News",
     "Op",
     "Text",
     "Thread",
+    "is_alive",
     "looks_like_log",
     "read_header",
     "read_log",
@@ -220,6 +225,28 @@ class Header:
     folder: str
     command: tuple[str, ...]
 
+    @property
+    def anchored_ns(self) -> int:
+        """How far apart the two readings of both clocks are; 0 where too near to give a rate."""
+        ns = self.last_ns - self.start_ns
+        return ns if ns >= ANCHOR_NS and self.last_ticks > self.start_ticks else 0
+
+    @property
+    def ns_per_tick(self) -> float:
+        """The rate of this log's clock: from its own anchors, else its nominal rate."""
+        if self.clock == "ns":
+            return 1.0
+        if self.anchored_ns:
+            return self.anchored_ns / (self.last_ticks - self.start_ticks)
+        return 1e9 / self.ticks_per_s if self.ticks_per_s else 1.0
+
+    def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
+        """Ticks of this log's clock (uint64) as CLOCK_MONOTONIC nanoseconds (int64)."""
+        since = (ticks - np.uint64(self.start_ticks)).view(np.int64)  # what is earlier: negative
+        ns: Array = _rounded(since * (ns_per_tick or self.ns_per_tick))
+        ns += min(self.start_ns, TIME_LIMIT_NS)
+        return ns
+
 
 class Text(NamedTuple):
     """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
@@ -303,28 +330,17 @@ class Log:
 
     @property
     def anchored_ns(self) -> int:
-        """How far apart the two readings of both clocks are; 0 where too near to give a rate."""
-        header = self.header
-        ns = header.last_ns - header.start_ns
-        return ns if ns >= ANCHOR_NS and header.last_ticks > header.start_ticks else 0
+        """As its header's."""
+        return self.header.anchored_ns
 
     @property
     def ns_per_tick(self) -> float:
-        """The rate of this log's clock: from its own anchors, else its nominal rate."""
-        header = self.header
-        if header.clock == "ns":
-            return 1.0
-        if self.anchored_ns:
-            return self.anchored_ns / (header.last_ticks - header.start_ticks)
-        return 1e9 / header.ticks_per_s if header.ticks_per_s else 1.0
+        """As its header's."""
+        return self.header.ns_per_tick
 
     def to_ns(self, ticks: Array, ns_per_tick: float | None = None) -> Array:
-        """Ticks of this log's clock (uint64) as CLOCK_MONOTONIC nanoseconds (int64)."""
-        rate = ns_per_tick or self.ns_per_tick
-        start = np.uint64(self.header.start_ticks)
-        since = (ticks - start).view(np.int64)  # wraps, so what is earlier comes out negative
-        ns: Array = _rounded(since * rate) + min(self.header.start_ns, TIME_LIMIT_NS)
-        return ns
+        """As its header's."""
+        return self.header.to_ns(ticks, ns_per_tick)
 
     @property
     def threads(self) -> tuple[Thread, ...]:
@@ -359,33 +375,10 @@ class Log:
                 yield self._events(rows, units, ns_per_tick or self.ns_per_tick, is_wanted)
 
     def _events(self, rows: Array, units: Array, ns_per_tick: float, is_wanted: Array) -> Events:
-        slots = units.view(EVENT)
-        # The block's header is as long as some slots, so that events are places in one array.
-        column = np.arange(slots.shape[1]) - BLOCK.itemsize // EVENT.itemsize
-        is_whole = (column >= 0) & (column < rows["records"][:, None])
-        ops = (slots["begun"] >> np.uint64(16)).astype(np.uint8)
-        places = np.flatnonzero(is_whole & is_wanted[ops])
-        raw, block = slots.reshape(-1)[places], places // slots.shape[1]
-        start = rows["first"][block] + (raw["begun"] >> np.uint64(24))
-        asked, moved = raw["asked"].astype(np.int64), raw["moved"].astype(np.int64)
-        owners, rest = _rests(slots, places, is_whole & (ops == REST_OP))
-        start[owners] = rest["start"]
-        asked[owners] = rest["asked"].view(np.int64)
-        moved[owners] = rest["moved"].view(np.int64)
-        op, ticks = ops.reshape(-1)[places], _ticks(raw["done"])
-        columns = {
-            "thread": rows["thread"][block],
-            "op": op,
-            "errno": (raw["done"] >> np.uint64(16)).astype(np.uint8),
-            "file": (raw["begun"] & np.uint64(0xFFFF)).astype(np.uint32)
-            | (raw["done"] & np.uint64(0xFFFF)).astype(np.uint32) << np.uint32(16),
-            "start_ns": self.to_ns(start, ns_per_tick),
-            "duration_ns": np.where(ticks == 0, IN_FLIGHT, _rounded(ticks * ns_per_tick)),
-            "offset": raw["offset"].copy(),
-            "asked": np.maximum(asked, 0),
-            "moved": np.maximum(moved, 0),
-        }
-        is_live = self._is_live(start, op, ticks, rows, block)
+        block, start, ticks, columns = _calls(rows, units, is_wanted)
+        columns["start_ns"] = self.to_ns(start, ns_per_tick)
+        columns["duration_ns"] = _durations(ticks, ns_per_tick)
+        is_live = self._is_live(start, columns["op"], ticks, rows, block)
         return Events(**columns) if is_live is None else Events(**columns).where(is_live)
 
     def _is_live(
@@ -412,21 +405,7 @@ class Log:
             rows = self.event_blocks
             for row in rows[rows["texts"] < UNIT_BYTES]:
                 tail = file.tail(int(row["unit"]), int(row["texts"]))
-                for at, end in _text_spans(tail)[0]:
-                    _, kind, number, base, mode, _, device, inode, size = _TEXT.unpack_from(
-                        tail, at
-                    )
-                    name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
-                    yield Text(
-                        kind,
-                        number,
-                        base,
-                        mode,
-                        device,
-                        inode,
-                        size,
-                        *map(_decode, (name, resolved)),
-                    )
+                yield from _texts(tail)
 
     def notes(self) -> list[tuple[str, str]]:
         """Facts about the process, as (key, value)."""
@@ -441,6 +420,43 @@ class Log:
                     for row, unit in zip(rows, units, strict=True):
                         size = int(row["records"]) * dtype.itemsize
                         yield unit[BLOCK.itemsize : BLOCK.itemsize + size].view(dtype)
+
+
+def _calls(
+    rows: Array, units: Array, is_wanted: Array
+) -> tuple[Array, Array, Array, dict[str, Array]]:
+    """Of the blocks in units: which one each event is of, its start and duration in ticks, and the
+    other columns of Events."""
+    slots = units.view(EVENT)
+    # The block's header is as long as some slots, so that events are places in one array.
+    column = np.arange(slots.shape[1]) - BLOCK.itemsize // EVENT.itemsize
+    is_whole = (column >= 0) & (column < rows["records"][:, None])
+    ops = (slots["begun"] >> np.uint64(16)).astype(np.uint8)
+    places = np.flatnonzero(is_whole & is_wanted[ops])
+    raw, block = slots.reshape(-1)[places], places // slots.shape[1]
+    start = rows["first"][block] + (raw["begun"] >> np.uint64(24))
+    asked, moved = raw["asked"].astype(np.int64), raw["moved"].astype(np.int64)
+    owners, rest = _rests(slots, places, is_whole & (ops == REST_OP))
+    start[owners] = rest["start"]
+    asked[owners] = rest["asked"].view(np.int64)
+    moved[owners] = rest["moved"].view(np.int64)
+    columns = {
+        "thread": rows["thread"][block],
+        "op": ops.reshape(-1)[places],
+        "errno": (raw["done"] >> np.uint64(16)).astype(np.uint8),
+        "file": (raw["begun"] & np.uint64(0xFFFF)).astype(np.uint32)
+        | (raw["done"] & np.uint64(0xFFFF)).astype(np.uint32) << np.uint32(16),
+        "offset": raw["offset"].copy(),
+        "asked": np.maximum(asked, 0),
+        "moved": np.maximum(moved, 0),
+    }
+    return block, start, _ticks(raw["done"]), columns
+
+
+def _durations(ticks: Array, ns_per_tick: float) -> Array:
+    """Nanoseconds, IN_FLIGHT for 0 ticks."""
+    ns: Array = np.where(ticks == 0, IN_FLIGHT, _rounded(ticks * ns_per_tick))
+    return ns
 
 
 class _File:
@@ -526,6 +542,296 @@ def _ticks(done: Array) -> Array:
     return ticks
 
 
+# What Follower keeps of an event until its clock's rate is known.
+_CALL = np.dtype(
+    [
+        *_layout("u64 start ticks", "i64 offset asked moved", "u32 file thread").descr,
+        ("op", "u1"),
+        ("errno", "u1"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class News:
+    """What a log has gained since it was last looked at.
+
+    finished: calls that have ended since, each told once.  in_flight: calls under way now.  texts:
+    what new ids mean; one may be told twice.  skipped_ns: events that ended before are left out,
+    as there are too many; None where none is.
+    """
+
+    header: Header
+    finished: Events
+    in_flight: Events
+    texts: tuple[Text, ...]
+    skipped_ns: int | None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One thread's events: where they appear, and which have been told.
+
+    latest is the latest start seen.  What starts later is new; of what does not, only the calls
+    that were in flight (open) can still end.
+    """
+
+    unit: int  # mapped by the thread: its blocks are filled here, and copied away when full
+    head: bytes = b""
+    latest: int = 0
+    open: Array = dataclasses.field(default_factory=lambda: np.empty(0, np.uint64))
+    full: list[tuple[int, int]] = dataclasses.field(
+        default_factory=list
+    )  # (round, unit), not yet read
+
+
+class Follower:
+    """Reads a log that is being written: each look tells what is new, whatever the log's size.
+
+    Costs its process nothing: the file is read, nothing is written, locked or signalled.  A unit
+    that holds a full block never changes and is read once; of one in use the head is read, and the
+    rest if that says anything new.  Remembers a few numbers a unit and a thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], backlog_units: int = 1 << 30) -> None:
+        """backlog_units: how many full blocks the first look reads at most, the latest ones."""
+        self.path = os.fspath(path)
+        self._backlog: int | None = backlog_units
+        self._known: set[int] = set()  # units that were taken up, beyond _next
+        self._next = 0  # as were all before it
+        self._threads: dict[int, _Followed] = {}
+
+    def look(self, ns_per_tick: float | None = None, is_over: bool = False) -> News:
+        """What is new.  is_over: the process has ended, so that no block is on its way any more.
+        Raises LogError as read_log does."""
+        with _File(self.path) as file:
+            texts: list[Text] = []
+            found: list[tuple[int, Array]] = []
+            before = set(self._threads)
+            live = self._live(file, self._threads)
+            header = self._find_units(file)
+            fresh = {n: thread for n, thread in self._threads.items() if n not in before}
+            if fresh:  # their first block may have been filled while we looked for it
+                live |= self._live(file, fresh)
+                header = self._find_units(file)
+            skipped = self._skip_backlog(file, texts)
+            for number, thread in self._threads.items():
+                now = live.get(number)
+                found += self._full(file, number, thread, now, texts)
+                if now is not None:
+                    found.append((number, self._told(thread, now[1])))
+                    texts += _texts(now[2])
+                if is_over:
+                    found += self._full(file, number, thread, None, texts, is_over)
+        rate = ns_per_tick or header.ns_per_tick
+        every = _joined(found)
+        is_open = every[1]["ticks"] == 0
+        return News(
+            header=header,
+            finished=_as_events(every[1][~is_open], every[0][~is_open], header, rate),
+            in_flight=self._in_flight(live, header, rate),
+            texts=tuple(texts),
+            skipped_ns=None if skipped is None else int(header.to_ns(skipped, rate)[0]),
+        )
+
+    def find_file(self, number: int) -> Text | None:
+        """What a file's id means, looked for from the log's end on: nobody keeps millions."""
+        with _File(self.path) as file:
+            live = {thread.unit for thread in self._threads.values()}
+            other: Text | None = None
+            others = (*sorted(self._known - live, reverse=True), *range(self._next - 1, -1, -1))
+            for unit in (*live, *others):
+                row, _ = _index_row(unit, _head(file, unit), UNIT_BYTES)
+                if row is None or row[3] >= UNIT_BYTES:
+                    continue
+                for text in _texts(file.tail(unit, row[3])):
+                    if text.kind == FILE_TEXT and text.id == number:
+                        other = text
+                        if text.name:
+                            return text
+        return other
+
+    def _live(
+        self, file: _File, threads: dict[int, _Followed]
+    ) -> dict[int, tuple[int, Array, bytes]]:
+        """(round, whole events, tail) of the blocks in use, of threads where something is new."""
+        live = {}
+        for number, thread in threads.items():
+            head = _head(file, thread.unit)
+            if head == thread.head and not len(thread.open):
+                continue
+            unit = file.units(thread.unit, 1)[0]
+            data = unit.tobytes()
+            row, _ = _index_row(thread.unit, data[: BLOCK.itemsize], UNIT_BYTES)
+            again = _head(file, thread.unit)
+            if row is None or row[4] != number or not _is_same(data, again):
+                continue
+            thread.head = data[: BLOCK.itemsize]
+            live[number] = (row[7], _whole(unit, row), data[row[3] :])
+        return live
+
+    def _find_units(self, file: _File) -> Header:
+        """Finds blocks that are new: the first of a thread is the one it fills, and all later ones
+        are full.  A thread is taken up only when two looks have seen it, so that its first block,
+        which is older, has been seen too."""
+        header = _read_header(self.path, file.read(0, HEADER_PAGE_BYTES))
+        before = {row[4] for row in self._new_heads(file, header) if row[2] == EVENTS_BLOCK}
+        for row in self._new_heads(file, header):
+            unit, kind, number, round_ = row[0], row[2], row[4], row[7]
+            if kind == EVENTS_BLOCK and number in self._threads:
+                self._threads[number].full.append((round_, unit))
+            elif kind == EVENTS_BLOCK and number in before:
+                self._threads[number] = _Followed(unit)
+            elif kind == EVENTS_BLOCK:
+                continue
+            self._known.add(unit)
+        while self._next in self._known:
+            self._known.remove(self._next)
+            self._next += 1
+        return header
+
+    def _new_heads(self, file: _File, header: Header) -> list[tuple[Any, ...]]:
+        size = os.fstat(file.fd).st_size
+        units = min(header.units, max(0, size - HEADER_BYTES) // UNIT_BYTES)
+        rows = []
+        unit = self._next
+        while unit < units:
+            if unit not in self._known:
+                head = _head(file, unit)
+                if not any(head):
+                    unit = max(unit + 1, file.next_unit_with_data(unit))
+                    continue
+                row, _ = _index_row(unit, head, UNIT_BYTES)
+                if row is not None:  # else damaged, or being written
+                    rows.append(row)
+            unit += 1
+        return rows
+
+    def _skip_backlog(self, file: _File, texts: list[Text]) -> Array | None:
+        """On the first look: drops the oldest full blocks but their texts; until when, ticks."""
+        if self._backlog is None:
+            return None
+        full = sorted(pair for thread in self._threads.values() for pair in thread.full)
+        old = full[: max(0, len(full) - self._backlog)]
+        self._backlog = None
+        latest = 0
+        for round_, unit in old:
+            data = file.units(unit, 1)[0]
+            row, _ = _index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            raw = _whole(data, row)
+            if row is None or row[4] not in self._threads:
+                continue
+            thread = self._threads[row[4]]
+            thread.full.remove((round_, unit))
+            if len(raw):
+                ends = raw["start"] + raw["ticks"]
+                latest = max(latest, int(ends.max()))
+                thread.latest = max(thread.latest, int(raw["start"].max()))
+            texts += _texts(data[row[3] :].tobytes())
+        return np.array([latest], np.uint64) if old else None
+
+    def _full(
+        self,
+        file: _File,
+        number: int,
+        thread: _Followed,
+        now: tuple[int, Array, bytes] | None,
+        texts: list[Text],
+        is_over: bool = False,
+    ) -> list[tuple[int, Array]]:
+        """News of full blocks: only of rounds before the one in use, as a later one may still be
+        on its way to the file."""
+        in_use = _BLOCK.unpack(thread.head)[2] if thread.head else 0
+        in_use = now[0] if now is not None else in_use
+        found = []
+        for round_, unit in sorted(thread.full):
+            if round_ >= in_use and not is_over:
+                continue
+            thread.full.remove((round_, unit))
+            data = file.units(unit, 1)[0]
+            row, _ = _index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            if row is None or row[4] != number:
+                continue
+            found.append((number, self._told(thread, _whole(data, row), is_last=False)))
+            texts += _texts(data[row[3] :].tobytes())
+        return found
+
+    def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
+        """Of a block's events those to tell now; remembers that they were."""
+        is_finished = raw["ticks"] != 0
+        is_new = (raw["start"] > np.uint64(thread.latest)) | np.isin(raw["start"], thread.open)
+        new: Array = raw[is_finished & is_new]
+        # What a full block shows in flight the next one carries: it has not ended yet.
+        carried = raw["start"][is_new & ~is_finished]
+        if len(raw):
+            thread.latest = max(thread.latest, int(raw["start"].max()))
+        if is_last:
+            thread.open = raw["start"][~is_finished].copy()
+        else:
+            thread.open = np.setdiff1d(np.union1d(thread.open, carried), new["start"])
+        return new
+
+    def _in_flight(
+        self, live: dict[int, tuple[int, Array, bytes]], header: Header, rate: float
+    ) -> Events:
+        """Of all threads: one where nothing is new has none, or it would have been looked at."""
+        found = []
+        for number, (_, raw, _) in live.items():
+            found.append((number, raw[raw["ticks"] == 0]))
+        thread, raw = _joined(found)
+        return _as_events(raw, thread, header, rate)
+
+
+def _as_events(calls: Array, thread: Array, header: Header, ns_per_tick: float) -> Events:
+    columns = {name: calls[name] for name in ("op", "errno", "file", "offset", "asked", "moved")}
+    return Events(
+        thread=thread,
+        start_ns=header.to_ns(calls["start"], ns_per_tick),
+        duration_ns=_durations(calls["ticks"], ns_per_tick),
+        **columns,
+    )
+
+
+def _head(file: _File, unit: int) -> bytes:
+    """A block's head; of a unit past the file's end, zeros."""
+    data = file.read(HEADER_BYTES + unit * UNIT_BYTES, BLOCK.itemsize)
+    return data.ljust(BLOCK.itemsize, b"\0")
+
+
+def _is_same(head: bytes, again: bytes) -> bool:
+    """Whether a block was the same round before and after it was read, and not being emptied: the
+    recorder first sets `used` to 0, then clears the slots, then gives the round its number."""
+    before, after = _BLOCK.unpack(head[: BLOCK.itemsize]), _BLOCK.unpack(again)
+    return bool(before[2] == after[2] and after[3] >= before[3])
+
+
+def _whole(unit: Array, row: tuple[Any, ...] | None) -> Array:
+    """The calls of one block, in flight or finished, each once."""
+    if row is None or row[2] != EVENTS_BLOCK:
+        return np.empty(0, _CALL)
+    is_wanted = np.ones(256, bool)
+    is_wanted[[0, REST_OP]] = False
+    _, start, ticks, columns = _calls(np.array([row], _INDEX), unit.reshape(1, -1), is_wanted)
+    calls = np.empty(len(start), _CALL)
+    calls["start"], calls["ticks"] = start, ticks
+    for name, column in columns.items():
+        calls[name] = column
+    if len(np.unique(start)) < len(start):  # a fold may be moving them to the front
+        keys = _call_keys(start, calls["file"], calls["op"])
+        calls = calls[np.sort(np.unique(keys, return_index=True)[1])]
+    return calls
+
+
+def _joined(found: list[tuple[int, Array]]) -> tuple[Array, Array]:
+    """(thread of each event, events)"""
+    threads = [np.full(len(raw), number, np.uint32) for number, raw in found]
+    every = [raw for _, raw in found]
+    return (
+        np.concatenate([np.empty(0, np.uint32), *threads]),
+        np.concatenate([np.empty(0, _CALL), *every]),
+    )
+
+
 def looks_like_log(page: bytes) -> bool:
     """Whether a file that begins with these bytes is a log with a whole header, of any version."""
     return len(page) >= HEADER_PAGE_BYTES and page.startswith(MAGIC)
@@ -561,6 +867,26 @@ def read_log(path: str | os.PathLike[str]) -> Log:
             damaged_units=len(damaged | damaged_texts),
             _carried=_read_carried(file, blocks),
         )
+
+
+def is_alive(header: Header) -> bool:
+    """Whether the process of a log is still there: as far as this host can know."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot_id = file.read().strip().replace("-", "")
+        if boot_id != header.boot_id:
+            return False
+        with open(f"/proc/{header.pid}/stat", errors="replace") as file:
+            status = file.read()
+    except OSError:
+        return False
+    # The name before the last parenthesis may hold anything; the state is field 3, the start 22.
+    fields = status.rpartition(")")[2].split()
+    start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a
+    # process look younger here than it is, so the two are compared on one clock.
+    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return fields[0] not in "ZX" and start_s - asleep_s <= header.start_ns / 1e9 + 1
 
 
 # How a header page of an older version becomes one of VERSION: {version: upgrade}.  Blocks that
@@ -678,6 +1004,14 @@ def _without_equal_rounds(blocks: Array) -> Array:
     is_last = np.ones(len(order), bool)
     is_last[:-1] = rounds[1:] != rounds[:-1]
     return blocks[np.sort(order[is_last])]
+
+
+def _texts(tail: bytes) -> Iterator[Text]:
+    """The texts of a block's tail, as far as it is whole."""
+    for at, end in _text_spans(tail)[0]:
+        _, kind, number, base, mode, _, device, inode, size = _TEXT.unpack_from(tail, at)
+        name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
+        yield Text(kind, number, base, mode, device, inode, size, *map(_decode, (name, resolved)))
 
 
 def _text_spans(tail: bytes) -> tuple[list[tuple[int, int]], bool]:

@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 import tomllib
 import weakref
 import zlib
@@ -26,7 +25,7 @@ from typing import Any
 import duckdb
 
 from penstock.errors import LogError, QueryError, RunError
-from penstock.log import OPS, Header, looks_like_log, read_header
+from penstock.log import OPS, is_alive, looks_like_log, read_header
 from penstock.schema import PATH_RULES, TABLES, Rule
 from penstock.tables import (
     STORED,
@@ -271,7 +270,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
             if header.state == "running" and header.host != platform.node():
                 manifest["elsewhere"].append(name)
-            elif header.state == "running" and _is_alive(header):
+            elif header.state == "running" and is_alive(header):
                 manifest["running"].append(name)
     if not manifest["logs"]:
         first = next((f" ({why})" for why in manifest["skipped"].values()), "")
@@ -328,25 +327,6 @@ def _machine(known: Mapping[str, Any]) -> list[tuple[str, str]]:
         for pair in pairs
         if len(pair) == 2 and all(isinstance(text, str) for text in pair)
     ]
-
-
-def _is_alive(header: Header) -> bool:
-    """Whether the process of a log of this host is still there."""
-    try:
-        if Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "") != (
-            header.boot_id
-        ):
-            return False
-        status = Path(f"/proc/{header.pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    # The name before the last parenthesis may hold anything; the state is field 3, the start 22.
-    fields = status.rpartition(")")[2].split()
-    start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    # Field 22 counts time in suspend and the log's clock does not; a suspended host makes a
-    # process look younger here than it is, so the two are compared on one clock.
-    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    return fields[0] not in "ZX" and start_s - asleep_s <= header.start_ns / 1e9 + 1
 
 
 def _read_manifest(tables: Path) -> dict[str, Any] | None:
