@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from bars import ROOT, Bar, machine, report
 
-BENCHMARKS = ("overhead", "dataloader", "attach", "counts", "imports", "reading")
+BENCHMARKS = ("overhead", "dataloader", "attach", "counts", "imports", "reading", "watch")
 
 PREFACE = """# Performance
 

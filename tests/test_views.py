@@ -14,6 +14,7 @@ from penstock.measures import measure
 from penstock.report import Check, Finding, Mark, Number, Remedy, Report, report_of
 from penstock.views import html as page
 from penstock.views import terminal
+from penstock.views.paper import SEGMENTS
 from synthetic import Synthetic, training_job
 
 SNAPSHOT = Path(__file__).parent / "logs" / "report-80.txt"
@@ -108,7 +109,7 @@ def test_without_colour_each_segment_has_its_own_letter(report: Report) -> None:
     assert "\x1b" not in text
     bar = next(line for line in text.split("\n") if "####" in line).strip("│ ")
     assert len(bar) == 76
-    letters = [terminal.SEGMENTS[segment.key][0] for segment in report.wall]
+    letters = [SEGMENTS[segment.key][0] for segment in report.wall]
     assert re.fullmatch("".join(f"{re.escape(letter)}+" for letter in letters), bar)
 
 

@@ -6,14 +6,11 @@ the bar has its own letter, and a stream that takes no UTF-8 gets ASCII.
 
 import itertools
 import math
-import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.errors import MissingDependency
@@ -28,27 +25,24 @@ from penstock.report import (
     Series,
     Table,
 )
+from penstock.views.paper import (
+    LEVELS,
+    NARROWEST,
+    WIDEST,
+    bar,
+    boxed,
+    flowed,
+    legend,
+    paper_of,
+    printed,
+)
+from penstock.views.paper import Paper as _Paper
 from penstock.words import show
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = ["render", "show_on"]
-
-WIDEST = 100
-NARROWEST = 60
-
-# Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
-SEGMENTS = {
-    "compute": ("#", "green"),
-    "own": ("+", "red"),
-    "data storage": ("=", "red"),
-    "data cpu": (":", "yellow"),
-    "data other": (".", "bright_black"),
-    "checkpoint storage": ("%", "magenta"),
-    "checkpoint other": ("~", "cyan"),
-}
-LEVELS = {"not": "green", "moderately": "yellow", "highly": "red", "unknown": "cyan"}
 
 # Columns of the tables, the least needed last: what does not fit is left to the page and to JSON.
 COLUMNS = {
@@ -92,114 +86,36 @@ BUFFERED_NS = 256
 BUFFERED_SHARE = 0.99
 PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 
-ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|"})
-SPARKS = "▁▂▃▄▅▆▇█"
-ASCII_SPARKS = ".:-=+*%#"
-
-
-@dataclass(frozen=True, slots=True)
-class _Paper:
-    """What is drawn on: how wide, and whether it takes more than ASCII."""
-
-    width: int
-    is_utf8: bool
-
-    def clean(self, text: str) -> str:
-        """Foreign text made harmless: what would move the cursor or the eye is escaped."""
-        return "".join(
-            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-            for letter in text.encode("utf-8", "replace").decode("utf-8")
-        )
-
-    def wrap(self, text: str) -> list[str]:
-        return textwrap.wrap(self.clean(text), self.width)
-
-    @property
-    def arrow(self) -> str:
-        return "→ " if self.is_utf8 else "> "
-
-    @property
-    def block(self) -> str:
-        return "█" if self.is_utf8 else "#"
-
-    def spark(self, values: Sequence[float | None]) -> str:
-        """One letter a value, its height the value; a space for nothing."""
-        letters = SPARKS if self.is_utf8 else ASCII_SPARKS
-        most = max((v or 0.0 for v in values), default=0.0) or 1.0
-        return "".join(
-            letters[min(len(letters) - 1, int((v or 0.0) / most * len(letters)))] if v else " "
-            for v in values
-        )
-
-    def elide(self, text: str, width: int) -> str:
-        """At most `width` columns: the middle goes, more of the end stays than of the begin."""
-        from rich.cells import cell_len, set_cell_size
-
-        if cell_len(text) <= width:
-            return text
-        head = set_cell_size(text, (width - 1) // 3).rstrip()
-        tail = text
-        while cell_len(tail) > width - 1 - cell_len(head):
-            tail = tail[1:]
-        return head + ("…" if self.is_utf8 else "~") + tail
-
 
 def render(report: Report, width: int | None = None, color: bool | None = None) -> str:
     """The report as text of at most `width` columns (60 to 100; 100 if None).
 
     With escapes for colours if `color`.  Raises MissingDependency without rich.
     """
-    return _drawn(report, width or WIDEST, bool(color), is_utf8=True)
+    paper = _Paper(max(NARROWEST, min(width or WIDEST, WIDEST)), is_utf8=True)
+    return _drawn(report, paper, bool(color))
 
 
 def show_on(report: Report, stream: TextIO | None = None) -> None:
     """Prints the report as the stream can show it: its width, its colours, its encoding."""
     stream = sys.stdout if stream is None else stream
-    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
-    is_terminal = stream.isatty()
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    width = shutil.get_terminal_size((80, 24)).columns if is_terminal else 80
-    stream.write(_drawn(report, width, is_terminal and not plain, encoding == "utf8"))
+    paper, color = paper_of(stream)
+    stream.write(_drawn(report, paper, color))
 
 
-def _drawn(report: Report, width: int, color: bool, is_utf8: bool) -> str:
+def _drawn(report: Report, paper: _Paper, color: bool) -> str:
     try:
-        from rich import box
-        from rich.console import Console
-        from rich.panel import Panel
         from rich.text import Text
     except ModuleNotFoundError as error:
         raise MissingDependency("the terminal view needs rich: pip install rich") from error
-    paper = _Paper(max(NARROWEST, min(width, WIDEST)), is_utf8)
-    stream = StringIO()
-    console = Console(
-        file=stream,
-        width=paper.width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    inner = _Paper(paper.width - 4, is_utf8)
+    inner = _Paper(paper.width - 4, paper.is_utf8)
     title = Text(f" {paper.clean(report.title)} ", "bold")
     title.append(f" {', '.join(report.subtitle)} ", "not bold")
-    title.truncate(paper.width - 8, overflow="ellipsis" if is_utf8 else "crop")
-    panel = Panel(
-        Text("\n").join(_top(report, inner)),
-        title=title,
-        title_align="left",
-        box=box.ROUNDED if is_utf8 else box.ASCII,
-        border_style=LEVELS[report.verdict.level],
-        width=paper.width,
-    )
-    console.print(panel)
+    parts = [boxed(_top(report, inner), title, LEVELS[report.verdict.level], paper)]
     for section in _sections(report, paper):
         if section:
-            console.print(Text("\n").join([*section, Text()]), overflow="crop", no_wrap=True)
-    text = "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n")) + "\n"
-    return text if is_utf8 else text.translate(ASCII).encode("ascii", "replace").decode("ascii")
+            parts.append(Text("\n").join([*section, Text()]))
+    return printed(parts, paper, color)
 
 
 def _text(text: str = "", style: str = "") -> "Text":
@@ -230,7 +146,7 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
         drawn += [_text(), _bar(report, paper), *_legend(report, paper)]
     drawn.append(_text())
     facts = [_fact(fact) for fact in report.stretches]
-    drawn += [_text(line) for line in _flowed(facts, paper.width)]
+    drawn += [_text(line) for line in flowed(facts, paper.width)]
     for number, finding in enumerate(report.findings[:FINDINGS], 1):
         drawn += [_text(), *_finding(number, finding, paper)]
     if more := report.findings[FINDINGS:]:
@@ -277,51 +193,15 @@ def _fact(fact: Fact) -> str:
     return f"{said} ({fact.remark})" if fact.remark else said
 
 
-def _flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
-    """Items side by side, none broken unless it alone is too wide."""
-    lines: list[str] = []
-    for item in items:
-        if lines and len(lines[-1]) + len(gap) + len(item) <= width:
-            lines[-1] += gap + item
-        else:
-            lines += textwrap.wrap(item, width)
-    return lines
-
-
 def _bar(report: Report, paper: _Paper) -> "Text":
-    """One letter for each hundredth or so of the wall time; what is there at all gets one."""
-    shares = [segment.share for segment in report.wall]
-    cells = [max(1, int(share * paper.width)) for share in shares]
-    while sum(cells) != paper.width:
-        # The largest gives or takes: there it shows least.
-        off = 1 if sum(cells) < paper.width else -1
-        errors = [
-            off * (share * paper.width - n) - (n == 1) * (off < 0) * 9
-            for share, n in zip(shares, cells, strict=True)
-        ]
-        cells[errors.index(max(errors))] += off
-    bar = _text()
-    for segment, n in zip(report.wall, cells, strict=True):
-        letter, color = SEGMENTS[segment.key]
-        bar.append(letter * n, color)
-    return bar
+    return bar([(segment.key, segment.share) for segment in report.wall], paper.width)
 
 
 def _legend(report: Report, paper: _Paper) -> list["Text"]:
     items = [
-        f"{SEGMENTS[segment.key][0]} {segment.label} {show(segment.share, 'share')}"
-        for segment in report.wall
+        (segment.key, f"{segment.label} {show(segment.share, 'share')}") for segment in report.wall
     ]
-    lines = []
-    for line in _flowed(items, paper.width):
-        drawn = _text(line)
-        for segment in report.wall:
-            letter, color = SEGMENTS[segment.key]
-            place = line.find(f"{letter} {segment.label}")
-            if place >= 0:
-                drawn.stylize(f"bold {color}", place, place + 1)
-        lines.append(drawn)
-    return lines
+    return legend(items, paper.width)
 
 
 def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
@@ -370,7 +250,7 @@ def _checks(report: Report, paper: _Paper) -> list["Text"]:
     lines = []
     if fine:
         lines.append(_heading("Checked and fine", paper))
-        lines += [_text(f"  {line}", "dim") for line in _flowed(fine, paper.width - 2, " · ")]
+        lines += [_text(f"  {line}", "dim") for line in flowed(fine, paper.width - 2, " · ")]
     for state, title in (("suppressed", "Explained by another"), ("not judged", "Not judged")):
         # Several rules may lack the same thing: said once.
         whys: dict[str, list[str]] = {}
@@ -623,5 +503,5 @@ def _cost(report: Report, paper: _Paper) -> list["Text"]:
         number = fact.number
         value = number.state if number.value is None else show(number.value, number.unit)
         said.append(f"{fact.label}: {value}" + (f" ({fact.remark})" if fact.remark else ""))
-    lines = [_text("  " + (line)) for line in _flowed(said, paper.width - 2)]
+    lines = [_text("  " + (line)) for line in flowed(said, paper.width - 2)]
     return [_heading("The recorder's own cost", paper), *lines]

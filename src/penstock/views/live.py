@@ -1,0 +1,293 @@
+"""A running job as a panel that changes, or as lines in its own log.  Sees Live values only.
+
+On a terminal one panel, redrawn with each value; anywhere else one line for each so many steps, so
+that a batch job's log stays readable.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.live import WINDOW_S, Blocked, Live, Stall, Traffic
+from penstock.views.paper import (
+    LEVELS,
+    Paper,
+    bar,
+    boxed,
+    flowed,
+    legend,
+    paper_of,
+    printed,
+)
+from penstock.words import show
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["line", "render", "show_on"]
+
+# As report.py's verdict: XProf's steps.
+MODERATELY, HIGHLY = 0.05, 0.20
+BLOCKED_S = 10.0  # a call under way for so long is told at once
+QUIET_S = 60.0  # without a step for so long, a line says what the job is doing
+
+
+def show_on(lives: Iterable[Live], stream: TextIO | None = None, every: int = 100) -> Live | None:
+    """Shows each value as it comes, to the last, which is returned.
+
+    every: without a terminal, a line for so many steps.  Raises MissingDependency without rich.
+    """
+    stream = sys.stdout if stream is None else stream
+    return _panels(lives, stream) if stream.isatty() else _lines(lives, stream, every)
+
+
+def _panels(lives: Iterable[Live], stream: TextIO) -> Live | None:
+    from rich.console import Console
+    from rich.live import Live as Screen
+    from rich.text import Text
+
+    last = None
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    # Leaving the screen, also by an exception, puts the cursor back below the panel.
+    with Screen(console=console, auto_refresh=False, transient=False) as screen:
+        for last in lives:
+            paper, color = paper_of(stream)
+            screen.update(Text.from_ansi(_drawn(last, paper, color)), refresh=True)
+    return last
+
+
+def _lines(lives: Iterable[Live], stream: TextIO, every: int) -> Live | None:
+    last = None
+    told_steps, told_s, told_state, has_told_block = 0, -QUIET_S, "", False
+    for last in lives:
+        is_due = last.steps >= told_steps + every or last.elapsed_s >= told_s + QUIET_S
+        is_blocked = any(call.s >= BLOCKED_S for call in last.blocked)
+        if is_due or last.state != told_state or (is_blocked and not has_told_block):
+            stream.write(line(last, has_stepped=last.steps > told_steps or not told_state) + "\n")
+            stream.flush()
+            told_steps, told_s, told_state = last.steps, last.elapsed_s, last.state
+        has_told_block = is_blocked
+    return last
+
+
+def line(live: Live, has_stepped: bool = True) -> str:
+    """One line: `io: stall 31 % (data 19, checkpoint 12), read 25 MB/s`, of the last minute; of
+    the whole time once the run is over.  has_stepped: since the line before."""
+    if live.state == "over":
+        told = [f"over after {show(live.elapsed_s, 's')}, {live.steps:,} steps", _stall(live.total)]
+        return f"io: {', '.join(told)}"
+    if live.state != "running":
+        return f"io: {_STATES[live.state]}"
+    told = []
+    if not has_stepped:
+        told.append("no step since the last line")
+    if live.mains:
+        told.append(_stall(live.recent))
+    told += _rates(live)
+    if live.blocked:
+        told.append(_blocked(live.blocked[0]))
+    return f"io: step {live.steps:,}, {', '.join(told)}" if live.mains else f"io: {', '.join(told)}"
+
+
+_STATES = {
+    "starting": "no log yet: the job has not started",
+    "paused": "paused: nothing is being recorded",
+    "running": "recording",
+    "over": "over",
+}
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share * 100:.0f} %"
+
+
+def _stall(stall: Stall) -> str:
+    if stall.stall is None:
+        return "stall not measured yet"
+    data, save = stall.share(stall.data_wait_s) or 0.0, stall.share(stall.checkpoint_s) or 0.0
+    whole = round(stall.stall * 100)
+    parts = [("data", data), ("checkpoint", save)]
+    told = ", ".join(f"{name} {share * 100:.0f}" for name, share in parts if share >= 0.005)
+    return f"stall {whole} %" + (f" ({told})" if told and whole else "")
+
+
+def _rates(live: Live) -> list[str]:
+    told = []
+    seconds = min(WINDOW_S, max(1.0, live.elapsed_s))
+    for traffic in live.recent_traffic:
+        layer = "" if traffic.layer == "posix" else f" ({traffic.layer.upper()})"
+        for verb, n_bytes in (("read", traffic.read_bytes), ("write", traffic.written_bytes)):
+            # Less than a kilobyte a second is a process that looks at itself.
+            if n_bytes / seconds >= 1000:
+                told.append(f"{verb} {show(n_bytes / seconds, 'B/s')}{layer}")
+    return told or ["no bytes read or written"]
+
+
+def _blocked(call: Blocked) -> str:
+    return f"blocked in {call.op} {call.path or 'a file not known'} for {_whole(call.s)}"
+
+
+def _whole(s: float) -> str:
+    return f"{s:.0f} s" if s < 600 else show(s, "s")
+
+
+def render(live: Live, width: int = 100, color: bool = False) -> str:
+    """The panel as text of at most `width` columns.  Raises MissingDependency without rich."""
+    return _drawn(live, Paper(width, is_utf8=True), color)
+
+
+def _drawn(live: Live, paper: Paper, color: bool) -> str:
+    from rich.text import Text
+
+    inner = Paper(paper.width - 4, paper.is_utf8)
+    title = Text(f" {paper.clean(paper.elide(_name(live.command) or live.run, 30))} ", "bold")
+    title.append(f" {', '.join(_subtitle(live))} ", "not bold")
+    stall = live.total if live.state == "over" else live.recent
+    level = _level(stall)
+    lines = [*_verdict(live, stall, level, inner)]
+    segments = _segments(stall)
+    if segments:
+        told = [(key, f"{label} {show(share, 'share')}") for key, label, share in segments]
+        lines.append(bar([(key, share) for key, _, share in segments], inner.width))
+        lines += legend(told, inner.width)
+    lines += [Text(), *_minute(live, inner), *_totals(live, inner)]
+    lines += _long_calls(live.blocked, inner)
+    lines += [Text(row, "yellow") for gap in live.gaps for row in inner.wrap(f"Incomplete: {gap}")]
+    foot = (
+        f"penstock report {live.run}"
+        if live.state == "over"
+        else "Ctrl-C ends the watch, not the job"
+    )
+    return printed([boxed(lines, title, LEVELS[level], paper, foot)], paper, color)
+
+
+def _name(command: str) -> str:
+    """The script or module of a command line; else its program."""
+    words = command.split()
+    names = [word for word in words[1:] if not word.startswith("-")] or words
+    return names[0].rsplit("/", 1)[-1] if names else ""
+
+
+def _subtitle(live: Live) -> list[str]:
+    words = [live.state, show(live.elapsed_s, "s")]
+    if live.steps:
+        words.append(f"{live.steps:,} steps")
+    if live.mains > 1:
+        words.append(f"{live.mains} main processes")
+    if live.workers:
+        words.append(f"{live.workers} worker{'s' * (live.workers > 1)}")
+    others = live.processes - live.mains - live.workers
+    if live.processes and others > 0:
+        words.append(f"{others} other process{'es' * (others > 1)}")
+    return words
+
+
+def _level(stall: Stall) -> str:
+    share = stall.stall
+    if share is None:
+        return "unknown"
+    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
+
+
+def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]:
+    from rich.text import Text
+
+    whole = "the whole run" if live.state == "over" else f"the last {WINDOW_S} s"
+    if live.state == "running" and live.elapsed_s < WINDOW_S:
+        whole = "the run so far"
+    if live.state in ("starting", "paused"):
+        return [Text(row, "bold cyan") for row in paper.wrap(_STATES[live.state])]
+    if stall.stall is None:
+        return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
+    head = f"{_percent(stall.stall)} of {whole} stalled"
+    tail = f": {_percent(stall.storage)} blocked by file calls"
+    if stall.wait_in_calls is not None:
+        tail += f"; of the data wait {_percent(stall.wait_in_calls)} in file calls"
+    rows = paper.wrap(head + tail)
+    drawn = [Text(row) for row in rows]
+    drawn[0].stylize(f"bold {LEVELS[level]}", 0, min(len(head), len(rows[0])))
+    return drawn
+
+
+def _segments(stall: Stall) -> list[tuple[str, str, float]]:
+    """(key, label, share) of the bar; shares sum to one."""
+    if not stall.wall_s:
+        return []
+    wait_off = stall.data_wait_s - stall.data_storage_s
+    save_off = stall.checkpoint_s - stall.checkpoint_storage_s
+    rest = stall.wall_s - stall.data_wait_s - stall.checkpoint_s - stall.own_s
+    parts = [
+        ("compute", "compute", rest),
+        ("own", "own file calls", stall.own_s),
+        ("data storage", "data wait: storage", stall.data_storage_s),
+        ("data other", "data wait: other", wait_off),
+        ("checkpoint storage", "checkpoint: storage", stall.checkpoint_storage_s),
+        ("checkpoint other", "checkpoint: other", save_off),
+    ]
+    whole = sum(max(0.0, s) for _, _, s in parts) or 1.0
+    return [(key, label, s / whole) for key, label, s in parts if s / whole >= 0.0005]
+
+
+def _minute(live: Live, paper: Paper) -> list["Text"]:
+    """The last seconds as lines of letters, one a second."""
+    from rich.text import Text
+
+    width = min(WINDOW_S, paper.width - 34)
+    seconds = live.seconds[-width:]
+    rows: list[tuple[str, list[float | None], str]] = [
+        ("stalled", [_sum(s.data_wait, s.checkpoint) for s in seconds], "share"),
+        ("read", [float(s.read_bytes) for s in seconds], "B/s"),
+        ("written", [float(s.written_bytes) for s in seconds], "B/s"),
+        ("steps", [float(s.steps) for s in seconds], "count"),
+    ]
+    drawn = []
+    for label, values, unit in rows:
+        known = [value for value in values if value is not None]
+        most = max(known, default=0.0)
+        if not most:
+            continue
+        said = f"at most {show(most, unit)}" + ("/s" if unit == "count" else "")
+        drawn.append(Text(f"{label:<8} {paper.spark(values):>{width}}  {said}"))
+    if drawn:
+        drawn.insert(0, Text(f"The last {width} s, a letter a second", "bold"))
+    return drawn
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
+
+
+def _totals(live: Live, paper: Paper) -> list["Text"]:
+    from rich.text import Text
+
+    items = []
+    if live.step_s is not None:
+        items.append(f"step {show(live.step_s, 's')}")
+    since = live.watched_s + 0.5 < live.elapsed_s
+    if live.total.stall is not None and live.state != "over":
+        items.append(f"{'watched' if since else 'whole run'}: {_stall(live.total)}")
+    items += [_total(one) for one in live.traffic if one.calls]
+    return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []
+
+
+def _total(traffic: Traffic) -> str:
+    parts = [f"{traffic.calls:,} {traffic.layer.upper()} calls"]
+    if traffic.read_bytes:
+        parts.append(f"read {show(traffic.read_bytes, 'B')}")
+    if traffic.written_bytes:
+        parts.append(f"written {show(traffic.written_bytes, 'B')}")
+    return ", ".join(parts)
+
+
+def _long_calls(blocked: Sequence[Blocked], paper: Paper) -> list["Text"]:
+    from rich.text import Text
+
+    if not blocked:
+        return []
+    drawn = [Text(), Text("In one file call for more than a second", "bold")]
+    for call in blocked:
+        left, right = f"  {call.op:<8} ", f" {_whole(call.s):>9}  pid {call.pid}"
+        path = paper.clean(call.path or "a file not known")
+        room = paper.width - len(left) - len(right)
+        drawn.append(Text(f"{left}{paper.elide(path, room):<{room}}{right}", "red"))
+    return drawn

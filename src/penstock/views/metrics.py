@@ -1,0 +1,177 @@
+"""A running job's numbers for Prometheus and what reads its format.  Sees Live values only."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.errors import MissingDependency, PenstockError
+from penstock.live import Live, Stall, Traffic
+
+__all__ = ["METRICS", "Metrics"]
+
+SECONDS: dict[str, tuple[str, Callable[[Stall], float]]] = {
+    "wall": ("Training time of all main processes.", lambda stall: stall.wall_s),
+    "data_wait": ("Of it in data waits.", lambda stall: stall.data_wait_s),
+    "data_wait_storage": (
+        "Of the data wait in file calls of whoever fetched the batch.",
+        lambda stall: stall.data_storage_s,
+    ),
+    "checkpoint_block": ("Of it blocked by checkpoints.", lambda stall: stall.checkpoint_s),
+    "checkpoint_storage": (
+        "Of the checkpoint block in file calls.",
+        lambda stall: stall.checkpoint_storage_s,
+    ),
+    "training_calls": (
+        "Of it in file calls of the training thread outside waits and checkpoints.",
+        lambda stall: stall.own_s,
+    ),
+}
+BY_LAYER: dict[str, tuple[str, str, Callable[[Traffic], int]]] = {
+    "read": ("bytes", "Bytes read by file calls.", lambda traffic: traffic.read_bytes),
+    "written": ("bytes", "Bytes written by file calls.", lambda traffic: traffic.written_bytes),
+    "file_calls": ("", "File calls that have ended.", lambda traffic: traffic.calls),
+    "file_call_errors": ("", "Of them with an error.", lambda traffic: traffic.errors),
+}
+GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
+    "stall": (
+        "ratio",
+        "(data wait + checkpoint block) / wall of the last minute.",
+        lambda live: live.recent.stall,
+    ),
+    "storage_stall": (
+        "ratio",
+        "Of the last minute's wall time blocked by file calls.",
+        lambda live: live.recent.storage,
+    ),
+    "processes": ("", "Recorded processes that are alive.", lambda live: live.processes),
+    "main_processes": ("", "Processes that train.", lambda live: live.mains),
+    "worker_processes": ("", "Loader workers that are alive.", lambda live: live.workers),
+    "recording": (
+        "",
+        "1 while something is recorded, else 0.",
+        lambda live: float(live.state == "running"),
+    ),
+    "blocked_calls": (
+        "",
+        "File calls under way for more than a second, at most 5.",
+        lambda live: len(live.blocked),
+    ),
+    "longest_blocked_call": (
+        "seconds",
+        "How long the oldest of them has been under way.",
+        lambda live: max((call.s for call in live.blocked), default=0.0),
+    ),
+}
+
+# Every name that is served, as a scrape shows it.
+METRICS = tuple(
+    sorted(
+        [
+            *(f"penstock_{name}_seconds_total" for name in SECONDS),
+            *(
+                f"penstock_{'_'.join(filter(None, (n, u)))}_total"
+                for n, (u, *_) in BY_LAYER.items()
+            ),
+            *(f"penstock_{'_'.join(filter(None, (n, u)))}" for n, (u, *_) in GAUGES.items()),
+            "penstock_steps_total",
+            "penstock_run_info",
+        ]
+    )
+)
+
+
+class Metrics:
+    """An HTTP server on one address that tells the latest value in OpenMetrics.
+
+    address: PORT, :PORT or HOST:PORT; without a host only this machine can ask.  Use as a context
+    manager, or call close.  Raises PenstockError: no address, a port that is taken;
+    MissingDependency without prometheus-client.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, port = _parsed(address)
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "serving metrics needs an extra: pip install 'penstock[metrics]'"
+            ) from error
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        self._most: dict[str, float] = {}
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise PenstockError(
+                f"{host}:{port}: metrics cannot be served: {reason}; choose another address"
+            ) from error
+        self.address = f"{host}:{self._server.server_port}"
+
+    def tell(self, live: Live) -> None:
+        """From now on this value is what a scrape gets."""
+        with self._lock:
+            self._live = live
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self) -> list[Any]:
+        """Nothing is known before the first scrape; part of prometheus_client's interface."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics of one scrape; part of prometheus_client's interface."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            InfoMetricFamily,
+        )
+
+        with self._lock:
+            live = self._live
+        if live is None:
+            return
+        info = InfoMetricFamily("penstock_run", "The run that is watched.")
+        info.add_metric([], {"run": live.run, "command": live.command, "host": live.host})
+        yield info
+        yield CounterMetricFamily(
+            "penstock_steps", "Training steps that have ended.", value=self._up("steps", live.steps)
+        )
+        for name, (says, of_stall) in SECONDS.items():
+            value = self._up(name, of_stall(live.total))
+            yield CounterMetricFamily(f"penstock_{name}_seconds", says, value=value, unit="seconds")
+        for name, (unit, says, of_traffic) in BY_LAYER.items():
+            full = "_".join(filter(None, ("penstock", name, unit)))
+            family = CounterMetricFamily(full, says, labels=["layer"], unit=unit)
+            for traffic in live.traffic:
+                value = self._up(f"{name} {traffic.layer}", of_traffic(traffic))
+                family.add_metric([traffic.layer], value)
+            yield family
+        for name, (unit, says, of_live) in GAUGES.items():
+            value_now = of_live(live)
+            if value_now is not None:  # what was not measured is absent, not zero
+                full = "_".join(filter(None, ("penstock", name, unit)))
+                yield GaugeMetricFamily(full, says, value=value_now, unit=unit)
+
+    def _up(self, key: str, value: float) -> float:
+        """A counter never falls: a wait under way that turns out to be none is kept."""
+        self._most[key] = max(value, self._most.get(key, 0.0))
+        return self._most[key]
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise PenstockError(f"{address!r} is no address; write 9108, :9108 or HOST:9108")
+    return host.strip("[]") or "127.0.0.1", int(port)

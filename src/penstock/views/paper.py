@@ -1,0 +1,204 @@
+"""What the terminal views draw on: width, letters and colours that all of them share.
+
+Nothing is said by colour alone, and a stream that takes no UTF-8 gets ASCII.
+"""
+
+import os
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = [
+    "LEVELS",
+    "NARROWEST",
+    "SEGMENTS",
+    "WIDEST",
+    "Paper",
+    "bar",
+    "boxed",
+    "flowed",
+    "legend",
+    "paper_of",
+    "printed",
+]
+
+WIDEST = 100
+NARROWEST = 60
+
+# Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
+SEGMENTS = {
+    "compute": ("#", "green"),
+    "own": ("+", "red"),
+    "data storage": ("=", "red"),
+    "data cpu": (":", "yellow"),
+    "data other": (".", "bright_black"),
+    "checkpoint storage": ("%", "magenta"),
+    "checkpoint other": ("~", "cyan"),
+}
+LEVELS = {"not": "green", "moderately": "yellow", "highly": "red", "unknown": "cyan"}
+
+ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|", "±": "~", "→": ">"})
+SPARKS = "▁▂▃▄▅▆▇█"
+ASCII_SPARKS = ".:-=+*%#"
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What is drawn on: how wide, and whether it takes more than ASCII."""
+
+    width: int
+    is_utf8: bool
+
+    def clean(self, text: str) -> str:
+        """Foreign text made harmless: what would move the cursor or the eye is escaped."""
+        return "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in text.encode("utf-8", "replace").decode("utf-8")
+        )
+
+    def wrap(self, text: str) -> list[str]:
+        """Lines of at most the width, of harmless letters."""
+        return textwrap.wrap(self.clean(text), self.width)
+
+    @property
+    def arrow(self) -> str:
+        """What begins advice."""
+        return "→ " if self.is_utf8 else "> "
+
+    @property
+    def block(self) -> str:
+        """What bars are made of."""
+        return "█" if self.is_utf8 else "#"
+
+    def spark(self, values: Sequence[float | None]) -> str:
+        """One letter a value, its height the value; a space for nothing."""
+        letters = SPARKS if self.is_utf8 else ASCII_SPARKS
+        most = max((v or 0.0 for v in values), default=0.0) or 1.0
+        return "".join(
+            letters[min(len(letters) - 1, int((v or 0.0) / most * len(letters)))] if v else " "
+            for v in values
+        )
+
+    def elide(self, text: str, width: int) -> str:
+        """At most `width` columns: the middle goes, more of the end stays than of the begin."""
+        from rich.cells import cell_len, set_cell_size
+
+        if cell_len(text) <= width:
+            return text
+        head = set_cell_size(text, (width - 1) // 3).rstrip()
+        tail = text
+        while cell_len(tail) > width - 1 - cell_len(head):
+            tail = tail[1:]
+        return head + ("…" if self.is_utf8 else "~") + tail
+
+
+def paper_of(stream: TextIO) -> tuple[Paper, bool]:
+    """What a stream can show: its width (60 to 100) and letters, and whether colours."""
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    is_terminal = stream.isatty()
+    is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = shutil.get_terminal_size((80, 24)).columns if is_terminal else 80
+    paper = Paper(max(NARROWEST, min(width, WIDEST)), encoding == "utf8")
+    return paper, is_terminal and not is_plain
+
+
+def printed(parts: Sequence[object], paper: Paper, color: bool) -> str:
+    """Rich's renderables as text.  Raises MissingDependency without rich."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise MissingDependency("the terminal view needs rich: pip install rich") from error
+    stream = StringIO()
+    console = Console(
+        file=stream,
+        width=paper.width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for part in parts:
+        console.print(part, overflow="crop", no_wrap=True)
+    text = "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n")) + "\n"
+    return text if paper.is_utf8 else text.translate(ASCII).encode("ascii", "replace").decode()
+
+
+def boxed(
+    lines: Sequence["Text"], title: "Text", style: str, paper: Paper, foot: str = ""
+) -> object:
+    """Lines in a frame of the paper's width."""
+    from rich import box
+    from rich.panel import Panel
+    from rich.text import Text
+
+    title.truncate(paper.width - 8, overflow="ellipsis" if paper.is_utf8 else "crop")
+    return Panel(
+        Text("\n").join(lines),
+        title=title,
+        title_align="left",
+        subtitle=Text(paper.elide(foot, paper.width - 8), "dim") if foot else None,
+        subtitle_align="left",
+        box=box.ROUNDED if paper.is_utf8 else box.ASCII,
+        border_style=style,
+        width=paper.width,
+    )
+
+
+def flowed(items: Sequence[str], width: int, gap: str = "   ") -> list[str]:
+    """Items side by side, none broken unless it alone is too wide."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(gap) + len(item) <= width:
+            lines[-1] += gap + item
+        else:
+            lines += textwrap.wrap(item, width)
+    return lines
+
+
+def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
+    """One letter for each hundredth or so of the whole; what is there at all gets one.
+
+    segments: (key of SEGMENTS, share); the shares sum to one.
+    """
+    from rich.text import Text
+
+    cells = [max(1, int(share * width)) for _, share in segments]
+    while sum(cells) != width:
+        # The largest gives or takes: there it shows least.
+        off = 1 if sum(cells) < width else -1
+        errors = [
+            off * (share * width - n) - (n == 1) * (off < 0) * 9
+            for (_, share), n in zip(segments, cells, strict=True)
+        ]
+        cells[errors.index(max(errors))] += off
+    drawn = Text()
+    for (key, _), n in zip(segments, cells, strict=True):
+        letter, color = SEGMENTS[key]
+        drawn.append(letter * n, color)
+    return drawn
+
+
+def legend(segments: Sequence[tuple[str, str]], width: int) -> list["Text"]:
+    """What the letters of a bar mean.  segments: (key of SEGMENTS, label with its share)."""
+    from rich.text import Text
+
+    drawn = []
+    for line in flowed([f"{SEGMENTS[key][0]} {label}" for key, label in segments], width):
+        text = Text(line)
+        for key, label in segments:
+            letter, color = SEGMENTS[key]
+            place = line.find(f"{letter} {label}")
+            if place >= 0:
+                text.stylize(f"bold {color}", place, place + 1)
+        drawn.append(text)
+    return drawn
