@@ -1,0 +1,279 @@
+"""Two sides whose difference was made, what is said of it, and limits for CI."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logwriter import Process
+from penstock.compare import Comparison, baseline_limit, compare, limits, to_json
+from penstock.errors import PenstockError
+from penstock.measures import measure
+from penstock.report import Finding, Number, Report, report_of
+from penstock.views import comparison as view
+from synthetic import Synthetic
+
+MS = 1_000_000
+
+
+def job(
+    read_ms: float = 30,
+    *,
+    steps: int = 20,
+    run: str = "runs/a",
+    files: int = 1,
+    command: str = "python train.py",
+    folded: int = 0,
+) -> Report:
+    """Steps of 60 ms of computing and read_ms of waiting, all of it in reads of the worker."""
+    made = Synthetic()
+    now = 0.0
+    for n in range(steps + 1):
+        end = now + read_ms
+        made.wait(int(now * MS), int(end * MS), n)
+        made.fetch(int(now * MS), int(end * MS), n)
+        path = f"/data/{n % files}"
+        made.file(path, size=1000)
+        made.call("open", int(now * MS), int((now + 0.001) * MS), path=path, process=2)
+        begun = int((now + 0.001) * MS)
+        made.call("read", begun, int(end * MS), path=path, process=2, moved=1000)
+        made.step(int((now if n else end - 0.001) * MS), int((end + 60) * MS), n)
+        now = end + 60
+    made.process(1, end=int((now + 5) * MS), command=command, folded_events=folded)
+    made.worker(2, start=0, end=int((now + 5) * MS))
+    return report_of(measure(made), run)
+
+
+@pytest.fixture(scope="module")
+def slow() -> Report:
+    return job(30, run="runs/slow")
+
+
+@pytest.fixture(scope="module")
+def fast() -> Report:
+    return job(6, run="runs/fast")
+
+
+def test_what_got_better_is_said_with_its_ratio(slow: Report, fast: Report) -> None:
+    made = compare([slow], [fast])
+    step = made.delta("step_s")
+    assert (step.a, step.b) == (
+        pytest.approx(0.09 * 21 / 21, rel=0.06),
+        pytest.approx(0.066, rel=0.06),
+    )
+    assert step.change == "better"
+    assert step.ratio == pytest.approx((step.b or 0) / (step.a or 1))
+    assert made.headline.startswith("B is 1.3")
+    assert "x as fast as A per step, stall 3" in made.headline
+    assert made.delta("storage").change == "better"
+    assert made.doubts == ()
+    back = compare([fast], [slow])
+    assert back.delta("step_s").change == "worse"
+    assert "x as slow as A per step" in back.headline
+
+
+def test_a_run_compared_with_itself_is_the_same(slow: Report) -> None:
+    made = compare([slow], [slow])
+    assert {delta.change for delta in made.deltas} == {"same"}
+    assert made.headline.startswith("B is as fast as A, stall")
+
+
+def test_differences_inside_the_spread_are_noise() -> None:
+    a = [job(ms, run=f"runs/a{ms}") for ms in (28, 30, 32)]
+    b = [job(ms, run=f"runs/b{ms}") for ms in (27, 29, 31)]
+    made = compare(a, b)
+    step = made.delta("step_s")
+    assert step.change == "within noise"
+    assert step.a_spread is not None
+    assert step.a_spread[0] < (step.a or 0) < step.a_spread[1]
+    assert "(within noise)" in made.headline
+    c = [job(ms, run=f"runs/c{ms}") for ms in (8, 9)]
+    assert compare(a, c).delta("step_s").change == "better"
+
+
+def test_two_percent_apart_is_the_same_without_repetitions(slow: Report) -> None:
+    near = job(30.5, run="runs/near")
+    assert compare([slow], [near]).delta("step_s").change == "same"
+
+
+def test_different_steps_compare_per_step_and_not_by_wall(slow: Report) -> None:
+    made = compare([slow], [job(30, steps=40)])
+    assert made.delta("wall_s").change == "not comparable"
+    assert made.delta("wall_s").ratio is None
+    assert made.delta("step_s").change == "same"
+    assert any("different numbers of steps (21 and 41)" in doubt for doubt in made.doubts)
+
+
+def test_different_programs_are_not_compared_in_time(slow: Report) -> None:
+    made = compare([slow], [job(6, command="python other.py")])
+    assert made.delta("step_s").change == "not comparable"
+    assert made.delta("stall").change == "changed"
+    assert any("different programs (other.py and train.py)" in doubt for doubt in made.doubts)
+    assert not made.headline.startswith("B is")
+
+
+def test_different_data_are_not_compared_in_bytes(slow: Report) -> None:
+    made = compare([slow], [job(30, files=5)])
+    assert made.delta("opens").change == "not comparable"
+    assert any("different data (1 and 5 files read)" in doubt for doubt in made.doubts)
+
+
+def test_a_run_without_steps_has_no_number_and_no_zero(slow: Report) -> None:
+    made = Synthetic()
+    made.process(1, end=1000 * MS)
+    made.call("read", 0, MS, moved=1)
+    other = report_of(measure(made), "runs/none")
+    compared = compare([slow], [other])
+    assert compared.delta("stall").b is None
+    assert compared.delta("stall").change == "not comparable"
+    assert "not measured in B" in compared.delta("stall").why
+    assert any("without training steps" in doubt for doubt in compared.doubts)
+    assert "not measured" in view.render(compared, 80)
+
+
+def finding(rule: str, share: float) -> Finding:
+    return Finding(rule, rule.lower(), ("seen",), Number(share, "s"), Number(share, "share"), ())
+
+
+def test_findings_are_gone_new_or_kept(slow: Report, fast: Report) -> None:
+    a = replace(slow, findings=(finding("D1", 0.3), finding("D2", 0.1)))
+    b = replace(fast, findings=(finding("D2", 0.05), finding("W1", 0.2)))
+    changes = [(one.rule, one.change) for one in compare([a], [b]).findings]
+    assert changes == [("W1", "new"), ("D1", "gone"), ("D2", "kept")]
+
+
+def test_a_side_without_a_run_is_an_error(slow: Report) -> None:
+    with pytest.raises(PenstockError, match="a run on each side"):
+        compare([], [slow])
+
+
+def test_json_holds_every_number(slow: Report, fast: Report) -> None:
+    made = compare([slow, slow], [fast])
+    plain = json.loads(to_json(made))
+    assert plain["comparison"] == 1
+    assert {delta["key"] for delta in plain["deltas"]} == {delta.key for delta in made.deltas}
+    assert plain["a"]["runs"] == ["runs/slow", "runs/slow"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_the_paper(slow: Report, fast: Report, width: int) -> None:
+    a = replace(slow, findings=(finding("D1", 0.3),), run="runs/" + "long/" * 40)
+    made: Comparison = compare([a, a, a], [fast, fast])
+    drawn = view.render(made, width)
+    assert all(len(line) <= width for line in drawn.splitlines())
+    assert "gone" in drawn
+    assert "better" in drawn
+
+
+# Limits
+
+
+def test_a_limit_is_kept_or_passed_by_so_much(slow: Report) -> None:
+    (kept,) = limits(slow, max_stall=0.5)
+    assert kept.state == "kept"
+    (passed,) = limits(slow, max_stall=0.10)
+    assert passed.state == "passed"
+    stall = slow.verdict.stall.value or 0
+    assert f"stall {stall:.1%}".replace("%", " %") in passed.says
+    assert f"{stall - 0.1:.1%}".replace("%", " points over") in passed.says
+    assert [limit.key for limit in limits(slow, 0.5, 0.5)] == ["stall", "storage"]
+
+
+def test_what_was_not_measured_passes_no_limit() -> None:
+    made = Synthetic()
+    made.process(1, end=1000 * MS)
+    (limit,) = limits(report_of(measure(made)), max_stall=0.10)
+    assert limit.state == "not measured"
+    assert "no training steps" in limit.says
+
+
+def test_an_incomplete_number_may_break_a_limit_and_cannot_keep_one() -> None:
+    report = job(30, folded=1000)
+    assert report.verdict.storage.state == "incomplete"
+    assert limits(report, max_storage=0.9)[0].state == "not measured"
+    assert limits(report, max_storage=0.1)[0].state == "passed"
+
+
+def test_a_baseline_allows_its_tolerance(slow: Report, fast: Report) -> None:
+    assert {limit.state for limit in baseline_limit(slow, slow, 0.0)} == {"kept"}
+    assert {limit.state for limit in baseline_limit(fast, slow, 0.05)} == {"kept"}
+    assert {limit.state for limit in baseline_limit(slow, fast, 0.05)} == {"passed"}
+    assert baseline_limit(slow, fast, 0.5)[0].state == "kept"
+    other = job(30, command="python other.py")
+    assert baseline_limit(other, slow, 0.05)[0].state == "not measured"
+
+
+# The commands
+
+
+def say(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def write_run(folder: Path, wait_ms: int) -> Path:
+    """Ten steps of 100 ms, of which wait_ms are a wait for the worker's read."""
+    folder.mkdir()
+    main, worker = Process(pid=100), Process(pid=101, ppid=100)
+    worker.span("worker", 1, 3e9, 0, 1, 100)
+    main.span("data wait", 50 * MS, 50 * MS, 0, 1)
+    worker.span("fetch", 2, 95 * MS, 0, 1)
+    for n in range(1, 11):
+        start = n * 100 * MS
+        main.step(n, start - 1, 100 * MS)
+        main.span("data wait", start, wait_ms * MS, n, 1)
+        worker.span("fetch", start + 1, (wait_ms - 1) * MS, n, 1)
+        worker.call("read", start + 2, (wait_ms - 2) * MS, "/data/a", moved=100)
+    for process in (main, worker):
+        process.events[1].sort(key=lambda event: event.start)
+        process.write(folder)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write_run(tmp_path / "good", 4)
+    write_run(tmp_path / "bad", 40)
+    none = Process(pid=7)
+    none.call("read", MS, MS, "/data/a", moved=1)
+    (tmp_path / "none").mkdir()
+    none.write(tmp_path / "none")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["good", "--max-stall", "10"], 0, ""),
+        (["good", "--max-stall", "10", "--max-storage", "5"], 0, ""),
+        (["bad", "--max-stall", "10"], 1, "stall 40"),
+        (["bad", "--baseline", "good"], 1, "stall 40"),
+        (["good", "--baseline", "bad"], 0, ""),
+        (["none", "--max-stall", "10"], 3, "not measured"),
+        (["good"], 2, "nothing to check"),
+        (["good", "--max-stall", "lots"], 2, "is no number of per cent"),
+        (["good", "--max-stall", "nan"], 2, "is not between 0 and 100 %"),
+        (["absent", "--max-stall", "1"], 2, "does not exist"),
+    ],
+)
+def test_the_exit_status_is_for_ci(runs: Path, words: list[str], status: int, said: str) -> None:
+    finished = say("check", *words, cwd=runs)
+    assert finished.returncode == status, finished.stderr
+    assert said in finished.stderr
+    assert bool(finished.stderr) == bool(status)
+
+
+def test_the_command_compares_runs_and_repetitions(runs: Path) -> None:
+    finished = say("compare", "bad", "good", cwd=runs)
+    assert finished.returncode == 0, finished.stderr
+    assert "stall 40 % → 4 %" in finished.stdout or "stall 40 % > 4 %" in finished.stdout
+    plain = json.loads(say("compare", "--a", "bad", "--b", "good", "--json", cwd=runs).stdout)
+    assert plain["a"]["runs"] == ["bad"]
+    several = json.loads(say("compare", "bad", "good", "good", "--json", cwd=runs).stdout)
+    assert several["b"]["runs"] == ["good", "good"]
+    one = say("compare", "bad", cwd=runs)
+    assert one.returncode == 2
+    assert "two runs are compared" in one.stderr
