@@ -169,7 +169,7 @@ static size_t count(char *const *list)
 #define WITH_US(environment)                                                                       \
     ({                                                                                             \
         char *const *given_ = (environment);                                                       \
-        if (recorder_on && !spread_has_all(given_)) {                                              \
+        if (recorder_is_in() && !spread_has_all(given_)) {                                         \
             char **copy_ = alloca((count(given_) + SPREAD_ENTRIES) * sizeof *copy_);               \
             spread_fill(given_, copy_, alloca(spread_preload_bytes(given_)));                      \
             given_ = copy_;                                                                        \
@@ -346,7 +346,7 @@ HOOK(int, pclose, (FILE * pipe))
 #define HOOK_EXIT(function)                                                                        \
     HOOK(void, function, (int status))                                                             \
     {                                                                                              \
-        if (recorder_on && !(log_self && log_self->is_borrowed))                                   \
+        if (recorder_is_in() && !(log_self && log_self->is_borrowed))                              \
             log_stop(LOG_EXITED);                                                                  \
         real_##function(status);                                                                   \
         __builtin_unreachable();                                                                   \
@@ -367,7 +367,7 @@ static void rescan(void)
     sigset_t signals;
     bool is_new;
 
-    if (!recorder_on || !__atomic_exchange_n(&has_new_objects, false, __ATOMIC_ACQ_REL))
+    if (!recorder_is_in() || !__atomic_exchange_n(&has_new_objects, false, __ATOMIC_ACQ_REL))
         return;
     signals_block(&signals);
     /* Not waited for: who asks may be inside dl_iterate_phdr, whose lock the holder wants. */
@@ -403,7 +403,7 @@ static const struct hook *hook_asked_for(void *handle, const char *name)
     const struct hook *hook;
 
     rescan();
-    hook = recorder_on && name ? patch_find(name) : NULL;
+    hook = recorder_is_in() && name ? patch_find(name) : NULL;
     if (!hook || !*hook->real || (handle == RTLD_NEXT && !patch_is_libc(*hook->real)))
         return NULL;
     return hook;
@@ -493,7 +493,7 @@ HOOK(int, dlclose, (void *handle))
 {
     int result;
 
-    if (recorder_on)
+    if (recorder_is_in())
         hooks_dlopen();
     result = real_dlclose(handle);
     rescan();

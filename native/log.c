@@ -26,6 +26,7 @@
 
 HOT struct log *log_state;
 HOT int recorder_on;
+HOT int recorder_paused;
 _Thread_local struct thread *log_self INITIAL_EXEC;
 char log_folder[3072];
 

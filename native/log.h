@@ -72,8 +72,15 @@ struct log {
 
 extern struct log *log_state; /* wiped by fork */
 extern int recorder_on;       /* 1 while a window is open and nothing went wrong */
+extern int recorder_paused;   /* 1 while a window is open and, as asked, nothing is recorded */
 extern _Thread_local struct thread *log_self INITIAL_EXEC;
 extern char log_folder[3072];
+
+/* Whether programs and libraries that come are followed: a pause ends, and they would be missed. */
+static inline bool recorder_is_in(void)
+{
+    return recorder_on || recorder_paused;
+}
 
 void *log_map_wiped(size_t bytes); /* private memory, zero in a forked child */
 int log_setup(void);

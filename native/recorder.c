@@ -26,6 +26,7 @@ static pthread_mutex_t window =
     PTHREAD_MUTEX_INITIALIZER; /* start and stop; never taken by a hook */
 static bool is_open;
 static struct call window_call;
+static struct call pause_call; /* from the pause on; start 0: not in this process */
 static uint32_t origin = ORIGIN_RECORD;
 static uint32_t names_lock; /* of the spans' names, which a forked child keeps */
 
@@ -139,6 +140,7 @@ static void write_name(uint32_t id)
 /* --- windows ------------------------------------------------------------------------------------
  */
 
+#define CONTROL_BYTES 4096
 #define WARM_EVENTS 16
 #define TIMED_EVENTS 64
 
@@ -227,6 +229,98 @@ int penstock_start(const char *folder, uint64_t budget_bytes)
     return error;
 }
 
+/* The pause's event ends on the thread that began it; a forked child has none. */
+static void end_pause(void)
+{
+    if (recorder_paused && pause_call.start && pause_call.thread == log_self)
+        log_end(&pause_call, 0, 0);
+    pause_call.start = 0;
+}
+
+int penstock_pause(int64_t index)
+{
+    uint32_t name;
+    int error = -EINVAL;
+
+    pthread_mutex_lock(&window);
+    if (is_open && recorder_on && log_ready()) {
+        error = 0;
+        name = penstock_name("paused");
+        write_name(name);
+        if (!log_begin(&pause_call, OP_WINDOW, name, index, 0))
+            pause_call.start = 0;
+        recorder_paused = 1;
+        __atomic_store_n(&recorder_on, 0, __ATOMIC_SEQ_CST);
+        log_stop(LOG_STOPPED);
+    }
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+int penstock_resume(void)
+{
+    int error = -EINVAL;
+    bool is_ours;
+
+    pthread_mutex_lock(&window);
+    if (is_open && recorder_paused) {
+        is_ours = log_state->header != NULL; /* else a child that was forked in the pause */
+        error = is_ours && pause_call.start && pause_call.thread != log_self ? -EAGAIN
+                                                                             : files_start(false);
+    }
+    if (!error) {
+        if (is_ours)
+            log_state->header->state = LOG_RUNNING;
+        end_pause();
+        recorder_paused = 0;
+        __atomic_store_n(&recorder_on, 1, __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+/* NULL: the folder has no such page, or one that is too short to be read. */
+static const uint64_t *map_control(void)
+{
+    char path[sizeof log_folder + 16];
+    struct stat status;
+    void *page = MAP_FAILED;
+    long fd;
+
+    strcat(strcpy(path, log_folder), "/control");
+    fd = *log_folder ? syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return NULL;
+    if (!syscall(SYS_fstat, fd, &status) && status.st_size >= CONTROL_BYTES)
+        page = (void *)syscall(SYS_mmap, NULL, CONTROL_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    return page == MAP_FAILED ? NULL : page;
+}
+
+const uint64_t *penstock_control(void)
+{
+    static char mapped[sizeof log_folder];
+    static const uint64_t *page;
+
+    if (!page || strcmp(mapped, log_folder)) {
+        page = map_control();
+        strcpy(mapped, log_folder);
+    }
+    return page;
+}
+
+/* Not kept mapped: a process that has the page is one that looks at it. */
+static void begin_paused(void)
+{
+    const uint64_t *page = map_control();
+    uint64_t asked = page ? *page : 0;
+
+    if ((uint32_t)asked == PENSTOCK_PAUSE)
+        penstock_pause((int64_t)(asked >> 32));
+    if (page)
+        syscall(SYS_munmap, page, CONTROL_BYTES);
+}
+
 int penstock_stop(void)
 {
     sigset_t signals;
@@ -236,9 +330,11 @@ int penstock_stop(void)
     if (is_open) {
         error = 0;
         is_open = false;
+        end_pause();
         if (recorder_on && window_call.start && window_call.thread == log_self)
             log_end(&window_call, 0, 0);
         __atomic_store_n(&recorder_on, 0, __ATOMIC_SEQ_CST);
+        recorder_paused = 0;
         signals_block(&signals);
         log_lock(&log_state->patch_lock);
         patch_restore();
@@ -252,7 +348,7 @@ int penstock_stop(void)
 
 int penstock_state(void)
 {
-    return recorder_on ? 1 : is_open ? 2 : 0;
+    return recorder_on ? 1 : recorder_paused ? 3 : is_open ? 2 : 0;
 }
 
 const char *penstock_reason(void)
@@ -370,10 +466,12 @@ __attribute__((constructor)) static void begin_process(void)
         return; /* the launcher has checked the folder; a child that cannot write to it is not seen
                  */
     spread_hide();
+    begin_paused();
 }
 
 __attribute__((destructor)) static void end_process(void)
 {
+    end_pause();
     if (recorder_on && window_call.start && window_call.thread == log_self)
         log_end(&window_call, 0, 0);
     log_stop(is_open ? LOG_EXITED : LOG_STOPPED);

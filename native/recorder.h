@@ -1,4 +1,4 @@
-/* What the recorder offers to the process it lives in: six calls, by ctypes or from C.
+/* What the recorder offers to the process it lives in: a few calls, by ctypes or from C.
  * All are safe from any thread.  Results are 0 or -errno where nothing else is said. */
 #ifndef PENSTOCK_RECORDER_H
 #define PENSTOCK_RECORDER_H
@@ -15,10 +15,24 @@ PENSTOCK_API int penstock_start(const char *folder, uint64_t budget_bytes);
 /* Ends the window; every import slot and page protection is as it was.  -EINVAL: none is open. */
 PENSTOCK_API int penstock_stop(void);
 
-/* 0 off, 1 recording, 2 the recording ended by its own trouble (penstock_reason says which). */
+/* 0 off, 1 recording, 2 the recording ended by its own trouble (penstock_reason says which),
+ * 3 paused. */
 PENSTOCK_API int penstock_state(void);
 PENSTOCK_API const char *penstock_reason(void); /* "" when there is none */
 PENSTOCK_API const char *penstock_folder(void); /* of the open or latest window, "" when none */
+
+/* Pauses the open window and goes on with it: nothing is recorded between, and the log says from
+ * when to when.  index is kept with that.  Slots stay as they are, and programs and libraries that
+ * come meanwhile are followed.  -EINVAL: no window is open, or it is not paused.  -EAGAIN: only the
+ * thread that paused can go on. */
+PENSTOCK_API int penstock_pause(int64_t index);
+PENSTOCK_API int penstock_resume(void);
+
+/* What is asked of all processes of the run: 8 bytes that another process writes, the generation
+ * above 32 bits of PENSTOCK_RECORD or PENSTOCK_PAUSE.  The file `control` of the window's folder,
+ * mapped here once; NULL: there is none. */
+enum { PENSTOCK_RECORD = 1, PENSTOCK_PAUSE = 2 };
+PENSTOCK_API const uint64_t *penstock_control(void);
 
 /* A number for a name of a span or a step, good in every window and forked child of this process;
  * 0 past 65,535 names, and for a span with 0 the log has no name. */

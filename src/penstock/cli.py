@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main"]
 
-BAD_INPUT = 2
+LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 BROKEN = 70  # EX_SOFTWARE
+LOOK_S = 1.0  # how often a running job is looked at
 PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     "KI": 2**10,
@@ -73,6 +74,17 @@ def _say(line: str) -> None:
 def _fail(line: str, status: int) -> NoReturn:
     _say(line)
     sys.exit(status)
+
+
+def percent(value: str | float) -> float:
+    """A share as people write it: 10, 2.5, 10%."""
+    try:
+        number = float(str(value).strip().removesuffix("%"))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no number of per cent, write 10 or 2.5") from error
+    if not 0 <= number <= 100:  # nan too: no number would be beyond it
+        raise click.BadParameter(f"{value!r} is not between 0 and 100 %")
+    return number
 
 
 def size(value: str | int) -> int:
@@ -158,8 +170,11 @@ def cli(context: click.Context) -> None:
     help="Disk for single events, per process; past it counters stay exact.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run_command(command: tuple[str, ...], output: Path | None, budget: int, quiet: bool) -> None:
+def run_command(
+    command: tuple[str, ...], output: Path | None, budget: int, quiet: bool, paused: bool
+) -> None:
     """Run a program, record its I/O, report at its end.
 
     The program's arguments, descriptors, signals and exit status are its own.  If nothing can be
@@ -172,7 +187,7 @@ def run_command(command: tuple[str, ...], output: Path | None, budget: int, quie
     """
     from penstock import launch
 
-    folder, environ, facts = _prepare(command, output, budget)
+    folder, environ, facts = _prepare(command, output, budget, paused)
     try:
         status = launch.run(command, environ)
     except StartError as error:
@@ -185,7 +200,7 @@ def run_command(command: tuple[str, ...], output: Path | None, budget: int, quie
 
 
 def _prepare(
-    command: tuple[str, ...], output: Path | None, budget: int
+    command: tuple[str, ...], output: Path | None, budget: int, is_paused: bool
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
     import socket
@@ -205,7 +220,7 @@ def _prepare(
         "streams": launch.streams(),
     }
     try:
-        folder = launch.make_folder(command, output)
+        folder = launch.make_folder(command, output, is_paused=is_paused)
         if output is not None and folder != output.expanduser().absolute():
             _say(f"{output} is not empty; this run goes to {_short(folder)}")
         environ = launch.environment(folder, budget, os.environ)
@@ -566,6 +581,211 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
     if logdir is not None:  # so that the tab there has it too
         _write_text(to_json(report), folder / "penstock-report.json")
     click.echo(f"tensorboard --logdir {_short(run if logdir is None else logdir)}")
+
+
+@cli.command("watch")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="STEPS",
+    help="Without a terminal: a line for so many steps.",
+)
+@click.option(
+    "--metrics",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Serve the numbers in OpenMetrics, to this machine unless HOST is given.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="How long the run may take to begin, if it is not there yet.",
+)
+def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> None:
+    """Show a run while it goes on; costs the job nothing.
+
+    A panel once a second on a terminal; a line now and then in a job's log.  Ctrl-C ends the watch.
+
+    \b
+      penstock watch penstock-runs/train-20250301-101500
+      penstock watch runs/tuesday --every 500 >> io.log &
+      penstock watch runs/tuesday --wait 60 --metrics :9108 &
+    """
+    from penstock.views import live, metrics
+
+    monitor, was_over = _monitor(run, wait_s)
+    if was_over:
+        click.echo(f"{_short(run)} is over; `penstock report {_short(run)}` explains it")
+        return
+    with contextlib.ExitStack() as stack:
+        told: Callable[[Any], None] = lambda value: None  # noqa: E731
+        if address is not None:
+            server = stack.enter_context(metrics.Metrics(address))
+            _say(f"metrics at http://{server.address}/metrics")
+            told = server.tell
+        live.show_on(_looks(monitor, told), sys.stdout, every)
+    click.echo(f"`penstock report {_short(run)}` explains it")
+
+
+def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
+    """What watches the run, and whether it is over; waits for a run that is not there yet."""
+    import time
+
+    from penstock.live import Monitor
+
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            monitor = Monitor(run, _short(run))
+            return monitor, monitor.was_over()
+        except RunError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(0.1)
+
+
+def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
+    """The run once a second until it is over."""
+    import time
+
+    while True:
+        begun_s = time.monotonic()
+        value = monitor.look()
+        tell(value)
+        yield value
+        if value.state == "over":
+            return
+        time.sleep(max(0.1, LOOK_S - (time.monotonic() - begun_s)))
+
+
+@cli.command("window")
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("wish", type=click.Choice(["start", "stop"]), metavar="start|stop")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the processes to answer.",
+)
+def window_command(run: Path, wish: str, timeout: float) -> int:
+    """Ask a running job to record from now on, or to pause.
+
+    Its processes look where a step begins or ends, and where a worker fetches a batch.  Exit status
+    1: none of them has answered in time; what was asked holds for the next step all the same.
+
+    \b
+      penstock run --paused -o runs/tuesday python train.py &
+      penstock window runs/tuesday start; sleep 60; penstock window runs/tuesday stop
+    """
+    from penstock import control, window
+
+    asked = control.RECORD if wish == "start" else control.PAUSE
+    answer = window.window(run, asked, timeout)
+    done = "recording" if wish == "start" else "paused"
+    if answer.answered:
+        n = len(answer.answered)
+        click.echo(f"{n} process{'es' * (n > 1)} {done}: {_pids(answer.answered)}")
+    if answer.silent:
+        _say(f"no answer in {timeout:g} s: {_pids(answer.silent)}; between two steps they will")
+    if answer.deaf and not answer.answered:
+        _say(f"cannot be asked, no step and no batch so far: {_pids(answer.deaf)}")
+    return 0 if answer.answered else 1
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    more = f" and {len(pids) - 8} more" if len(pids) > 8 else ""
+    return ", ".join(map(str, pids[:8])) + more
+
+
+@cli.command("compare")
+@click.argument("runs", nargs=-1, type=RUN_FOLDER, metavar="[A B]")
+@click.option("--a", "more_a", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of A.")
+@click.option("--b", "more_b", multiple=True, type=RUN_FOLDER, metavar="RUN", help="A run of B.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+def compare_command(
+    runs: tuple[Path, ...], more_a: tuple[Path, ...], more_b: tuple[Path, ...], as_json: bool
+) -> None:
+    """Say what changed from run A to run B.
+
+    Further runs after B are repetitions of B.  Several runs a side show what is noise.
+
+    \b
+      penstock compare runs/before runs/after
+      penstock compare --a runs/a1 --a runs/a2 --a runs/a3 --b runs/b1 --b runs/b2
+    """
+    from penstock import compare
+    from penstock.views import comparison as view
+
+    a, b = (*runs[:1], *more_a), (*runs[1:], *more_b)
+    if not a or not b:
+        raise click.UsageError("two runs are compared: A and B, or --a and --b")
+    made = compare.compare([_report_in(run) for run in a], [_report_in(run) for run in b])
+    if as_json:
+        click.echo(compare.to_json(made))
+    else:
+        view.show_on(made, sys.stdout)
+
+
+def _report_in(folder: Path) -> Report:
+    with _opened(folder) as opened:
+        return _report(opened)
+
+
+@cli.command("check")
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--max-stall", type=percent, metavar="PERCENT", help="Of the wall time.")
+@click.option("--max-storage", type=percent, metavar="PERCENT", help="Of the wall time.")
+@click.option(
+    "--baseline", type=RUN_FOLDER, metavar="RUN", help="Be no slower per step, stall no more."
+)
+@click.option(
+    "--tolerance",
+    type=percent,
+    default=5,
+    show_default=True,
+    metavar="PERCENT",
+    help="By how much more than the baseline.",
+)
+def check_command(
+    run: Path,
+    max_stall: float | None,
+    max_storage: float | None,
+    baseline: Path | None,
+    tolerance: float,
+) -> int:
+    """Set the exit status for CI: is this run as good as it has to be?
+
+    0: all limits are kept.  1: a limit is passed; standard error says which and by how much.
+    2: bad input.  3: a limit could not be judged, because its number was not measured.
+
+    \b
+      penstock check runs/tuesday --max-stall 10
+      penstock check runs/tuesday --max-storage 5 --baseline runs/monday --tolerance 5
+    """
+    from penstock import compare
+
+    if max_stall is None and max_storage is None and baseline is None:
+        raise click.UsageError("nothing to check: give --max-stall, --max-storage or --baseline")
+    report = _report_in(run)
+    share = [None if one is None else one / 100 for one in (max_stall, max_storage)]
+    found = compare.limits(report, *share)
+    if baseline is not None:
+        found += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
+    for limit in found:
+        if limit.state == "kept":
+            click.echo(f"{_short(run)}: {limit.says}")
+        else:
+            _say(f"{_short(run)}: {limit.says}")
+    states = {limit.state for limit in found}
+    return LIMIT_PASSED if "passed" in states else NOT_JUDGED if "not measured" in states else 0
 
 
 EXPORTS = ("darshan", "dftracer")

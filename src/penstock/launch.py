@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock import control
 from penstock.errors import RunError, StartError
 
 __all__ = ["environment", "give_up", "library", "make_folder", "run", "streams", "write_facts"]
@@ -52,11 +53,17 @@ def library() -> Path:
     return path
 
 
-def make_folder(command: Sequence[str], folder: Path | None, now_s: float | None = None) -> Path:
+def make_folder(
+    command: Sequence[str],
+    folder: Path | None,
+    now_s: float | None = None,
+    is_paused: bool = False,
+) -> Path:
     """A new folder for one run, absolute: `folder`, or penstock-runs/PROGRAM-DATE-TIME.
 
     One that holds something already is left alone and the next free name is taken, FOLDER-2: two
-    runs in one folder would be added up.  Raises RunError if it cannot be made or written.
+    runs in one folder would be added up.  is_paused: its processes begin with nothing recorded.
+    Raises RunError if it cannot be made or written.
     """
     if folder is None:
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
@@ -67,6 +74,7 @@ def make_folder(command: Sequence[str], folder: Path | None, now_s: float | None
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             if _claim(folder):
+                control.make(folder, control.PAUSE if is_paused else control.RECORD)
                 return folder
             number += 1
             folder = wanted.with_name(f"{wanted.name}-{number}")
@@ -102,6 +110,7 @@ def give_up(folder: Path) -> None:
     """Removes the folder of a run that did not begin, if there is nothing in it but our claim."""
     with contextlib.suppress(OSError):  # not empty: not only ours
         (folder / FACTS).unlink(missing_ok=True)
+        (folder / control.NAME).unlink(missing_ok=True)
         folder.rmdir()
         if folder.parent.name == RUNS:
             folder.parent.rmdir()

@@ -36,6 +36,7 @@ __all__ = [
     "Number",
     "Operation",
     "Pattern",
+    "Pause",
     "ProcessRow",
     "Program",
     "Rank",
@@ -85,6 +86,7 @@ PREPARED = (
     "file_sums",
     "lives",
     "timed_spans",
+    "pauses",
     "steps",
     "graph_waits",
     "mains",
@@ -404,6 +406,15 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """queries/paused.sql"""
+
+    process: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BlindSpot:
     """queries/blind_spots.sql"""
 
@@ -587,6 +598,7 @@ class Measures:
     machine: Machine
     storage: tuple[Storage, ...]
     ceilings: tuple[TierCeiling, ...]
+    pauses: tuple[Pause, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -719,6 +731,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         machine=_row(engine, "machine", Machine),
         storage=_rows(engine, "storage", Storage),
         ceilings=_rows(engine, "ceilings", TierCeiling),
+        pauses=_rows(engine, "paused", Pause),
     )
 
 

@@ -16,7 +16,7 @@ from penstock.errors import RecorderError
 # ruff: noqa: PTH100, PTH103, PTH118, PTH120
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, ParamSpec, TypeVar
 
     P = ParamSpec("P")
@@ -26,8 +26,10 @@ __all__ = [
     "OP_SPAN",
     "OP_STEP",
     "Span",
+    "attend",
     "begin",
     "has_explicit_steps",
+    "is_attached",
     "is_recording",
     "look",
     "note",
@@ -41,6 +43,8 @@ __all__ = [
 OP_STEP = 129  # both as in native/events.h; a test holds them equal
 OP_SPAN = 130
 CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing inspect costs 8 ms
+RECORD, PAUSE = 1, 2  # of control.py, which writes them
+NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process that has mapped none
 IDLE_SPANS = 256  # distinct names kept; a program that numbers its names would grow without end
 
 
@@ -71,8 +75,13 @@ class _Native:
         )
         self.end: Callable[[int, int, int], int] = bound("end", number, wide, wide, wide)
         self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
+        self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
         self.run_delay: Callable[[], int] | None = None
-        if hasattr(library, "penstock_run_delay"):  # absent from libraries older than this module
+        if hasattr(library, "penstock_pause"):
+            self.pause = bound("pause", number, ctypes.c_int64)
+            self.resume: Callable[[], int] = bound("resume", number)
+            self.control: Callable[[], int | None] = bound("control", ctypes.c_void_p)
+        if hasattr(library, "penstock_run_delay"):
             self.run_delay = bound("run_delay", ctypes.c_int64)
 
 
@@ -89,6 +98,9 @@ class _Process:
         self.next_step = 0
         self.has_explicit_steps = False
         self.starters: list[Callable[[], None]] = []
+        self.is_paused = False
+        self.page: Sequence[int] = NOT_LOOKED  # what the run is asked; see control.py
+        self.asked = 0  # the latest of it that was done
 
     def forget(self) -> None:
         """Handles and name numbers belong to the log that was open when they were given out."""
@@ -111,8 +123,9 @@ def look() -> bool:
         except AttributeError:  # it is not, or not one that we know
             _process.is_on = False
             return False
-    _process.is_on = native.state() == 1
-    _process.is_run = _process.is_on and _process.window is None
+    state = native.state()
+    _process.is_on, _process.is_paused = state == 1, state == 3
+    _process.is_run = state in (1, 3) and _process.window is None
     return _process.is_on
 
 
@@ -120,6 +133,51 @@ def is_recording() -> bool:
     """Whether a window is open, from memory: when the recorder gave up, handles are 0 instead."""
     is_on = _process.is_on
     return look() if is_on is None else is_on
+
+
+def is_attached() -> bool:
+    """Whether something is recorded, or will be once `penstock window` asks for it."""
+    return is_recording() or _process.is_paused
+
+
+def attend() -> None:
+    """Does what `penstock window` has asked of the run, if that is new: pauses, or goes on.
+
+    Called where a step ends or begins: between them lies what no number counts.  Costs two loads
+    and a comparison."""
+    if _process.page[0] != _process.asked:
+        _obey()
+
+
+def _obey() -> None:
+    native = _process.native
+    if _process.is_on is None:
+        look()
+        native = _process.native
+    if native is None or native.pause is None or not (_process.is_on or _process.is_paused):
+        _process.page, _process.asked = NOBODY_ASKS, 0
+        return
+    if _process.page is NOT_LOOKED:
+        _process.page = _mapped(native.control())
+    asked = _process.page[0]
+    wish, is_done = asked & 0xFFFFFFFF, True
+    if wish == PAUSE and _process.is_on:
+        is_done = native.pause(asked >> 32) == 0
+    elif wish == RECORD and _process.is_paused:
+        is_done = native.resume() == 0  # else it is another thread's turn
+    if is_done:
+        _process.asked = asked
+        state = native.state()
+        _process.is_on, _process.is_paused = state == 1, state == 3
+
+
+def _mapped(address: int | None) -> Sequence[int]:
+    """The page's 8 bytes, one load to read."""
+    if not address:
+        return NOBODY_ASKS
+    import ctypes
+
+    return memoryview((ctypes.c_uint64 * 1).from_address(address)).cast("B").cast("Q")
 
 
 def has_explicit_steps() -> bool:
@@ -244,6 +302,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             raise RecorderError(
                 f"{self.folder}: cannot be made: {error.strerror}; choose another folder"
             ) from error
+        _process.page, _process.asked = NOT_LOOKED, 0
         result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
         if result < 0:
             raise _failure(-result, self.folder, native)
@@ -264,7 +323,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
                 self._span.end()
             return
         native = _load()
-        _process.is_on = False
+        _process.is_on = _process.is_paused = False
         _process.forget()
         result = native.stop()
         if result < 0 and result != -errno.EINVAL:  # EINVAL: it ended by itself, the log says why
@@ -390,7 +449,10 @@ def step(index: int | None = None) -> Span | _Idle:
     index: its number; None counts on from the step before, from 0.  The first one makes the
     automatic steps of the adapters stop in this process.
     """
+    if _process.page[0] != _process.asked:
+        _obey()
     if not (_process.is_on or (_process.is_on is None and look())):
+        _process.has_explicit_steps |= _process.is_paused
         return _idle_step
     _process.has_explicit_steps = True
     if index is None:

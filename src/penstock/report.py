@@ -886,7 +886,9 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
     values: dict[tuple[str, str, str], list[float | None]] = {}
     for row in bins:
         key = (row.group, row.path_class, row.layer)
-        values.setdefault(key, [0.0] * n_bins)[row.bin] = row.moved_bytes / bin_s
+        values.setdefault(key, _unpaused(measures, n_bins, bin_s))[row.bin] = (
+            row.moved_bytes / bin_s
+        )
     most = max(sum(v or 0 for v in column) for column in values.values())
     series, words = [], []
     for (group, path_class, layer), column in sorted(values.items()):
@@ -979,6 +981,24 @@ def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
     return labels
 
 
+def _unpaused(measures: Measures, n_bins: int, bin_s: float) -> list[float | None]:
+    """Zeros; nothing where a bin lies in a pause of every main process."""
+    values: list[float | None] = [0.0] * n_bins
+    processes = {pause.process for pause in measures.pauses}
+    if not processes or len(processes) < measures.training.mains:
+        return values
+    for place in range(n_bins):
+        begin_s, end_s = place * bin_s, (place + 1) * bin_s
+        inside = {
+            pause.process
+            for pause in measures.pauses
+            if pause.start_s <= begin_s and pause.end_s >= end_s
+        }
+        if inside == processes:
+            values[place] = None
+    return values
+
+
 def _histogram(
     measures: Measures,
     key: str,
@@ -1067,6 +1087,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
         ),
     ]
     return (
+        *_paused(measures),
         *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
         *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
         *_imported_gap(known.counters_only, known.has_events),
@@ -1085,6 +1106,17 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             "a call that passes no import slot is not seen: static programs, libc's own",
         ),
     )
+
+
+def _paused(measures: Measures) -> tuple[Gap, ...]:
+    """Time that is in no number, not even in compute: one line, however often it was paused."""
+    if not measures.pauses:
+        return ()
+    processes = len({pause.process for pause in measures.pauses})
+    s = sum(pause.end_s - pause.start_s for pause in measures.pauses) / processes
+    times = count(len(measures.pauses), "pause")
+    of = f" of {processes} processes, a mean over them" if processes > 1 else ""
+    return (Gap(f"{show(s, 's')} not recorded", "not measured", f"as asked: {times}{of}"),)
 
 
 def _cost(measures: Measures) -> tuple[Fact, ...]:

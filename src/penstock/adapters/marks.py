@@ -24,6 +24,7 @@ __all__ = [
     "Loader",
     "Thread",
     "Wait",
+    "attend",
     "begin_pass",
     "begin_step",
     "begin_wait",
@@ -113,12 +114,13 @@ def replace(
 class Loader:
     """One pass of a loader's iterator; its span ends with the pass, or when the iterator dies."""
 
-    __slots__ = ("batch_items", "id", "leftovers", "n_workers", "next_index", "span")
+    __slots__ = ("batch_items", "id", "is_begun", "leftovers", "n_workers", "next_index", "span")
 
     def __init__(self, n_workers: int = 0, batch_items: int = 0) -> None:
         self.id = next(_ids) & ID_MASK
         self.leftovers = thread.leftovers
         self.span = recorder.begin("loader", self.id)
+        self.is_begun = self.span is not None  # else made in a pause
         self.n_workers = n_workers
         self.batch_items = batch_items
         self.next_index = 0  # of the batch that comes next, where nobody else counts
@@ -143,11 +145,21 @@ class Loader:
 
 def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
     """A pass begins, of an outermost loader while recording; else None."""
-    if thread.is_waiting or not recorder.is_recording():
+    if thread.is_waiting or not recorder.is_attached():
         return None
     while thread.leftovers:
         thread.leftovers.pop().end()
     return Loader(n_workers, batch_items)
+
+
+@quietly
+def attend(own: Thread) -> None:
+    """Where a batch is asked for a pause begins or ends.  A step that it would cut is none."""
+    if own.is_waiting:
+        return
+    recorder.attend()
+    if not recorder.is_recording():
+        drop_step(own)
 
 
 class Wait:
@@ -166,6 +178,8 @@ class Wait:
 def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
     """index: of the batch waited for, -1 for none.  is_pooled: threads that nobody names fetch it,
     so that the processor time of the whole process is told with the wait."""
+    if not loader.is_begun:
+        loader.span, loader.is_begun = recorder.begin("loader", loader.id), True
     if thread.step is None or not thread.step.is_ours():
         begin_step(thread)
     return Wait(loader, index, is_pooled)
@@ -200,6 +214,7 @@ def wrap_next(
 
     @functools.wraps(original)
     def following(self: Any, *args: Any, **kwargs: Any) -> Any:
+        attend(thread)
         if thread.is_waiting or not recorder.is_recording():
             return original(self, *args, **kwargs)
         thread.is_waiting = True
@@ -262,6 +277,7 @@ def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
     if step is not None and step.is_ours():
         step.end(0, origin)
         _n_steps[origin] += 1
+    recorder.attend()
     begin_step(own)
 
 

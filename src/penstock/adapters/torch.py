@@ -109,6 +109,7 @@ def _seeded(seed: int) -> int:
 def _wrap_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def following(self: Any) -> Any:
+        marks.attend(thread)
         if thread.is_waiting or not recorder.is_recording():
             return original(self)
         wait = None
@@ -300,10 +301,14 @@ class _Worker:
     id: int  # of the iterator, 0: not known
     is_datapipe: bool
     get: Callable[..., Any]
+    number: int
     span: recorder.Span | None
 
     def next_task(self, *args: Any, **kwargs: Any) -> Any:
         message = self.get(*args, **kwargs)
+        recorder.attend()
+        if self.span is None:  # begun in a pause
+            self.span = recorder.begin("worker", self.number)
         self._understand(message)
         return message
 
@@ -329,12 +334,13 @@ def _begin_worker(
 ) -> _Worker | None:
     thread.forget()
     thread.is_waiting = True  # loaders used by a data set are not what the training waits for
-    if not recorder.is_recording():
+    if not recorder.is_attached():
         return None
     arguments = signature.bind(*args, **kwargs).arguments
     queue = arguments["index_queue"]
     is_datapipe = _is_datapipe(arguments["dataset"])
-    worker = _Worker(0, is_datapipe, queue.get, recorder.begin("worker", arguments["worker_id"]))
+    number = arguments["worker_id"]
+    worker = _Worker(0, is_datapipe, queue.get, number, recorder.begin("worker", number))
     worker.hear(arguments.get("shared_seed"))
     queue.get = worker.next_task
     return worker

@@ -5,7 +5,7 @@
 --   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
 --             a save after the last step counts; a step in flight is not a step yet, a wait in flight
 --             is a wait (until the process's last sign of life)
---   wall_ns   first_ns to last_ns, less the time in which no window was open
+--   wall_ns   first_ns to last_ns, less the time in which no window was open or recording was paused
 --   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
 WITH told AS (
     SELECT process, thread, name AS mark, start_ns, end_ns
@@ -64,7 +64,17 @@ covered AS (
         t.process,
         sum(greatest(0, least(w.end_ns, t.last_ns) - greatest(w.start_ns, t.first_ns))) AS ns
     FROM stretches_of_training AS t
-    JOIN timed_spans AS w ON w.process = t.process AND w.kind = 'window'
+    JOIN timed_spans AS w ON w.process = t.process AND w.kind = 'window' AND w.name = 'window'
+    GROUP BY t.process
+),
+lost AS (
+    SELECT
+        t.process,
+        sum(greatest(0, least(p.end_ns, t.last_ns) - greatest(p.start_ns, t.first_ns))) AS wall_ns,
+        sum(greatest(0, least(p.end_ns, t.first_ns) - p.start_ns)) AS startup_ns,
+        sum(greatest(0, p.end_ns - greatest(p.start_ns, t.last_ns))) AS after_ns
+    FROM stretches_of_training AS t
+    JOIN pauses AS p ON p.process = t.process
     GROUP BY t.process
 )
 SELECT
@@ -73,10 +83,13 @@ SELECT
     t.steps,
     t.first_ns,
     greatest(t.first_ns, t.last_ns) AS last_ns,
-    CAST(coalesce(c.ns, greatest(0, t.last_ns - t.first_ns)) AS BIGINT) AS wall_ns,
-    greatest(0, t.first_ns - l.start_ns) AS startup_ns,
+    CAST(greatest(
+        0, coalesce(c.ns, greatest(0, t.last_ns - t.first_ns)) - coalesce(x.wall_ns, 0)
+    ) AS BIGINT) AS wall_ns,
+    CAST(greatest(0, t.first_ns - l.start_ns - coalesce(x.startup_ns, 0)) AS BIGINT) AS startup_ns,
     CASE WHEN t.wait_ns < t.first_ns THEN t.waited_ns - t.wait_ns END AS first_batch_ns,
-    greatest(0, l.end_ns - t.last_ns) AS after_ns
+    CAST(greatest(0, l.end_ns - t.last_ns - coalesce(x.after_ns, 0)) AS BIGINT) AS after_ns
 FROM stretches_of_training AS t
 JOIN lives AS l ON l.process = t.process
 LEFT JOIN covered AS c ON c.process = t.process
+LEFT JOIN lost AS x ON x.process = t.process

@@ -1,8 +1,13 @@
 -- owed_fetches: for each data wait the fetch that it was for: the latest of that loader iterator and
--- batch number that began before the wait ended.  A wait without a row: no fetch was recorded.
+-- batch number that began before the wait ended.  A wait without a row: no fetch was recorded, or of
+-- a part of the wait nothing in the process that fetched, as it was paused.
 SELECT w.wait_id, f.fetch_id
 FROM waits AS w
 JOIN fetches AS f
     ON f.main = w.process AND f.iterator = w.iterator AND f.index = w.index
         AND f.start_ns < w.end_ns
+WHERE NOT EXISTS (
+    SELECT 1 FROM pauses AS p
+    WHERE p.process = f.process AND p.start_ns < w.end_ns AND p.end_ns > w.start_ns
+)
 QUALIFY row_number() OVER (PARTITION BY w.wait_id ORDER BY f.start_ns DESC) = 1

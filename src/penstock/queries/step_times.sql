@@ -1,6 +1,7 @@
 -- Step times, in at most 1,000 points of equally many steps, a mean over the steps of all main processes:
 -- from the end of one step to the end of the next, so that what happens between steps belongs to the
--- step that follows.  A data wait or a checkpoint belongs to the step in whose time it begins.
+-- step that follows; what was paused to none.  A data wait or a checkpoint belongs to the step in
+-- whose time it begins.
 --   start_s, end_s  where the point lies on the run's axis of time, over all main processes
 WITH ends AS (
     SELECT
@@ -8,10 +9,11 @@ WITH ends AS (
         row_number() OVER (PARTITION BY s.process ORDER BY s.start_ns) AS step,
         greatest(m.first_ns, coalesce(lag(s.end_ns) OVER (
             PARTITION BY s.process ORDER BY s.start_ns
-        ), m.first_ns)) AS from_ns,
+        ), m.first_ns), coalesce(p.end_ns, m.first_ns)) AS from_ns,
         s.end_ns AS to_ns
     FROM steps AS s
     JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    ASOF LEFT JOIN pauses AS p ON p.process = s.process AND p.start_ns <= s.start_ns
 ),
 stalls AS (
     SELECT process, start_ns, end_ns - start_ns AS wait_ns, 0 AS save_ns FROM waits WHERE in_wall

@@ -8,8 +8,8 @@
 --                   its workers
 --   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
 --                   process, or of its workers, may have made it
---   'unknown'       the whole wait, in the waiting thread, where a fetch is missing; what follows a fetch
---                   that never ended
+--   'unknown'       the whole wait, in the waiting thread, where a fetch is missing, or of a part of
+--                   the wait its process was paused; what follows a fetch that never ended
 -- and of the thread that takes the steps:
 --   'checkpoint'    a checkpoint that blocks it
 --   'step'          the rest of the training stretch
