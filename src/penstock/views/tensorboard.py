@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
+from penstock.compare import compare
 from penstock.errors import MissingDependency, PenstockError, RunError
 from penstock.report import Finding, Number, Picture, Report, show
-from penstock.views.compare import compare
+from penstock.views.comparison_page import markup_of
 from penstock.views.html import chart_library, parts
 from penstock.views.markup import HATCH, asset, safe
 from penstock.views.pictures import chart_data
@@ -267,7 +268,8 @@ class Pages:
             before, after = (self._report(name) for name in names)
         except PenstockError as error:
             return _json({"error": str(error)})
-        return _json({"html": HATCH + compare(before, after, names), "data": None})
+        markup = markup_of(compare([before], [after]), names)
+        return _json({"html": HATCH + markup, "data": None})
 
 
 def _json(answer: dict[str, Any]) -> bytes:
