@@ -128,7 +128,7 @@ ASYNC_SAVE = Remedy(
 
 # --- data: how it is read ------------------------------------------------------------------------
 
-# ui.md's first catalogue says 3 calls a sample beyond the reading itself; Python's own
+# Three calls a sample beyond the reading itself would be the least to look at; Python's own
 # open(path).read() makes five (open, fstat, lseek, fstat, close) and is no storm.
 METADATA_PER_OPEN = 8
 METADATA_SHARE = 0.30  # of the wait for storage
@@ -251,7 +251,7 @@ def random_reads(measures: Measures) -> _Said:
     )
 
 
-CLIFF = 2.0  # times: ui.md's catalogue
+CLIFF = 2.0  # times: well beyond what shuffling does from step to step
 LEAST_PIECES = 6  # of 64: a tenth of the wall time on each side
 
 
@@ -338,7 +338,7 @@ def mapped_files(measures: Measures) -> _Said:
     return _Unjudged(f"{mapped} mapped into memory, and page faults are not recorded")
 
 
-STRAGGLES = 1.5  # times the median: ui.md's catalogue; DFAnalyzer's rank ratio is the same
+STRAGGLES = 1.5  # times the median: DFAnalyzer's rank ratio
 
 
 def straggler(measures: Measures) -> _Said:
@@ -352,7 +352,7 @@ def straggler(measures: Measures) -> _Said:
     return _Fine("workers and ranks are balanced")
 
 
-TAIL = 10.0  # times: ui.md's catalogue
+TAIL = 10.0  # times: a queue or a retry, not a busy disk
 TAIL_SHARE = 0.30
 
 
@@ -644,7 +644,7 @@ def duplicate_writes(measures: Measures) -> _Said:
     )
 
 
-RESTORE_S = 30.0  # ui.md's catalogue
+RESTORE_S = 30.0  # a restart that short is noise beside the start of a job
 
 
 def slow_restore(measures: Measures) -> _Said:

@@ -38,7 +38,7 @@ __all__ = ["WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic
 
 Array = NDArray[Any]
 
-WINDOW_S = 60  # as ui.md's panel: long enough for a save every half minute to show
+WINDOW_S = 60  # long enough for a save every half minute to show
 BINS = 64  # seconds kept; the ones beyond the window are still being filled
 BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
 BLOCKED_SHOWN = 5

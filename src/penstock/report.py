@@ -57,7 +57,7 @@ __all__ = [
 
 VERSION = 1
 
-# The steps XProf uses for "input bound"; DESIGN.md takes them over.
+# The steps that XProf uses for "input bound".
 MODERATELY = 0.05
 HIGHLY = 0.20
 

@@ -1,7 +1,7 @@
 -- mains: one row per main process: one that takes steps or waits for data and is no loader's worker.
 --   thread    the thread that takes the steps; without steps, the one that waits for data
 --   first_ns  where the training stretch begins: the first step's start, but not before the first
---             batch is there (DESIGN: the first batch belongs to start-up)
+--             batch is there (the first batch belongs to start-up)
 --   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
 --             a save after the last step counts; a step in flight is not a step yet, a wait in flight
 --             is a wait (until the process's last sign of life)
