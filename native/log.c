@@ -508,6 +508,22 @@ static bool is_standard_error(void)
 }
 
 /* Ends the recording, never the run: a reason in the log, one line for the job. */
+/* Standard error may be a file, and at the limit that made us fail: then a write raises a signal
+ * too. */
+static void say(const char *line, size_t length)
+{
+    static const char prefix[] = "penstock: ";
+    sigset_t signals;
+
+    signals_block(&signals);
+    if (syscall(SYS_write, 2, prefix, sizeof prefix - 1) < 0 ||
+        syscall(SYS_write, 2, line, length) < 0) {
+        if (errno == EFBIG)
+            take_back_signal();
+    }
+    signals_restore(&signals);
+}
+
 void log_fail(int error, const char *what)
 {
     char line[512];
@@ -534,12 +550,8 @@ void log_fail(int error, const char *what)
     end = append(end, limit, " (");
     end = append(end, limit, log_folder);
     end = append(end, limit, "); the program goes on, unrecorded\n");
-    if (is_first_failure() && is_standard_error()) {
-        static const char prefix[] = "penstock: ";
-
-        syscall(SYS_write, 2, prefix, sizeof prefix - 1);
-        syscall(SYS_write, 2, line, end - line);
-    }
+    if (is_first_failure() && is_standard_error())
+        say(line, end - line);
 }
 
 bool log_lost(void)

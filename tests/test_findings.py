@@ -532,13 +532,37 @@ def test_the_cost_of_recording() -> None:
 # --- judging -------------------------------------------------------------------------------------
 
 
-def test_without_steps_nothing_is_judged_but_the_recording() -> None:
+def without_steps(*, stats: int = 1, size: int = 60_000, read_ms: float = 1) -> Synthetic:
+    """A program that is no training, or a foreign recording of one: half of its time is I/O."""
     run = Synthetic()
-    run.process(1, end=S)
-    reads(run, MS, 1, ms=500)
-    checks = said(run)
-    assert {rule for rule, one in checks.items() if one.state == "fine"} == {"X1"}  # type: ignore[union-attr]
-    assert checks["D2"].says == "no training steps seen"  # type: ignore[union-attr]
+    at = 0
+    for number in range(50):
+        path = a_file(run, f"/data/{number}", size)
+        at = reads(run, at, 1, op="open", path=path, ms=0.1, n=stats)
+        at = reads(run, at, 1, path=path, ms=read_ms, size=size)
+    run.process(1, end=2 * at)
+    return run
+
+
+def test_without_steps_time_in_calls_is_judged() -> None:
+    finding = found(without_steps(), "D2")
+    tells(
+        finding, "50 reads of 60.0 kB in the mean, 1.00 ms each", "nobody is known to have waited"
+    )
+    assert finding.gain.value == pytest.approx(50e-3)
+    assert finding.share.value == pytest.approx(0.5 / 1.1)
+    assert "50 reads of 4.00 MB" in fine(without_steps(size=4_000_000), "D2").says
+    finding = found(without_steps(stats=30), "D1")
+    tells(finding, "75 % of the time in file calls, 1,500 calls")
+    assert "9.1 % of the time" in fine(without_steps(), "D1").says
+    assert fine(without_steps(), "D4", "not judged")
+    assert fine(without_steps(), "W1", "not judged").says == "no training steps seen"
+
+
+def test_without_steps_a_small_share_of_the_run_is_fine() -> None:
+    run = without_steps(read_ms=0.01)
+    run.process(2, end=10 * S)
+    assert "of the run: 50 reads" in fine(run, "D2").says
 
 
 def test_every_rule_says_something_once() -> None:

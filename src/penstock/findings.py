@@ -99,14 +99,15 @@ _Said = _Found | _Fine | _Unjudged
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A judge of measures: its id and title, where its thresholds come from, and the rules that it
-    silences when it finds something.  needs_training: without steps it has nothing to judge."""
+    silences when it finds something.  of_calls judges a run without steps, in which nobody is known
+    to have waited, by the time in calls; without it such a run is not judged."""
 
     rule: str
     title: str
     judges: Callable[[Measures], _Said]
     source: str
     suppresses: tuple[str, ...] = ()
-    needs_training: bool = True
+    of_calls: Callable[[Measures], _Said] | None = None
 
 
 # --- what to do ----------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ FASTER_TIER = Remedy(
 )
 PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
 PROFILER = Remedy("code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer steps")
+NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
 MEASURE_CEILING = "no ceiling was measured; `penstock ceiling RUN` does it"
 ASYNC_SAVE = Remedy(
     "code",
@@ -133,6 +135,7 @@ ASYNC_SAVE = Remedy(
 METADATA_PER_OPEN = 8
 METADATA_SHARE = 0.30  # of the wait for storage
 SMALL_SHARE = 0.50  # of the blocking reads' time
+SMALL_READ_BYTES = 256 << 10  # the kernel's read-ahead: below it a read pays latency, not bandwidth
 # Of the ceiling: below the first a tier is not used by bandwidth, above the second it is full.
 FAR_BELOW, NEAR = 0.30, 0.80
 
@@ -667,6 +670,65 @@ def slow_restore(measures: Measures) -> _Said:
     )
 
 
+# --- runs without steps: by the time in calls ----------------------------------------------------
+
+METADATA_OF_CALLS = 0.50  # of the time in calls: WisIO's and DFAnalyzer's metadata rule
+
+
+def _calls_metadata(measures: Measures) -> _Said:
+    seen = measures.call_times
+    whole_s = seen.read_s + seen.write_s + seen.metadata_s
+    if not whole_s:
+        return _Fine("no file call took time")
+    share = seen.metadata_s / whole_s
+    says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls"
+    if share < METADATA_OF_CALLS:
+        return _Fine(says)
+    return _Found(
+        seen.metadata_s,
+        (says, NOBODY_WAITED),
+        (Remedy("code", "list and examine files once, keep the list; open each file once"), PACK),
+        "directories",
+        measures.recording.life_s,
+    )
+
+
+def _calls_small(measures: Measures) -> _Said:
+    seen = measures.call_times
+    moving = seen.reads - (seen.empty_reads or 0)
+    if not moving or not seen.read_s:
+        return _Fine("no read took time")
+    mean = seen.read_bytes / moving
+    says = f"{count(moving, 'read')} of {show(mean, 'B')} in the mean"
+    if mean >= SMALL_READ_BYTES:
+        return _Fine(says)
+    each_s = seen.read_s * max(1, seen.processes) / seen.reads
+    return _Found(
+        seen.read_s,
+        (f"{says}, {show(each_s, 's')} each", NOBODY_WAITED),
+        (PACK, Remedy("loader", "more reads at once: more workers, or threads in each")),
+        "request_sizes",
+        measures.recording.life_s,
+    )
+
+
+def _calls_random(measures: Measures) -> _Said:
+    seen = measures.pattern
+    if not seen.reads:
+        return _Unjudged("single reads of large files are not known")
+    share = seen.random / seen.reads
+    says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
+    if share <= RANDOM_SHARE:
+        return _Fine(f"{says} were random")
+    return _Found(
+        seen.random_s * seen.nth / max(1, measures.call_times.processes),
+        (f"{says} were random, {show(seen.random_bytes / seen.random, 'B')} each", NOBODY_WAITED),
+        (Remedy("code", "shuffle blocks of neighbouring records instead of single ones"),),
+        "files",
+        measures.recording.life_s,
+    )
+
+
 # --- the recording itself ------------------------------------------------------------------------
 
 
@@ -847,8 +909,14 @@ def _is_alike(turn: Sequence[Checkpoint]) -> bool:
 
 _UI = "the first catalogue, from the study of eleven tools"
 RULES: tuple[Rule, ...] = (
-    Rule("D1", "metadata storm", metadata_storm, f"{_UI}; five calls are Python's own"),
-    Rule("D2", "small reads, bound by latency", small_reads, _UI),
+    Rule(
+        "D1",
+        "metadata storm",
+        metadata_storm,
+        f"{_UI}; five calls are Python's own",
+        of_calls=_calls_metadata,
+    ),
+    Rule("D2", "small reads, bound by latency", small_reads, _UI, of_calls=_calls_small),
     Rule(
         "D3",
         "bandwidth at the tier's ceiling",
@@ -856,7 +924,14 @@ RULES: tuple[Rule, ...] = (
         f"{_UI}; DFAnalyzer's bw_saturation",
         ("D2", "W1"),
     ),
-    Rule("D4", "random reads of large files", random_reads, "Drishti's P11", ("D2",)),
+    Rule(
+        "D4",
+        "random reads of large files",
+        random_reads,
+        "Drishti's P11",
+        ("D2",),
+        _calls_random,
+    ),
     Rule("D5", "cache cliff", cache_cliff, f"{_UI}; the Nurion study's steps at epoch ends"),
     Rule("D6", "the same data again over the network", reread_remote, _UI),
     Rule("D7", "page faults of mapped files", mapped_files, _UI),
@@ -879,9 +954,13 @@ RULES: tuple[Rule, ...] = (
         ("W1",),
     ),
     Rule(
-        "X1", "recording incomplete", incomplete, "a number that lacks events", needs_training=False
+        "X1",
+        "recording incomplete",
+        incomplete,
+        "a number that lacks events",
+        of_calls=incomplete,
     ),
-    Rule("X2", "cost of recording", overhead, _UI, needs_training=False),
+    Rule("X2", "cost of recording", overhead, _UI, of_calls=overhead),
 )
 
 
@@ -890,16 +969,18 @@ def judge(measures: Measures) -> Judgement:
     found: dict[str, Finding] = {}
     checks: dict[str, Check] = {}
     for rule in RULES:
-        if rule.needs_training and not measures.has_training:
+        judges = rule.judges if measures.has_training else rule.of_calls
+        if judges is None:
             checks[rule.rule] = Check(rule.rule, rule.title, "not judged", "no training steps seen")
             continue
-        said = rule.judges(measures)
+        said = judges(measures)
         if isinstance(said, _Found):
             finding = _finding(rule, said, measures)
             if finding.share.value is None or finding.share.value >= WORTH:
                 found[rule.rule] = finding
                 continue
-            told = f"{per_cent(finding.share.value)} of the wall time: {said.evidence[0]}"
+            whole = "wall time" if measures.has_training else "run"
+            told = f"{per_cent(finding.share.value)} of the {whole}: {said.evidence[0]}"
             checks[rule.rule] = Check(rule.rule, rule.title, "fine", told)
         else:
             state = "fine" if isinstance(said, _Fine) else "not judged"

@@ -20,6 +20,7 @@ __all__ = [
     "Bandwidth",
     "BlindSpot",
     "BlockingReads",
+    "CallTimes",
     "Checkpoint",
     "ClassTotal",
     "Concurrency",
@@ -424,6 +425,21 @@ class BlindSpot:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTimes:
+    """queries/call_times.sql"""
+
+    processes: int
+    read_s: float
+    write_s: float
+    metadata_s: float
+    reads: int
+    empty_reads: int | None
+    read_bytes: int
+    opens: int
+    metadata: int
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataCalls:
     """queries/metadata.sql"""
 
@@ -587,6 +603,7 @@ class Measures:
     checkpoints: tuple[Checkpoint, ...]
     processes: tuple[ProcessRow, ...]
     blind_spots: tuple[BlindSpot, ...]
+    call_times: CallTimes
     metadata: MetadataCalls
     blocking_reads: BlockingReads
     pattern: Pattern
@@ -720,6 +737,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
         processes=_rows(engine, "process_list", ProcessRow),
         blind_spots=_rows(engine, "blind_spots", BlindSpot),
+        call_times=_row(engine, "call_times", CallTimes),
         metadata=_row(engine, "metadata", MetadataCalls),
         blocking_reads=_row(engine, "blocking_reads", BlockingReads),
         pattern=_row(engine, "patterns", Pattern),
