@@ -245,11 +245,45 @@ def test_without_mounts_the_network_is_not_judged() -> None:
     assert "not noted" in fine(files_of(20)(batches=20), "D6", "not judged").says
 
 
-def test_mapped_files_are_not_judged() -> None:
-    run = files_of(20)(batches=20, workers=1)
-    run.call("mmap", 1, 2, path=a_file(run, "/data/data.mdb"), asked=4096)
-    assert "1 data file mapped" in fine(run, "D7", "not judged").says
+def mapped(faults: int, *, delay: float = 0.05) -> Synthetic:
+    """Batches of 30 ms, a tenth of it on a processor, from a file that is mapped."""
+    run = Synthetic()
+    run.call("mmap", 1, 2, path=a_file(run, "/data/data.mdb", 1 << 30), asked=1 << 30)
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        end = at + 30 * MS
+        if faults:
+            run.span("fetch faults", end + 2, end + 3, process=process, index=batch, a=1, b=faults)
+        return end
+
+    loop(run, fetch, batches=50, workers=1, compute_ms=5, busy=0.1, delay=delay)
+    return run
+
+
+def test_page_faults_of_mapped_files() -> None:
+    finding = found(mapped(12), "D7")
+    tells(
+        finding, "1 data file mapped (1.07 GB)", "600 pages not in memory stopped 50 fetches of 50"
+    )
+    # Of each wait of 25 ms, 85 % are in no call, on no processor and not waiting for one.
+    assert finding.gain.value == pytest.approx(49 * 25e-3 * 0.85, rel=0.03)
+
+
+def test_mapped_files_in_memory_are_fine() -> None:
+    assert "no fetch stopped" in fine(mapped(0), "D7").says
     assert fine(files_of(20)(batches=20), "D7")
+
+
+def test_page_faults_that_nobody_counted_are_not_judged() -> None:
+    run = Synthetic()
+    run.call("mmap", 1, 2, path=a_file(run, "/data/data.mdb"), asked=4096)
+    now = 1000 * MS
+    for batch in range(20):  # a loader that tells no fetches
+        run.wait(now, now + 10 * MS, batch)
+        run.step(now + 10 * MS, now + 20 * MS, batch)
+        now += 20 * MS
+    run.process(1, end=now)
+    assert "1 data file mapped" in fine(run, "D7", "not judged").says
 
 
 def unequal(slow: float) -> Synthetic:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import inspect
+import json
 import subprocess
 import sys
 import textwrap
@@ -669,3 +670,47 @@ def _slowness() -> float:
 
 def test_recorder_is_not_recording_here() -> None:
     assert not recorder.is_recording()
+
+
+# Page faults
+
+
+def test_major_page_faults_of_a_fetch_are_told_as_the_kernel_counts_them(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    run = recorded(
+        source("""
+            import json, mmap, os, random, resource
+            size = 64 << 20
+            with open("mapped", "wb") as file:
+                file.write(os.urandom(size))
+                file.flush()
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file = open("mapped", "rb")
+            pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            pages.madvise(mmap.MADV_RANDOM)
+
+            class Mapped(Dataset):
+                def __len__(self):
+                    return 64
+
+                def __getitem__(self, number):
+                    before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+                    for _ in range(8):
+                        pages[random.randrange(size)]
+                    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before
+
+            faults = [int(batch.sum()) for batch in DataLoader(Mapped(), batch_size=8)]
+            json.dump(faults, open("faults.json", "w"))
+        """)
+    )
+    (truth,) = tmp_path.rglob("faults.json")
+    counted = json.loads(truth.read_text())
+    if not any(counted):
+        pytest.skip("this file system keeps in memory what it was told to drop: no page faults")
+    told = dict(spans(run, "fetch faults", "index", "b"))
+    assert len(told) == sum(n > 0 for n in counted)
+    for index, faults in enumerate(counted):
+        # Collating a batch may fault too, in a library's page: never fewer than the item's own.
+        assert faults <= told.get(index, 0) <= faults + 20

@@ -332,13 +332,30 @@ def reread_remote(measures: Measures) -> _Said:
 
 
 def mapped_files(measures: Measures) -> _Said:
-    """Data files are mapped into memory: reading through a mapping makes no call, and a page that
-    is not in memory stops the thread."""
-    known = measures.recording
+    """Data files are mapped into memory, and fetches that stopped at pages which were not in memory
+    (major page faults) were blocked in no file call: reading through a mapping makes none."""
+    known, seen = measures.recording, measures.page_faults
     if not known.mapped_files:
         return _Fine("no data file is mapped into memory")
     mapped = count(known.mapped_files, "data file")
-    return _Unjudged(f"{mapped} mapped into memory, and page faults are not recorded")
+    if not seen.fetches:
+        return _Unjudged(f"{mapped} mapped into memory, and page faults were not counted")
+    if not seen.faults:
+        return _Fine(f"{mapped} mapped into memory, and no fetch stopped at a page")
+    return _Found(
+        seen.blocked_s,
+        (
+            f"{mapped} mapped ({show(known.mapped_bytes, 'B')}); {count(seen.faults, 'page')} not "
+            f"in memory stopped {count(seen.faulted, 'fetch')} of {seen.fetches:,}",
+            f"at most {show(seen.blocked_s, 's')}: these fetches were in no call and on no "
+            "processor; which file it was is not known",
+        ),
+        (
+            Remedy("code", "read records by calls: os.pread at their offsets, many at once"),
+            Remedy("code", "for reading in order let the kernel read ahead: lmdb readahead=True"),
+        ),
+        "epochs",
+    )
 
 
 STRAGGLES = 1.5  # times the median: DFAnalyzer's rank ratio

@@ -36,6 +36,7 @@ __all__ = [
     "MetadataCalls",
     "Number",
     "Operation",
+    "PageFaults",
     "Pattern",
     "Pause",
     "ProcessRow",
@@ -480,6 +481,16 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
+class PageFaults:
+    """queries/page_faults.sql"""
+
+    fetches: int
+    faulted: int
+    faults: int
+    blocked_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """queries/concurrency.sql"""
 
@@ -607,6 +618,7 @@ class Measures:
     metadata: MetadataCalls
     blocking_reads: BlockingReads
     pattern: Pattern
+    page_faults: PageFaults
     concurrency: tuple[Concurrency, ...]
     drift: tuple[Drift, ...]
     workers: tuple[Worker, ...]
@@ -741,6 +753,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         metadata=_row(engine, "metadata", MetadataCalls),
         blocking_reads=_row(engine, "blocking_reads", BlockingReads),
         pattern=_row(engine, "patterns", Pattern),
+        page_faults=_row(engine, "page_faults", PageFaults),
         concurrency=_rows(engine, "concurrency", Concurrency),
         drift=_rows(engine, "read_drift", Drift),
         workers=_rows(engine, "workers", Worker),

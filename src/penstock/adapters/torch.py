@@ -206,11 +206,13 @@ class _RunDelay:
         self._who = resource.RUSAGE_THREAD
         self._switches = -1
         self._ns: int | None = None
+        self.faults = 0  # major page faults of the thread, at the latest look
         self._read = recorder.run_delay_reader() or _read_schedstat
 
     def ns(self) -> int | None:
         """Of the calling thread, whose object this is; None where the kernel does not tell."""
         usage = self._usage(self._who)
+        self.faults = usage.ru_majflt
         switches = usage.ru_nvcsw + usage.ru_nivcsw
         if switches != self._switches:
             ns = self._read()
@@ -234,6 +236,7 @@ class _Fetch:
     id: int
     index: int
     delay_ns: int | None
+    faults: int
     cpu_ns: int
     span: recorder.Span | None
 
@@ -261,7 +264,7 @@ def _begin_fetch() -> _Fetch | None:
         thread.delay = _RunDelay()
     delay_ns = thread.delay.ns()
     cpu_ns = time.thread_time_ns()
-    return _Fetch(*task, delay_ns, cpu_ns, recorder.begin("fetch", task[1]))
+    return _Fetch(*task, delay_ns, thread.delay.faults, cpu_ns, recorder.begin("fetch", task[1]))
 
 
 @quietly
@@ -276,6 +279,10 @@ def _end_fetch(fetch: _Fetch | None) -> None:
         told = recorder.begin("fetch delay", fetch.index)
         if told is not None:
             told.end(fetch.id, after_ns - fetch.delay_ns)
+    if delay is not None and delay.faults > fetch.faults:
+        told = recorder.begin("fetch faults", fetch.index)
+        if told is not None:
+            told.end(fetch.id, delay.faults - fetch.faults)
 
 
 def _wrap_worker_loop(original: Callable[..., None]) -> Callable[..., None]:
