@@ -70,6 +70,7 @@ PREPARED = (
     "process_totals",
     "lives",
     "timed_spans",
+    "pauses",
     "steps",
     "graph_waits",
     "mains",

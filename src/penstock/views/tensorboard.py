@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -48,32 +49,36 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        # Its EventFileWriter would import TensorFlow where there is one: seconds, and warnings.
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ModuleNotFoundError as error:
         raise MissingDependency(
             "TensorBoard's files need an extra: pip install 'penstock[tensorboard]'"
         ) from error
+    points = sorted(scalars(report), key=lambda point: point.step)
+    events = [Event(wall_time=start_unix_s, file_version="brain.Event:2")]
+    for point in points:
+        said = scalar_pb(point.tag, point.value)
+        events.append(Event(wall_time=start_unix_s + point.at_s, step=point.step, summary=said))
+    last = points[-1] if points else Scalar("", 0, 0.0, 0.0)
+    said = text_pb("penstock/findings", summary(report))
+    events.append(Event(wall_time=start_unix_s + last.at_s, step=last.step, summary=said))
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         earlier = [path for path in folder.glob(f"*tfevents*{OURS}") if path.is_file()]
-        writer = EventFileWriter(str(folder), filename_suffix=OURS)
-        points = sorted(scalars(report), key=lambda point: point.step)
-        for point in points:
-            said = scalar_pb(point.tag, point.value)
-            when = start_unix_s + point.at_s
-            writer.add_event(Event(wall_time=when, step=point.step, summary=said))
-        last = points[-1] if points else Scalar("", 0, 0.0, 0.0)
-        said = text_pb("penstock/findings", summary(report))
-        when = start_unix_s + last.at_s
-        writer.add_event(Event(wall_time=when, step=last.step, summary=said))
-        writer.close()
-        for path in earlier:  # two of them would draw every curve twice
-            path.unlink()
-        new = set(folder.glob(f"*tfevents*{OURS}"))
+        path = folder / f"events.out.tfevents.{time.time_ns()}{OURS}"
+        with open(path, "xb") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
+        for one in earlier:  # two of them would draw every curve twice
+            one.unlink()
     except OSError as error:
         raise RunError(
             f"{folder}: {error.strerror}; choose a --logdir that can be written"
         ) from error
-    return max(new)
+    return path
 
 
 def scalars(report: Report) -> Iterator[Scalar]:
