@@ -144,7 +144,7 @@ def test_a_run_without_steps_has_a_text_and_no_curve_of_zeros(tmp_path: Path) ->
 def test_without_tensorboard_the_extra_is_named(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     with pytest.raises(MissingDependency, match=r"penstock\[tensorboard\]"):
         write_events(report, tmp_path, 0.0)
 
