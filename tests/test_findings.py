@@ -455,11 +455,36 @@ def test_waiting_for_files_is_not_decoding() -> None:
     assert "on the processor" in fine(files_of(30)(batches=30, workers=1), "W2").says
 
 
-def test_oversubscribed() -> None:
-    finding = found(decoding(0.4, 0.5), "W3")
-    tells(finding, "50 % of the data wait is workers without a processor", "1 worker and 1 rank")
-    assert fine(decoding(0.4, 0.5), "W1", "suppressed").says.startswith("W3 explains it")
+def test_fetches_without_a_processor() -> None:
+    run = decoding(0.4, 0.5)
+    run.note("cpus", "2")
+    finding = found(run, "W3")
+    tells(
+        finding, "50 % of the data wait", "2 workers and ranks want one, 2 processors: others use"
+    )
+    assert "wait for 2 processors already" in fine(run, "W1").says
+    run = decoding(0.4, 0.5)
+    run.note("cpus", "1")
+    assert "fewer workers" in found(run, "W3").remedies[0].says
     assert fine(decoding(0.9, 0.05), "W3")
+
+
+def test_workers_of_each_pass_are_judged_by_their_own_pass() -> None:
+    run = Synthetic()
+    now = S
+    for epoch in range(4):  # a worker for each pass, always fetching
+        worker = 2 + epoch
+        run.span("loader", now, now + 40 * 30 * MS, index=epoch + 1, a=1, b=4)
+        start = now
+        for batch in range(40):
+            run.fetch(now, now + 30 * MS, batch, process=worker, a=epoch + 1, cpu=MS, delay=0)
+            run.wait(now + 5 * MS, now + 30 * MS, batch, a=epoch + 1)
+            run.step(now + 30 * MS, now + 35 * MS, epoch * 40 + batch)
+            now += 30 * MS
+        run.worker(worker, start=start, end=now, number=0)
+    run.process(1, end=now + S)
+    run.note("cpus", "8")
+    tells(found(run, "W1"), "1 worker, busy 100 % of the wait")
 
 
 def test_slow_startup() -> None:
@@ -467,9 +492,9 @@ def test_slow_startup() -> None:
     loop(run, lambda at, batch, process: at + (3 * S if not batch else MS), batches=100,
          workers=1, compute_ms=10)  # fmt: skip
     finding = found(run, "W4")
-    tells(finding, "first batch after 3", "cpu 1.5")
+    tells(finding, "first batch after 3", "of the first batch: ", "cpu 1.5")
     assert finding.share.value == pytest.approx(3 / (1 + 3 + 1), rel=0.05)
-    assert "of the run" in fine(files_of(3)(batches=100), "W4").says
+    assert "first batch after" in fine(files_of(3)(batches=100), "W4").says
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -515,7 +540,7 @@ def test_a_slow_checkpoint_target() -> None:
     run = saving()
     run.ceiling("/mnt/nvme", "write", 300e6)
     assert "250 MB/s" in fine(run, "C2").says
-    assert "penstock ceiling PATH --write" in fine(saving(), "C2", "not judged").says
+    assert "penstock ceiling PATH --write --keep RUN" in fine(saving(), "C2", "not judged").says
 
 
 def test_ranks_write_the_same_bytes() -> None:

@@ -38,6 +38,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 
 def main() -> NoReturn:
     """The entry point: runs a command and exits, with one line for whatever went wrong."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     try:
         status = cli.main(prog_name="penstock", standalone_mode=False)
     except click.ClickException as error:
@@ -50,6 +52,10 @@ def main() -> NoReturn:
     except PenstockError as error:
         _debug()
         _fail(str(error), BAD_INPUT)
+    except OSError as error:  # standard output is full or closed; else the sentence says which file
+        _debug()
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; nothing more was written", BAD_INPUT)
     except Exception as error:
         _debug()
         _fail(
@@ -254,10 +260,21 @@ def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> No
         _say(f"no report: {error}; `{again}` tries again")
     except PenstockError as error:
         _debug()
-        _say(f"no report: {error}")
+        if folder.is_dir() and not any(folder.glob("*.log")):
+            _say(f"no report: {_unseen(folder)}")
+        else:
+            _say(f"no report: {error}")
     except Exception as error:
         _debug()
         _say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+def _unseen(folder: Path) -> str:
+    """Why a program that ran left no log."""
+    return (
+        f"nothing of the program was seen ({_short(folder)} holds no log): it is static, "
+        "set-user-ID, built for another libc, or cleans its environment; docs/limits.md says more"
+    )
 
 
 def _exit_like(status: int) -> NoReturn:
@@ -437,8 +454,13 @@ def timeline_command(
     "--write", "is_writing", is_flag=True, help="Also writes; of a run, its checkpoints'."
 )
 @click.option("--for", "for_s", type=duration, metavar="TIME", default="60s", show_default=True)
+@click.option(
+    "--keep", type=RUN_FOLDER, metavar="RUN", help="Of a path: also for the reports of this run."
+)
 @click.option("--json", "as_json", is_flag=True, help="Every measurement as JSON.")
-def ceiling_command(place: Path, is_writing: bool, for_s: float, as_json: bool) -> None:
+def ceiling_command(
+    place: Path, is_writing: bool, for_s: float, keep: Path | None, as_json: bool
+) -> None:
     """Measure what storage gives at most: the tiers of a run, or any path.
 
     Reads files that are there, evicted from the page cache first; writes a file without a name.  Of
@@ -447,6 +469,7 @@ def ceiling_command(place: Path, is_writing: bool, for_s: float, as_json: bool) 
     \b
       penstock ceiling penstock-runs/train-20250301-101500 --write
       penstock ceiling /mnt/nvme --write --for 20s
+      penstock ceiling /mnt/nvme --write --keep RUN       is it faster than where RUN saved?
     """
     from penstock.bench import ceiling
     from penstock.run import open_run
@@ -459,6 +482,8 @@ def ceiling_command(place: Path, is_writing: bool, for_s: float, as_json: bool) 
             ceiling.store(place, found)
         else:
             found = ceiling.ceilings_of_path(place, is_writing, for_s, progress.say)
+            if keep is not None:
+                ceiling.store(keep, found)
     if as_json:
         click.echo(ceiling.to_json(found))
         for note in notes:
@@ -876,19 +901,26 @@ def _version() -> str:
         return "not installed"
 
 
+def _here(path: Path) -> str:
+    """As seen from this folder; ./ before what a command would take for an option."""
+    here = os.path.relpath(path)
+    if here.startswith(".."):
+        return str(path)
+    return f"./{here}" if here.startswith("-") else here
+
+
 def _short(path: Path) -> str:
     """As one would type it here, for a shell."""
     import shlex
 
-    here = os.path.relpath(path)
-    return shlex.quote(str(path) if here.startswith("..") else here)
+    return shlex.quote(_here(path))
 
 
 def _report(run: Run) -> Report:
     from penstock.measures import measure
     from penstock.report import report_of
 
-    return report_of(measure(run), _short(run.folder))
+    return report_of(measure(run), _here(run.folder))
 
 
 def _print_report(report: Report, stream: TextIO) -> None:

@@ -40,9 +40,8 @@ class Remedy:
 class Finding:
     """What a rule found.
 
-    gain: seconds of the wall time that go at most if the cause goes; share: the same of the wall
-    time.  Both are not measured where the finding is no wait.  shown: the report's table or picture
-    that shows it.
+    gain: seconds that go at most if the cause goes; share: the same as a share of `of`.  Both are
+    not measured where the finding is no wait.  shown: the report's table or picture that shows it.
     """
 
     rule: str
@@ -52,6 +51,7 @@ class Finding:
     share: Number
     remedies: tuple[Remedy, ...]
     shown: str = ""
+    of: str = "the wall time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,10 @@ FASTER_TIER = Remedy(
     "penstock whatif RUN --tier /dev/shm",
 )
 PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
-PROFILER = Remedy("code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer steps")
+ONCE = Remedy("code", "list and examine files once, keep the list; open each file once")
+PROFILER = Remedy(
+    "code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer transforms"
+)
 NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
 MEASURE_CEILING = "no ceiling was measured; `penstock ceiling RUN` does it"
 ASYNC_SAVE = Remedy(
@@ -136,6 +139,7 @@ METADATA_PER_OPEN = 8
 METADATA_SHARE = 0.30  # of the wait for storage
 SMALL_SHARE = 0.50  # of the blocking reads' time
 SMALL_READ_BYTES = 256 << 10  # the kernel's read-ahead: below it a read pays latency, not bandwidth
+FROM_MEMORY_S = 50e-6  # a call that copies 256 KiB from the page cache takes less
 # Of the ceiling: below the first a tier is not used by bandwidth, above the second it is full.
 FAR_BELOW, NEAR = 0.30, 0.80
 
@@ -159,11 +163,7 @@ def metadata_storm(measures: Measures) -> _Said:
             f"{per_cent(share)} of the wait for storage",
             *_worst_directory(measures),
         ),
-        (
-            Remedy("code", "list and examine files once, keep the list; open each file once"),
-            PACK,
-            FASTER_TIER,
-        ),
+        (*((ONCE, PACK) if per_open > METADATA_PER_OPEN else (PACK, ONCE)), FASTER_TIER),
         "directories",
     )
 
@@ -174,11 +174,14 @@ def small_reads(measures: Measures) -> _Said:
     reads = measures.blocking_reads
     if not reads.blocking_s:
         return _Fine("no read of data blocked the step loop")
-    share = reads.small_s / reads.blocking_s
+    moving_s = reads.blocking_s - reads.empty_s  # empty reads are E1's
+    share = reads.small_s / moving_s if moving_s > 0 else 0.0
+    if (reads.p50_s or 0.0) < FROM_MEMORY_S:
+        return _Fine(f"a read takes {show(reads.p50_s, 's')} in the median: it comes from memory")
     if share < SMALL_SHARE:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
-    used = f"{show(used_bps, 'B/s')} while waiting"
+    used = f"{show(used_bps, 'B/s')} while waiting" if used_bps else "hardly any waiting"
     if ceiling_bps and used_bps and used_bps >= FAR_BELOW * ceiling_bps:
         return _Fine(f"reads are small, but {used} of {show(ceiling_bps, 'B/s')} measured")
     data = measures.reading
@@ -196,7 +199,7 @@ def small_reads(measures: Measures) -> _Said:
             PACK,
             FASTER_TIER,
         ),
-        "request_sizes",
+        "latencies",
     )
 
 
@@ -477,10 +480,15 @@ def too_few_workers(measures: Measures) -> _Said:
     left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
     mains = max(1, training.mains)
     workers, cpus = measures.workers, measures.machine.cpus
-    each = len(workers) // mains if workers else 0
+    each = _workers(measures)
     fetch_s = sum(row.fetch_s for row in workers) / mains if workers else wait_s
     if not wait_s:
         return _Fine("the step loop does not wait for fetches")
+    if measures.training.pooled_waits:
+        return _Fine("the loader does not say who makes a batch")
+    is_short = cpus is not None and _processors_wanted(measures) >= cpus
+    if is_short and measures.wait_share("not scheduled") >= QUEUE_SHARE:
+        return _Fine(f"fetches wait for {count(cpus or 0, 'processor')} already")
     waited_s = sum(row.waited_s for row in workers)
     busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
     says = (
@@ -528,50 +536,61 @@ def decode_bound(measures: Measures) -> _Said:
 def oversubscribed(measures: Measures) -> _Said:
     """20 % of the data wait or more is workers ready to run without a processor."""
     share = measures.wait_share("not scheduled")
-    says = f"{per_cent(share)} of the data wait is workers without a processor"
+    says = f"{per_cent(share)} of the data wait is fetches without a processor"
     if share < QUEUE_SHARE:
         return _Fine(says)
-    cpus, workers = measures.machine.cpus, len(measures.workers)
-    there = f"{count(cpus, 'processor')} for " if cpus else ""
-    return _Found(
-        measures.wait_s("not scheduled"),
-        (says, f"{there}{count(workers, 'worker')} and {count(measures.training.mains, 'rank')}"),
-        (
-            Remedy(
-                "job",
-                "ask for more processors (Slurm: --cpus-per-task), or fewer workers and "
-                "torch.set_num_threads(1) in them",
-            ),
-        ),
-        "processes",
-    )
+    wants, cpus = _processors_wanted(measures), measures.machine.cpus
+    told = f"{wants:,} workers and ranks want one"
+    if cpus:
+        told += f", {count(cpus, 'processor')}"
+    if cpus and wants <= cpus:
+        told += ": others use them too"
+        remedy = Remedy("job", "leave processors to this job: other programs run on this node")
+    else:
+        remedy = Remedy(
+            "job",
+            "ask for more processors (Slurm: --cpus-per-task), or fewer workers and "
+            "torch.set_num_threads(1) in them",
+        )
+    return _Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
+
+
+def _processors_wanted(measures: Measures) -> int:
+    """Workers of all ranks at one time, and the ranks."""
+    return max(1, measures.training.mains) * (_workers(measures) + 1)
+
+
+def _workers(measures: Measures) -> int:
+    """Of one rank at one time: each pass may have workers of its own, with the same numbers."""
+    return max((row.worker + 1 for row in measures.workers), default=0)
 
 
 STARTUP_SHARE = 0.05
 
 
 def slow_startup(measures: Measures) -> _Said:
-    """The first batch takes more than 5 % of the run: listing files, starting workers, filling the
-    queue."""
+    """The first batch, and workers that are started and ended anew with each pass, take more than
+    5 % of the start-up and the wall time: listing files, starting workers, filling the queue."""
     training = measures.training
-    first_s = training.first_batch_s
-    if first_s is None:
-        return _Fine("no first batch was waited for")
+    first_s, again_s = training.first_batch_s or 0.0, measures.wait_s("worker start", "pass end")
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
-    says = f"first batch after {show(first_s, 's')}, {per_cent(first_s / whole_s)} of the run"
-    if first_s <= STARTUP_SHARE * whole_s:
+    parts = dict(measures.first_batch_parts)
+    says = f"first batch after {show(first_s, 's')}"
+    if again_s:
+        says += f", workers started and ended again {show(again_s, 's')}"
+    if first_s + again_s <= STARTUP_SHARE * whole_s:
         return _Fine(says)
-    parts = sorted(measures.first_batch_parts.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{part} {show(s, 's')}" for part, s in parts[:3] if s >= 0.05 * first_s)
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{part} {show(s, 's')}" for part, s in largest if s >= 0.05 * first_s)
+    remedies = [
+        Remedy("code", "keep the list of files instead of making it; a data set that pickles small")
+    ]
+    if again_s >= WORTH * whole_s:
+        remedies.insert(0, Remedy("loader", "DataLoader(persistent_workers=True)"))
     return _Found(
-        first_s,
-        (says, *([told] if told else [])),
-        (
-            Remedy(
-                "loader",
-                "DataLoader(persistent_workers=True); keep the list of files instead of making it",
-            ),
-        ),
+        first_s + again_s,
+        (says, *([f"of the first batch: {told}"] if told else [])),
+        tuple(remedies),
         "epochs",
         whole_s,
     )
@@ -596,7 +615,14 @@ def checkpoint_blocks(measures: Measures) -> _Said:
             f"{count(len(saves), 'save')} of {show(mean_s, 's')}, {show(size, 'B')} each{speed}",
             f"{per_cent(in_calls)} of it in file calls",
         ),
-        (ASYNC_SAVE, Remedy("code", "save less often, or to a faster tier")),
+        (
+            ASYNC_SAVE,
+            Remedy(
+                "whatif",
+                "save less often, or to a faster tier: measure what memory would take, then a disk",
+                "penstock ceiling /dev/shm --write --keep RUN",
+            ),
+        ),
         "checkpoints",
     )
 
@@ -618,7 +644,9 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
         if tier.op == "write" and (here is None or tier.mount != here.mount)
     ]
     if not others:
-        return _Unjudged("no other tier was measured; `penstock ceiling PATH --write` does it")
+        return _Unjudged(
+            "no other tier was measured; `penstock ceiling PATH --write --keep RUN` does it"
+        )
     best = max(others, key=lambda tier: tier.bandwidth_bps)
     bandwidth_bps = sum(s.written_bytes for s in saves) / sum(s.call_s for s in saves)
     says = (
@@ -704,7 +732,7 @@ def _calls_metadata(measures: Measures) -> _Said:
     return _Found(
         seen.metadata_s,
         (says, NOBODY_WAITED),
-        (Remedy("code", "list and examine files once, keep the list; open each file once"), PACK),
+        (ONCE, PACK),
         "directories",
         measures.recording.life_s,
     )
@@ -956,7 +984,7 @@ RULES: tuple[Rule, ...] = (
     Rule("D9", "tail latency", tail_latency, _UI),
     Rule("W1", "too few workers", too_few_workers, _UI),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, _UI),
-    Rule("W3", "more workers than processors", oversubscribed, _UI, ("W1",)),
+    Rule("W3", "fetches without a processor", oversubscribed, _UI),
     Rule("W4", "slow start-up", slow_startup, _UI),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks, _UI),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, _UI),
@@ -996,8 +1024,7 @@ def judge(measures: Measures) -> Judgement:
             if finding.share.value is None or finding.share.value >= WORTH:
                 found[rule.rule] = finding
                 continue
-            whole = "wall time" if measures.has_training else "run"
-            told = f"{per_cent(finding.share.value)} of the {whole}: {said.evidence[0]}"
+            told = f"{per_cent(finding.share.value)} of {finding.of}: {said.evidence[0]}"
             checks[rule.rule] = Check(rule.rule, rule.title, "fine", told)
         else:
             state = "fine" if isinstance(said, _Fine) else "not judged"
@@ -1019,17 +1046,26 @@ def _finding(rule: Rule, said: _Found, measures: Measures) -> Finding:
         none = Number(None, "s", "not measured", "it is no wait")
         share = Number(None, "share", "not measured", "it is no wait")
         return Finding(rule.rule, rule.title, said.evidence, none, share, said.remedies, said.shown)
+    gain_s = min(said.gain_s, of_s)  # of many processes the mean may still be more than the run
     state, why = measures.events_state
     state_of_gain: State = "derived" if state == "measured" else state
     return Finding(
         rule.rule,
         rule.title,
         said.evidence,
-        Number(said.gain_s, "s", state_of_gain, why),
-        Number(said.gain_s / of_s, "share", state_of_gain, why),
+        Number(gain_s, "s", state_of_gain, why),
+        Number(gain_s / of_s, "share", state_of_gain, why),
         said.remedies,
         said.shown,
+        _whole(said, measures),
     )
+
+
+def _whole(said: _Found, measures: Measures) -> str:
+    """What a share is of."""
+    if not measures.has_training:
+        return "the run"
+    return "the wall time" if said.of_s is None else "start-up and wall time"
 
 
 def describe_rules() -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "Epoch",
     "FileTotal",
     "HistogramBin",
+    "InFlight",
     "Lane",
     "LaneCell",
     "Machine",
@@ -426,6 +427,17 @@ class BlindSpot:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """queries/in_flight.sql"""
+
+    op: str
+    path: str | None
+    role: str
+    pid: int | None
+    s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CallTimes:
     """queries/call_times.sql"""
 
@@ -521,6 +533,7 @@ class Worker:
     rank: int | None
     worker: int
     process: int
+    pid: int | None
     fetches: int
     fetch_s: float
     cpu_s: float | None
@@ -614,6 +627,7 @@ class Measures:
     checkpoints: tuple[Checkpoint, ...]
     processes: tuple[ProcessRow, ...]
     blind_spots: tuple[BlindSpot, ...]
+    in_flight: tuple[InFlight, ...]
     call_times: CallTimes
     metadata: MetadataCalls
     blocking_reads: BlockingReads
@@ -639,11 +653,11 @@ class Measures:
         """Of numbers that come from counters: these are exact as long as every log is whole."""
         known = self.recording
         lacks = [
-            f"{count:,} {what}"
-            for count, what in (
-                (known.lost, "events were lost"),
-                (known.damaged_units, "parts of logs are damaged"),
-                (known.torn, "logs are cut short"),
+            f"{count:,} {what if count > 1 else one}"
+            for count, what, one in (
+                (known.lost, "events were lost", "event was lost"),
+                (known.damaged_units, "parts of logs are damaged", "part of a log is damaged"),
+                (known.torn, "logs are cut short", "log is cut short"),
             )
             if count
         ]
@@ -700,8 +714,22 @@ class Measures:
             self.data_storage_s
             + self.checkpoint_storage_s
             + (self.training.training_calls_s or 0.0),
-            self.events_state,
+            self._storage_state,
         )
+
+    @property
+    def _storage_state(self) -> tuple[State, str]:
+        """Waits that nobody saw the cause of may be waits on storage."""
+        wall_s = self.training.wall_s or 0.0
+        hidden = (
+            (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),
+            (self.page_faults.blocked_s, "s at most in page faults of mapped files"),
+        )
+        lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
+        state, why = self.events_state
+        if not lacks or state == "not measured":
+            return state, why
+        return "incomplete", "; ".join(filter(None, (why, *lacks)))
 
     def _of_wall(self, seconds: float, quality: tuple[State, str]) -> Number:
         wall_s = self.training.wall_s
@@ -749,6 +777,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
         processes=_rows(engine, "process_list", ProcessRow),
         blind_spots=_rows(engine, "blind_spots", BlindSpot),
+        in_flight=_rows(engine, "in_flight", InFlight),
         call_times=_row(engine, "call_times", CallTimes),
         metadata=_row(engine, "metadata", MetadataCalls),
         blocking_reads=_row(engine, "blocking_reads", BlockingReads),

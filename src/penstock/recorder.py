@@ -303,14 +303,15 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
                 f"{self.folder}: cannot be made: {error.strerror}; choose another folder"
             ) from error
         _process.page, _process.asked = NOT_LOOKED, 0
+        from penstock import machine
+
+        facts = machine.facts()  # before: reading them is not the job's I/O
         result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
         if result < 0:
             raise _failure(-result, self.folder, native)
         _process.forget()
         _process.is_on = True
-        from penstock import machine
-
-        for key, value in machine.facts():
+        for key, value in facts:
             note(key, value)
 
     def stop(self) -> None:

@@ -22,6 +22,7 @@ from penstock.measures import (
     STORAGE_PARTS,
     FileTotal,
     HistogramBin,
+    InFlight,
     Lane,
     Measures,
     Number,
@@ -440,6 +441,8 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     if also_s >= 0.01 * wall_s:  # the level is of both together
         told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
     also = "not I/O bound" if share < MODERATELY else f"{_level(share)} I/O bound"
+    if share < MODERATELY and storage.state == "incomplete":
+        also = "I/O not fully seen"
     return Verdict(
         level=level,
         bound="input" if is_input else "checkpoint",
@@ -773,7 +776,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "workers": (
         "Workers of the loader",
-        "worker rank owed_s fetches mean_fetch_s fetch_s cpu_s busy_share",
+        "worker pid rank owed_s fetches mean_fetch_s fetch_s cpu_s busy_share",
         "Waited for: the step loop stood still for batches that this worker owed.",
     ),
     "storage": (
@@ -1089,6 +1092,12 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     return (
         *_paused(measures),
         *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
+        *(
+            Gap(
+                f"{call.op} {call.path or 'of a file that is not known'}", "incomplete", _hung(call)
+            )
+            for call in measures.in_flight
+        ),
         *(Gap(count(n, what), "not measured", why) for n, what, why in missing if n),
         *_imported_gap(known.counters_only, known.has_events),
         *(
@@ -1117,6 +1126,11 @@ def _paused(measures: Measures) -> tuple[Gap, ...]:
     times = count(len(measures.pauses), "pause")
     of = f" of {processes} processes, a mean over them" if processes > 1 else ""
     return (Gap(f"{show(s, 's')} not recorded", "not measured", f"as asked: {times}{of}"),)
+
+
+def _hung(call: InFlight) -> str:
+    who = call.role if call.pid is None else f"{call.role} {call.pid}"
+    return f"{who} had been in it for {show(call.s, 's')} when its log ended"
 
 
 def _cost(measures: Measures) -> tuple[Fact, ...]:

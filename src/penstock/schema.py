@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "start_ns": ("BIGINT", "ns from the run's start to the call"),
         "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),
         "offset_bytes": ("BIGINT", "where in the file, in bytes; NULL: unknown or no meaning"),
-        "asked_bytes": ("BIGINT", "bytes asked for; the length of a mapping"),
+        "asked_bytes": ("BIGINT", "bytes asked for, at most 1 TiB; the length of a mapping"),
         "moved_bytes": ("BIGINT", "bytes read or written; 0 for calls that move none"),
         "result": (
             "BIGINT",

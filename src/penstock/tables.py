@@ -86,6 +86,9 @@ CLOCK_SLACK_NS = 1_000_000
 # The year 2116; log.TIME_LIMIT_NS says why there are limits.
 UNIX_LIMIT_NS = 1 << 62
 
+# Who copies with copy_file_range asks for all there is, 2^63 bytes: sums of such would not fit.
+MOST_ASKED = 1 << 40
+
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
@@ -724,7 +727,7 @@ def _call_columns(source: _Source, events: Events, ids: _Ids, steps: _Steps) -> 
         "start_ns": start_ns,
         "duration_ns": events.duration_ns,
         "offset_bytes": offset,
-        "asked_bytes": events.asked,
+        "asked_bytes": np.minimum(events.asked, MOST_ASKED),
         "moved_bytes": moved,
         "result": result,
         "step": steps.at(start_ns).astype(np.int32)

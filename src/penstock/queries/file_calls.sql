@@ -1,4 +1,5 @@
--- file_calls: the single calls on files, and on what is not known to be none.
+-- file_calls: the single calls on files, and on what is not known to be none.  A mapping without a file
+-- is memory, and to unmap one tells no file.
 SELECT
     e.process,
     e.thread,
@@ -15,3 +16,6 @@ FROM events_raw AS e
 LEFT JOIN file_kinds AS k ON k.file = e.file
 WHERE coalesce(k.is_file, true)
     AND e.op_number IN (SELECT op_number FROM ops WHERE op_group IN ('read', 'write', 'metadata'))
+    AND (e.file IS NOT NULL OR e.op_number NOT IN (
+        SELECT op_number FROM ops WHERE op IN ('mmap', 'munmap', 'msync')
+    ))

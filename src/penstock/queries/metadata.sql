@@ -1,8 +1,12 @@
 -- Calls on data files and folders in the wall time that moved no data: open, close, stat, list, seek ...
+-- Of workers those after their loop began: before it they import.
 --   opens    of them opened a file; failed ended with an error (a path that is not there)
 --   files    regular data files they were made on
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
+),
+loops AS (
+    SELECT process, min(start_ns) AS from_ns FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
 )
 SELECT
     count(*) AS calls,
@@ -14,5 +18,6 @@ FROM file_calls AS e
 JOIN ops AS o ON o.op_number = e.op_number
 JOIN files AS f ON f.file = e.file
 CROSS JOIN extent AS x
+LEFT JOIN loops AS l ON l.process = e.process
 WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND e.path_class = 'data'
-    AND e.start_ns >= x.from_ns AND e.start_ns < x.to_ns
+    AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns

@@ -2,7 +2,7 @@
 --   reads, empty_reads  reads, and those that moved nothing: at the end of the file; NULL: an imported
 --               run that does not say
 --   opens       calls that opened a data file
---   metadata    calls on data files and folders that moved no data: open, close, stat, list, seek ...
+--   metadata    calls on data files that moved no data: open, close, stat, seek ...
 --   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond it
 -- A file read through both layers counts with the one that read more.
 WITH data AS (
@@ -25,18 +25,24 @@ files_read AS (
         median(size_bytes) AS file_bytes_p50
     FROM data
 ),
-calls AS (
+counted AS (
     SELECT
         coalesce(sum(t.calls) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0) AS reads,
         CASE WHEN count(*) FILTER (WHERE t.empty IS NULL AND o.is_access AND o.op_group = 'read') = 0
             THEN coalesce(sum(t.empty) FILTER (WHERE o.is_access AND o.op_group = 'read'), 0)
         END AS empty_reads,
-        coalesce(sum(t.calls) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')), 0) AS opens,
-        coalesce(sum(t.calls) FILTER (WHERE o.op_group = 'metadata'), 0) AS metadata,
-        coalesce(sum(t.duration_ns) FILTER (WHERE o.op_group = 'metadata'), 0) / 1e9 AS metadata_s
+        coalesce(sum(t.calls) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')), 0) AS opens
     FROM op_totals AS t
     JOIN ops AS o ON o.op_number = t.op_number
     WHERE t.path_class = 'data'
+),
+-- Folders and paths that are not there are looked at by imports too, so they are left out.
+unmoved AS (
+    SELECT coalesce(sum(c.calls), 0) AS metadata, coalesce(sum(c.duration_ns), 0) / 1e9 AS metadata_s
+    FROM calls AS c
+    JOIN files AS f ON f.file = c.file
+    WHERE f.path_class = 'data' AND f.kind = 'regular'
+        AND c.op_number IN (SELECT op_number FROM ops WHERE op_group = 'metadata')
 )
 SELECT
     f.files,
@@ -45,10 +51,11 @@ SELECT
     CAST(c.reads AS BIGINT) AS reads,
     CAST(c.empty_reads AS BIGINT) AS empty_reads,
     CAST(c.opens AS BIGINT) AS opens,
-    CAST(c.metadata AS BIGINT) AS metadata,
-    c.metadata_s,
+    CAST(u.metadata AS BIGINT) AS metadata,
+    u.metadata_s,
     f.reread_files,
     CAST(f.reread_bytes AS BIGINT) AS reread_bytes,
     f.file_bytes_p50
 FROM files_read AS f
-CROSS JOIN calls AS c
+CROSS JOIN counted AS c
+CROSS JOIN unmoved AS u

@@ -8,7 +8,7 @@
 --   has_events   single calls are there
 --   in_flight    calls that had not returned when the log ended
 SELECT
-    (SELECT count(*) FROM processes) AS processes,
+    (SELECT count(DISTINCT (host, pid)) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,
     (SELECT count(DISTINCT process) FROM spans WHERE kind = 'span' AND name = 'worker') AS workers,
     (SELECT (max(end_ns) - min(start_ns)) / 1e9 FROM lives) AS life_s,

@@ -3,8 +3,8 @@
 --   fetches, fetch_s  batches fetched, and the time in them
 --   life_s    from the start of its loop to the last thing it did
 --   owed_s    data wait in the wall time for batches of this worker
---   waited_s  data wait of its main process in the wall time; busy_s the part of it in which this worker
---             was in a fetch, whoever owed the batch
+--   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of it in
+--             which the worker was in a fetch, whoever owed the batch
 WITH loops AS (
     SELECT s.process, min(s.start_ns) AS start_ns, min(s.index) AS worker
     FROM spans AS s
@@ -27,28 +27,33 @@ fetched AS (
 summed AS (
     SELECT
         process AS main,
+        iterator,
         start_ns,
         end_ns,
-        sum(end_ns - start_ns) OVER (PARTITION BY process ORDER BY start_ns)
+        sum(end_ns - start_ns) OVER (PARTITION BY process, iterator ORDER BY start_ns)
             - (end_ns - start_ns) AS before_ns
     FROM waits
     WHERE in_wall
 ),
 ends AS (
-    SELECT process, main, start_ns AS ns, -1 AS sign FROM fetches WHERE worker_ns IS NOT NULL
-    UNION ALL
-    SELECT process, main, end_ns, 1 FROM fetches WHERE worker_ns IS NOT NULL
+    SELECT process, main, iterator, unnest([start_ns, end_ns]) AS ns, unnest([-1, 1]) AS sign
+    FROM fetches
+    WHERE worker_ns IS NOT NULL
 ),
 busy AS (
     SELECT
         e.process,
         sum(e.sign * (s.before_ns + least(e.ns, s.end_ns) - s.start_ns)) AS ns
     FROM ends AS e
-    ASOF JOIN summed AS s ON s.main = e.main AND s.start_ns <= e.ns
+    ASOF JOIN summed AS s ON s.main = e.main AND s.iterator = e.iterator AND s.start_ns <= e.ns
     GROUP BY e.process
 ),
 waited AS (
-    SELECT main, sum(end_ns - start_ns) AS ns FROM summed GROUP BY main
+    SELECT f.process, sum(s.end_ns - s.start_ns) AS ns
+    FROM summed AS s
+    JOIN (SELECT DISTINCT process, main, iterator FROM fetches WHERE worker_ns IS NOT NULL) AS f
+        ON f.main = s.main AND f.iterator = s.iterator
+    GROUP BY f.process
 ),
 owed AS (
     SELECT process, sum(to_ns - from_ns) AS ns
@@ -61,6 +66,7 @@ SELECT
     p.rank,
     l.worker,
     f.process,
+    (SELECT any_value(q.pid) FROM processes AS q WHERE q.process = f.process) AS pid,
     f.fetches,
     f.ns / 1e9 AS fetch_s,
     f.cpu_ns / 1e9 AS cpu_s,
@@ -71,7 +77,7 @@ SELECT
 FROM fetched AS f
 JOIN loops AS l ON l.process = f.process
 LEFT JOIN owed AS o ON o.process = f.process
-LEFT JOIN waited AS w ON w.main = f.main
+LEFT JOIN waited AS w ON w.process = f.process
 LEFT JOIN busy AS b ON b.process = f.process
 LEFT JOIN processes AS p ON p.process = f.main
 ORDER BY f.main, l.worker, f.process

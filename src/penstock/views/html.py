@@ -175,7 +175,7 @@ def _finding(report: Report, finding: Finding) -> str:
     if gain.value is None:
         worth = f"gain not measured: {safe(gain.why)}"
     else:
-        part = "" if share.value is None else f" ({show(share.value, 'share')} of the wall time)"
+        part = "" if share.value is None else f" ({show(share.value, 'share')} of {finding.of})"
         worth = f"gain up to <b>{number(gain)}</b>{part}"
     evidence = "".join(f"<li>{safe(line)}</li>" for line in finding.evidence)
     remedies = "".join(_remedy(remedy) for remedy in finding.remedies)

@@ -174,7 +174,7 @@ def summary(report: Report) -> str:
 def _told(finding: Finding) -> list[str]:
     gain = "not measured" if finding.gain.value is None else show(finding.gain.value, "s")
     if finding.share.value is not None:
-        gain += f", {show(finding.share.value, 'share')} of the wall time"
+        gain += f", {show(finding.share.value, 'share')} of {finding.of}"
     says = [_plain(line) for line in finding.evidence]
     for remedy in finding.remedies:
         says.append(_plain(remedy.says) + (f" {_code(remedy.command)}" if remedy.command else ""))

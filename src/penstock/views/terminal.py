@@ -51,7 +51,7 @@ COLUMNS = {
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
-    "workers": "worker owed_s fetches mean_fetch_s cpu_s busy_share rank",
+    "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
 }
 ROWS = {
@@ -147,6 +147,8 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     drawn.append(_text())
     facts = [_fact(fact) for fact in report.stretches]
     drawn += [_text(line) for line in flowed(facts, paper.width)]
+    if _is_trivial(report):
+        return drawn
     for number, finding in enumerate(report.findings[:FINDINGS], 1):
         drawn += [_text(), *_finding(number, finding, paper)]
     if more := report.findings[FINDINGS:]:
@@ -177,9 +179,9 @@ def _finding(number: int, finding: Finding, paper: _Paper) -> list["Text"]:
 
 
 def _told(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """The first remedy, and the first that is a command: the others are on the page."""
+    """The first two remedies, and the first that is a command: the others are on the page."""
     commands = [remedy for remedy in remedies if remedy.command]
-    return [*remedies[:1], *(remedy for remedy in commands[:1] if remedy not in remedies[:1])]
+    return [*remedies[:2], *(remedy for remedy in commands[:1] if remedy not in remedies[:2])]
 
 
 def _filled(text: str, width: int) -> list[str]:
@@ -432,7 +434,10 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
     bars = [picture for picture in report.pictures if picture.kind == "bars"]
     if not bars:
         return []
-    lines = [_heading("Sizes and latencies", paper, "each letter a doubling")]
+    remark = "each letter a doubling"
+    if any(picture.state == "incomplete" for picture in bars):
+        remark += "; incomplete: of the single calls that were kept"
+    lines = [_heading("Sizes and latencies", paper, remark)]
     for picture in bars:
         for series in picture.series:
             if _is_buffered(picture, series):
