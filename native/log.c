@@ -137,11 +137,16 @@ void clock_choose(uint64_t known_ticks_per_s)
 void log_anchor(void)
 {
     struct log_header *header = log_state ? log_state->header : NULL;
+    uint64_t ns, ticks;
 
     if (!header)
         return;
-    header->last_ns = clock_ns(CLOCK_MONOTONIC);
-    header->last_ticks = clock_ticks();
+    /* Both first, so that a kill hardly ever falls between the two stores: a reader refuses a log
+     * whose clocks do not agree. */
+    ns = clock_ns(CLOCK_MONOTONIC);
+    ticks = clock_ticks();
+    header->last_ns = ns;
+    header->last_ticks = ticks;
 }
 
 /* --- the file -------------------------------------------------------------------------------- */

@@ -34,6 +34,7 @@ from penstock.log import (
     EVENT,
     EVENTS_PER_UNIT,
     FILE_TEXT,
+    HEADER,
     NAME_TEXT,
     NOTE_TEXT,
     REST_OP,
@@ -287,7 +288,7 @@ def test_threads_have_their_latest_name(write):
 
 
 def test_ticks_become_ns_by_the_logs_own_anchors(write):
-    process = Process(ticks_per_ns=3.0, start_ticks=10**15, header={"ticks_per_s": 1})
+    process = Process(ticks_per_ns=3.0, start_ticks=10**15, header={"ticks_per_s": 2_900_000_000})
     process.call("read", 5_000_000_000, 1000)
     log = write(process.bytes())
     assert column(log, "start_ns") == [START_NS + 5_000_000_000]
@@ -299,6 +300,21 @@ def test_anchors_too_near_to_each_other_give_way_to_the_nominal_rate(write):
     process.header = {"last_ns": START_NS + 9_999_999, "last_ticks": 10**15 + 1}
     process.call("read", 5_000_000_000, 1000)
     assert column(write(process.bytes()), "start_ns") == [START_NS + 5_000_000_000]
+
+
+@pytest.mark.parametrize("rate", [1.0, 3.0])
+def test_a_flipped_bit_in_the_clocks_of_a_header_is_refused(write, rate):
+    """Of those that move a time by more than a minute; lower ones are within seconds of it."""
+    process = Process(ticks_per_ns=rate, start_ticks=START_NS if rate == 1.0 else 10**15)
+    process.call("read", 5_000_000_000, 1000)
+    data = process.bytes()
+    for field in ("start_ticks", "start_ns", "last_ticks", "last_ns"):
+        place = HEADER.fields[field][1]
+        for bit in range(38, 64):
+            flipped = bytearray(data)
+            flipped[place + bit // 8] ^= 1 << bit % 8
+            with pytest.raises(LogError, match="clocks in its header do not agree"):
+                write(bytes(flipped))
 
 
 # --- cut logs ------------------------------------------------------------------------------------
@@ -465,9 +481,9 @@ def test_numbers_at_their_limits_are_read_without_overflow(write):
         page = header_page(
             units=1,
             clock=clock,
-            **dict.fromkeys(("start_ns", "start_unix_ns", "last_ns", "last_ticks"), most),
-            ticks_per_s=1,
-            start_ticks=1,
+            **dict.fromkeys(("start_ns", "start_unix_ns", "last_ns"), most),
+            **dict.fromkeys(("start_ticks", "last_ticks"), most),
+            ticks_per_s=10**11,
         )
         unit = events_unit(used=len(slots))
         log = write(page + unit[:64] + body + unit[64 + len(body) :])

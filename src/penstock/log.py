@@ -929,7 +929,34 @@ def _read_header(path: str, page: bytes) -> Header:
                 f"{path}: its header says {field} = {raw[field]} where format {VERSION} has "
                 f"{expected}; the file is damaged, copy it again or remove it"
             )
-    return _header(raw)
+    header = _header(raw)
+    if not _agree(header):
+        raise LogError(
+            f"{path}: the clocks in its header do not agree, so no time in it is known; the file "
+            "is damaged, copy it again or remove it to read the others"
+        )
+    return header
+
+
+# A counter's nominal rate is measured over a millisecond, and whoever measures may lose the
+# processor meanwhile.
+RATE_FACTOR = 4
+ANCHORS_APART_NS = 1_000_000_000  # two clocks read one after the other, and a process that waits
+
+
+def _agree(header: Header) -> bool:
+    """Whether what the header says of its clocks can be true: a flipped bit in it would move or
+    stretch every time in the log."""
+    ns, ticks = header.last_ns - header.start_ns, header.last_ticks - header.start_ticks
+    if header.clock == "ns":
+        apart = (header.start_ticks - header.start_ns, header.last_ticks - header.last_ns)
+        return ns >= 0 and ticks >= 0 and max(map(abs, apart)) < ANCHORS_APART_NS
+    if not 10**6 <= header.ticks_per_s <= 10**11:
+        return False
+    by_ticks_ns = ticks * 10**9 / header.ticks_per_s
+    near = abs(ns - by_ticks_ns) < ANCHORS_APART_NS / 10
+    alike = by_ticks_ns / RATE_FACTOR <= ns <= by_ticks_ns * RATE_FACTOR
+    return ns >= 0 and ticks >= 0 and (near or alike)
 
 
 def _header(raw: Any) -> Header:
