@@ -1,6 +1,7 @@
 """Two sides whose difference was made, what is said of it, and limits for CI."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -272,8 +273,13 @@ def test_the_command_compares_runs_and_repetitions(runs: Path) -> None:
     assert "stall 40 % → 4 %" in finished.stdout or "stall 40 % > 4 %" in finished.stdout
     plain = json.loads(say("compare", "--a", "bad", "--b", "good", "--json", cwd=runs).stdout)
     assert plain["a"]["runs"] == ["bad"]
-    several = json.loads(say("compare", "bad", "good", "good", "--json", cwd=runs).stdout)
-    assert several["b"]["runs"] == ["good", "good"]
+    if not (runs / "again").exists():
+        shutil.copytree(runs / "good", runs / "again")
+    several = json.loads(say("compare", "bad", "good", "again", "--json", cwd=runs).stdout)
+    assert several["b"]["runs"] == ["good", "again"]
+    twice = say("compare", "bad", "good", "good", cwd=runs)
+    assert twice.returncode == 2
+    assert "good stands twice on one side" in twice.stderr
     one = say("compare", "bad", cwd=runs)
     assert one.returncode == 2
     assert "two runs are compared" in one.stderr

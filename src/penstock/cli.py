@@ -332,7 +332,7 @@ def report_command(run: Path, as_json: bool, output: Path | None, static: bool) 
 def sql_command(run: Path, query: str, form: str | None) -> None:
     """Ask the tables of a run a question in SQL (DuckDB's).
 
-    Tables: events, files, processes, threads, spans, counters, notes, unseen.
+    Tables: events, files, processes, threads, spans, counters, notes, ceilings, unseen.
 
     \b
       penstock sql RUN "select path, sum(moved_bytes) from events group by 1 order by 2 desc"
@@ -752,6 +752,10 @@ def compare_command(
     a, b = (*runs[:1], *more_a), (*runs[1:], *more_b)
     if not a or not b:
         raise click.UsageError("two runs are compared: A and B, or --a and --b")
+    for side in (a, b):
+        twice = [path for path in side if [*map(Path.absolute, side)].count(path.absolute()) > 1]
+        if twice:
+            raise click.UsageError(f"{twice[0]} stands twice on one side: a repetition is a run")
     made = compare.compare([_report_in(run) for run in a], [_report_in(run) for run in b])
     if as_json:
         click.echo(compare.to_json(made))

@@ -589,4 +589,5 @@ def _verdict(answer: WhatIf) -> str:
     if answer.gain.value < 0:
         return f"{answer.change}: slower, by {show(-answer.gain.value, 's')} ({share} of the wall)"
     gain = show(answer.gain.value, "s")
-    return f"{answer.change}: at most {gain} {of} would be gone ({share} of the wall)"
+    said = f"{answer.change}: at most {gain} {of} would be gone ({share} of the wall)"
+    return f"incomplete: {said}" if answer.gain.state == "incomplete" else said
