@@ -106,6 +106,26 @@ def test_small_reads() -> None:
     assert any("whatif" in remedy.command for remedy in finding.remedies)
 
 
+def test_small_reads_from_memory_are_no_storage() -> None:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        return reads(run, at, process, path=a_file(run, f"/data/{batch}.jpg"), n=400, ms=0.008)
+
+    loop(run, fetch, batches=40, workers=0, compute_ms=3)
+    assert "comes from memory" in fine(run, "D2").says
+    # Half of them fast: then those that are waited for are slow all the same.
+    run = Synthetic()
+
+    def half(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.jpg")
+        at = reads(run, at, process, path=path, n=60, ms=0.008)
+        return reads(run, at, process, path=path, n=40, ms=1)
+
+    loop(run, half, batches=40, workers=0, compute_ms=3)
+    assert found(run, "D2")
+
+
 def big_reads(*, ceiling: float | None = None, size: int = 4_000_000) -> Synthetic:
     run = Synthetic()
 

@@ -176,8 +176,10 @@ def small_reads(measures: Measures) -> _Said:
         return _Fine("no read of data blocked the step loop")
     moving_s = reads.blocking_s - reads.empty_s  # empty reads are E1's
     share = reads.small_s / moving_s if moving_s > 0 else 0.0
-    if (reads.p50_s or 0.0) < FROM_MEMORY_S:
-        return _Fine(f"a read takes {show(reads.p50_s, 's')} in the median: it comes from memory")
+    mains = max(1, measures.training.mains)
+    each_s = moving_s * mains / max(1, reads.calls)  # of those that blocked
+    if reads.calls and each_s < FROM_MEMORY_S:
+        return _Fine(f"a read takes {show(each_s, 's')} in the mean: it comes from memory")
     if share < SMALL_SHARE:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
