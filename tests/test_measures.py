@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import measures as module
-from penstock.measures import PARTS, PREPARED, STORAGE_PARTS, Measures, measure, query
+from penstock.measures import PARTS, STORAGE_PARTS, Measures, measure
+from penstock.questions import PREPARED, query
 from synthetic import Synthetic, training_job
 
 MS = 1_000_000
@@ -602,7 +603,7 @@ def test_every_query_says_what_it_defines() -> None:
     for name in names:
         assert query(name).startswith("--"), f"{name}.sql begins with no definition"
     package = Path(module.__file__).parent
-    askers = [package / "measures.py", *package.glob("interop/*.py")]
+    askers = [package / "measures.py", package / "questions.py", *package.glob("interop/*.py")]
     text = "".join(asker.read_text() for asker in askers)
     asked = set(re.findall(r'"(\w+)(?:\.sql)?"', text))
     assert set(names) - {"counters"} <= asked, "a query that nothing asks"

@@ -6,13 +6,12 @@ and their rows become values.  Times are seconds, sizes bytes, shares fractions 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Literal, Protocol, TypeVar
 
 import duckdb
 
 from penstock.errors import QueryError
+from penstock.questions import prepare, query
 
 __all__ = [
     "PARTS",
@@ -54,7 +53,6 @@ __all__ = [
     "Training",
     "Worker",
     "measure",
-    "query",
 ]
 
 State = Literal["measured", "derived", "not measured", "incomplete"]
@@ -76,44 +74,6 @@ PARTS = (
     "not observed",
 )
 STORAGE_PARTS = ("read", "write", "metadata", "page fault")
-
-# What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
-# million of them are read by each query that needs them, never copied.
-VIEWS = ("file_calls", "calls", "inside", "blocking_calls")
-PREPARED = (
-    "file_kinds",
-    "file_calls",
-    "calls",
-    "op_totals",
-    "process_totals",
-    "file_sums",
-    "lives",
-    "timed_spans",
-    "pauses",
-    "steps",
-    "graph_waits",
-    "mains",
-    "saves",
-    "waits",
-    "fetches",
-    "owed_fetches",
-    "stretches",
-    "watched",
-    "long_calls",
-    "pool_members",
-    "pool_calls",
-    "inside",
-    "helped",
-    "stretch_calls",
-    "fits",
-    "blocking_calls",
-    "blocking_files",
-    "wait_parts",
-    "latency_bins",
-    "read_quantiles",
-    "file_totals",
-    "lane_list",
-)
 
 
 class Tables(Protocol):
@@ -746,12 +706,7 @@ def measure(run: Tables) -> Measures:
 
 
 def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
-    for name in PREPARED:
-        kind = "VIEW" if name in VIEWS else "TABLE"
-        if name == "watched":
-            # A variable, not a table: the optimizer has to know that few calls meet in a slot.
-            _ask(engine, "slot_ns", "SET VARIABLE slot_ns = (", ")")
-        _ask(engine, name, f"CREATE TEMP {kind} {name} AS\n")
+    prepare(engine)
     parts = _ask(engine, "data_wait")
     return Measures(
         program=next(iter(_rows(engine, "program", Program)), None),
@@ -793,12 +748,6 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         ceilings=_rows(engine, "ceilings", TierCeiling),
         pauses=_rows(engine, "paused", Pause),
     )
-
-
-@cache
-def query(name: str) -> str:
-    """The text of queries/NAME.sql."""
-    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _ask(

@@ -6,13 +6,13 @@ Darshan would have counted; knows neither its definitions (darshan_counters) nor
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import RunError
 from penstock.interop import darshan_counters as counters
 from penstock.interop import darshan_library as library
+from penstock.questions import query
 from penstock.run import Run
 from penstock.tables import Array, translated
 
@@ -67,7 +67,7 @@ class _Export:
         )
 
     def _prepare(self, name: str, **parameters: Any) -> None:
-        self.engine.execute(f"CREATE TEMP TABLE {name} AS {_query(name)}", parameters)
+        self.engine.execute(f"CREATE TEMP TABLE {name} AS {query(name)}", parameters)
 
     def _one(self, query: str) -> int:
         return int(self.engine.execute(query).fetchone()[0])
@@ -103,7 +103,7 @@ class _Export:
         return lacks
 
     def _columns(self, name: str, **parameters: Any) -> dict[str, Array]:
-        columns: dict[str, Array] = self.engine.execute(_query(name), parameters).fetchnumpy()
+        columns: dict[str, Array] = self.engine.execute(query(name), parameters).fetchnumpy()
         return columns
 
     def _record_bytes(self, module: int, records: counters.Records) -> Array:
@@ -277,7 +277,3 @@ def _joined(pieces: list[Array]) -> Array:
     import numpy as np
 
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-
-def _query(name: str) -> str:
-    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")

@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.errors import RunError
 from penstock.log import OPS
+from penstock.questions import query
 from penstock.run import Run, import_run
 from penstock.tables import Array, translated, utf8
 
@@ -134,8 +134,8 @@ def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, 
 def _write_spans(
     run: Run, engine: Any, out: BinaryIO, pids: dict[Any, Any], tids: dict[Any, Any]
 ) -> None:
-    query = (resources.files("penstock") / "queries" / "dftracer_layers.sql").read_text("utf-8")
-    for name, category, process, thread, start_ns, end_ns in engine.execute(query).fetchall():
+    layers = engine.execute(query("dftracer_layers")).fetchall()
+    for name, category, process, thread, start_ns, end_ns in layers:
         pid, host, _ = pids.get(process, (process, "0", ""))
         ends = (run.start_unix_ns + start_ns, run.start_unix_ns + end_ns)
         args = {"hhash": host}

@@ -12,11 +12,11 @@ from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import QueryError
+from penstock.questions import prepare, query
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,24 +61,19 @@ CUT = "cut here, ns in all"
 # Numbers of processes and rows for viewers that want unique ones: above Linux's pid_max (2^22).
 OWN_NUMBERS = 10_000_000
 
-# What later queries read by name, in the order it is made; see measures.PREPARED.
-PREPARED = (
-    "file_kinds",
-    "file_calls",
-    "calls",
-    "op_totals",
-    "process_totals",
+# All that is asked here by name; questions.prepare makes what they read.
+ASKED = (
     "lives",
-    "timed_spans",
-    "pauses",
-    "steps",
-    "graph_waits",
-    "mains",
-    "waits",
-    "fetches",
-    "owed_fetches",
+    "timeline_bandwidth",
+    "timeline_calls",
+    "timeline_family",
+    "timeline_flows",
+    "timeline_processes",
+    "timeline_shown",
+    "timeline_slices",
+    "timeline_spans",
+    "timeline_widths",
 )
-VIEWS = ("file_calls", "calls", "timeline_shown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,15 +312,14 @@ def timeline_of(
     Raises QueryError: the stretch is empty or lies outside the run.
     """
     with run.connection.cursor() as engine:  # what is prepared goes with it
-        for name in PREPARED:
-            _prepare(engine, name)
+        prepare(engine, ASKED)
         first_ns, last_ns = _ask(engine, "SELECT min(start_ns), max(end_ns) FROM lives")[0]
         from_ns, to_ns = _stretch(first_ns, last_ns, from_s, to_s)
         engine.execute(f"SET VARIABLE from_ns = {from_ns}")
         engine.execute(f"SET VARIABLE to_ns = {to_ns}")
         engine.execute(f"SET VARIABLE pids = {sorted(pids)}::BIGINT[]")
-        _prepare(engine, "timeline_family")
-        _prepare(engine, "timeline_shown")
+        _ask(engine, f"CREATE TEMP TABLE timeline_family AS\n{query('timeline_family')}")
+        _ask(engine, f"CREATE TEMP VIEW timeline_shown AS\n{query('timeline_shown')}")
         return _Drawing(run, engine, from_ns, to_ns, max_slices).made()
 
 
@@ -401,16 +395,6 @@ def process_pids(run: Run) -> list[int]:
     ]
 
 
-@cache
-def _query(name: str) -> str:
-    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
-
-
-def _prepare(engine: duckdb.DuckDBPyConnection, name: str) -> None:
-    kind = "VIEW" if name in VIEWS else "TABLE"
-    _ask(engine, f"CREATE TEMP {kind} {name} AS\n{_query(name)}")
-
-
 def _ask(engine: duckdb.DuckDBPyConnection, text: str, **parameters: int) -> list[tuple[Any, ...]]:
     return _execute(engine, text, parameters).fetchall()
 
@@ -451,7 +435,7 @@ class _Drawing:
         processes = {process.process: process for process in self._processes()}
         spans = self._spans()
         n_calls, pixel_ns = self._pixel()
-        text = _query("timeline_calls")
+        text = query("timeline_calls")
         columns = _execute(self.engine, text, {"pixel_ns": pixel_ns}).fetchnumpy()
         columns = {name: _plain(column) for name, column in columns.items()}
         slices, places = self._span_rows(processes, spans)
@@ -488,7 +472,7 @@ class _Drawing:
         )
 
     def _processes(self) -> Iterator[Process]:
-        rows = _ask(self.engine, _query("timeline_processes"))
+        rows = _ask(self.engine, query("timeline_processes"))
         uses = Tally(row[1] for row in rows)
         for process, pid, host, rank, role, worker, command, _, _ in rows:
             name = (
@@ -507,7 +491,7 @@ class _Drawing:
         found: dict[tuple[int, int, str], list[tuple[Any, ...]]] = {}
         parameters = {"from_ns": self.from_ns, "to_ns": self.to_ns}
         for process, thread, kind, *rest in _ask(
-            self.engine, _query("timeline_spans"), **parameters
+            self.engine, query("timeline_spans"), **parameters
         ):
             row = "spans"
             if kind == "window":
@@ -600,7 +584,7 @@ class _Drawing:
 
     def _flows(self, places: dict[tuple[int, int, str, int], int]) -> Iterator[Flow]:
         for fetch_process, fetch_thread, fetch_ns, process, thread, ns in _ask(
-            self.engine, _query("timeline_flows")
+            self.engine, query("timeline_flows")
         ):
             fetch = places.get((fetch_process, fetch_thread, "fetch", fetch_ns))
             wait = places.get((process, thread, "data wait", ns))
@@ -609,7 +593,7 @@ class _Drawing:
 
     def _pixel(self) -> tuple[int, int]:
         """How many calls there are, and below which duration they are gathered so as to fit."""
-        widths = _ask(self.engine, _query("timeline_widths"))
+        widths = _ask(self.engine, query("timeline_widths"))
         n_calls = sum(calls for _, calls in widths)
         if n_calls <= self.max_slices:
             return n_calls, 0
@@ -618,7 +602,7 @@ class _Drawing:
             log2_ns += 1
         last = (self.to_ns - self.from_ns).bit_length() + 1  # then a thread is one slice
         while log2_ns < last:
-            text = _query("timeline_slices")
+            text = query("timeline_slices")
             ((slices,),) = _ask(self.engine, text, pixel_ns=1 << log2_ns)
             if slices <= self.max_slices:
                 break
@@ -631,7 +615,7 @@ class _Drawing:
         found: dict[tuple[str, str], dict[int, float]] = {}
         for layer, group, place, moved in _ask(
             self.engine,
-            _query("timeline_bandwidth"),
+            query("timeline_bandwidth"),
             from_ns=self.from_ns,
             to_ns=self.to_ns,
             bin_ns=bin_ns,

@@ -1,0 +1,83 @@
+"""The questions in queries/, and in what order later ones find what they read by name.  Knows an
+engine, and no number that comes out."""
+
+import re
+from collections.abc import Collection
+from functools import cache
+from importlib import resources
+
+import duckdb
+
+from penstock.errors import QueryError
+
+__all__ = ["PREPARED", "VIEWS", "prepare", "query"]
+
+# What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
+# million of them are read by each query that needs them, never copied.
+VIEWS = ("file_calls", "calls", "inside", "blocking_calls")
+PREPARED = (
+    "file_kinds",
+    "file_calls",
+    "calls",
+    "op_totals",
+    "process_totals",
+    "file_sums",
+    "lives",
+    "timed_spans",
+    "pauses",
+    "steps",
+    "graph_waits",
+    "mains",
+    "saves",
+    "waits",
+    "fetches",
+    "owed_fetches",
+    "stretches",
+    "watched",
+    "long_calls",
+    "pool_members",
+    "pool_calls",
+    "inside",
+    "helped",
+    "stretch_calls",
+    "fits",
+    "blocking_calls",
+    "blocking_files",
+    "wait_parts",
+    "latency_bins",
+    "read_quantiles",
+    "file_totals",
+    "lane_list",
+)
+
+
+@cache
+def query(name: str) -> str:
+    """The text of queries/NAME.sql."""
+    return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def prepare(engine: duckdb.DuckDBPyConnection, wanted: Collection[str] = PREPARED) -> None:
+    """Makes those of PREPARED that the wanted queries are or read, as temporary tables and views.
+
+    Raises QueryError, naming the query that failed.
+    """
+    needed = set().union(*map(_reads, wanted))
+    for name in PREPARED:
+        if name not in needed:
+            continue
+        kind = "VIEW" if name in VIEWS else "TABLE"
+        try:
+            if name == "watched":
+                # A variable, not a table: the optimizer has to know that few calls meet in a slot.
+                engine.execute("SET VARIABLE slot_ns = (" + query("slot_ns") + ")")
+            engine.execute(f"CREATE TEMP {kind} {name} AS\n{query(name)}")
+        except duckdb.Error as error:
+            raise QueryError(f"queries/{name}.sql: {error}") from error
+
+
+@cache
+def _reads(name: str) -> frozenset[str]:
+    """The query itself and all prepared ones that it reads, by whatever way."""
+    named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", query(name))) & set(PREPARED) - {name}
+    return frozenset({name}).union(*map(_reads, named))
