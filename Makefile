@@ -2,10 +2,12 @@
 #
 #   PYTHON     the interpreter that .venv is made from, 3.11 or newer
 #   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
+#   LADDER     what `make experiments` hands to `penstock bench ladder`, such as "--repeats 1 --for 2s"
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
 TESTS ?=
+LADDER ?=
 CC ?= cc
 
 venv := .venv
@@ -14,17 +16,25 @@ pip := $(bin)/python -m pip --quiet --disable-pip-version-check install $(PIP_EX
 
 native_sources := $(wildcard native/*.c)
 native_headers := $(wildcard native/*.h native/*.map)
+feed_sources := $(wildcard native/feed/*.c)
+feed_headers := $(wildcard native/feed/*.h native/feed/*.map)
 native_tests := $(wildcard tests/native/*.c)
-c_files := $(wildcard native/*.[ch] tests/native/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
-package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name librec.so)
+feed_tests := $(wildcard tests/native/feed/*.c)
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
+package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so')
 package_sources := $(package_files) $(native_sources) $(native_headers) \
+    $(feed_sources) $(feed_headers) \
     CMakeLists.txt pyproject.toml README.md LICENSE
+
+# Compiled where a slow tier is made, by bench/tier.py.
+c_files += $(wildcard src/penstock/bench/*.c)
 
 # The same flags as CMakeLists.txt; tests/test_architecture.py holds the two equal.
 warnings := -Wall -Wextra -Werror
 native_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fexceptions $(warnings)
-native_links := -pthread -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined \
-    -Wl,--version-script=native/recorder.map -ldl
+common_links := -pthread -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -ldl
+native_links := $(common_links) -Wl,--version-script=native/recorder.map
+feed_links := $(common_links) -Wl,--version-script=native/feed/feed.map
 sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 .DELETE_ON_ERROR:
@@ -60,26 +70,33 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 	$(bin)/ruff check --fix src tests benchmarks
 	$(bin)/clang-format -i $(c_files)
 
-native: src/penstock/librec.so ## the recorder into src/penstock, without Python
+native: src/penstock/librec.so src/penstock/libfeed.so ## the recorder and the reader into src/penstock, without Python
 
-asan: $(native_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
+asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
 bench: $(venv)/.package $(venv)/.tested build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
 	$(bin)/python benchmarks/table.py
 
-soak: $(venv)/.package ## an hour of kills, forks, signals and small disks, chosen at random
+soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and small disks, chosen at random
+	$(bin)/python benchmarks/soak_redirect.py
 	$(bin)/python benchmarks/soak.py
+	$(bin)/python benchmarks/soak_save.py
+	$(bin)/python benchmarks/soak_feed.py
+	$(bin)/python benchmarks/soak_index.py
 
-experiments: ## the experiments, with tables and figures: not written yet
-	@echo "make experiments: there are none yet; docs/STATE.md says what comes next" >&2
-	@exit 1
+experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables and figures into docs/experiments
+	$(bin)/penstock bench ladder build/experiments/ladder --yes $(LADDER)
+	$(bin)/penstock bench model build/experiments/ladder/ladder.json
+	mkdir -p docs/experiments/ladder
+	cd build/experiments/ladder && cp ladder.md ladder.csv ladder.json ladder.png model.md model.json model.png \
+	    $(CURDIR)/docs/experiments/ladder
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was made here
-	rm -rf $(venv) build dist demo src/penstock/librec.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(venv) build dist demo src/penstock/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
@@ -119,10 +136,17 @@ build/peers/.done:
 src/penstock/librec.so: $(native_sources) $(native_headers)
 	$(CC) $(native_flags) -shared -o $@ $(native_sources) $(native_links)
 
+src/penstock/libfeed.so: $(feed_sources) $(feed_headers)
+	$(CC) $(native_flags) -shared -o $@ $(feed_sources) $(feed_links)
+
 # The recorder leaves its own object's slots alone: it is a library here too.
 build/asan/librec.so: $(native_sources) $(native_headers)
 	@mkdir -p $(@D)
 	$(CC) $(native_flags) -O1 $(sanitize) -shared -o $@ $(native_sources) $(native_links)
+
+build/asan/feed/%: tests/native/feed/%.c $(feed_sources) $(feed_headers)
+	@mkdir -p $(@D)
+	$(CC) $(native_flags) -O1 $(sanitize) -Inative/feed -o $@ $< $(feed_sources) -pthread -ldl
 
 build/asan/%: tests/native/%.c tests/native/logs.h tests/workloads/known.h build/asan/librec.so
 	$(CC) $(native_flags) -O1 $(sanitize) -Inative -o $@ $< -Lbuild/asan -lrec -Wl,-rpath,'$$ORIGIN' -Wl,-z,now

@@ -1,6 +1,7 @@
 """How long the logs of a large run take to become tables, how small they get, in how much memory.
 
     python benchmarks/consolidate.py [--events 50000000] [--logs 4] [--repeats 3] [--folder DIR]
+        [--page FILE]
 
 Writes synthetic logs (a training job of small files: open, fstat, read, empty read and close of
 100,000 files in random order), opens the run in a process of its own, and prints the least and the
@@ -41,6 +42,19 @@ from penstock.run import open_run
 from penstock.views import terminal
 with open_run(sys.argv[1]) as run:
     assert terminal.render(report_of(measure(run)), width=100, color=False)
+print(time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+"""
+WRITE_PAGE = """
+import resource, sys, time
+begin = time.perf_counter()
+from pathlib import Path
+from penstock.measures import measure
+from penstock.report import report_of
+from penstock.run import open_run
+from penstock.views import html
+with open_run(sys.argv[1]) as run:
+    page = html.render(report_of(measure(run)), html.chart_library())
+Path(sys.argv[2]).write_text(page)
 print(time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 OPEN_RUN = """
@@ -130,10 +144,10 @@ def bytes_below(folder: Path, pattern: str) -> int:
     return sum(path.stat().st_size for path in folder.glob(pattern))
 
 
-def said(program: str, folder: Path) -> list[str]:
+def said(program: str, *arguments: Path) -> list[str]:
     """What a program in a process of its own prints of the run."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", program, str(folder)]
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(
         command, check=True, capture_output=True, text=True, env=environment
     ).stdout.split()
@@ -147,6 +161,7 @@ def main() -> None:
     parser.add_argument("--logs", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where 50 bytes an event fit")
+    parser.add_argument("--page", type=Path, help="the report as a page, timed too and left here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="consolidate-", dir=args.folder))
     try:
@@ -175,6 +190,9 @@ def main() -> None:
         reports = [tuple(map(float, said(REPORT_RUN, folder))) for _ in range(args.repeats)]
         print(f"report      {statistics.median(time_s for time_s, _ in reports):.1f} s median,")
         print(f"            in {max(gb for _, gb in reports):.2f} GB")
+        if args.page:
+            time_s, gb = map(float, said(WRITE_PAGE, folder, args.page))
+            print(f"page        {time_s:.1f} s, in {gb:.2f} GB, {args.page.stat().st_size} bytes")
     finally:
         shutil.rmtree(folder)
 

@@ -144,7 +144,7 @@ struct text {
     uint32_t id;   /* file id or name id */
     uint32_t base; /* the file id of the folder that a relative path starts from, 0: absolute */
     uint32_t mode; /* st_mode at the first open, 0: not measured */
-    uint32_t reserved;
+    uint32_t tier; /* 1: its staged copy, on the tier that the note `tier` names; 0: itself */
     uint64_t device, inode;
     int64_t size; /* st_size at the first open, -1: not measured */
 };
@@ -174,6 +174,25 @@ struct access_counter {
         int64_t value;
         uint64_t calls;
     } sizes[COUNTER_COMMON], strides[COUNTER_COMMON];
+};
+
+/* What came of opening a file of which a tier holds a copy: numbers are on disk. */
+#define STAGED_OUTCOMES(X)                                                                         \
+    X(1, SERVED)  /* the copy was opened */                                                        \
+    X(2, CHANGED) /* the source is not what was copied */                                          \
+    X(3, DROPPED) /* a recorded program wrote, renamed or removed the source */                    \
+    X(4, ABSENT)  /* not copied yet, or evicted */                                                 \
+    X(5, GONE)    /* the copy cannot be opened: a vanished tier */                                 \
+    X(6, DAMAGED) /* the copy is not as it was made */                                             \
+    X(7, DIRECT)  /* O_DIRECT was asked for */                                                     \
+    X(8, DENIED)  /* the program may not read the source */                                        \
+    X(9, WRITTEN) /* opened for writing: no longer served */
+
+enum staged_outcome {
+    STAGED_NOT = 0,
+#define X(number, name) STAGED_##name = number,
+    STAGED_OUTCOMES(X)
+#undef X
 };
 
 enum log_state {
@@ -221,6 +240,7 @@ struct log_header {
     char executable[512];
     char folder[512];   /* working directory at start */
     char command[2048]; /* arguments, separated by NUL, ended by two */
+    uint64_t opens[16]; /* of staged files, by outcome; [0] is not used */
 };
 
 _Static_assert(sizeof(struct event) == 32, "an event is 32 bytes on disk");

@@ -1,5 +1,7 @@
 #include "files.h"
 
+#include "staged.h"
+
 #include <fcntl.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -31,6 +33,7 @@ struct level {
 
 /* Folders stand in the same table, under a base that no file id reaches. */
 #define ANY_FOLDER 0xffffffffu
+#define COPIES 0x80000000u /* added to the base of a staged copy's name; ids stay below */
 enum { PLAIN_FOLDER = 1, LINKED_FOLDER };
 
 struct key {
@@ -240,18 +243,26 @@ static void insert_path(struct key key, uint32_t id)
     }
 }
 
-static uint32_t intern(const char *name, uint32_t base)
+static uint32_t intern_on(uint32_t tier, const char *name, uint32_t base)
 {
-    struct key key = key_of(name, strnlen(name, 4096), base);
+    struct key key = key_of(name, strnlen(name, 4096), tier ? base ^ COPIES : base);
     uint32_t id = find_path(key);
+    struct text *text;
 
     if (id)
         return id;
     id = __atomic_add_fetch(&files_state->last_id, 1, __ATOMIC_RELAXED);
-    if (!log_text(TEXT_FILE, id, base, name, ""))
+    text = log_text(TEXT_FILE, id, base, name, "");
+    if (!text)
         return 0;
+    text->tier = tier;
     insert_path(key, id);
     return id;
+}
+
+static uint32_t intern(const char *name, uint32_t base)
+{
+    return intern_on(0, name, base);
 }
 
 static uint32_t folder_id(void)
@@ -274,7 +285,7 @@ static uint32_t folder_id(void)
     return id;
 }
 
-uint32_t files_path(int dirfd, const char *path)
+static uint32_t path_on(uint32_t tier, int dirfd, const char *path)
 {
     int error = errno;
     uint32_t base = 0;
@@ -287,9 +298,19 @@ uint32_t files_path(int dirfd, const char *path)
 
         base = slot ? slot->file : folder_id();
     }
-    id = intern(path, base);
+    id = intern_on(tier, path, base);
     errno = error;
     return id;
+}
+
+uint32_t files_path(int dirfd, const char *path)
+{
+    return path_on(0, dirfd, path);
+}
+
+uint32_t files_staged(int dirfd, const char *path)
+{
+    return path_on(1, dirfd, path);
 }
 
 void files_folder_changed(void)
@@ -328,8 +349,7 @@ static void drop_number(char *name)
         number[1] = 0;
 }
 
-/* What /proc/self/fd says of a descriptor; empty, and the error: there is none. */
-static long link_of(int fd, char *name)
+long files_link(int fd, char *name)
 {
     char path[32] = "/proc/self/fd/";
     char digits[12];
@@ -376,10 +396,33 @@ static bool is_plain(const char *name, int fd, char *resolved)
     if (known == PLAIN_FOLDER &&
         syscall(SYS_readlinkat, AT_FDCWD, name, resolved, SCRATCH_BYTES) < 0 && errno == EINVAL)
         return true;
-    link_of(fd, resolved);
+    files_link(fd, resolved);
     if (!known)
         insert_path(folder, strcmp(name, resolved) ? LINKED_FOLDER : PLAIN_FOLDER);
     return !strcmp(name, resolved);
+}
+
+bool files_leads_straight(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+    char byte;
+
+    return files_state && slash &&
+           find_path(key_of(name, (size_t)(slash - name), ANY_FOLDER)) == PLAIN_FOLDER &&
+           syscall(SYS_readlinkat, AT_FDCWD, name, &byte, 1) < 0 &&
+           (errno == EINVAL || errno == ENOENT);
+}
+
+void files_learn_folder(const char *resolved)
+{
+    const char *slash = strrchr(resolved, '/');
+    struct key folder;
+
+    if (!files_state || !slash)
+        return;
+    folder = key_of(resolved, (size_t)(slash - resolved), ANY_FOLDER);
+    if (!find_path(folder))
+        insert_path(folder, PLAIN_FOLDER);
 }
 
 /* What the first open shows: type, identity, size, and where links led.  It goes into the text of
@@ -392,8 +435,8 @@ static void describe(uint32_t id, int fd, char *resolved)
 
     if (syscall(SYS_fstat, fd, &found))
         return;
-    if (!text || text->base || *(const char *)(text + 1) != '/') {
-        link_of(fd, resolved);
+    if (!text || text->base || text->tier || *(const char *)(text + 1) != '/') {
+        files_link(fd, resolved);
         is_one_of_many = *resolved && *resolved != '/';
         text = log_text(TEXT_FILE, id, 0, "", resolved);
     } else if (!is_plain((const char *)(text + 1), fd, resolved)) {
@@ -443,6 +486,14 @@ void files_opened(int fd, uint32_t file, int flags)
     errno = error;
 }
 
+/* The id of an absolute path; the program's own, where that is the path of a copy. */
+static uint32_t intern_found(const char *path)
+{
+    const char *source = staged_is_on() ? staged_source(path) : NULL;
+
+    return source ? intern_on(1, source, 0) : intern(path, 0);
+}
+
 /* The file that /proc/self/fd shows; 0: no such descriptor. */
 static uint32_t file_behind(int fd)
 {
@@ -452,8 +503,8 @@ static uint32_t file_behind(int fd)
 
     signals_block(&signals);
     scratch = log_scratch();
-    if (scratch && link_of(fd, scratch) > 0) {
-        id = intern(scratch, 0);
+    if (scratch && files_link(fd, scratch) > 0) {
+        id = intern_found(scratch);
         if (id && is_first_open(id))
             describe(id, fd, scratch);
     }

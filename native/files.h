@@ -66,6 +66,18 @@ __attribute__((always_inline)) static inline struct slot_of_fd *files_slot(int f
 /* The id of a path as a call names it; dirfd as openat's. */
 uint32_t files_path(int dirfd, const char *path);
 
+/* The same for its staged copy: an id of its own, so that bytes are told apart by where they came
+ * from. */
+uint32_t files_staged(int dirfd, const char *path);
+
+/* Whether an absolute name is known to lead to what it names without links, or to nothing: then it
+ * is that file's only spelling.  Folders are learned from names that the kernel resolved. */
+bool files_leads_straight(const char *name);
+void files_learn_folder(const char *resolved);
+
+/* What /proc/self/fd says of a descriptor, into SCRATCH_BYTES; the bytes, or less than 0 and "". */
+long files_link(int fd, char *name);
+
 /* A call opened fd: its file, and what the first open of a file shows. */
 void files_opened(int fd, uint32_t file, int flags);
 void files_closed(int fd);

@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "hook.h"
+#include "hook_open.h"
 
 /* --- open and close -----------------------------------------------------------------------------
  */
@@ -37,11 +37,24 @@ static bool has_mode(int flags)
         mode;                                                                                      \
     })
 
+static int end_redirected(struct redirected *open, int fd, int flags)
+{
+    return opened_redirected(open, fd) ? end_open(&open->call, fd, flags) : fd;
+}
+
 #define HOOK_OPEN(function, parameters, arguments, dirfd, flags)                                   \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
+        struct redirected open;                                                                    \
         struct call call;                                                                          \
+        int fd;                                                                                    \
                                                                                                    \
+        if (staged_is_on()) {                                                                      \
+            fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags);                            \
+            if (fd < 0)                                                                            \
+                fd = real_##function arguments;                                                    \
+            return end_redirected(&open, fd, flags);                                               \
+        }                                                                                          \
         if (!begin_path(&call, OP_OPEN, dirfd, path))                                              \
             return real_##function arguments;                                                      \
         return end_open(&call, real_##function arguments, flags);                                  \
@@ -373,16 +386,22 @@ HOOK(off_t, lseek64, (int fd, off_t offset, int whence))
 /* --- metadata
  * --------------------------------------------------------------------------------------- */
 
-#define HOOK_STAT(function, op)                                                                    \
+#define HOOK_STAT(function)                                                                        \
+    HOOK_TELLS(function, (const char *path, void *found), (path, found),                           \
+               begin_path(&call, OP_STAT, AT_FDCWD, path),                                         \
+               staged_disguise_path(AT_FDCWD, path, found))
+HOOK_STAT(stat)
+HOOK_STAT(stat64)
+
+#define HOOK_LSTAT(function)                                                                       \
     HOOK_STATUS(function, (const char *path, void *found), (path, found),                          \
-                begin_path(&call, op, AT_FDCWD, path))
-HOOK_STAT(stat, OP_STAT)
-HOOK_STAT(stat64, OP_STAT)
-HOOK_STAT(lstat, OP_LSTAT)
-HOOK_STAT(lstat64, OP_LSTAT)
+                begin_path(&call, OP_LSTAT, AT_FDCWD, path))
+HOOK_LSTAT(lstat)
+HOOK_LSTAT(lstat64)
 
 #define HOOK_FSTAT(function)                                                                       \
-    HOOK_STATUS(function, (int fd, void *found), (fd, found), begin_fd(&call, OP_FSTAT, fd, -1, 0))
+    HOOK_TELLS(function, (int fd, void *found), (fd, found), begin_fd(&call, OP_FSTAT, fd, -1, 0), \
+               staged_disguise_fd(fd, found))
 HOOK_FSTAT(fstat)
 HOOK_FSTAT(fstat64)
 
@@ -394,30 +413,38 @@ static bool begin_stat_at(struct call *call, int dirfd, const char *path, int fl
 }
 
 #define HOOK_FSTATAT(function)                                                                     \
-    HOOK_STATUS(function, (int dirfd, const char *path, void *found, int flags),                   \
-                (dirfd, path, found, flags), begin_stat_at(&call, dirfd, path, flags))
+    HOOK_TELLS(function, (int dirfd, const char *path, void *found, int flags),                    \
+               (dirfd, path, found, flags), begin_stat_at(&call, dirfd, path, flags),              \
+               disguise_at(dirfd, path, flags, found))
 HOOK_FSTATAT(fstatat)
 HOOK_FSTATAT(fstatat64)
-HOOK_STATUS(statx, (int dirfd, const char *path, int flags, unsigned mask, void *found),
-            (dirfd, path, flags, mask, found), begin_stat_at(&call, dirfd, path, flags))
+HOOK_TELLS(statx, (int dirfd, const char *path, int flags, unsigned mask, void *found),
+           (dirfd, path, flags, mask, found), begin_stat_at(&call, dirfd, path, flags),
+           disguise_at_x(dirfd, path, flags, found))
 
-#define HOOK_XSTAT(function, op)                                                                   \
+#define HOOK_XSTAT(function)                                                                       \
+    HOOK_TELLS(function, (int version, const char *path, void *found), (version, path, found),     \
+               begin_path(&call, OP_STAT, AT_FDCWD, path),                                         \
+               staged_disguise_path(AT_FDCWD, path, found))
+HOOK_XSTAT(__xstat)
+HOOK_XSTAT(__xstat64)
+
+#define HOOK_LXSTAT(function)                                                                      \
     HOOK_STATUS(function, (int version, const char *path, void *found), (version, path, found),    \
-                begin_path(&call, op, AT_FDCWD, path))
-HOOK_XSTAT(__xstat, OP_STAT)
-HOOK_XSTAT(__xstat64, OP_STAT)
-HOOK_XSTAT(__lxstat, OP_LSTAT)
-HOOK_XSTAT(__lxstat64, OP_LSTAT)
+                begin_path(&call, OP_LSTAT, AT_FDCWD, path))
+HOOK_LXSTAT(__lxstat)
+HOOK_LXSTAT(__lxstat64)
 
 #define HOOK_FXSTAT(function)                                                                      \
-    HOOK_STATUS(function, (int version, int fd, void *found), (version, fd, found),                \
-                begin_fd(&call, OP_FSTAT, fd, -1, 0))
+    HOOK_TELLS(function, (int version, int fd, void *found), (version, fd, found),                 \
+               begin_fd(&call, OP_FSTAT, fd, -1, 0), staged_disguise_fd(fd, found))
 HOOK_FXSTAT(__fxstat)
 HOOK_FXSTAT(__fxstat64)
 
 #define HOOK_FXSTATAT(function)                                                                    \
-    HOOK_STATUS(function, (int version, int dirfd, const char *path, void *found, int flags),      \
-                (version, dirfd, path, found, flags), begin_stat_at(&call, dirfd, path, flags))
+    HOOK_TELLS(function, (int version, int dirfd, const char *path, void *found, int flags),       \
+               (version, dirfd, path, found, flags), begin_stat_at(&call, dirfd, path, flags),     \
+               disguise_at(dirfd, path, flags, found))
 HOOK_FXSTATAT(__fxstatat)
 HOOK_FXSTATAT(__fxstatat64)
 
@@ -434,12 +461,16 @@ HOOK_STATUS(faccessat, (int dirfd, const char *path, int mode, int flags),
     HOOK(ssize_t, function, parameters)                                                            \
     {                                                                                              \
         struct call call;                                                                          \
+        bool is_recorded = begin_path(&call, OP_READLINK, dirfd, path);                            \
         ssize_t got;                                                                               \
                                                                                                    \
-        if (!begin_path(&call, OP_READLINK, dirfd, path))                                          \
+        if (!is_recorded && !staged_is_on())                                                       \
             return real_##function arguments;                                                      \
         got = real_##function arguments;                                                           \
-        log_end(&call, got < 0 ? errno : 0, 0);                                                    \
+        if (staged_is_on())                                                                        \
+            got = staged_disguise_link(path, name, got, size);                                     \
+        if (is_recorded)                                                                           \
+            log_end(&call, got < 0 ? errno : 0, 0);                                                \
         return got;                                                                                \
     }
 HOOK_READLINK(readlink, (const char *path, char *name, size_t size), (path, name, size), AT_FDCWD)
@@ -481,8 +512,8 @@ HOOK_FTRUNCATE(ftruncate)
 HOOK_FTRUNCATE(ftruncate64)
 
 #define HOOK_TRUNCATE(function)                                                                    \
-    HOOK_STATUS(function, (const char *path, off_t size), (path, size),                            \
-                begin_path(&call, OP_TRUNCATE, AT_FDCWD, path))
+    HOOK_CHANGE(function, (const char *path, off_t size), (path, size),                            \
+                begin_path(&call, OP_TRUNCATE, AT_FDCWD, path), true, AT_FDCWD, path, 0, NULL)
 HOOK_TRUNCATE(truncate)
 HOOK_TRUNCATE(truncate64)
 
@@ -542,15 +573,18 @@ static bool begin_two_paths(struct call *call, enum op op, int from_dirfd, const
            log_begin(call, op, files_path(from_dirfd, from), files_path(to_dirfd, to), 0);
 }
 
-HOOK_STATUS(rename, (const char *from, const char *to), (from, to),
-            begin_two_paths(&call, OP_RENAME, AT_FDCWD, from, AT_FDCWD, to))
-HOOK_STATUS(renameat, (int from_dirfd, const char *from, int to_dirfd, const char *to),
+HOOK_CHANGE(rename, (const char *from, const char *to), (from, to),
+            begin_two_paths(&call, OP_RENAME, AT_FDCWD, from, AT_FDCWD, to), false, AT_FDCWD, from,
+            AT_FDCWD, to)
+HOOK_CHANGE(renameat, (int from_dirfd, const char *from, int to_dirfd, const char *to),
             (from_dirfd, from, to_dirfd, to),
-            begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to))
-HOOK_STATUS(renameat2,
+            begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
+            from, to_dirfd, to)
+HOOK_CHANGE(renameat2,
             (int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags),
             (from_dirfd, from, to_dirfd, to, flags),
-            begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to))
+            begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
+            from, to_dirfd, to)
 HOOK_STATUS(link, (const char *from, const char *to), (from, to),
             begin_two_paths(&call, OP_LINK, AT_FDCWD, from, AT_FDCWD, to))
 HOOK_STATUS(linkat, (int from_dirfd, const char *from, int to_dirfd, const char *to, int flags),
@@ -560,10 +594,13 @@ HOOK_STATUS(symlink, (const char *target, const char *path), (target, path),
             begin_path(&call, OP_SYMLINK, AT_FDCWD, path))
 HOOK_STATUS(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
             begin_path(&call, OP_SYMLINK, dirfd, path))
-HOOK_STATUS(unlink, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path))
-HOOK_STATUS(remove, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path))
-HOOK_STATUS(unlinkat, (int dirfd, const char *path, int flags), (dirfd, path, flags),
-            begin_path(&call, (flags & AT_REMOVEDIR) ? OP_RMDIR : OP_UNLINK, dirfd, path))
+HOOK_CHANGE(unlink, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,
+            AT_FDCWD, path, 0, NULL)
+HOOK_CHANGE(remove, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,
+            AT_FDCWD, path, 0, NULL)
+HOOK_CHANGE(unlinkat, (int dirfd, const char *path, int flags), (dirfd, path, flags),
+            begin_path(&call, (flags & AT_REMOVEDIR) ? OP_RMDIR : OP_UNLINK, dirfd, path), false,
+            dirfd, path, 0, NULL)
 HOOK_STATUS(shm_unlink, (const char *name), (name), begin_plain(&call, OP_UNLINK, -1, 0))
 HOOK_STATUS(rmdir, (const char *path), (path), begin_path(&call, OP_RMDIR, AT_FDCWD, path))
 HOOK_STATUS(mkdir, (const char *path, mode_t mode), (path, mode),
@@ -847,8 +884,96 @@ static void end_call(const struct call *call, long number, const long *a, long r
         log_end(call, result < 0 ? errno : 0, moves && result > 0 ? (uint64_t)result : 0);
 }
 
+/* Where the path of an open that may be redirected stands among its arguments; -1: it is none.
+ * Not openat2: what it forbids on the way to a file cannot be asked of a copy. */
+static int place_of_path(long number)
+{
+    switch (number) {
+    case SYS_openat: return 1;
+#ifdef SYS_open
+    case SYS_open: return 0;
+#endif
+    default: return -1;
+    }
+}
+
+static long (*real_syscall)(long number, ...);
+
+static long redirected_call(long number, long *a, int place)
+{
+    struct redirected open;
+    const char *path = (const char *)a[place];
+    int dirfd = place ? (int)a[0] : AT_FDCWD;
+    int flags = (int)a[place + 1];
+    int fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags);
+
+    a[place] = (long)path;
+    if (fd < 0)
+        fd = (int)real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    return end_redirected(&open, fd, flags);
+}
+
+/* What a call by number is about to change. */
+static void find_changed(long number, const long *a, struct staged_slot **slots)
+{
+    const char *second = (const char *)a[1];
+
+    switch (number) {
+    case SYS_unlinkat: slots[0] = staged_find((int)a[0], second, false); break;
+#ifdef SYS_renameat
+    case SYS_renameat:
+#endif
+    case SYS_renameat2:
+        slots[0] = staged_find((int)a[0], second, false);
+        slots[1] = staged_find((int)a[2], (const char *)a[3], false);
+        break;
+    case SYS_truncate: slots[0] = staged_find(AT_FDCWD, (const char *)a[0], true); break;
+#ifdef SYS_open
+    case SYS_unlink: slots[0] = staged_find(AT_FDCWD, (const char *)a[0], false); break;
+    case SYS_rename:
+        slots[0] = staged_find(AT_FDCWD, (const char *)a[0], false);
+        slots[1] = staged_find(AT_FDCWD, second, false);
+        break;
+    case SYS_creat: slots[0] = staged_find(AT_FDCWD, (const char *)a[0], true); break;
+#endif
+    default: break;
+    }
+}
+
+/* A call by number that went well, while copies are staged. */
+static void note_done(long number, const long *a, struct staged_slot *const *slots)
+{
+    const char *second = (const char *)a[1];
+    struct staged_slot *written = NULL;
+
+    switch (number) {
+    case SYS_fstat: staged_disguise_fd((int)a[0], (struct stat *)a[1]); break;
+    case SYS_newfstatat:
+        if (!(a[3] & AT_SYMLINK_NOFOLLOW) || a[3] & AT_EMPTY_PATH)
+            disguise_at((int)a[0], second, (int)a[3], (struct stat *)a[2]);
+        break;
+    case SYS_statx: disguise_at_x((int)a[0], second, (int)a[2], (struct statx *)a[4]); break;
+#ifdef SYS_open
+    case SYS_stat: staged_disguise_path(AT_FDCWD, (const char *)a[0], (struct stat *)a[1]); break;
+#endif
+    case SYS_openat2:
+        if (staged_writes((int)open_flags(number, a)))
+            written = staged_find((int)a[0], second, true);
+        break;
+    default: break;
+    }
+    if (written)
+        staged_drop(written);
+    if (slots[0])
+        staged_drop(slots[0]);
+    if (slots[1])
+        staged_drop(slots[1]);
+}
+
 HOOK(long, syscall, (long number, ...))
 {
+    struct staged_slot *slots[2] = {NULL, NULL};
+    bool is_recorded;
     struct call call;
     va_list list;
     long a[6];
@@ -859,13 +984,24 @@ HOOK(long, syscall, (long number, ...))
     for (i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    if (!begin_call(&call, number, a))
+    if (staged_is_on()) {
+        int place = place_of_path(number);
+
+        if (place >= 0)
+            return redirected_call(number, a, place);
+        find_changed(number, a, slots);
+    }
+    is_recorded = begin_call(&call, number, a);
+    if (!is_recorded && !staged_is_on())
         return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (number == SYS_close)
+    if (is_recorded && number == SYS_close)
         files_closed((int)a[0]);
-    if (number == SYS_close_range && !(a[2] & 4))
+    if (is_recorded && number == SYS_close_range && !(a[2] & 4))
         files_closed_range((unsigned)a[0], (unsigned)a[1]);
     result = real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    end_call(&call, number, a, result);
+    if (result >= 0 && staged_is_on())
+        note_done(number, a, slots);
+    if (is_recorded)
+        end_call(&call, number, a, result);
     return result;
 }

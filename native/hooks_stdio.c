@@ -4,9 +4,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <wchar.h>
 
-#include "hook.h"
+#include "hook_open.h"
 
 struct stdio {
     struct call call;
@@ -71,32 +73,6 @@ static FILE *end_fopen(const struct call *call, FILE *file, const char *mode)
     return file;
 }
 
-#define HOOK_FOPEN(function)                                                                       \
-    HOOK(FILE *, function, (const char *path, const char *mode))                                   \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!begin_path(&call, OP_FOPEN, AT_FDCWD, path))                                          \
-            return real_##function(path, mode);                                                    \
-        return end_fopen(&call, real_##function(path, mode), mode);                                \
-    }
-HOOK_FOPEN(fopen)
-HOOK_FOPEN(fopen64)
-
-#define HOOK_FREOPEN(function)                                                                     \
-    HOOK(FILE *, function, (const char *path, const char *mode, FILE *file))                       \
-    {                                                                                              \
-        struct call call;                                                                          \
-                                                                                                   \
-        if (!path || !begin_path(&call, OP_FREOPEN, AT_FDCWD, path))                               \
-            return real_##function(path, mode, file);                                              \
-        if (file && fileno_unlocked(file) >= 0)                                                    \
-            files_closed(fileno_unlocked(file));                                                   \
-        return end_fopen(&call, real_##function(path, mode, file), mode);                          \
-    }
-HOOK_FREOPEN(freopen)
-HOOK_FREOPEN(freopen64)
-
 HOOK(FILE *, fdopen, (int fd, const char *mode))
 {
     struct call call;
@@ -110,6 +86,73 @@ HOOK(FILE *, fdopen, (int fd, const char *mode))
         files_set_stdio_position(fd, tell(file));
     return file;
 }
+
+/* What fopen would open with.  fdopen knows no conversion (",ccs="): that is left alone. */
+static int flags_of(const char *mode)
+{
+    if ((uintptr_t)mode < 65536 || strchr(mode, ','))
+        return O_PATH;
+    if (*mode != 'r' || strchr(mode, '+'))
+        return *mode == 'w' ? O_RDWR | O_TRUNC : O_RDWR;
+    return O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0);
+}
+
+static FILE *redirected_fopen(FILE *(*real)(const char *, const char *), const char *path,
+                              const char *mode)
+{
+    struct redirected open;
+    int fd = begin_redirected(&open, OP_FOPEN, AT_FDCWD, &path, flags_of(mode));
+    FILE *file = fd >= 0 ? real_fdopen(fd, mode) : NULL;
+
+    if (fd >= 0 && !file) {
+        syscall(SYS_close, fd);
+        name_redirected(&open, AT_FDCWD, path, false);
+    }
+    if (!file)
+        file = real(path, mode);
+    if (!opened_redirected(&open, file ? fileno_unlocked(file) : -1))
+        return file;
+    return end_fopen(&open.call, file, mode);
+}
+
+#define HOOK_FOPEN(function)                                                                       \
+    HOOK(FILE *, function, (const char *path, const char *mode))                                   \
+    {                                                                                              \
+        struct call call;                                                                          \
+                                                                                                   \
+        if (staged_is_on())                                                                        \
+            return redirected_fopen(real_##function, path, mode);                                  \
+        if (!begin_path(&call, OP_FOPEN, AT_FDCWD, path))                                          \
+            return real_##function(path, mode);                                                    \
+        return end_fopen(&call, real_##function(path, mode), mode);                                \
+    }
+HOOK_FOPEN(fopen)
+HOOK_FOPEN(fopen64)
+
+/* Before the call, which says too late whether it could write. */
+static void drop_staged(const char *path)
+{
+    struct staged_slot *slot = staged_find(AT_FDCWD, path, true);
+
+    if (slot)
+        staged_drop(slot);
+}
+
+#define HOOK_FREOPEN(function)                                                                     \
+    HOOK(FILE *, function, (const char *path, const char *mode, FILE *file))                       \
+    {                                                                                              \
+        struct call call;                                                                          \
+                                                                                                   \
+        if (path && staged_is_on() && staged_writes(flags_of(mode)))                               \
+            drop_staged(path);                                                                     \
+        if (!path || !begin_path(&call, OP_FREOPEN, AT_FDCWD, path))                               \
+            return real_##function(path, mode, file);                                              \
+        if (file && fileno_unlocked(file) >= 0)                                                    \
+            files_closed(fileno_unlocked(file));                                                   \
+        return end_fopen(&call, real_##function(path, mode, file), mode);                          \
+    }
+HOOK_FREOPEN(freopen)
+HOOK_FREOPEN(freopen64)
 
 #define HOOK_TMPFILE(function)                                                                     \
     HOOK(FILE *, function, (void))                                                                 \

@@ -901,6 +901,19 @@ void log_began_earlier(struct call *call, uint64_t start)
         event->begun = log_begun(start - call->block->first, call->op, call->file);
 }
 
+/* Two stores, as the id stands in two halves: right before the call or the end, so that no process
+ * is known to have died between them. */
+void log_turned_to(struct call *call, uint32_t file)
+{
+    struct event *event = file ? log_event(call) : NULL;
+
+    if (!event)
+        return;
+    call->file = file;
+    event->done = log_done(0, 0, file);
+    event->begun = (event->begun & ~0xffffull) | (file & 0xffff);
+}
+
 /* The block may have been emptied, or another log begun, while the call was under way. */
 struct event *log_event(const struct call *call)
 {

@@ -126,6 +126,7 @@ static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked);
 struct event *log_event(const struct call *call);          /* where it is now; NULL: gone */
 void log_began_earlier(struct call *call, uint64_t start); /* if its event can say so */
+void log_turned_to(struct call *call, uint32_t file);      /* only now is it known which */
 void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
                     uint64_t moved);
 

@@ -17,6 +17,7 @@
 #include "log.h"
 #include "patch.h"
 #include "spread.h"
+#include "staged.h"
 
 /* The linker gathers every HOOK into this section. */
 extern const struct hook *__start_penstock_hooks[] __attribute__((visibility("hidden")));
@@ -190,6 +191,8 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     apply_patches(start_ns);
     if (log_state->serial != serial)
         measure_event();
+    if (staged_is_on())
+        log_text(TEXT_NOTE, 0, 0, "tier", staged_tier());
     name = penstock_name("window");
     write_name(name);
     if (!log_begin(&window_call, OP_WINDOW, name, -1, 0))
@@ -225,6 +228,16 @@ int penstock_start(const char *folder, uint64_t budget_bytes)
         return error;
     pthread_mutex_lock(&window);
     error = is_open ? -EALREADY : open_window(path, budget_bytes);
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+int penstock_staged(const char *map)
+{
+    int error;
+
+    pthread_mutex_lock(&window);
+    error = is_open ? -EALREADY : staged_start(map);
     pthread_mutex_unlock(&window);
     return error;
 }
@@ -458,21 +471,28 @@ __attribute__((constructor)) static void begin_process(void)
 {
     const char *folder = getenv("PENSTOCK_RUN");
     const char *budget = getenv("PENSTOCK_BUDGET");
+    const char *map = getenv("PENSTOCK_STAGED");
+    int unmapped;
 
     if (!folder || *folder != '/')
         return;
     origin = getenv("PENSTOCK_INJECTED") ? ORIGIN_EXEC : ORIGIN_RUN;
+    unmapped = map && *map == '/' ? penstock_staged(map) : 0;
     if (penstock_start(folder, budget ? strtoull(budget, NULL, 10) : 0))
         return; /* the launcher has checked the folder; a child that cannot write to it is not seen
                  */
+    if (unmapped) /* the launcher has checked the map too; without it every file is the original */
+        penstock_note("tier lost", strerror(-unmapped));
     spread_hide();
     begin_paused();
 }
 
 __attribute__((destructor)) static void end_process(void)
 {
+    if (!is_open)
+        return; /* a log whose window was stopped has had its end */
     end_pause();
     if (recorder_on && window_call.start && window_call.thread == log_self)
         log_end(&window_call, 0, 0);
-    log_stop(is_open ? LOG_EXITED : LOG_STOPPED);
+    log_stop(LOG_EXITED);
 }

@@ -12,6 +12,11 @@
  * -EALREADY: a window is open.  -ENOTSUP: this libc or kernel. */
 PENSTOCK_API int penstock_start(const char *folder, uint64_t budget_bytes);
 
+/* Opens that only read are redirected to the copies of a tier's map (docs/FORMAT-stage.md) while
+ * windows are open, from the next one on.  -EALREADY: a window is open.  -EINVAL: no map that is
+ * known here.  -EPERM: another user's. */
+PENSTOCK_API int penstock_staged(const char *map);
+
 /* Ends the window; every import slot and page protection is as it was.  -EINVAL: none is open. */
 PENSTOCK_API int penstock_stop(void);
 

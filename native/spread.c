@@ -6,15 +6,18 @@
 
 #include "clock.h"
 #include "log.h"
+#include "staged.h"
 
 #define PRELOAD "LD_PRELOAD="
 #define MARK "PENSTOCK_INJECTED="
+#define STAGED "PENSTOCK_STAGED="
 
 static char library[1024];
 static char entry_preload[sizeof PRELOAD + sizeof library];
 static char entry_run[sizeof "PENSTOCK_RUN=" + sizeof log_folder];
 static char entry_budget[40];
 static char entry_ticks[40];
+static char entry_staged[sizeof STAGED + 4096];
 static char entry_mark[] = MARK "1";
 
 static void number_entry(char *entry, const char *name, uint64_t number)
@@ -40,6 +43,7 @@ void spread_setup(const char *folder, uint64_t budget_bytes)
     strcat(strcpy(entry_run, "PENSTOCK_RUN="), folder);
     number_entry(entry_budget, "PENSTOCK_BUDGET=", budget_bytes);
     number_entry(entry_ticks, "PENSTOCK_TICKS=", clock_ticks_per_s);
+    strcat(strcpy(entry_staged, STAGED), staged_path());
 }
 
 static bool is_named(const char *entry, const char *name)
@@ -86,6 +90,8 @@ void spread_fill(char *const *environment, char **copy, char *preload)
     *copy++ = entry_run;
     *copy++ = entry_budget;
     *copy++ = entry_ticks;
+    if (staged_is_on())
+        *copy++ = entry_staged;
     *copy++ = entry_mark;
     *copy = NULL;
 }

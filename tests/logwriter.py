@@ -94,7 +94,8 @@ def header_page(**fields: Any) -> bytes:
     }
     page = np.zeros(1, layout.HEADER)
     for name, value in values.items():
-        page[name] = NUMBERS.get(name, {}).get(value, value)
+        names = NUMBERS.get(name)
+        page[name] = names.get(value, value) if names else value
     return page.tobytes().ljust(HEADER_BYTES, b"\0")
 
 
@@ -125,13 +126,14 @@ def text(
     device: int = 0,
     inode: int = 0,
     size: int = -1,
+    tier: int = 0,
 ) -> bytes:
     """One text, padded."""
     names = b"".join(
         (part.encode() if isinstance(part, str) else part) + b"\0" for part in (name, resolved)
     )
     names = names.ljust(-(-len(names) // 8) * 8, b"\0")
-    fields = (48 + len(names), kind, number, base, mode, 0, device, inode, size)
+    fields = (48 + len(names), kind, number, base, mode, tier, device, inode, size)
     return np.array([fields], layout.TEXT).tobytes() + names
 
 

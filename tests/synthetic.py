@@ -86,7 +86,7 @@ class Synthetic:
         if path not in self.files:
             self.files[path] = len(self.files) + 1
             self.rows["files"].append(
-                (self.files[path], path, path, path_class, kind, 1, self.files[path], size)
+                (self.files[path], path, path, path_class, kind, 1, self.files[path], None, size)
             )
         return self.files[path]
 

@@ -113,6 +113,45 @@ def test_two_windows_at_once_are_refused_in_a_sentence(program: Program) -> None
     assert said == ["a window is open already, into first; stop it first", "and then it may"]
 
 
+def test_a_refused_window_under_penstock_run_leaves_the_recording_alone(
+    recorded: Callable[..., Any],
+) -> None:
+    run = recorded("""
+        import warnings, penstock
+        warnings.simplefilter("ignore")
+        open("x", "wb").close()
+        with penstock.record("outer"):
+            try:
+                penstock.record("inner")
+            except penstock.RecorderError:
+                pass
+        for _ in range(50):
+            open("x", "rb").close()
+        with penstock.record("later"):
+            for _ in range(7):
+                open("x", "rb").close()
+    """)
+    opens = "select count(*) from events where op in ('open', 'openat') and path like '%/x'"
+    assert list(run.sql(opens)) == [(1 + 50 + 7,)]
+
+
+def test_the_first_window_holds_nothing_of_ours_and_ends_when_it_is_stopped(
+    program: Program, tmp_path: Path
+) -> None:
+    program("""
+        import time, penstock
+        with penstock.record("run"):
+            open("x", "wb").close()
+        time.sleep(1)
+    """)
+    with open_run(tmp_path / "run") as run:
+        opened = list(run.sql("select path from events where op in ('open', 'openat')"))
+        assert [path.rpartition("/")[2] for (path,) in opened] == ["x"]
+        ((ns, state),) = list(run.sql("select end_ns - start_ns, state from processes"))
+        assert ns < 0.9e9
+        assert state == "stopped"
+
+
 def test_stopping_twice_is_refused_and_leaving_the_with_after_a_stop_is_not(
     program: Program,
 ) -> None:

@@ -44,16 +44,20 @@ TABLE = {
     "compare": May(ours="errors report findings", world=""),
     "views.*": May(ours="errors report live compare words views.*", world=""),
     "tensorboard": May(ours="errors log run measures report views.*", world="tensorboard"),
-    "interop.*": May(ours="errors log schema tables run questions interop.*", world=""),
+    "interop.*": May(ours="errors log schema tables run questions words interop.*", world=""),
     "tiers": May(ours="errors", world=""),
+    "stores": May(ours="errors tiers", world=""),
+    "registry": May(ours="errors tiers", world=""),
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),
-    "stage.*": May(ours="errors tiers stage.*", world="numpy"),
-    "save.*": May(ours="errors tiers save.*", world="numpy"),
+    "stage.*": May(
+        ours="errors questions tiers registry stores words stage.*", world="numpy duckdb"
+    ),
+    "save.*": May(ours="errors recorder tiers stores save.*", world="numpy"),
     "adapters.*": May(
-        ours="errors recorder feed.* stage.* save.* adapters.*", world="its framework"
+        ours="errors control recorder feed.* stage.* save.* adapters.*", world="its framework"
     ),
     "bench.*": May(ours="* but cli", world="numpy"),
-    "cli": May(ours="*", world="click"),
+    "cli.*": May(ours="*", world="click"),
     "__init__": May(ours="errors recorder", world=""),
     "__main__": May(ours="cli", world=""),
     "bootstrap": May(ours="__init__ recorder adapters.*", world=""),
@@ -73,6 +77,7 @@ COSTLY = {"ctypes", "multiprocessing", "asyncio"}
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 C_FILES = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
+FEED_FILES = sorted([*(NATIVE / "feed").glob("*.c"), *(NATIVE / "feed").glob("*.h")])
 
 
 def name_of(path: Path) -> str:
@@ -221,7 +226,7 @@ def _assigned(node: ast.stmt) -> list[ast.Name]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_only_the_command_line_exits(path: Path) -> None:
-    if name_of(path) == "cli" or name_of(path).startswith("bench"):
+    if name_of(path).split(".")[0] in ("cli", "bench"):
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
@@ -242,7 +247,7 @@ def test_a_python_function_fits_one_screen(path: Path) -> None:
             assert lines <= FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*C_FILES, *FEED_FILES], ids=lambda path: path.name)
 def test_c_fits_the_screen_and_opens_with_what_it_knows(path: Path) -> None:
     lines = path.read_text().splitlines()
     says = [path, path.with_suffix(".h")]  # where a header is, it says it for both
@@ -300,6 +305,32 @@ def test_elf_is_known_to_the_patcher_alone() -> None:
         assert is_patcher or not knows_elf, f"{path.name} includes {knows_elf and knows_elf[0]}"
 
 
+def test_the_reader_and_the_planner_agree_with_the_header() -> None:
+    from penstock.feed import plan, read
+
+    header = (NATIVE / "feed" / "feed.h").read_text()
+    numbers = {name: int(n) for name, n in re.findall(r"(FEED_\w+)(?: =)? (\d+)", header)}
+    assert numbers["FEED_PAGE"] == plan.PAGE_BYTES
+    assert (numbers["FEED_THREADS"], numbers["FEED_URING"]) == (read.THREADS, read.URING)
+    assert (numbers["FEED_TRY_MEMORY"], numbers["FEED_WHOLE_FILES"]) == (
+        read.TRY_MEMORY,
+        read.WHOLE_FILES,
+    )
+    sizes = dict(re.findall(r"sizeof\(struct (\w+)\) == (\d+)", header))
+    assert int(sizes["feed_request"]) == read.REQUEST.itemsize
+    assert int(sizes["feed_tally"]) == read.TALLY.itemsize
+    for kind, layout in (("feed_request", read.REQUEST), ("feed_tally", read.TALLY)):
+        body = re.search(rf"struct {kind} {{(.*?)}};", header, re.DOTALL)
+        assert body
+        code = _without_comments(body[1])
+        names = [
+            name.strip()
+            for line in re.findall(r"u?int\d+_t ([^;]+);", code)
+            for name in line.split(",")
+        ]
+        assert names == list(layout.names or ())
+
+
 def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
     from penstock import recorder
 
@@ -308,11 +339,12 @@ def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
     assert (numbers["STEP"], numbers["SPAN"]) == (recorder.OP_STEP, recorder.OP_SPAN)
 
 
-def test_both_builds_of_the_recorder_use_the_same_flags() -> None:
+@pytest.mark.parametrize("library", ["rec", "feed"])
+def test_both_builds_of_a_library_use_the_same_flags(library: str) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()
     make = (ROOT / "Makefile").read_text()
-    compiled = re.search(r"target_compile_options\(\s*rec PRIVATE (.*)\)", cmake)
-    linked = re.search(r"target_link_options\(rec PRIVATE (.*)\)", cmake)
+    compiled = re.search(rf"target_compile_options\(\s*{library} PRIVATE (.*)\)", cmake)
+    linked = re.search(rf"target_link_options\({library} PRIVATE (.*)\)", cmake)
     assert compiled
     assert linked
     for flag in f"{compiled[1]} {linked[1]}".split():

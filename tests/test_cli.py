@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 
 import penstock
 from conftest import PENSTOCK
-from penstock.cli import cli, size
+from penstock.cli import cli
+from penstock.cli.shell import size
 
 COMMANDS = sorted(cli.commands)
 
@@ -44,6 +46,60 @@ for _ in range(10):
     finished = say("run", "-q", "-o", "run", sys.executable, "-c", program, cwd=folder)
     assert finished.returncode == 0, finished.stderr
     return folder / "run"
+
+
+# What can be in a run
+
+
+@needs_library
+def test_a_name_of_escapes_moves_no_cursor_and_stays_exact_in_csv_and_json(
+    tmp_path: Path,
+) -> None:
+    name = "a\x1b[31m\nb"
+    (tmp_path / name).write_text("x")
+    say("run", "-q", "-o", "run", sys.executable, "-c", f"open({name!r}).read()", cwd=tmp_path)
+    query = "select path as p from files where path like '%31m%'"
+    told = say("sql", "run", query, cwd=tmp_path).stdout
+    assert "\x1b" not in told
+    assert r"/a\x1b[31m\nb" in told
+    rows = list(csv.reader(io.StringIO(say("sql", "run", query, "--csv", cwd=tmp_path).stdout)))
+    assert rows == [["p"], [str(tmp_path / name)]]
+    answer = json.loads(say("sql", "run", query, "--json", cwd=tmp_path).stdout)
+    assert answer == [{"p": str(tmp_path / name)}]
+    is_forms = say("sql", "run", query, "--csv", "--json", cwd=tmp_path)
+    assert (is_forms.returncode, is_forms.stdout) == (2, "")
+    assert "--csv and --json are two forms of one answer: choose one" in is_forms.stderr
+
+
+@needs_library
+def test_a_sum_over_events_says_how_many_live_on_only_in_counters(tmp_path: Path) -> None:
+    program = """
+file = open("f", "wb", buffering=0)
+for _ in range(60_000):
+    file.write(bytes(10))
+"""
+    command = ["-o", "run", "--budget", "300kB", sys.executable, "-c", program]
+    say("run", "-q", *command, cwd=tmp_path)
+    query = "select sum(moved_bytes)::bigint as n from {} where path like '%/f'"
+    exact = json.loads(say("sql", "run", query.format("counters"), "--json", cwd=tmp_path).stdout)
+    assert exact == [{"n": 600_000}]
+    summed = say("sql", "run", query.format("Events"), "--json", cwd=tmp_path)
+    assert json.loads(summed.stdout)[0]["n"] < 600_000
+    found = re.fullmatch(
+        r"penstock: ([\d,]+) of ([\d,]+) calls are past the budget, only in `counters`: "
+        r"sums and counts over `events` lack them\n",
+        summed.stderr,
+    )
+    assert found, summed.stderr
+    folded, calls = (int(number.replace(",", "")) for number in found.groups())
+    every = json.loads(
+        say(
+            "sql", "run", "select sum(calls)::bigint n from counters", "--json", cwd=tmp_path
+        ).stdout
+    )
+    assert calls == every[0]["n"]
+    assert folded < calls
+    assert say("sql", "run", query.format("counters"), cwd=tmp_path).stderr == ""
 
 
 # Arguments
@@ -80,6 +136,33 @@ def test_every_command_explains_itself(command: str) -> None:
     assert finished.stderr == ""
 
 
+def groups(of: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command that has commands."""
+    yield path
+    for name, command in of.commands.items():
+        if isinstance(command, click.Group):
+            yield from groups(command, *path, name)
+
+
+@pytest.mark.parametrize(
+    "words", list(groups(cli)), ids=lambda words: " ".join(words) or "penstock"
+)
+def test_a_list_of_commands_says_each_in_one_whole_line_of_80_columns(
+    words: tuple[str, ...],
+) -> None:
+    told = say(*words, "--help", env=os.environ | {"COLUMNS": "80"}).stdout
+    group: Any = cli
+    for word in words:
+        group = group.commands[word]
+    begin = re.search(r"^(Commands|Record):$", told, re.MULTILINE)
+    assert begin
+    lines = told[begin.end() :].partition("\n  Completion")[0].split("\n")
+    told_of = [line.split()[0] for line in lines if re.match(r"  \S+  ", line)]
+    assert sorted(told_of) == sorted(group.commands)
+    assert len(told_of) == sum(line.startswith(" ") for line in lines)
+    assert not any(line.endswith("...") or len(line) > 80 for line in lines)
+
+
 def test_commands_that_take_a_run_or_a_program_show_examples() -> None:
     for command in ("run", "report", "sql"):
         assert f"penstock {command} " in say(command, "--help").stdout.split("Usage:")[1][40:]
@@ -107,6 +190,11 @@ def test_completion_offers_the_commands() -> None:
         (["run", "--budget", "much", "true"], "'much' is no size"),
         (["report", "/nowhere"], "Directory '/nowhere' does not exist"),
         (["sql", "/tmp"], "Missing argument 'QUERY'"),
+        (["run", "-o", "", "true"], "'-o' / '--output': an empty name; say where it goes"),
+        (["import", "/etc/hostname", "-o", ""], "an empty name; say where it goes"),
+        (["report", "/tmp", "-o", ""], "an empty name; say where it goes"),
+        (["report", __file__], f"{__file__} is a file; a run is the folder that its logs lie in;"),
+        (["watch", __file__], f"{__file__} is a file; a run is the folder that its logs lie in;"),
     ],
 )
 def test_a_wrong_argument_is_one_line_that_says_what_and_what_now(

@@ -13,7 +13,7 @@ from logwriter import Process
 from penstock.compare import Comparison, baseline_limit, compare, limits, to_json
 from penstock.errors import PenstockError
 from penstock.measures import measure
-from penstock.report import Finding, Number, Report, report_of
+from penstock.report import Check, Finding, Number, Report, report_of
 from penstock.views import comparison as view
 from synthetic import Synthetic
 
@@ -73,7 +73,7 @@ def test_what_got_better_is_said_with_its_ratio(slow: Report, fast: Report) -> N
     assert made.doubts == ()
     back = compare([fast], [slow])
     assert back.delta("step_s").change == "worse"
-    assert "x as slow as A per step" in back.headline
+    assert "B takes 1.35x as long as A per step" in back.headline
 
 
 def test_a_run_compared_with_itself_is_the_same(slow: Report) -> None:
@@ -140,10 +140,33 @@ def finding(rule: str, share: float) -> Finding:
 
 
 def test_findings_are_gone_new_or_kept(slow: Report, fast: Report) -> None:
-    a = replace(slow, findings=(finding("D1", 0.3), finding("D2", 0.1)))
-    b = replace(fast, findings=(finding("D2", 0.05), finding("W1", 0.2)))
+    a = replace(slow, findings=(finding("D1", 0.3), finding("D2", 0.1)), checks=())
+    b = replace(fast, findings=(finding("D2", 0.05), finding("W1", 0.2)), checks=())
     changes = [(one.rule, one.change) for one in compare([a], [b]).findings]
     assert changes == [("W1", "new"), ("D1", "gone"), ("D2", "kept")]
+
+
+@pytest.mark.parametrize("state", ["not judged", "suppressed"])
+def test_a_finding_that_the_other_side_was_not_judged_by_is_not_gone(
+    slow: Report, fast: Report, state: str
+) -> None:
+    checks = (Check("D1", "d1", state, "for a reason"),)
+    a = replace(slow, findings=(finding("D1", 0.3),), checks=())
+    b = replace(fast, findings=(), checks=checks)
+    for sides, name, word in (((a, b), "B", "30 %"), ((b, a), "A", "30 %")):
+        made = compare([sides[0]], [sides[1]])
+        assert [one.change for one in made.findings] == [f"{state} in {name}"]
+        told = view.render(made)
+        assert word in told
+        assert not {"gone", "new"} & set(told.split())
+        assert f"in {name}" in told.split("Findings")[1]
+
+
+def test_of_different_programs_no_finding_is_gone(slow: Report, fast: Report) -> None:
+    a = replace(slow, findings=(finding("D1", 0.3), finding("D2", 0.1)))
+    b = replace(fast, findings=(finding("D2", 0.1), finding("W1", 0.1)), title="other.py")
+    changes = {one.rule: one.change for one in compare([a], [b]).findings}
+    assert changes == {"D1": "other program", "D2": "kept", "W1": "other program"}
 
 
 def test_a_side_without_a_run_is_an_error(slow: Report) -> None:
@@ -196,6 +219,34 @@ def test_an_incomplete_number_may_break_a_limit_and_cannot_keep_one() -> None:
     assert report.verdict.storage.state == "incomplete"
     assert limits(report, max_storage=0.9)[0].state == "not measured"
     assert limits(report, max_storage=0.1)[0].state == "passed"
+
+
+@pytest.mark.parametrize("lack", ["torn", "nameless"])
+def test_waits_that_may_be_missing_pass_no_limit_and_are_no_verdict(
+    slow: Report, lack: str
+) -> None:
+    run = Synthetic()
+    name = None if lack == "nameless" else "data wait"
+    for step in range(10):
+        at = step * 100 * MS
+        if lack == "nameless" or step == 0:
+            run.span(name, at, at + 88 * MS, index=step)  # type: ignore[arg-type]
+        run.step(at + 88 * MS, at + 100 * MS, step)
+    run.process(1, end=1100 * MS, is_torn=lack == "torn")
+    measures = measure(run)
+    assert measures.stall_fraction.state == "incomplete"
+    report = report_of(measures)
+    (limit,) = limits(report, max_stall=0.10)
+    assert limit.state == "not measured"
+    why = "cut short" if lack == "torn" else "10 spans have no name"
+    assert report.verdict.headline == "TRAINING NOT FULLY SEEN"
+    assert why in report.verdict.sentence
+    states = {fact.key: fact.number.state for fact in report.stretches}
+    assert states["data_wait_s"] == states["checkpoint_block_s"] == "incomplete"
+    assert {check.rule for check in report.checks if check.state == "fine"} <= {"X1", "X2"}
+    assert any(check.state == "not judged" and why in check.says for check in report.checks)
+    kept = baseline_limit(report, slow, 0.05)
+    assert {limit.state for limit in kept if limit.key == "stall"} == {"not measured"}
 
 
 def test_a_baseline_allows_its_tolerance(slow: Report, fast: Report) -> None:

@@ -364,6 +364,13 @@ class TestHostile:
                 to_json(report_of(measure(run)))
         assert not said or (str(path) in said and "\n" not in said)
 
+    def test_a_log_of_a_version_to_come_is_named_with_it(self, tmp_path: Path) -> None:
+        data = bytearray(SAMPLES[0].read_bytes())
+        data[:8] = b"9.99".ljust(8, b"\0")
+        (tmp_path / "new.darshan").write_bytes(data)
+        with pytest.raises(RunError, match=r"it says version 9\.99; 3\.x is read"):
+            import_foreign([tmp_path / "new.darshan"], tmp_path / "run")
+
     @pytest.mark.parametrize("part", [0, 0.001, 0.1, 0.4, 0.7, 0.99])
     def test_a_log_cut_anywhere_is_told(self, part: float, log: Path, tmp_path: Path) -> None:
         data = log.read_bytes()

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,11 @@ class TestIn:
                 ("fstat", "/data/x", 0, 0, 50_000),
                 ("fwrite", "/data/x", 9, 0, 60_000),
             ]
-            assert run.sql("SELECT name FROM spans").fetchall() == [("data wait",)]
+            names = run.sql("SELECT name FROM spans ORDER BY start_ns").fetchall()
+            assert names == [("data wait",), ("wait cpu",)]  # that nobody told who made the batch
             assert run.sql("SELECT pid, host FROM processes").fetchall() == [(7, "node7")]
             gaps = {gap.what: gap.why for gap in report_of(measure(run)).gaps}
-        assert gaps["POSIX frobnicate"] == "1 calls that Penstock has no name for"
+        assert gaps["POSIX frobnicate"] == "1 call that Penstock has no name for"
 
     def test_a_cut_trace_and_lines_that_are_none_are_told(self, tmp_path: Path) -> None:
         trace = foreign(tmp_path, event("read", ret=1), "{nonsense", '{"name": "read", "cat')
@@ -170,8 +172,65 @@ class TestIn:
         with open_run(import_foreign([trace], tmp_path / "run")) as run:
             state, why = measure(run).counts_state
         assert state == "incomplete"
-        assert "1 lines are no event" in why
+        assert "1 line is no event" in why
         assert "the trace is cut" in why
+
+
+def a_pass(pid: int, ppid: int | None, ts: int, *, loads: bool) -> list[Any]:
+    """What a process of a foreign trace says: its start, and a batch or a step of 100 µs."""
+    args = {} if ppid is None else {"ppid": ppid, "cmd_hash": "c"}
+    said = [event("start", "dftracer", ts, 0, **args)]
+    if loads:
+        said.append(event("reader.next", "reader", ts + 10, 90))
+        said.append(event("read", ts=ts + 20, dur=60, ret=4096, fname="/data/x"))
+    else:
+        said.append(event("fetch.iter", "dataloader", ts + 10, 90))
+        said.append(event("compute", "compute", ts + 100, 100))
+    return [one | {"pid": pid, "tid": pid} for one in said]
+
+
+class TestWorkers:
+    """Which process works for which, from parents or, without them, from who is there."""
+
+    @pytest.mark.parametrize("tells_parents", [True, False])
+    def test_processes_that_load_data_are_workers_of_who_trains(
+        self, tells_parents: bool, tmp_path: Path
+    ) -> None:
+        parent = 7 if tells_parents else None
+        trace = foreign(
+            tmp_path,
+            {"name": "SH", "cat": "dftracer", "pid": 7, "tid": 7, "ph": "M"}
+            | {"args": {"name": "python train.py", "value": "c"}},
+            *a_pass(7, 1 if tells_parents else None, 1000, loads=False),
+            *a_pass(8, parent, 1010, loads=True),
+            *a_pass(9, parent, 1015, loads=True),
+            *a_pass(10, parent, 1300, loads=True),  # when the others have ended: again number 0
+            *a_pass(7, parent, 1300, loads=False),
+        )
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            measures = measure(run)
+            rows = run.sql(
+                'SELECT p.pid, s."index" FROM spans AS s JOIN processes AS p'
+                " ON p.process = s.process WHERE s.name = 'worker' ORDER BY pid"
+            ).fetchall()
+        assert rows == [(8, 0), (9, 1), (10, 0)]
+        assert measures.recording.workers == 3
+        # The second wait, from 1310 to 1400 µs; meanwhile a worker reads from 1320 to 1380.
+        assert measures.wait_parts == pytest.approx({"read": 60e-6, "not observed": 30e-6})
+        report = report_of(measures)
+        assert report.title == ("train.py" if tells_parents else "run")
+        assert not [gap for gap in report.gaps if gap.what == "workers"]
+
+    def test_who_loads_for_whom_is_not_guessed(self, tmp_path: Path) -> None:
+        trace = foreign(
+            tmp_path,
+            *a_pass(7, None, 1000, loads=False),
+            *a_pass(8, None, 1000, loads=False),
+            *a_pass(9, None, 1010, loads=True),
+        )
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            gaps = {gap.what: gap.why for gap in report_of(measure(run)).gaps}
+        assert gaps["workers"] == "1 process loading data, the trace does not say for whom"
 
 
 class TestHostile:
@@ -181,12 +240,29 @@ class TestHostile:
         dftracer.export(made(training_job(4)), trace)
         data = trace.read_bytes()
         trace.write_bytes(data[: int(len(data) * part)])
-        try:
-            folder = import_foreign([trace], tmp_path / "run")
-        except PenstockError:  # too little of it to be told
+        whole = [json.loads(line) for line in self.until_the_cut(trace) if line.startswith(b"{")]
+        calls = sum(event["cat"] in ("POSIX", "STDIO") for event in whole if event["ph"] == "X")
+        if not any(event["ph"] == "X" for event in whole):
+            with pytest.raises(RunError, match=r"cut before its first event|nothing to import"):
+                import_foreign([trace], tmp_path / "run")
             return
-        with open_run(folder) as run:
-            assert measure(run).counts_state[0] == "incomplete"
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            state, why = measure(run).counts_state
+            assert (state, why.endswith("the trace is cut")) == ("incomplete", True)
+            assert run.sql("SELECT count(*) FROM events").fetchall() == [(calls,)]
+
+    def until_the_cut(self, trace: Path) -> list[bytes]:
+        """The whole lines of it, as zlib alone unpacks them."""
+        return zlib.decompressobj(31).decompress(trace.read_bytes()).split(b"\n")[:-1]
+
+    def test_the_first_tenth_of_a_trace_has_its_first_calls(self, tmp_path: Path) -> None:
+        """Names stand before the first call that uses them, not before all calls."""
+        trace = tmp_path / "t.pfw.gz"
+        dftracer.export(made(training_job(20)), trace)
+        trace.write_bytes(trace.read_bytes()[: trace.stat().st_size // 10])
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            ((calls, named),) = run.sql("SELECT count(*), count(path) FROM events").fetchall()
+        assert calls == named > 100
 
     @pytest.mark.parametrize("seed", range(5))
     def test_flipped_bytes_are_a_run_or_a_sentence(self, seed: int, tmp_path: Path) -> None:
@@ -220,7 +296,7 @@ class TestHostile:
         trace = foreign(tmp_path, event("write", ret=5), line)
         with open_run(import_foreign([trace], tmp_path / "run")) as run:
             assert run.sql("SELECT op FROM events").fetchall() == [("write",)]
-            assert measure(run).counts_state == ("incomplete", "1 lines are no event")
+            assert measure(run).counts_state == ("incomplete", "1 line is no event")
 
     def test_numbers_beyond_all_reason_are_not_known(self, tmp_path: Path) -> None:
         trace = foreign(tmp_path, event("read", ret=1, offset=1 << 70, count=-3))

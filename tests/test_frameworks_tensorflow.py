@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.measures import measure
+from penstock.run import open_run
 from test_frameworks_torch import holds_within_two_per_cent_of_wall
 
 Recorded = Callable[..., Any]
@@ -292,3 +293,30 @@ def test_a_loops_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
     assert known.training.steps == 29
     spent, _, waits = truth
     holds_within_two_per_cent_of_wall(known, spent, waits[-1][1], waits)
+
+
+@pytest.mark.parametrize("is_callback", [False, True], ids=["by hand", "profile_batch"])
+def test_a_profile_opens_and_closes_a_window_of_a_paused_run(work: Path, is_callback: bool) -> None:
+    profiled = """
+        callbacks = [keras.callbacks.TensorBoard("tb", profile_batch=(3, 4))]
+        model().fit(files(), epochs=2, verbose=0, callbacks=callbacks)
+        """
+    by_hand = """
+        net, data = model(), files()
+        net.fit(data, epochs=1, verbose=0)
+        tf.profiler.experimental.start("tb")
+        net.fit(data, epochs=1, verbose=0)
+        tf.profiler.experimental.stop()
+        net.fit(data, epochs=1, verbose=0)
+        """
+    (work / "train.py").write_text(source(profiled if is_callback else by_hand))
+    command = [sys.executable, "-m", "penstock", "run", "--paused", "-q", "-o", "run"]
+    subprocess.run([*command, sys.executable, "train.py"], cwd=work, check=True, timeout=200)
+    with open_run(work / "run") as run:
+        known = measure(run)
+        if is_callback:
+            assert 1 <= known.training.steps <= 3  # batches 3 and 4; the window ends within a step
+        else:
+            assert known.training.steps == 6
+            assert read_by_threads(run) == ITEMS
+        assert known.pauses

@@ -291,8 +291,11 @@ def test_keras_on_other_backends_waits_at_the_loader_that_feeds_it(
     )
     known = measure(run)
     assert known.training.steps == 8
-    # Keras may look at a first batch to build itself, in a pass of its own.
-    passes = [(epoch.batches, epoch.workers) for epoch in known.epochs]
-    assert passes[-2:] == [(4, 2), (4, 2)]
+    # Keras also makes iterators that it takes one batch of or none: their workers fetch ahead until
+    # they are ended, after up to all four.
+    assert all(epoch.workers == 2 for epoch in known.epochs)
+    batches = [epoch.batches for epoch in known.epochs]
+    assert max(batches) == 4
+    assert batches.count(4) >= 2
     assert len(known.checkpoints) == 1
     assert "saved.keras" in (known.checkpoints[0].path or "")

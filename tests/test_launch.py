@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -418,6 +419,31 @@ def test_a_run_folder_that_was_moved_away_is_told_with_what_to_do(tmp_path: Path
         [PENSTOCK, "report", "elsewhere"], cwd=tmp_path, capture_output=True, text=True
     )
     assert again.returncode == 0, again.stderr
+
+
+@needs_library
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_disk_that_is_full_at_the_end_is_told_of_once_and_leaves_no_draft(
+    has_failed: bool, tmp_path: Path
+) -> None:
+    """/dev/full stands for the disk; `failed` is left by the recorder when it has told of it."""
+    program = "ln -s /dev/full run/run.json.new" + "; touch run/failed" * has_failed
+    for options in (["-q"], []):
+        finished = subprocess.run(
+            [PENSTOCK, "run", *options, "-o", "run", "sh", "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert finished.returncode == 0
+        lines = [line for line in finished.stderr.split("\n") if line.startswith("penstock: ")]
+        where = f"penstock: {tmp_path}/run/run.json: No space left on device"
+        expected = [] if has_failed else [f"{where}; the log itself is not touched"]
+        assert lines == expected
+        assert ("NO TRAINING STEPS SEEN" in finished.stderr) == (not options)
+        assert not (tmp_path / "run/run.json.new").is_symlink()
+        assert "status" not in (tmp_path / "run/run.json").read_text()
+        shutil.rmtree(tmp_path / "run")
 
 
 @needs_library

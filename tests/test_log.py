@@ -648,6 +648,19 @@ def read_version(data: bytes) -> int:
     return int.from_bytes(data[8:12], "little")
 
 
+def test_opens_of_staged_files_are_counted_by_what_came_of_them(tmp_path):
+    process = Process()
+    process.header = {"opens": [0, 7, *[0] * 7, 2, 0, 1, *[0] * 4]}
+    process.file("/data/a", tier=1)
+    process.call("open", 5, file=process.file("/data/b"))
+    log = read_log(_written(tmp_path, process.bytes()))
+    assert log.header.opens == (("served", 7), ("written", 2), ("outcome 11", 1))
+    assert {text.name: text.tier for text in log.texts() if text.name} == {
+        "/data/a": 1,
+        "/data/b": 0,
+    }
+
+
 def test_the_header_alone_is_that_of_the_whole_log(tmp_path):
     path = _written(tmp_path, small_log())
     assert read_header(path) == read_log(path).header

@@ -113,6 +113,25 @@ def test_a_wait_for_a_worker_that_does_not_run_yet_is_worker_start() -> None:
     assert parts(run) == {"worker start": 60, "idle": 10, "cpu": 30}
 
 
+def test_making_an_iterator_is_a_wait_of_its_own_less_its_file_calls() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=100 * MS, delay=0)
+    run.span("loader start", 1 * MS, 15 * MS, a=1)  # belongs to start-up, as the first batch
+    run.span("loader", 1200 * MS, 1900 * MS, index=2)
+    run.span("loader start", 1200 * MS, 1500 * MS, a=2)
+    run.call("read", 1250 * MS, 1300 * MS, moved=1)
+    run.wait(1500 * MS, 1510 * MS, 0, a=2)
+    run.step(1100 * MS, 1600 * MS, 2)
+    run.fetch(1500 * MS, 1510 * MS, 0, a=2, cpu=10 * MS, delay=0)
+    assert parts(run) == {"loader start": 250, "read": 50, "cpu": 110}
+    known = measure(run)
+    assert known.training.waits == 2  # the making of an iterator brings no batch
+    assert known.training.first_batch_s == pytest.approx(0.08)
+    (epoch,) = known.epochs
+    assert epoch.data_wait_s == pytest.approx(0.31)
+    assert epoch.first_wait_s == pytest.approx(0.01)
+
+
 def test_without_a_fetch_nothing_was_observed() -> None:
     assert parts(one_wait(200, 300)) == {"not observed": 100}
 
@@ -604,6 +623,7 @@ def test_every_query_says_what_it_defines() -> None:
         assert query(name).startswith("--"), f"{name}.sql begins with no definition"
     package = Path(module.__file__).parent
     askers = [package / "measures.py", package / "questions.py", *package.glob("interop/*.py")]
+    askers += package.glob("stage/*.py")
     text = "".join(asker.read_text() for asker in askers)
     asked = set(re.findall(r'"(\w+)(?:\.sql)?"', text))
     assert set(names) - {"counters"} <= asked, "a query that nothing asks"

@@ -14,6 +14,7 @@ from conftest import PENSTOCK
 
 PACKAGE = Path(penstock.__file__).parent
 RECORDER = PACKAGE / "librec.so"
+READER = PACKAGE / "libfeed.so"
 
 if not PACKAGE.is_relative_to(sys.prefix):
     pytest.skip("penstock is imported from its sources, not installed", allow_module_level=True)
@@ -32,18 +33,22 @@ def test_one_wheel_serves_every_python_of_a_platform() -> None:
     assert "Root-Is-Purelib: false" in wheel
 
 
-def test_the_recorder_depends_on_libc_alone() -> None:
-    needed = re.findall(r"NEEDED.*\[(.*)\]", tool("readelf", "-d", RECORDER))
+@pytest.mark.parametrize("library", [RECORDER, READER], ids=lambda path: path.name)
+def test_a_library_depends_on_libc_alone(library: Path) -> None:
+    needed = re.findall(r"NEEDED.*\[(.*)\]", tool("readelf", "-d", library))
     # libdl and libpthread are libc's own parts before glibc 2.34.
     allowed = re.compile(r"(libc|libdl|libpthread|ld-linux[\w-]*)\.so\.\d")
     assert [name for name in needed if not allowed.fullmatch(name)] == []
 
 
-def test_the_recorder_exports_its_interface_and_nothing_else() -> None:
-    symbols = tool("nm", "-D", "--defined-only", RECORDER).split("\n")
+@pytest.mark.parametrize(
+    ("library", "header"), [(RECORDER, "recorder.h"), (READER, "feed/feed.h")], ids=["rec", "feed"]
+)
+def test_a_library_exports_its_interface_and_nothing_else(library: Path, header: str) -> None:
+    symbols = tool("nm", "-D", "--defined-only", library).split("\n")
     names = {line.split()[-1] for line in symbols if line}
-    header = Path(__file__).parent.parent / "native" / "recorder.h"
-    declared = set(re.findall(r"\b(penstock_\w+)\(", header.read_text()))
+    text = (Path(__file__).parent.parent / "native" / header).read_text()
+    declared = set(re.findall(r"\b(penstock_\w+)\(", text))
     assert names == declared
 
 

@@ -203,6 +203,12 @@ def test_without_scripts_and_on_paper_the_still_pictures_are_there(
     display = "getComputedStyle(document.querySelector('#lanes .{}')).display"
     assert browser.run(display.format("still")) == "block"
     assert browser.run(display.format("live")) == "none"
+    browser.resize(703, 900)  # A4 less its margins: what is wider would be cut off
+    tables = (
+        "[...document.querySelectorAll('.scroll')].map(box => box.scrollWidth - box.clientWidth)"
+    )
+    assert set(browser.run(tables)) == {0}
+    browser.resize(1100, 900)
     browser.ask("Emulation.setEmulatedMedia", media="")
     browser.scripts(False)
     try:
@@ -225,6 +231,38 @@ def test_nothing_is_wider_than_the_window(
         assert browser.run("document.documentElement.scrollWidth") <= width
     finally:
         browser.resize(1100, 900)
+
+
+@needs_browser
+def test_at_1100_pixels_no_table_is_cut_and_no_name_of_a_pass_is_struck_through(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = training_job(120, save_every=40)
+    for number in range(40):  # both layers: the column of layers is there
+        path = f"/scratch/project_465001234/a-long-name-of-a-folder/tokens-{number:05}-of-00040.bin"
+        run.file(path, size=12_345_678)
+        run.call("open", 10**9, 10**9 + 10**6, path=path)
+        run.call("fread", 10**9, 11 * 10**8, path=path, moved=123_456_789)
+    run.span("loader", 34 * 10**8, None, index=2)
+    browser.resize(1100, 900)
+    opened(browser, tmp_path, page.render(report_of(measure(run)), page.chart_library()))
+    heads = browser.run(
+        "[...document.querySelectorAll('#files th')].map(cell => cell.textContent.trim())"
+    )
+    assert heads[-1] == "layer"
+    over = (
+        "[...document.querySelectorAll('section[id]')].filter(one => one.querySelector('.scroll'))"
+        ".map(one => [one.id, one.querySelector('.scroll').scrollWidth"
+        " - one.querySelector('.scroll').clientWidth]).filter(([, over]) => over > 0)"
+    )
+    assert browser.run(over) == []
+    names = browser.run(
+        "document.querySelector('#steps .live').layout.annotations"
+        ".map(one => [one.text, one.bgcolor])"
+    )
+    card = "getComputedStyle(document.documentElement).getPropertyValue('--card').trim()"
+    assert names
+    assert {color for _, color in names} == {browser.run(card)}
 
 
 @needs_browser

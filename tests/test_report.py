@@ -193,6 +193,11 @@ def test_what_the_recorder_cost_is_said_or_said_to_be_unknown() -> None:
     run.note("event_cost_ns", "120")
     cost = {fact.key: fact.number for fact in report_of(measure(run)).cost}
     assert (cost["event_s"].value, cost["event_s"].state) == (pytest.approx(1.2e-7), "derived")
+    run = Synthetic()  # no call: what one of them costs says nothing
+    run.process(1, end=1500 * MS)
+    run.note("event_cost_ns", "120")
+    facts = {fact.key: fact for fact in report_of(measure(run)).cost}
+    assert (facts["event_s"].number.value, facts["event_s"].remark) == (0, "")
 
 
 def test_json_and_back_is_the_same_report(waiting: Report) -> None:
@@ -258,6 +263,11 @@ def test_any_number_can_be_said_shortly(value: float, unit: str) -> None:
         ("/usr/bin/dd if=a of=b", "dd"),
         ("python '/a dir/my train.py' x", "my train.py"),
         ("python -c 'print(1)'", "python -c"),
+        ("/usr/bin/env -S A=1 python -u train.py", "train.py"),
+        ("/usr/bin/env A=1", "env"),
+        ("/bin/bash -e jobs/train.sh x", "train.sh"),
+        ("sh -ec 'a; b'", "sh -c"),
+        ("bash", "bash"),
         ("", "run"),
     ],
 )
@@ -267,11 +277,64 @@ def test_a_run_is_called_by_its_script(command: str, title: str) -> None:
     assert report_of(measure(run)).title == title
 
 
+def test_a_run_without_training_is_called_by_what_its_first_process_became() -> None:
+    run = Synthetic()
+    run.process(0, end=5 * MS, command="/usr/bin/env python train.py", state="execed")
+    run.process(0, start=5 * MS, end=9 * MS, command="python train.py")
+    run.process(2, start=7 * MS, end=8 * MS, command="dirname x")
+    shown = report_of(measure(run))
+    assert (shown.title, shown.command) == ("train.py", "python train.py")
+
+
 def test_a_run_that_goes_on_or_whose_recording_failed_says_so_in_its_title() -> None:
     for state, words in (("running", "still running"), ("failed", "recording ended early")):
         run = Synthetic()
         run.process(1, end=1000 * MS, command="python train.py", state=state)
         assert words in report_of(measure(run)).subtitle
+
+
+def test_a_cell_that_was_not_measured_is_no_zero() -> None:
+    made = training_job(batches=20, save_every=0)
+    measures = measure(made)
+    counted = replace(measures.recording, counters_only="counters of a tool", has_events=False)
+    report = report_of(replace(measures, recording=counted))
+    for table in report.tables:
+        for place, column in enumerate(table.columns):
+            if column.state == "not measured":
+                assert {row[place] for row in table.rows} <= {None}, (table.key, column.key)
+    states = {column.key: column.state for column in report.table("directories").columns}
+    assert states["blocking_s"] == "not measured"
+
+
+def test_the_note_tells_only_of_columns_that_are_shown() -> None:
+    made = training_job(batches=60, save_every=20)
+    assert "Off the step loop" not in report_of(measure(made)).table("checkpoints").note
+    made = training_job(batches=60, save_every=20)
+    made.span("checkpoint", 4_000_000_000, 4_500_000_000, thread=7, index=9)
+    assert "Off the step loop" in report_of(measure(made)).table("checkpoints").note
+
+
+def test_a_save_after_the_last_step_is_in_the_picture_of_steps() -> None:
+    made = training_job(batches=40, save_every=20)  # the second save is the last thing
+    measures = measure(made)
+    of_save = {series.key: series.values for series in report_of(measures).picture("steps").series}
+    assert sum(bool(value) for value in of_save["checkpoint"]) == 2
+    steps = sum(point.step_s * point.steps for point in measures.step_times)
+    assert steps == pytest.approx(measures.training.wall_s)
+
+
+def test_pictures_over_time_end_together() -> None:
+    report = report_of(measure(training_job(batches=40)))
+    ends = {
+        picture.key: picture.x_start + picture.x_step * len(picture.series[0].values)
+        for picture in report.pictures
+        if picture.kind in ("lines", "lanes")
+    }
+    longest = max(
+        picture.x_step for picture in report.pictures if picture.kind in ("lines", "lanes")
+    )
+    assert max(ends.values()) - min(ends.values()) < longest, ends
+    assert len(ends) > 2
 
 
 def test_what_a_finding_points_at_is_in_the_report() -> None:
@@ -302,6 +365,46 @@ def test_lanes_are_called_by_what_they_do_and_no_two_alike() -> None:
     ]
 
 
+def passes(n: int, *, beside: bool = False) -> Synthetic:
+    """n passes of two workers each, started anew; beside: a loader of one worker that outlives
+    them, which worked in each of them."""
+    run = Synthetic()
+    now, each = 1000 * MS, 400 * MS
+    for number in range(n):
+        iterator = 1 + number
+        run.span("loader", now, now + each, index=iterator, a=2, b=4)
+        for worker in range(2):
+            process = 2 + 2 * number + worker
+            run.worker(process, start=now, end=now + each, number=worker)
+            run.fetch(now, now + 100 * MS, worker, process=process, a=iterator, cpu=MS, delay=0)
+            run.call("read", now, now + 50 * MS, process=process, moved=1000)
+            run.wait(now + worker * 50 * MS, now + (1 + worker) * 50 * MS, worker, a=iterator)
+        run.step(now + 100 * MS, now + each, number)
+        now += each
+    if beside:
+        run.span("loader", 1000 * MS, now, index=90, a=1, b=8)
+        run.worker(90, start=1010 * MS, end=now, number=0)
+        run.fetch(1010 * MS, 1020 * MS, 0, process=90, a=90, cpu=MS, delay=0)
+        run.call("read", 1010 * MS, 1020 * MS, process=90, moved=500)
+    run.process(1, end=now + MS)
+    return run
+
+
+def test_workers_that_each_pass_starts_anew_share_a_lane_by_their_number() -> None:
+    picture = report_of(measure(passes(20))).picture("lanes_time")
+    assert [series.label for series in picture.series] == ["worker 0", "worker 1"]
+    for series in picture.series:
+        assert sum(value or 0 for value in series.values) == pytest.approx(20 * 0.05, rel=0.01)
+
+
+def test_workers_of_another_loader_have_lanes_of_their_own() -> None:
+    picture = report_of(measure(passes(5, beside=True))).picture("lanes_bytes")
+    sums = {one.label: sum(value or 0 for value in one.values) for one in picture.series}
+    assert sums == pytest.approx(
+        {"worker 0": 5000, "worker 0, loader 2": 500, "worker 1": 5000}, rel=0.01
+    )
+
+
 def test_a_measured_ceiling_is_a_mark_in_the_picture_of_bandwidth() -> None:
     run = training_job(compute_ms=40, read_ms=6)
     run.note("mount", "/scratch\tlustre\tserver:/scratch")
@@ -310,3 +413,31 @@ def test_a_measured_ceiling_is_a_mark_in_the_picture_of_bandwidth() -> None:
     marks = report_of(measure(run)).picture("bandwidth").marks
     assert [(mark.group, mark.value) for mark in marks] == [("read", 1.5e9), ("write", 0.8e9)]
     assert marks[0].label == "/scratch gives at most 1.50 GB/s"
+
+
+def test_where_the_end_of_a_killed_process_comes_from_is_said() -> None:
+    run = Synthetic()
+    run.process(1, end=10_000 * MS, state="killed", reason="by SIGKILL")
+    for process in (2, 3):
+        run.process(process, end=9_000 * MS, state="killed", reason="when is not known: ...")
+    gaps = [(gap.what, gap.state, gap.why) for gap in report_of(measure(run)).gaps]
+    seen = "killed: it ended when `penstock run` saw it end"
+    guessed = "killed: seen until its last event; when it was killed is not known"
+    assert gaps[:2] == [("1 process", "incomplete", seen), ("2 processes", "incomplete", guessed)]
+
+
+def test_the_title_says_that_a_run_was_killed_or_paused() -> None:
+    def subtitle(**more: object) -> tuple[str, ...]:
+        run = Synthetic()
+        run.process(1, end=10_000 * MS, **more)  # type: ignore[arg-type]
+        run.worker(2, start=0, end=9000 * MS)
+        for batch in range(4):
+            run.wait(batch * 1000 * MS, (batch * 1000 + 100) * MS, batch)
+            run.step(batch * 1000 * MS, (batch + 1) * 1000 * MS, batch)
+        if not more:
+            run.span("paused", 5000 * MS, 7500 * MS, kind="window")
+        return report_of(measure(run)).subtitle
+
+    assert subtitle(state="killed")[0] == "killed"
+    assert "killed" not in subtitle(state="exited", reason="x")
+    assert subtitle()[:2] == ("10.0 s", "2.50 s of it not recorded")

@@ -124,6 +124,7 @@ def test_an_event_becomes_a_row(opened):
         "result": None,
         "errno": 0,
         "step": None,
+        "served_from": None,
     }
     assert run.sql("SELECT op, errno, offset_bytes FROM events WHERE errno <> 0") == [
         ("open", errno.ENOENT, None)
@@ -545,9 +546,32 @@ def test_a_second_text_adds_what_the_first_open_showed(opened):
     process.file("/data/c")
     run = opened(process)
     assert run.sql("SELECT * EXCLUDE (file, path_class) FROM files ORDER BY path") == [
-        ("/data/a", "/mnt/a", "regular", 3, 4, 5),
-        ("/data/b", "/data/b", "regular", 3, 4, 5),
-        ("/data/c", None, "unknown", None, None, None),
+        ("/data/a", "/mnt/a", "regular", 3, 4, None, 5),
+        ("/data/b", "/data/b", "regular", 3, 4, None, 5),
+        ("/data/c", None, "unknown", None, None, None, None),
+    ]
+
+
+def test_a_path_that_was_opened_as_its_copy_too_has_two_numbers(opened):
+    details = {"mode": stat.S_IFREG | 0o644, "device": 3, "size": 5}
+    first, second = Process(pid=100), Process(pid=101)
+    for process in (first, second):
+        process.header = {"opens": [0, 1, 0, 0, 0, 2, *[0] * 10]}
+        process.note("tier", "fast")
+        process.call("read", 10, 5, "/data/a", moved=1)
+        copy = process.file("/data/a/", "/fast/staged/data/a", inode=7, tier=1, **details)
+        process.call("read", 20, 5, file=copy, moved=2)
+    run = opened(first, second)
+    assert run.sql("SELECT path, served_from, inode FROM files ORDER BY ALL") == [
+        ("/data/a", "fast", 7),
+        ("/data/a", None, None),
+    ]
+    assert run.sql(
+        "SELECT served_from, sum(moved_bytes)::INTEGER FROM events GROUP BY 1 ORDER BY 1"
+    ) == [("fast", 4), (None, 2)]
+    assert run.sql("SELECT outcome, sum(opens)::INTEGER FROM staged GROUP BY 1 ORDER BY 1") == [
+        ("gone", 4),
+        ("served", 2),
     ]
 
 
@@ -729,6 +753,72 @@ def test_a_file_of_which_a_mapping_was_synced_is_output(opened):
     assert outputs == ["/db/synced"]
 
 
+def a_folder(process, path):
+    process.file(path, mode=stat.S_IFDIR | 0o755)
+    process.call("opendir", 1, 1, path)
+
+
+def test_folders_that_are_examined_for_libraries_are_no_data(opened):
+    """Each path with its class, by hand: what follows it is why."""
+    process = Process()
+    expected = {
+        "/": "library",  # above libraries, examined only
+        "/w": "library",
+        "/w/venv/lib": "library",
+        "/w/venv/lib/python3.11/os.py": "library",
+        "/w/job": "library",  # listed; train.py, model.py against config.json
+        "/w/job/train.py": "library",
+        "/w/job/model.py": "library",
+        "/w/job/config.json": "data",
+        "/w/src": "library",  # listed; a package folder in it
+        "/w/src/package/a.py": "library",
+        "/w/bin/nvidia-smi": "library",  # looked for in vain, also in /usr/bin
+        "/usr/bin/nvidia-smi": "library",
+        "/w/tool": "library",  # started
+        "/w/here": "library",  # above a program that was started
+        "/w/here/tool": "library",
+        "/w/set": "data",  # listed, as the job's data set is; a script in it, more data
+        "/w/set/loader.py": "library",
+        "/w/set/train/1.bin": "data",
+        "/w/set/val/1.bin": "data",
+        "/w/mixed": "data",  # examined only, above a library; two data files against one
+        "/w/mixed/a.bin": "data",
+        "/w/mixed/b.bin": "data",
+        "/w/mixed/a.py": "library",
+        "/d": "data",  # examined only, above data alone
+        "/d/1.bin": "data",
+        "/d/1.npy": "data",  # missing beside data: the job's own look-up
+        "/d/exists": "data",  # examined only, a file
+        "/w/opened-in-vain": "data",
+    }
+    for path in expected:
+        if re.search(r"\.(py|bin|json)$", path):
+            process.file(path, mode=stat.S_IFREG | 0o644)
+            process.call("open", 1, 1, path)
+    for path in ("/", "/w", "/w/venv/lib", "/w/here", "/w/mixed", "/d", "/d/exists"):
+        process.call("lstat", 2, 1, path)
+        process.call("stat", 2, 1, path)
+    for path in ("/w/job", "/w/src", "/w/set"):
+        a_folder(process, path)
+        process.call("stat", 3, 1, path)
+    for path in ("/w/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/d/1.npy"):
+        process.call("stat", 4, 1, path, errno=errno.ENOENT)
+    process.call("open", 4, 1, "/w/opened-in-vain", errno=errno.ENOENT)
+    process.call("exec", 5, 1, "/w/tool", errno=errno.ENOENT)
+    process.call("exec", 5, 1, "/w/here/tool")
+    assert dict(opened(process).sql("SELECT path, path_class FROM files")) == expected
+
+
+def test_folders_examined_past_the_budget_are_judged_by_their_counters(opened):
+    process = Process()
+    process.file("/w/a.py", mode=stat.S_IFREG | 0o644)
+    process.call("open", 1, 1, "/w/a.py")
+    for path, op in (("/w", "lstat"), ("/w/b", "lstat")):
+        process.fold({"file": process.file(path), "op": op, "calls": 7})
+    found = dict(opened(process).sql("SELECT path, path_class FROM files"))
+    assert found == {"/w": "library", "/w/a.py": "library", "/w/b": "data"}
+
+
 def test_what_another_process_reads_of_an_output_is_output(opened):
     writer, reader = Process(pid=1), Process(pid=2)
     writer.call("write", 1, 1, "/out/a", moved=5)
@@ -762,21 +852,21 @@ def test_events_that_were_folded_away_make_outputs_too(opened):
 
 def test_the_users_rules_come_first(opened, folder):
     (folder / "classes.toml").write_text(
-        'data = ["/site-packages/data/"]\nscratch = ["^/s/", "^/t/"]'
+        'data = ["/site-packages/data/"]\nsystem = ["^/s/", "^/t/"]'
     )
     process = Process()
     for path in ("/x/site-packages/data/a", "/x/site-packages/b", "/s/a", "/t/a", "/u/a"):
         process.call("read", 1, 1, path)
     run = opened(process)
     query = "SELECT path_class FROM files ORDER BY path"
-    assert column(run, query) == ["scratch", "scratch", "data", "library", "data"]
+    assert column(run, query) == ["system", "system", "data", "library", "data"]
     assert column(run, "SELECT DISTINCT path_class FROM counters ORDER BY 1") == [
         *("data", "library"),
-        "scratch",
+        "system",
     ]
     more = open_run(folder, classes=[Rule("mine", "^/[su]/")])
     with more:
-        assert column(more, query) == ["mine", "scratch", "mine", "library", "data"]
+        assert column(more, query) == ["mine", "system", "mine", "library", "data"]
 
 
 @pytest.mark.parametrize(
@@ -784,7 +874,15 @@ def test_the_users_rules_come_first(opened, folder):
     [
         ("data = [", "classes.toml: cannot be read"),
         ('data = "x"', r'write data = \["pattern"'),
-        ('data = ["("]', "missing \\)"),
+        (
+            'data = ["("]',
+            r"classes.toml: data = \['\('\] is no regular expression \(missing \).*; escape",
+        ),
+        ('data = ["(?=x)"]', r"classes.toml: data = .*\(invalid perl operator"),
+        (
+            'libary = ["^/opt/"]',
+            "classes.toml: no class is called 'libary'; write data, output, library or system",
+        ),
         ('data = ["a\'b"]', None),
     ],
 )

@@ -188,6 +188,14 @@ def test_runs_are_reports_and_folders_with_logs_and_nothing_else(
     assert runs.report("recorded").table("processes").rows
 
 
+def test_runs_are_sorted_as_people_count(tmp_path: Path, report: Report) -> None:
+    for name in ("d10", "d2", "d1b", "e"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(to_json(report))
+    names = [name.split("/")[0] for name in Runs({"": tmp_path}).names()]
+    assert names == ["d1b", "d2", "d10", "e"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -417,10 +425,39 @@ def test_all_pages_open_and_say_the_reports_numbers(
     assert "different programs" in text
     assert "before: week/after.json" in text
     assert "after: week/before.json" in text
-    assert "C1 checkpoints block: new" in text
+    assert "C1 checkpoints block: the other is another program" in text
     assert complaints(browser) == []
     ours = ("http://127.0.0.1", "data:", "blob:")
     assert [url for url in browser.requested if not url.startswith(ours)] == []
+
+
+def test_the_pages_follow_tensorboards_own_switch_and_not_the_browser(
+    browser: Browser, board: Any, logdir: Path
+) -> None:
+    browser.prefer("light")
+    try:
+        opened(browser, board(logdir))
+        chosen(browser, "timeline")
+        seen = {}
+        for choice in ("Light", "Dark", "Browser default"):
+            browser.run("document.querySelector('app-header-dark-mode-toggle button').click()")
+            items = "[...document.querySelectorAll('[role=menu] button')]"
+            one = f"{items}.find(item => item.innerText.includes('{choice}'))"
+            browser.wait(f"{one} && ({one}.click(), true)")
+            browser.wait(
+                f"document.body.classList.contains('dark-mode') === {str(choice == 'Dark').lower()}"
+            )
+            browser.wait(f"{items}.length === 0")
+            plot = f"{FRAME}.querySelector('.live.js-plotly-plot')"
+            seen[choice] = browser.run(
+                f"new Promise(done => setTimeout(() => done([getComputedStyle({FRAME}.body)"
+                f".backgroundColor, {plot}.layout.font.color]), 300))"
+            )
+        assert seen["Light"] == seen["Browser default"] == ["rgb(250, 249, 247)", "#59636e"]
+        assert seen["Dark"] == ["rgb(20, 23, 27)", "#a0a9b3"]
+        assert complaints(browser) == []
+    finally:
+        browser.prefer("")
 
 
 def test_a_finding_leads_to_the_page_that_shows_it(

@@ -236,6 +236,7 @@ def test_a_thread_that_fails_ends_the_others_and_is_heard() -> None:
             time.sleep(0.001)
         return 1, 1
 
+    before = set(threading.enumerate())  # other tests' servers may have theirs
     with pytest.raises(TierError, match="lost"):
         tiers._Team(60).run([go_on, fail, go_on])
-    assert threading.active_count() == 1
+    assert set(threading.enumerate()) <= before

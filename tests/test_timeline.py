@@ -227,8 +227,17 @@ def test_calls_that_live_on_as_sums_are_said_to_be_missing() -> None:
     run = small()
     run.fold("read", 1234)
     assert of(run).remarks == [
-        "1,234 calls of the run are past its trace budget, known as sums only, and not shown"
+        "1,234 calls of the run are known as sums only (past its trace budget, or imported as "
+        "counters), and not shown"
     ]
+
+
+def test_a_run_of_sums_only_is_refused() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS)
+    run.fold("read", 1234)
+    with pytest.raises(QueryError, match="only sums of 1,234 calls"):
+        of(run)
 
 
 def test_of_some_processes_rows_are_theirs_and_their_childrens() -> None:

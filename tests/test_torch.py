@@ -256,6 +256,41 @@ def test_a_batch_that_a_pool_of_threads_reads_is_waited_for_in_reads(
     assert blocking_s == pytest.approx(known.data_storage_s, rel=0.1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_starting_a_loader_is_waited_for(recorded: Recorded, workers: int) -> None:
+    """By a data set whose copies for its workers cost 0.2 s, or whose own iterator does."""
+    run = recorded(
+        source(f"""
+        class Listed(IterableDataset):
+            def __getstate__(self):
+                time.sleep(0.2)
+                return self.__dict__
+
+            def __iter__(self):
+                if not {workers}:
+                    time.sleep(0.2)
+                return iter(range(8))
+
+        if __name__ == "__main__":
+            net, optimizer = model()
+            started = "forkserver" if {workers} else None
+            loader = DataLoader(
+                Listed(), batch_size=4, num_workers={workers}, multiprocessing_context=started
+            )
+            for _ in range(2):
+                for batch in loader:
+                    train(net, optimizer, batch)
+        """)
+    )
+    ids = [a for (a,) in spans(run, "loader start", "a")]
+    assert ids == [number for (number,) in spans(run, "loader", "index")]
+    known = measure(run)
+    # The first pass begins before the training, so one of the two counts.
+    assert 0.2 <= known.wait_s("loader start") < 0.35
+    assert sum(known.wait_parts.values()) == pytest.approx(known.training.data_wait_s)
+    assert known.epochs[1].data_wait_s >= 0.2
+
+
 def test_the_recorders_own_reading_makes_no_events(recorded: Recorded) -> None:
     library: Any = ctypes.CDLL(str(Path(penstock.__file__).with_name("librec.so")))
     if not hasattr(library, "penstock_run_delay"):

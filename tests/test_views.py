@@ -3,6 +3,7 @@
 import html.parser
 import io
 import itertools
+import json
 import math
 import re
 from dataclasses import replace
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from penstock.measures import measure
-from penstock.report import Check, Finding, Mark, Number, Remedy, Report, report_of
+from penstock.report import (
+    Check,
+    Finding,
+    Mark,
+    Number,
+    Remedy,
+    Report,
+    from_json,
+    report_of,
+    to_json,
+)
 from penstock.views import html as page
 from penstock.views import terminal
 from penstock.views.paper import SEGMENTS
@@ -111,6 +122,28 @@ def test_without_colour_each_segment_has_its_own_letter(report: Report) -> None:
     assert len(bar) == 76
     letters = [SEGMENTS[segment.key][0] for segment in report.wall]
     assert re.fullmatch("".join(f"{re.escape(letter)}+" for letter in letters), bar)
+
+
+def test_a_run_without_steps_shows_what_was_looked_for() -> None:
+    run = Synthetic()
+    for number in range(50):
+        run.file(f"/data/{number}", size=60_000)
+        at = 20 * number * MS
+        run.call("open", at, at + MS, path=f"/data/{number}")
+        run.call("read", at + MS, at + 11 * MS, path=f"/data/{number}", moved=60_000)
+    run.process(1, end=2000 * MS, command="python convert.py")
+    text = terminal.render(report_of(measure(run)), 80)
+    assert "small reads, bound by latency (D2)" in text
+    assert "Checked and fine\n  metadata storm · recording incomplete" in text
+    assert "16 rules: no training steps seen" in text
+
+
+def test_one_call_is_no_calls() -> None:
+    run = job()
+    run.file("/data/once", size=8 << 20)
+    run.call("pwrite", 0, MS, path="/data/once", moved=8 << 20)
+    text = terminal.render(report_of(measure(run)), 100) + page.render(report_of(measure(run)))
+    assert re.findall(r"(?<![\d,.])1 (?:calls|files)\b", text) == []
 
 
 def test_with_colour_the_letters_stay(report: Report) -> None:
@@ -226,8 +259,22 @@ def test_a_finding_is_a_card_with_its_evidence_gain_command_and_picture(report: 
     links = [v for name, v in shown.attributes if name == "href"]
     assert links == ["#files"]
     assert ("id", "files") in shown.attributes
-    nothing = Page(page.render(replace(report, findings=(), checks=checks))).text
+    seen = (replace(checks[0], state="fine"),)
+    nothing = Page(page.render(replace(report, findings=(), checks=seen))).text
     assert "Nothing found that costs enough" in nothing
+    assert "could not be judged" not in nothing
+    unjudged = (*seen, Check("D9", "tail", "not judged", "no events"))
+    nothing = Page(page.render(replace(report, findings=(), checks=unjudged))).text
+    assert "1 of 2 rules could not be judged" in nothing
+
+
+def test_what_cannot_be_typed_as_it_stands_has_no_button(report: Report) -> None:
+    commands = ("penstock whatif runs/a --tier /dev/shm", "penstock save drain FAST SLOW --watch")
+    remedies = tuple(Remedy("save", "do", command) for command in commands)
+    one = Finding("D1", "d", ("e",), Number(1.0, "s"), Number(0.1, "share"), remedies)
+    text = page.render(replace(report, findings=(one,)))
+    assert f'<p class="command"><code>{commands[0]}' in text
+    assert f'<p class="command template"><code>{commands[1]}' in text
 
 
 def test_a_mark_is_a_dashed_line_unless_it_is_far_beyond_what_was_reached(report: Report) -> None:
@@ -239,7 +286,7 @@ def test_a_mark_is_a_dashed_line_unless_it_is_far_beyond_what_was_reached(report
     text = page.render(replace(report, pictures=pictures))
     assert text.count('class="mark"') == 1
     assert "dashed: near ceiling" in text
-    assert "Beyond the picture: far ceiling" in text
+    assert "Beyond the picture: far ceiling." in text  # its label tells the value
 
 
 def test_each_string_of_a_chart_is_in_a_block_that_no_browser_runs(hostile: Report) -> None:
@@ -300,6 +347,39 @@ def test_a_directory_has_one_row_on_the_screen_and_both_layers_in_the_page() -> 
     ]
     assert len(shown.table("directories").rows) == 5
     assert Page(page.render(shown)).text.count("/data/written") >= 2
+
+
+def test_files_without_a_row_of_their_own_are_counted_and_told_in_every_view() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    for number in range(103):  # by hand: 103 files, the first two read in both layers
+        size = 3000 if number < 100 else 10
+        run.call("read", number * MS, (number + 1) * MS, path=f"/data/{number:03}", moved=size)
+    for number in range(2):
+        run.call("fread", 0, 200 * MS, path=f"/data/{number:03}", moved=10)
+    shown = report_of(measure(run))
+    table = shown.table("files")
+    assert (len(table.rows), table.n_all) == (100, 103)
+    assert [(rest.n, rest.cells[0]) for rest in table.rest] == [(5, "5 other files")]
+    assert from_json(to_json(shown)) == shown
+    text = terminal.render(shown, 100).split("Largest files")[1].split("\n\n")[0]
+    # Two rows of STDIO and four of POSIX are of four files.
+    assert text.split("\n")[0] == "  4 of 103"
+    assert text.split("\n")[-1].split()[:3] == ["99", "other", "files"]
+    read = (96 * 3000 + 3 * 10) / 1000
+    assert f"{read:.0f} kB" in text.split("\n")[-1]
+    section = page.render(shown).split('<section id="files"')[1].split("</section>")[0]
+    assert "The first 98 of 103." in section
+    assert "5 other files" in section.split("<tfoot>")[1]
+    assert section.split("<tfoot>")[0].count("<tr>") == 101
+
+
+def test_a_report_of_an_earlier_release_lacks_what_came_later(report: Report) -> None:
+    plain = json.loads(to_json(report))
+    for table in plain["tables"]:
+        del table["rest"], table["n_all"]
+    tables = from_json(json.dumps(plain)).tables
+    assert [table.rows for table in tables] == [table.rows for table in report.tables]
 
 
 def test_latencies_of_a_buffer_are_no_latencies_of_storage() -> None:

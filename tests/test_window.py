@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import penstock
 from penstock import control, recorder
+from penstock.cli import cli
 from penstock.errors import RunError
 from penstock.measures import measure
 from penstock.report import report_of
@@ -345,6 +347,35 @@ def test_a_job_without_steps_is_named_and_gives_status_1(tmp_path: Path) -> None
     )
     assert over.returncode == 2
     assert "no process of it is alive on this host" in over.stderr
+
+
+def test_asking_ends_with_the_last_process(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", "cat"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+    ) as process:
+        while not list(tmp_path.glob("run/*.log")):
+            assert process.poll() is None
+        looks = []
+
+        def end_the_job(s: float) -> None:
+            looks.append(s)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=60)
+
+        answer = window(tmp_path / "run", control.PAUSE, 1e9, sleep=end_the_job)
+    assert (answer.answered, answer.silent, answer.deaf) == ((), (), ())
+    assert len(looks) == 1
+
+
+def test_the_command_says_that_the_job_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.window.window", lambda *_: Answer((), (), (), 0.1))
+    asked = CliRunner().invoke(cli, ["window", str(tmp_path), "stop"])
+    assert "its last process ended before it answered" in asked.stderr
 
 
 def test_a_page_that_is_damaged_or_absent_is_a_sentence(tmp_path: Path) -> None:

@@ -40,10 +40,14 @@ __all__ = [
 ]
 
 
+def _load_adapters() -> None:
+    from penstock import adapters  # noqa: F401 - not above: a program without a window needs none
+
+
 def _watch_frameworks() -> None:
-    from penstock import adapters  # here and not above: a program without a window needs none
+    from penstock import adapters
 
     adapters.install()
 
 
-_recorder.on_start(_watch_frameworks)
+_recorder.on_start(_load_adapters, _watch_frameworks)

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.errors import PenstockError
 from penstock.findings import Finding
@@ -21,6 +21,7 @@ __all__ = [
     "Comparison",
     "Delta",
     "FindingChange",
+    "FindingSays",
     "Limit",
     "Side",
     "baseline_limit",
@@ -36,6 +37,16 @@ VERSION = 1
 SAME = 0.02
 
 Better = Literal["less", "more", "neither"]
+FindingSays = Literal[
+    "new",
+    "gone",
+    "kept",
+    "suppressed in A",
+    "suppressed in B",
+    "not judged in A",
+    "not judged in B",
+    "other program",
+]
 Change = Literal["better", "worse", "changed", "same", "within noise", "not comparable"]
 
 
@@ -76,12 +87,14 @@ class Delta:
 class FindingChange:
     """A finding that one side has and the other has not, or that both have.
 
-    change: gone, new, or kept; share: of the wall time, on each side.
+    change: gone or new, where the other side was judged and is fine; kept; else why the other side
+    has it not: there it was not judged, another finding explains it, or it is another program.
+    share: of the wall time, on each side.
     """
 
     rule: str
     title: str
-    change: Literal["gone", "new", "kept"]
+    change: FindingSays
     a_share: float | None
     b_share: float | None
 
@@ -213,11 +226,11 @@ ROWS = (
         lambda r: _fact(r, "checkpoint_block_s"),
         ("program", "steps"),
     ),
-    _Row("startup_s", "start-up", "s", "less", lambda r: _fact(r, "startup_s"), ("program",)),
+    _Row("startup_s", "start-up", "s", "neither", lambda r: _fact(r, "startup_s"), ("program",)),
     _Row("read_bps", "data read bandwidth", "B/s", "neither", _read_bps),
     _Row("read_bytes", "data read", "B", "neither", _DATA_READ, ("steps", "data")),
     _Row("files", "data files read", "count", "neither", lambda r: _fact(r, "files"), ("data",)),
-    _Row("opens", "opens", "count", "less", _opens, ("steps", "data")),
+    _Row("opens", "opens", "count", "neither", _opens, ("steps", "data")),
 )
 
 
@@ -386,32 +399,51 @@ def _speed(step: Delta) -> str:
     if step.change in ("same", "within noise"):
         return "B is as fast as A" + (" (within noise)" if step.change != "same" else "")
     faster = a / b if b < a else b / a
-    return f"B is {faster:.2f}x as {'fast' if b < a else 'slow'} as A per step"
+    if b > a:
+        return f"B takes {faster:.2f}x as long as A per step"
+    return f"B is {faster:.2f}x as fast as A per step"
 
 
 def _finding_changes(a: Sequence[Report], b: Sequence[Report]) -> tuple[FindingChange, ...]:
     """Of the typical run of each side, so that one odd repetition makes no finding."""
+    old_report, new_report = _typical(a), _typical(b)
     found: dict[str, list[Finding | None]] = {}
-    for side, report in enumerate((_typical(a), _typical(b))):
+    for side, report in enumerate((old_report, new_report)):
         for finding in report.findings:
             found.setdefault(finding.rule, [None, None])[side] = finding
+    is_other = old_report.title != new_report.title
     changes = []
     for rule, (old, new) in found.items():
         one = new or old
         assert one is not None
+        change: FindingSays = "kept"
+        if not (old and new) and is_other:
+            change = "other program"
+        elif new is None:
+            change = _without(rule, new_report, "gone", "suppressed in B", "not judged in B")
+        elif old is None:
+            change = _without(rule, old_report, "new", "suppressed in A", "not judged in A")
         changes.append(
             FindingChange(
                 rule=rule,
                 title=one.title,
-                change="kept" if old and new else "gone" if old else "new",
+                change=change,
                 a_share=old.share.value if old else None,
                 b_share=new.share.value if new else None,
             )
         )
-    order = ("new", "gone", "kept")
+    order = get_args(FindingSays)
     return tuple(
         sorted(changes, key=lambda c: (order.index(c.change), -(c.b_share or c.a_share or 0.0)))
     )
+
+
+def _without(
+    rule: str, report: Report, fine: FindingSays, suppressed: FindingSays, unjudged: FindingSays
+) -> FindingSays:
+    """Why a side has no such finding: it need not have been looked for."""
+    state = next((check.state for check in report.checks if check.rule == rule), "fine")
+    return {"suppressed": suppressed, "not judged": unjudged}.get(state, fine)
 
 
 def to_json(comparison: Comparison, indent: int | None = 2) -> str:
@@ -474,6 +506,10 @@ def baseline_limit(report: Report, baseline: Report, tolerance: float) -> tuple[
         told = f"{label} {_number(delta.b, delta.unit)}, baseline {_number(delta.a, delta.unit)}"
         more = f"{over * 100:+.1f}{unit}, allowed {tolerance * 100:g}{unit}"
         is_over = delta.b > most and not math.isclose(delta.b, most)
+        if not is_over and report.verdict.stall.state == "incomplete":
+            why = f"the run is incomplete: {report.verdict.stall.why}"
+            found.append(Limit(key, "not measured", f"{told}, but {why}"))
+            continue
         found.append(Limit(key, "passed" if is_over else "kept", f"{told}: {more}"))
     return tuple(found)
 

@@ -7,13 +7,19 @@
     │   └── StartError       the program of a run cannot be started; has .status as a shell gives it
     ├── ForeignError         a file of another tool: not what it should be, or of another run
     ├── QueryError           a question to the tables that cannot be answered
+    ├── FeedError            a data set: missing, damaged, of an unknown kind, changed since
+    │   └── FeedRefused      one that may be whole, and is not read here or not without a word more
     ├── TierError            a place for bytes: missing, full, read-only, nothing in it to read
+    │   └── TierFull         no room; has .path and .wanted_bytes
+    ├── SaveError            a checkpoint: not whole, not found, not to be written or removed
     └── MissingDependency    an optional package is needed; also an ImportError
 
 Each message says what, where, and what now.
 """
 
 __all__ = [
+    "FeedError",
+    "FeedRefused",
     "ForeignError",
     "LogError",
     "MissingDependency",
@@ -21,8 +27,10 @@ __all__ = [
     "QueryError",
     "RecorderError",
     "RunError",
+    "SaveError",
     "StartError",
     "TierError",
+    "TierFull",
 ]
 
 
@@ -58,8 +66,29 @@ class QueryError(PenstockError):
     """A question to the tables of a run cannot be answered."""
 
 
+class FeedError(PenstockError):
+    """A data set cannot be read, or is not what it was."""
+
+
+class FeedRefused(FeedError):  # noqa: N818 - it is nobody's error: nothing is wrong with it
+    """A data set that may be whole, and is not read here, or not before something is said."""
+
+
 class TierError(PenstockError):
     """A place where bytes lie, or should, cannot be used."""
+
+
+class TierFull(TierError):  # noqa: N818 - as one says it
+    """A place for bytes has no room.  path: what was being written; wanted_bytes: how much more."""
+
+    def __init__(self, message: str, path: str, wanted_bytes: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.wanted_bytes = wanted_bytes
+
+
+class SaveError(PenstockError):
+    """A checkpoint is not whole, not to be found, or may not be written or removed."""
 
 
 class MissingDependency(PenstockError, ImportError):  # noqa: N818 - what is missing is the name

@@ -8,15 +8,36 @@ Gains are upper bounds: the seconds of the wall time in which the step loop was 
 cause.  Time inside calls that nobody waited for is no gain.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from penstock.measures import Checkpoint, Measures, Number, State, Storage
+from penstock.measures import (
+    CallTimes,
+    Checkpoint,
+    Measures,
+    MetadataCalls,
+    Number,
+    State,
+    Storage,
+    Worker,
+)
 from penstock.words import count, per_cent, show
 
-__all__ = ["RULES", "Check", "Finding", "Judgement", "Remedy", "Rule", "describe_rules", "judge"]
+__all__ = [
+    "RULES",
+    "WORTH",
+    "Check",
+    "Finding",
+    "Judgement",
+    "Remedy",
+    "Rule",
+    "Threshold",
+    "describe_rules",
+    "judge",
+]
 
 # Below this share of the wall time a finding is "checked and fine".  From reading what Drishti and
 # WisIO say of real jobs: without such a limit the first of 248 reasons explained 7 ms.
@@ -97,15 +118,25 @@ _Said = _Found | _Fine | _Unjudged
 
 
 @dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number that a rule compares with: what it is of, and why it is this number and no other."""
+
+    value: float
+    unit: str
+    of: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """A judge of measures: its id and title, where its thresholds come from, and the rules that it
-    silences when it finds something.  of_calls judges a run without steps, in which nobody is known
-    to have waited, by the time in calls; without it such a run is not judged."""
+    """A judge of measures: its id and title, the numbers that it compares with, and the rules that
+    it silences when it finds something.  of_calls judges a run without steps, in which nobody is
+    known to have waited, by the time in calls; without it such a run is not judged."""
 
     rule: str
     title: str
     judges: Callable[[Measures], _Said]
-    source: str
+    thresholds: tuple[Threshold, ...] = ()
     suppresses: tuple[str, ...] = ()
     of_calls: Callable[[Measures], _Said] | None = None
 
@@ -116,6 +147,25 @@ FASTER_TIER = Remedy(
     "whatif",
     "measure what a faster tier would bring: memory first, as the upper bound",
     "penstock whatif RUN --tier /dev/shm",
+)
+# A plan tells what copies would bring; it makes none.
+NAME_THE_TIER = "; first name a folder there: `penstock tiers add fast FOLDER`"
+STAGE = Remedy(
+    "stage",
+    "read the files that were waited for longest from copies on a faster tier; the program stays "
+    f"as it is{NAME_THE_TIER}",
+    "penstock stage plan RUN --to fast",
+)
+CHECKPOINTER = Remedy(
+    "save",
+    "save through penstock.save.Checkpointer: the steps stand still for a copy in memory only, "
+    "and what counts as saved is whole",
+)
+# FAST, SLOW: folders; the drain is a program of its own beside the training.
+DRAIN = Remedy(
+    "save",
+    "or save to a fast disk as ever, and drain it from there beside the training",
+    "penstock save drain FAST SLOW --watch",
 )
 PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
 ONCE = Remedy("code", "list and examine files once, keep the list; open each file once")
@@ -133,25 +183,70 @@ ASYNC_SAVE = Remedy(
 
 # --- data: how it is read ------------------------------------------------------------------------
 
-# Three calls a sample beyond the reading itself would be the least to look at; Python's own
-# open(path).read() makes five (open, fstat, lseek, fstat, close) and is no storm.
-METADATA_PER_OPEN = 8
-METADATA_SHARE = 0.30  # of the wait for storage
-SMALL_SHARE = 0.50  # of the blocking reads' time
-SMALL_READ_BYTES = 256 << 10  # the kernel's read-ahead: below it a read pays latency, not bandwidth
-FROM_MEMORY_S = 50e-6  # a call that copies 256 KiB from the page cache takes less
-# Of the ceiling: below the first a tier is not used by bandwidth, above the second it is full.
-FAR_BELOW, NEAR = 0.30, 0.80
+METADATA_PER_OPEN = Threshold(
+    8,
+    "count",
+    "calls for each file opened",
+    "Python's own `open(path).read()` makes five (open, fstat, lseek, fstat, close) and is no "
+    "storm; chosen: three more are what a careful loader may still ask",
+)
+BLOCKED_FILES = Threshold(
+    16,
+    "count",
+    "files at most of which an open takes more than a second in the mean, and these opens are no "
+    "storm",
+    "chosen: pipes, whose open waits for the other program, are few; a slow server makes all slow",
+)
+METADATA_SHARE = Threshold(
+    0.30,
+    "share",
+    "of the wait for storage",
+    "chosen: WisIO and DFAnalyzer speak at 50 % of all time in I/O, waited for or not; of time "
+    "that was waited for a third is worth a change",
+)
+SMALL_SHARE = Threshold(
+    0.50,
+    "share",
+    "of the blocking reads' time",
+    "as DFAnalyzer's `small_read_dominance`: below it larger reads would mend the smaller part",
+)
+SMALL_READ_BYTES = Threshold(
+    256 << 10,
+    "B",
+    "a read, and it is small",
+    "twice Linux's default read-ahead (`read_ahead_kb` 128): what is smaller is one or two "
+    "requests to the device, and pays its latency, not its bandwidth. Drishti and DFAnalyzer say "
+    "1 MiB, for parallel file systems",
+)
+FROM_MEMORY_S = Threshold(
+    50e-6,
+    "s",
+    "a read in the mean, and it comes from memory",
+    "copying 256 KiB from the page cache takes 26 µs at 10 GB/s; no disk that seeks and no "
+    "network answers so soon",
+)
+FAR_BELOW = Threshold(
+    0.30,
+    "share",
+    "of the measured ceiling",
+    "chosen: then three times as much could be moved at once, so bandwidth is not what is short",
+)
 
 
 def metadata_storm(measures: Measures) -> _Said:
-    """Opening, examining and listing files takes 30 % of the wait for storage, or more than eight
-    such calls are made for each file that is opened."""
-    seen, wait_s = measures.metadata, measures.wait_s("metadata")
+    """Opening, examining and listing files takes much of the wait for storage, or many such calls
+    are made for each file that is opened.  Few opens that take seconds wait for something else."""
+    seen = measures.metadata
+    told = _blocked_opens(seen)
+    wait_s = measures.wait_s("metadata")
+    if told and seen.time_s:
+        wait_s *= 1 - min(1.0, seen.blocked_s / seen.time_s)
     share = wait_s / measures.data_storage_s if measures.data_storage_s else 0.0
     per_open = seen.calls / seen.opens if seen.opens else 0.0
-    says = f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open"
-    if share < METADATA_SHARE and per_open <= METADATA_PER_OPEN:
+    says = (
+        f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open{told}"
+    )
+    if share < METADATA_SHARE.value and per_open <= METADATA_PER_OPEN.value:
         return _Fine(says)
     mean_s = seen.time_s / seen.calls if seen.calls else None
     failed = f", {seen.failed:,} of them in vain" if seen.failed else ""
@@ -163,14 +258,25 @@ def metadata_storm(measures: Measures) -> _Said:
             f"{per_cent(share)} of the wait for storage",
             *_worst_directory(measures),
         ),
-        (*((ONCE, PACK) if per_open > METADATA_PER_OPEN else (PACK, ONCE)), FASTER_TIER),
+        (*((ONCE, PACK) if per_open > METADATA_PER_OPEN.value else (PACK, ONCE)), FASTER_TIER),
         "directories",
     )
 
 
+def _blocked_opens(seen: MetadataCalls | CallTimes) -> str:
+    """What is said of few opens that take seconds; "" where there are none, or too many."""
+    if not 0 < seen.blocked_files <= BLOCKED_FILES.value:
+        return ""
+    each_s = seen.blocked_s / max(1, seen.blocked_opens)
+    return (
+        f"; not counted: {count(seen.blocked_opens, 'open')} of "
+        f"{count(seen.blocked_files, 'file')} that took {show(each_s, 's')} each, as of a pipe"
+    )
+
+
 def small_reads(measures: Measures) -> _Said:
-    """Half of the time of blocking reads, or more, is in reads under 256 KiB, while the tier gives
-    less than 30 % of the bandwidth that was measured for it."""
+    """Most of the time of blocking reads is in small ones, while the tier gives little of the
+    bandwidth that was measured for it."""
     reads = measures.blocking_reads
     if not reads.blocking_s:
         return _Fine("no read of data blocked the step loop")
@@ -178,16 +284,18 @@ def small_reads(measures: Measures) -> _Said:
     share = reads.small_s / moving_s if moving_s > 0 else 0.0
     mains = max(1, measures.training.mains)
     each_s = moving_s * mains / max(1, reads.calls)  # of those that blocked
-    if reads.calls and each_s < FROM_MEMORY_S:
+    if reads.calls and each_s < FROM_MEMORY_S.value:
         return _Fine(f"a read takes {show(each_s, 's')} in the mean: it comes from memory")
-    if share < SMALL_SHARE:
+    if share < SMALL_SHARE.value:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
     used = f"{show(used_bps, 'B/s')} while waiting" if used_bps else "hardly any waiting"
-    if ceiling_bps and used_bps and used_bps >= FAR_BELOW * ceiling_bps:
+    if ceiling_bps and used_bps and used_bps >= FAR_BELOW.value * ceiling_bps:
         return _Fine(f"reads are small, but {used} of {show(ceiling_bps, 'B/s')} measured")
     data = measures.reading
     mean = reads.read_bytes / reads.calls if reads.calls else None
+    if mean is None and data.reads:  # none began while the step loop was blocked
+        mean = data.read_bytes / data.reads
     limit = f" of {show(ceiling_bps, 'B/s')} measured" if ceiling_bps else ""
     size = show(data.file_bytes_p50, "B")
     return _Found(
@@ -198,27 +306,37 @@ def small_reads(measures: Measures) -> _Said:
         ),
         (
             Remedy("loader", "more reads at once: more workers, or threads in each"),
-            PACK,
+            *(_by_index(measures) or (PACK,)),
+            STAGE,
             FASTER_TIER,
         ),
         "latencies",
     )
 
 
+NEAR = Threshold(
+    0.80,
+    "share",
+    "of the measured ceiling",
+    "as DFAnalyzer's `bw_saturation`; what is left is less than two measurements of a disk differ",
+)
+
+
 def bandwidth_bound(measures: Measures) -> _Said:
-    """While the step loop waits, data is read at 80 % or more of the tier's measured ceiling."""
+    """While the step loop waits, data is read nearly as fast as the tier was measured to give."""
     ceiling_bps, used_bps = _read_ceiling(measures), _waiting_bandwidth(measures)
     if not used_bps:
         return _Fine("the step loop hardly waits for reads")
     if not ceiling_bps:
         return _Unjudged(MEASURE_CEILING)
     says = f"{show(used_bps, 'B/s')} while waiting, {show(ceiling_bps, 'B/s')} measured"
-    if used_bps < NEAR * ceiling_bps:
+    if used_bps < NEAR.value * ceiling_bps:
         return _Fine(f"{says}: {per_cent(used_bps / ceiling_bps)}")
     return _Found(
         measures.wait_s("read"),
         (f"{says}: {per_cent(used_bps / ceiling_bps)} of what the tier gives",),
         (
+            STAGE,
             Remedy("code", "fewer bytes a sample: compress, crop, or lower the resolution"),
             FASTER_TIER,
         ),
@@ -226,18 +344,24 @@ def bandwidth_bound(measures: Measures) -> _Said:
     )
 
 
-RANDOM_SHARE = 0.20  # of the reads of large files: Drishti's P11
+RANDOM_SHARE = Threshold(
+    0.20,
+    "share",
+    "of the reads of files of 4 MiB and more",
+    "as Drishti's P11; but the first read of a file and one at offset 0 are not random here, as "
+    "they are in the counters of Darshan that Drishti reads",
+)
 
 
 def random_reads(measures: Measures) -> _Said:
-    """More than 20 % of the reads of large files (4 MiB and more) neither go on where the one
-    before ended nor lie in what the kernel has read ahead."""
+    """Many reads of large files neither go on where the one before ended nor lie in what the kernel
+    has read ahead."""
     seen = measures.pattern
     if not seen.reads:
         return _Fine("no large data file was read")
     share = seen.random / seen.reads
     says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
-    if share <= RANDOM_SHARE:
+    if share <= RANDOM_SHARE.value:
         return _Fine(f"{says} were random")
     mean = seen.random_bytes / seen.random
     return _Found(
@@ -247,26 +371,40 @@ def random_reads(measures: Measures) -> _Said:
             f"{show(seen.random_s / seen.random, 's')} each; read amplification: not measured",
         ),
         (
+            *_by_index(measures),
             Remedy("code", "shuffle blocks of neighbouring records instead of single ones"),
             Remedy(
                 "whatif",
                 "measure what telling the kernel would bring",
                 "penstock whatif RUN --readahead random",
             ),
+            STAGE,
             FASTER_TIER,
         ),
         "files",
     )
 
 
-CLIFF = 2.0  # times: well beyond what shuffling does from step to step
+CLIFF = Threshold(
+    2.0,
+    "x",
+    "as long, a step's wait and the reading of a byte",
+    "chosen: shuffling moves a mean over a tenth of the run by less. Bae et al. (HPCS 2019) saw "
+    "such steps where an LMDB data set and the page cache met on Nurion",
+)
+OF_MEMORY = Threshold(
+    0.50,
+    "share",
+    "of the memory holds the data set, and there is no cliff",
+    "chosen: the other half is left to the job itself",
+)
 LEAST_PIECES = 6  # of 64: a tenth of the wall time on each side
 
 
 def cache_cliff(measures: Measures) -> _Said:
-    """From some moment on a step waits twice as long as before and a byte takes twice as long to
-    read: what was served from memory now comes from the device.  A data set that fits half the
-    memory cannot do that."""
+    """From some moment on a step waits longer than before and a byte takes longer to read: what was
+    served from memory now comes from the device.  A data set that fits the memory cannot do
+    that."""
     pieces = [piece for piece in measures.drift if piece.steps]
     if len(pieces) < 2 * LEAST_PIECES:
         return _Fine("too few steps for a change to show")
@@ -274,11 +412,11 @@ def cache_cliff(measures: Measures) -> _Said:
     at, before, after = _cliff([(piece.waits_s, piece.steps) for piece in pieces])
     head, tail = pieces[:at], pieces[at:]
     slower = _slower([(piece.read_s, piece.read_bytes) for piece in pieces], at)
-    if after < CLIFF * before or slower < CLIFF:
+    if after < CLIFF.value * before or slower < CLIFF.value:
         return _Fine(
             f"a step waits {show(before, 's')}, after the largest change {show(after, 's')}"
         )
-    if memory and data.size_bytes < memory / 2:
+    if memory and data.size_bytes < OF_MEMORY.value * memory:
         return _Fine(f"the data, {show(data.size_bytes, 'B')}, fits the memory")
     mains = max(1, measures.training.mains)
     gain_s = (sum(p.waits_s for p in tail) - before * sum(p.steps for p in tail)) / mains
@@ -293,6 +431,7 @@ def cache_cliff(measures: Measures) -> _Said:
         ),
         (
             Remedy("job", "more memory, fewer bytes a sample, or each node its own share of it"),
+            STAGE,
             FASTER_TIER,
         ),
         "steps",
@@ -305,12 +444,18 @@ REMOTE = {
     "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs",
     "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "wekafs",
 }  # fmt: skip
-REREAD = 1.5  # times: beyond the first pass, and more than a validation set read again
+REREAD = Threshold(
+    1.5,
+    "x",
+    "the size of the data",
+    "chosen: beyond the first pass, which a copy would need too, and more than a validation set "
+    "that is read again",
+)
 
 
 def reread_remote(measures: Measures) -> _Said:
-    """Data on a file system that is reached over a network was read more than one and a half times:
-    a copy on this node would have been read instead."""
+    """Data on a file system that is reached over a network (by its type in /proc/self/mountinfo)
+    was read again and again: a copy on this node would have been read instead."""
     known = [row for row in measures.storage if row.path_class == "data"]
     if known and all(row.kind is None for row in known):
         return _Unjudged("which file systems are mounted was not noted")
@@ -319,7 +464,7 @@ def reread_remote(measures: Measures) -> _Said:
         return _Fine("no data was read over a network")
     row = max(remote, key=lambda row: row.read_bytes)
     times = row.read_bytes / row.size_bytes if row.size_bytes else 0.0
-    if times < REREAD:
+    if times < REREAD.value:
         return _Fine(f"read {show(times, 'x')} from {row.kind}")
     share = row.read_bytes / sum(one.read_bytes for one in known)
     return _Found(
@@ -329,7 +474,11 @@ def reread_remote(measures: Measures) -> _Said:
             f"{show(row.read_bytes, 'B')}",
         ),
         (
-            Remedy("job", f"copy {show(row.size_bytes, 'B')} to this node's disk before training"),
+            replace(
+                STAGE,
+                says=f"read {show(row.size_bytes, 'B')} from copies on this node's disk"
+                f"{NAME_THE_TIER}",
+            ),
             FASTER_TIER,
         ),
         "storage",
@@ -356,19 +505,30 @@ def mapped_files(measures: Measures) -> _Said:
             "processor; which file it was is not known",
         ),
         (
-            Remedy("code", "read records by calls: os.pread at their offsets, many at once"),
+            *(
+                _by_index(measures)
+                or (Remedy("code", "read records by calls: os.pread at their offsets"),)
+            ),
             Remedy("code", "for reading in order let the kernel read ahead: lmdb readahead=True"),
         ),
         "epochs",
     )
 
 
-STRAGGLES = 1.5  # times the median: DFAnalyzer's rank ratio
+STRAGGLES = Threshold(
+    1.5,
+    "x",
+    "the median of the others",
+    "as DFAnalyzer's rule for ranks; the slow one is left out of the median, as of two it would be "
+    "half of it",
+)
+LEAST_FETCHES = Threshold(
+    5, "count", "batches of a worker", "chosen: the mean of fewer says how one file was"
+)
 
 
 def straggler(measures: Measures) -> _Said:
-    """One worker takes one and a half times as long for a batch as the median worker, or one rank
-    waits for data one and a half times as long as the median rank."""
+    """One worker takes longer for a batch than the others, or one rank waits longer for data."""
     slow = [said for said in (_slow_worker(measures), _slow_rank(measures)) if said]
     if slow:
         return max(slow, key=lambda said: said.gain_s or 0.0)
@@ -377,19 +537,29 @@ def straggler(measures: Measures) -> _Said:
     return _Fine("workers and ranks are balanced")
 
 
-TAIL = 10.0  # times: a queue or a retry, not a busy disk
-TAIL_SHARE = 0.30
+TAIL = Threshold(
+    10,
+    "x",
+    "the median, the 99th percentile of reads",
+    "as DFAnalyzer's `read_contention` (mean to least): a busy disk makes all reads slower, a "
+    "queue, a retry or a lock makes some of them ten times as slow",
+)
+TAIL_SHARE = Threshold(
+    0.30,
+    "share",
+    "of the blocking reads' time is in reads beyond ten medians",
+    "chosen: a tail that few waited for is no finding",
+)
 
 
 def tail_latency(measures: Measures) -> _Said:
-    """The 99th percentile of reads is ten times the median, and reads beyond ten medians are 30 %
-    or more of the blocking reads' time."""
+    """Few reads take many times as long as most, and the step loop waits for these few."""
     reads = measures.blocking_reads
     if not reads.blocking_s or not reads.p50_s or not reads.p99_s:
         return _Fine("no read of data blocked the step loop")
     ratio, share = reads.p99_s / reads.p50_s, reads.tail_s / reads.blocking_s
     says = f"99th percentile {show(ratio, 'x')} the median"
-    if ratio < TAIL or share < TAIL_SHARE:
+    if ratio < TAIL.value or share < TAIL_SHARE.value:
         return _Fine(says)
     return _Found(
         reads.tail_s,
@@ -405,19 +575,24 @@ def tail_latency(measures: Measures) -> _Said:
     )
 
 
-# A third of the reads of a program that reads whole files: one that moves data, one that does not.
-EMPTY_SHARE = 0.30
+EMPTY_SHARE = Threshold(
+    0.30,
+    "share",
+    "of the reads",
+    "half of them move nothing where a file is read by one call and a second asks for more, as "
+    "tf-Darshan saw (128 thousand opens, 256 thousand reads); a third where it takes two calls",
+)
 
 
 def empty_reads(measures: Measures) -> _Said:
-    """30 % of the reads or more move nothing: they ask at the end of a file whether there is more,
-    one system call a file for nothing."""
+    """Many reads move nothing: they ask at the end of a file whether there is more, one system call
+    a file for nothing."""
     data, reads = measures.reading, measures.blocking_reads
     if data.empty_reads is None:
         return _Unjudged("the imported counters do not say which reads moved nothing")
     share = data.empty_reads / data.reads if data.reads else 0.0
     says = f"{per_cent(share)} of {count(data.reads, 'read')} are empty"
-    if share < EMPTY_SHARE:
+    if share < EMPTY_SHARE.value:
         return _Fine(says)
     return _Found(
         reads.empty_s,
@@ -432,15 +607,26 @@ def empty_reads(measures: Measures) -> _Said:
     )
 
 
-LEAST_SLOTS = 5
-CROWDED = 0.80  # of the best bandwidth: beyond the noise of neighbouring slots
-LARGE_READ_BYTES = 256 << 10  # below it more reads at once cost calls, not seeks
+CROWDED = Threshold(
+    0.85,
+    "share",
+    "of the best bandwidth of this run",
+    "tf-Darshan's case of large files on a disk fell to 82 % (94 to 77 MB/s, 16 threads for one)",
+)
+CROWD = Threshold(
+    2, "x", "as many reads under way as at the best", "chosen: one more is a neighbour's noise"
+)
+LEAST_SLOTS = Threshold(
+    5,
+    "count",
+    "stretches of 100 ms and more with that many reads",
+    "chosen: fewer are a moment, not a way of reading",
+)
 
 
 def too_many_readers(measures: Measures) -> _Said:
-    """With twice as many large reads under way, or more, data is read at less than 80 % of the best
-    bandwidth of this run: the device seeks between them."""
-    levels = [row for row in measures.concurrency if row.slots >= LEAST_SLOTS]
+    """With more large reads under way, data is read more slowly: the device seeks between them."""
+    levels = [row for row in measures.concurrency if row.slots >= LEAST_SLOTS.value]
     if len(levels) < 2:
         return _Fine("the number of reads under way hardly changed")
     best, most = max(levels, key=lambda row: row.bandwidth_bps), levels[-1]
@@ -448,8 +634,10 @@ def too_many_readers(measures: Measures) -> _Said:
         f"{show(most.bandwidth_bps, 'B/s')} with {count(most.level, 'read')} under way, "
         f"{show(best.bandwidth_bps, 'B/s')} with {best.level}"
     )
-    falls = most.bandwidth_bps < CROWDED * best.bandwidth_bps and most.level >= 2 * best.level
-    if not falls or min(best.read_bytes, most.read_bytes) < LARGE_READ_BYTES:
+    is_crowd = most.level >= CROWD.value * best.level
+    falls = is_crowd and most.bandwidth_bps < CROWDED.value * best.bandwidth_bps
+    # Small reads cost calls when there are more of them, not seeks.
+    if not falls or min(best.read_bytes, most.read_bytes) < SMALL_READ_BYTES.value:
         return _Fine(says)
     kept = most.bandwidth_bps / best.bandwidth_bps
     return _Found(
@@ -469,14 +657,29 @@ def too_many_readers(measures: Measures) -> _Said:
 
 # --- workers -------------------------------------------------------------------------------------
 
-BUSY = 0.90  # of the data wait in fetches, all workers: what is left are queues and hand-overs
-CPU_SHARE = 0.50
-QUEUE_SHARE = 0.20
+BUSY = Threshold(
+    0.90,
+    "share",
+    "of the data wait all workers are in fetches",
+    "chosen: what is left are queues and hand-overs, which more workers do not shorten",
+)
+CPU_SHARE = Threshold(
+    0.50,
+    "share",
+    "of the data wait that is not for a processor",
+    "chosen: then a faster disk would end less than half of it",
+)
+QUEUE_SHARE = Threshold(
+    0.20,
+    "share",
+    "of the data wait",
+    "chosen: every fifth second of a worker that could go on; the step at which XProf says highly",
+)
 
 
 def too_few_workers(measures: Measures) -> _Said:
-    """While the step loop waits all workers fetch (90 % of the time and more), or it fetches
-    itself, and there is a processor for another worker."""
+    """While the step loop waits all workers fetch, or it fetches itself, and there is a processor
+    for another worker."""
     training = measures.training
     wait_s = measures.wait_s("read", "write", "metadata", "cpu", "blocked", "not scheduled")
     left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
@@ -488,15 +691,17 @@ def too_few_workers(measures: Measures) -> _Said:
         return _Fine("the step loop does not wait for fetches")
     if measures.training.pooled_waits:
         return _Fine("the loader does not say who makes a batch")
-    is_short = cpus is not None and _processors_wanted(measures) >= cpus
-    if is_short and measures.wait_share("not scheduled") >= QUEUE_SHARE:
-        return _Fine(f"fetches wait for {count(cpus or 0, 'processor')} already")
+    # Whoever uses the processors: another worker would wait for one too.
+    if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
+        return _Fine("fetches wait for a processor already: there is none for another worker")
     waited_s = sum(row.waited_s for row in workers)
     busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
     says = (
         f"{count(each, 'worker')}, busy {per_cent(busy)} of the wait" if workers else "no workers"
     )
-    if busy < BUSY:
+    if busy < BUSY.value:
+        if per_cent(busy) == per_cent(BUSY.value):  # 89.96 % is no 90 %
+            says = says.replace(per_cent(busy), f"less than {per_cent(busy)}")
         return _Fine(says)
     cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else measures.wait_s("cpu")
     # Computing takes a processor of its own; what a worker needs is its time on one.
@@ -526,23 +731,23 @@ def too_few_workers(measures: Measures) -> _Said:
 
 
 def decode_bound(measures: Measures) -> _Said:
-    """Half of the data wait or more is workers' time on a processor, outside file calls: decoding,
+    """Most of the data wait is workers' time on a processor, outside file calls: decoding,
     augmenting.  A faster disk would not help."""
-    share = measures.wait_share("cpu")
+    share, queued = measures.wait_share("cpu"), measures.wait_share("not scheduled")
     says = f"{per_cent(share)} of the data wait is on the processor, outside file calls"
-    if share < CPU_SHARE:
+    if share < CPU_SHARE.value * (1 - queued) or not share:  # to wait for one is to wait for it
         return _Fine(says)
     return _Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
 
 
 def oversubscribed(measures: Measures) -> _Said:
-    """20 % of the data wait or more is workers ready to run without a processor."""
+    """Much of the data wait is workers ready to run without a processor."""
     share = measures.wait_share("not scheduled")
     says = f"{per_cent(share)} of the data wait is fetches without a processor"
-    if share < QUEUE_SHARE:
+    if share < QUEUE_SHARE.value:
         return _Fine(says)
     wants, cpus = _processors_wanted(measures), measures.machine.cpus
-    told = f"{wants:,} workers and ranks want one"
+    told = f"{wants:,} workers and ranks want one" if wants > 1 else "one rank wants one"
     if cpus:
         told += f", {count(cpus, 'processor')}"
     if cpus and wants <= cpus:
@@ -567,22 +772,28 @@ def _workers(measures: Measures) -> int:
     return max((row.worker + 1 for row in measures.workers), default=0)
 
 
-STARTUP_SHARE = 0.05
+STARTUP_SHARE = Threshold(
+    0.05,
+    "share",
+    "of the start-up and the wall time",
+    "the step at which XProf calls a job moderately input bound",
+)
 
 
 def slow_startup(measures: Measures) -> _Said:
-    """The first batch, and workers that are started and ended anew with each pass, take more than
-    5 % of the start-up and the wall time: listing files, starting workers, filling the queue."""
+    """The first batch, and workers that are started and ended anew with each pass, take long:
+    listing files, starting workers, filling the queue."""
     training = measures.training
-    first_s, again_s = training.first_batch_s or 0.0, measures.wait_s("worker start", "pass end")
+    first_s = training.first_batch_s or 0.0
+    again_s = measures.wait_s("loader start", "worker start", "pass end")
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
     parts = dict(measures.first_batch_parts)
     says = f"first batch after {show(first_s, 's')}"
     if again_s:
         says += f", workers started and ended again {show(again_s, 's')}"
-    if first_s + again_s <= STARTUP_SHARE * whole_s:
+    if first_s + again_s <= STARTUP_SHARE.value * whole_s:
         return _Fine(says)
-    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    largest = sorted(parts.items(), key=lambda item: (-round(item[1], 6), item[0]))[:3]
     told = ", ".join(f"{part} {show(s, 's')}" for part, s in largest if s >= 0.05 * first_s)
     remedies = [
         Remedy("code", "keep the list of files instead of making it; a data set that pickles small")
@@ -618,6 +829,8 @@ def checkpoint_blocks(measures: Measures) -> _Said:
             f"{per_cent(in_calls)} of it in file calls",
         ),
         (
+            CHECKPOINTER,
+            DRAIN,
             ASYNC_SAVE,
             Remedy(
                 "whatif",
@@ -630,8 +843,7 @@ def checkpoint_blocks(measures: Measures) -> _Said:
 
 
 def slow_checkpoint_target(measures: Measures) -> _Said:
-    """Checkpoints are written at less than 30 % of what another mounted tier was measured to
-    give."""
+    """Checkpoints are written at a fraction of what another mounted tier was measured to give."""
     saves = [save for save in measures.checkpoints if save.blocks and save.call_s]
     if not saves:
         return _Fine("no checkpoint stops the steps in file calls")
@@ -655,17 +867,29 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
         f"{show(bandwidth_bps, 'B/s')} in the calls; {best.mount} gives "
         f"{show(best.bandwidth_bps, 'B/s')}"
     )
-    if bandwidth_bps >= FAR_BELOW * best.bandwidth_bps:
+    if bandwidth_bps >= FAR_BELOW.value * best.bandwidth_bps:
         return _Fine(says)
     return _Found(
         measures.checkpoint_storage_s * (1 - bandwidth_bps / best.bandwidth_bps),
         (says,),
-        (Remedy("code", f"save to {best.mount} and copy from there beside the training"),),
+        (
+            replace(
+                DRAIN,
+                says=f"save to {best.mount}, and drain it from there beside the training",
+                command=f"penstock save drain {shlex.quote(best.mount)} SLOW --watch",
+            ),
+            CHECKPOINTER,
+        ),
         "checkpoints",
     )
 
 
-SAME_BYTES = 0.99  # of the largest: headers and names differ from rank to rank
+SAME_BYTES = Threshold(
+    0.99,
+    "share",
+    "of the largest has the smallest of a turn",
+    "chosen: headers and names differ from rank to rank by less than a hundredth",
+)
 
 
 def duplicate_writes(measures: Measures) -> _Said:
@@ -694,11 +918,16 @@ def duplicate_writes(measures: Measures) -> _Said:
     )
 
 
-RESTORE_S = 30.0  # a restart that short is noise beside the start of a job
+RESTORE_S = Threshold(
+    30,
+    "s",
+    "of loading, a mean over ranks",
+    "chosen: what is shorter is lost in the start of a job, which takes a scheduler minutes",
+)
 
 
 def slow_restore(measures: Measures) -> _Said:
-    """Loading checkpoints takes more than 30 seconds."""
+    """Loading checkpoints takes long."""
     loads = measures.restores
     mains = max(1, measures.training.mains)
     load_s = sum(load.duration_s for load in loads) / mains
@@ -706,7 +935,7 @@ def slow_restore(measures: Measures) -> _Said:
         return _Fine("no checkpoint was loaded")
     bytes_read = sum(load.read_bytes for load in loads)
     says = f"{count(len(loads), 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"
-    if load_s <= RESTORE_S:
+    if load_s <= RESTORE_S.value:
         return _Fine(says)
     return _Found(
         load_s,
@@ -719,20 +948,27 @@ def slow_restore(measures: Measures) -> _Said:
 
 # --- runs without steps: by the time in calls ----------------------------------------------------
 
-METADATA_OF_CALLS = 0.50  # of the time in calls: WisIO's and DFAnalyzer's metadata rule
+METADATA_OF_CALLS = Threshold(
+    0.50,
+    "share",
+    "of the time in calls, in a run without steps",
+    "as WisIO's and DFAnalyzer's rules for metadata",
+)
 
 
 def _calls_metadata(measures: Measures) -> _Said:
     seen = measures.call_times
-    whole_s = seen.read_s + seen.write_s + seen.metadata_s
+    told = _blocked_opens(seen)
+    metadata_s = max(0.0, seen.metadata_s - seen.blocked_s) if told else seen.metadata_s
+    whole_s = seen.read_s + seen.write_s + metadata_s
     if not whole_s:
-        return _Fine("no file call took time")
-    share = seen.metadata_s / whole_s
-    says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls"
-    if share < METADATA_OF_CALLS:
+        return _Fine(f"no file call took time{told}")
+    share = metadata_s / whole_s
+    says = f"{per_cent(share)} of the time in file calls, {seen.metadata:,} calls{told}"
+    if share < METADATA_OF_CALLS.value:
         return _Fine(says)
     return _Found(
-        seen.metadata_s,
+        metadata_s,
         (says, NOBODY_WAITED),
         (ONCE, PACK),
         "directories",
@@ -747,7 +983,7 @@ def _calls_small(measures: Measures) -> _Said:
         return _Fine("no read took time")
     mean = seen.read_bytes / moving
     says = f"{count(moving, 'read')} of {show(mean, 'B')} in the mean"
-    if mean >= SMALL_READ_BYTES:
+    if mean >= SMALL_READ_BYTES.value:
         return _Fine(says)
     each_s = seen.read_s * max(1, seen.processes) / seen.reads
     return _Found(
@@ -765,7 +1001,7 @@ def _calls_random(measures: Measures) -> _Said:
         return _Unjudged("single reads of large files are not known")
     share = seen.random / seen.reads
     says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
-    if share <= RANDOM_SHARE:
+    if share <= RANDOM_SHARE.value:
         return _Fine(f"{says} were random")
     return _Found(
         seen.random_s * seen.nth / max(1, measures.call_times.processes),
@@ -782,6 +1018,8 @@ def _calls_random(measures: Measures) -> _Said:
 def incomplete(measures: Measures) -> _Said:
     """Events are only counted, lost, or cut off, so that numbers which need them are too small."""
     state, why = measures.events_state
+    if state == "measured":
+        state, why = measures.spans_state
     if state == "measured":
         return _Fine("nothing was lost")
     if measures.recording.counters_only or measures.recording.imported_lacks:
@@ -801,18 +1039,23 @@ def incomplete(measures: Measures) -> _Said:
     )
 
 
-OVERHEAD = 0.02
+OVERHEAD = Threshold(
+    0.02,
+    "share",
+    "of the processes' time",
+    "what a cause must be worth to be a finding, the recorder is not allowed either",
+)
 
 
 def overhead(measures: Measures) -> _Said:
-    """The recorder's own cost is more than 2 % of the processes' time."""
+    """The recorder's own cost is worth a finding itself."""
     known = measures.recording
     if known.event_cost_ns is None or not known.life_s:
         return _Unjudged("the cost of one call was not measured in this run")
     cost_s = known.calls * known.event_cost_ns / 1e9
     share = cost_s / (known.life_s * max(1, known.processes))
     says = f"{show(cost_s, 's')} for {count(known.calls, 'call')}, {per_cent(share)} of the time"
-    if share < OVERHEAD:
+    if share < OVERHEAD.value:
         return _Fine(says)
     return _Found(
         None,
@@ -822,6 +1065,24 @@ def overhead(measures: Measures) -> _Said:
 
 
 # --- what rules have in common -------------------------------------------------------------------
+
+
+# How files end in which penstock.feed finds single records.
+CONTAINERS = (".mdb", ".lmdb", ".tar", ".tfrecord", ".tfrecords")
+
+
+def _by_index(measures: Measures) -> tuple[Remedy, ...]:
+    """Reading by an index of records, where the job reads a container that has one."""
+    rows = [
+        row
+        for row in measures.files
+        if row.path and row.path_class == "data" and row.path.endswith(CONTAINERS)
+    ]
+    if not rows:
+        return ()
+    row = max(rows, key=lambda row: (row.blocking_s or 0.0, row.read_bytes, row.size_bytes or 0))
+    says = "read by an index of its records, many requests at once: penstock.feed"
+    return (Remedy("feed", says, f"penstock feed bench {shlex.quote(row.path or '')}"),)
 
 
 def _worst_directory(measures: Measures) -> tuple[str, ...]:
@@ -844,13 +1105,18 @@ def _read_ceiling(measures: Measures) -> float | None:
     return row.read_ceiling_bps if row else None
 
 
-WAITS = 0.20  # of a piece of the wall time: then its bandwidth is that of a waiting job
+WAITS = Threshold(
+    0.20,
+    "share",
+    "of a piece of the run's time (of 64) is data wait",
+    "chosen: then its bandwidth is that of a job that waits; the step at which XProf says highly",
+)
 
 
 def _waiting_bandwidth(measures: Measures) -> float | None:
     """Bytes per second of data reads in the pieces of the wall time in which the job waits."""
     mains = max(1, measures.training.mains)
-    pieces = [p for p in measures.drift if p.waits_s >= WAITS * p.piece_s * mains]
+    pieces = [p for p in measures.drift if p.waits_s >= WAITS.value * p.piece_s * mains]
     whole_s = sum(piece.piece_s for piece in pieces)
     return sum(piece.read_bytes for piece in pieces) / whole_s if whole_s else None
 
@@ -880,23 +1146,51 @@ def _slower(pieces: Sequence[tuple[float, int]], at: int) -> float:
     return after / before if before else 0.0
 
 
-LEAST_FETCHES = 5
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """What the workers with one number did in all passes: each pass may start them anew."""
+
+    worker: int
+    rank: int | None
+    fetches: int
+    fetch_s: float
+    owed_s: float
+
+
+def _by_number(measures: Measures) -> list[list[_Numbered]]:
+    """Of each main process and loader, as the number of workers tells loaders apart."""
+    teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
+    for row in measures.workers:
+        teams.setdefault((row.main, row.team), {}).setdefault(row.worker, []).append(row)
+    return [
+        [
+            _Numbered(
+                worker,
+                rows[0].rank,
+                sum(row.fetches for row in rows),
+                sum(row.fetch_s for row in rows),
+                sum(row.owed_s for row in rows),
+            )
+            for worker, rows in sorted(of_team.items())
+        ]
+        for of_team in teams.values()
+    ]
 
 
 def _slow_worker(measures: Measures) -> _Found | None:
     best: _Found | None = None
-    for _, group in groupby(measures.workers, key=lambda row: row.main):
-        rows = [row for row in group if row.fetches >= LEAST_FETCHES]
+    for team in _by_number(measures):
+        rows = [row for row in team if row.fetches >= LEAST_FETCHES.value]
         if len(rows) < 2:
             continue
         means = [row.fetch_s / row.fetches for row in rows]
         slow = max(range(len(rows)), key=lambda place: means[place])
-        # Of two, the median would be half the slow one's.
         usual = median(means[:slow] + means[slow + 1 :])
-        if means[slow] < STRAGGLES * usual:
+        if means[slow] < STRAGGLES.value * usual:
             continue
-        owed = sorted(row.owed_s for row in rows)
-        gain_s = max(0.0, rows[slow].owed_s - median(owed[:-1]))
+        gain_s = max(
+            0.0, rows[slow].owed_s - median(row.owed_s for row in rows if row is not rows[slow])
+        )
         of_rank = "" if rows[slow].rank is None else f" of rank {rows[slow].rank}"
         found = _Found(
             gain_s / max(1, measures.training.mains),
@@ -919,7 +1213,7 @@ def _slow_rank(measures: Measures) -> _Found | None:
         return None
     slow, row = max(waits.items(), key=lambda item: item[1].data_wait_s)
     usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
-    if row.data_wait_s < STRAGGLES * usual:
+    if row.data_wait_s < STRAGGLES.value * usual:
         return None
     return _Found(
         row.data_wait_s - usual,
@@ -947,68 +1241,60 @@ def _turns(measures: Measures) -> list[list[Checkpoint]]:
 
 def _is_alike(turn: Sequence[Checkpoint]) -> bool:
     return (
-        turn[-1].written_bytes >= SAME_BYTES * turn[0].written_bytes
+        turn[-1].written_bytes >= SAME_BYTES.value * turn[0].written_bytes
         and len({save.files for save in turn}) == 1
     )
 
 
 # --- the rules, in the order they are told -------------------------------------------------------
 
-_UI = "the first catalogue, from the study of eleven tools"
 RULES: tuple[Rule, ...] = (
     Rule(
         "D1",
         "metadata storm",
         metadata_storm,
-        f"{_UI}; five calls are Python's own",
+        (METADATA_SHARE, METADATA_PER_OPEN, METADATA_OF_CALLS, BLOCKED_FILES),
         of_calls=_calls_metadata,
     ),
-    Rule("D2", "small reads, bound by latency", small_reads, _UI, of_calls=_calls_small),
     Rule(
-        "D3",
-        "bandwidth at the tier's ceiling",
-        bandwidth_bound,
-        f"{_UI}; DFAnalyzer's bw_saturation",
-        ("D2", "W1"),
+        "D2",
+        "small reads, bound by latency",
+        small_reads,
+        (SMALL_SHARE, SMALL_READ_BYTES, FAR_BELOW, FROM_MEMORY_S),
+        of_calls=_calls_small,
     ),
+    Rule("D3", "bandwidth at the tier's ceiling", bandwidth_bound, (NEAR, WAITS), ("D2", "W1")),
     Rule(
-        "D4",
-        "random reads of large files",
-        random_reads,
-        "Drishti's P11",
-        ("D2",),
-        _calls_random,
+        "D4", "random reads of large files", random_reads, (RANDOM_SHARE,), ("D2",), _calls_random
     ),
-    Rule("D5", "cache cliff", cache_cliff, f"{_UI}; the Nurion study's steps at epoch ends"),
-    Rule("D6", "the same data again over the network", reread_remote, _UI),
-    Rule("D7", "page faults of mapped files", mapped_files, _UI),
-    Rule("D8", "straggler", straggler, f"{_UI}; DFAnalyzer's rank ratio"),
-    Rule("D9", "tail latency", tail_latency, _UI),
-    Rule("W1", "too few workers", too_few_workers, _UI),
-    Rule("W2", "decoding on the processor, not I/O", decode_bound, _UI),
-    Rule("W3", "fetches without a processor", oversubscribed, _UI),
-    Rule("W4", "slow start-up", slow_startup, _UI),
-    Rule("C1", "checkpoint blocks the steps", checkpoint_blocks, _UI),
-    Rule("C2", "slow checkpoint target", slow_checkpoint_target, _UI),
-    Rule("C3", "ranks write the same bytes", duplicate_writes, _UI),
-    Rule("C4", "slow restart", slow_restore, _UI),
-    Rule("E1", "empty reads at end of file", empty_reads, "the TensorFlow I/O studies"),
+    Rule("D5", "cache cliff", cache_cliff, (CLIFF, OF_MEMORY)),
+    Rule("D6", "the same data again over the network", reread_remote, (REREAD,)),
+    Rule("D7", "page faults of mapped files", mapped_files),
+    Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
+    Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE)),
+    Rule("W1", "too few workers", too_few_workers, (BUSY,)),
+    Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),
+    Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE,)),
+    Rule("W4", "slow start-up", slow_startup, (STARTUP_SHARE,)),
+    Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
+    Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),
+    Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),
+    Rule("C4", "slow restart", slow_restore, (RESTORE_S,)),
+    Rule("E1", "empty reads at end of file", empty_reads, (EMPTY_SHARE,)),
     Rule(
         "E2",
         "too many readers on a device that seeks",
         too_many_readers,
-        "tf-Darshan's malware case",
+        (CROWDED, CROWD, SMALL_READ_BYTES, LEAST_SLOTS),
         ("W1",),
     ),
-    Rule(
-        "X1",
-        "recording incomplete",
-        incomplete,
-        "a number that lacks events",
-        of_calls=incomplete,
-    ),
-    Rule("X2", "cost of recording", overhead, _UI, of_calls=overhead),
+    Rule("X1", "recording incomplete", incomplete, of_calls=incomplete),
+    Rule("X2", "cost of recording", overhead, (OVERHEAD,), of_calls=overhead),
 )
+
+
+# These judge no wait.
+OF_THE_RECORDING = ("X1", "X2")
 
 
 def judge(measures: Measures) -> Judgement:
@@ -1031,6 +1317,7 @@ def judge(measures: Measures) -> Judgement:
         else:
             state = "fine" if isinstance(said, _Fine) else "not judged"
             checks[rule.rule] = Check(rule.rule, rule.title, state, said.says)
+    checks |= _doubted(checks, measures)
     for rule in RULES:
         for other in rule.suppresses if rule.rule in found else ():
             if silenced := found.pop(other, None):
@@ -1040,6 +1327,18 @@ def judge(measures: Measures) -> Judgement:
         tuple(sorted(found.values(), key=lambda finding: -(finding.gain.value or 0.0))),
         tuple(checks[rule.rule] for rule in RULES if rule.rule in checks),
     )
+
+
+def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
+    """Of what is fine, all that waits which are missing may make a finding of."""
+    state, why = measures.spans_state
+    if state == "measured":
+        return {}
+    return {
+        rule: replace(check, state="not judged", says=f"waits may be missing: {why}")
+        for rule, check in checks.items()
+        if check.state == "fine" and rule not in OF_THE_RECORDING
+    }
 
 
 def _finding(rule: Rule, said: _Found, measures: Measures) -> Finding:
@@ -1070,13 +1369,32 @@ def _whole(said: _Found, measures: Measures) -> str:
     return "the wall time" if said.of_s is None else "start-up and wall time"
 
 
-def describe_rules() -> str:
-    """RULES as Markdown, for the documentation."""
-    parts = []
-    for rule in RULES:
-        text = " ".join((rule.judges.__doc__ or "").split())
-        lines = [f"## {rule.rule}: {rule.title}", "", text, "", f"Thresholds from: {rule.source}."]
-        if rule.suppresses:
-            lines.append(f"Silences: {', '.join(rule.suppresses)}.")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+def describe_rules(examples: Mapping[str, str] | None = None) -> str:
+    """RULES as Markdown, for the documentation; with what a terminal shows of a run that has it,
+    by rule, if that is handed in."""
+    return "\n".join(_described(rule, (examples or {}).get(rule.rule, "")) for rule in RULES)
+
+
+def _described(rule: Rule, example: str) -> str:
+    text = " ".join((rule.judges.__doc__ or "").split())
+    lines = [f"## {rule.rule}: {rule.title}", "", text]
+    if not rule.thresholds:
+        lines += ["", "It has no threshold of its own."]
+    else:
+        lines.append("")
+    for threshold in rule.thresholds:
+        lines.append(f"- **{_number_of(threshold)}** {threshold.of}: {threshold.because}.")
+    if rule.suppresses:
+        lines += ["", f"Silences {' and '.join(rule.suppresses)}, which it explains."]
+    if example:
+        lines += ["", "For example:", "", *(f"    {line}".rstrip() for line in example.split("\n"))]
+    return "\n".join((*lines, ""))
+
+
+def _number_of(threshold: Threshold) -> str:
+    """In the units of the reasons: sizes of reads are powers of two."""
+    if threshold.unit == "B":
+        return f"{threshold.value / 1024:.0f} KiB"
+    if threshold.unit == "x":
+        return f"{threshold.value:g} times"
+    return re.sub(r"\.0+(?= )", "", show(threshold.value, threshold.unit))

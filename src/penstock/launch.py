@@ -21,7 +21,16 @@ from typing import Any
 from penstock import control
 from penstock.errors import RunError, StartError
 
-__all__ = ["environment", "give_up", "library", "make_folder", "run", "streams", "write_facts"]
+__all__ = [
+    "environment",
+    "give_up",
+    "has_failed",
+    "library",
+    "make_folder",
+    "run",
+    "streams",
+    "write_facts",
+]
 
 # What a shell or a batch system sends to a job.  SIGKILL and SIGSTOP cannot be passed on.
 FORWARDED = (
@@ -128,7 +137,14 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
                 f"{folder}: not there any more; if it was moved, its logs are whole: "
                 "penstock report, with the folder's new name"
             ) from error
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise RunError(f"{path}: {error.strerror}; the log itself is not touched") from error
+
+
+def has_failed(folder: Path) -> bool:
+    """Whether the recorder has ended before its program, and has said why on standard error."""
+    return (folder / "failed").exists()
 
 
 def streams() -> list[str]:
@@ -141,19 +157,24 @@ def streams() -> list[str]:
     return sorted(set(paths))
 
 
-def environment(folder: Path, budget_bytes: int, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    folder: Path, budget_bytes: int, inherited: Mapping[str, str], staged: Path | None = None
+) -> dict[str, str]:
     """The program's environment: the user's, and the recorder ahead of what they preload.
 
+    staged: the map of a tier whose copies the program is to be given.
     Raises RunError if the recorder cannot be preloaded."""
     preload = str(library())
     others = inherited.get("LD_PRELOAD", "")
     kept = [word for word in re.split(r"[\s:]+", others) if word and word != preload]
-    return {
-        **inherited,
+    ours = {
         "LD_PRELOAD": ":".join([preload, *kept]),
         "PENSTOCK_RUN": str(folder),
         "PENSTOCK_BUDGET": str(budget_bytes),
     }
+    if staged is not None:
+        ours["PENSTOCK_STAGED"] = str(staged)
+    return {**inherited, **ours}
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:

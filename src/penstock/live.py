@@ -861,14 +861,14 @@ def _fold_span(process: _Process, thread: int, op: int, mark: _Mark, b: int) -> 
         process.fetches[mark.iterator, mark.index] = (thread, mark.start_ns, mark.end_ns)
     elif kind == "wait cpu":
         process.is_pooled = True
-    elif op == _NUMBER["step"] or kind in ("data wait", "delivered", "checkpoint"):
+    elif op == _NUMBER["step"] or kind in (*_KINDS, "delivered"):
         trainer = process.trainers.setdefault(thread, _Trainer())
         if op == _NUMBER["step"]:
             mark.kind = "step"
             trainer.step(mark, b)
         elif kind == "data wait":
             trainer.wait(mark)
-        elif kind == "checkpoint":
+        elif kind in ("loader start", "checkpoint"):
             trainer.marks.append(mark)
         else:  # another batch than announced came of the latest wait
             waits = [one for one in trainer.marks if one.kind == "wait"]
@@ -876,7 +876,7 @@ def _fold_span(process: _Process, thread: int, op: int, mark: _Mark, b: int) -> 
                 waits[-1].index = mark.index
 
 
-_KINDS = {"data wait": "wait", "checkpoint": "save"}
+_KINDS = {"data wait": "wait", "loader start": "wait", "checkpoint": "save"}
 
 
 def _fold_in_flight(process: _Process, events: Events) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "NAME_TEXT",
     "NOTE_TEXT",
     "OPS",
+    "OUTCOMES",
     "REST",
     "REST_OP",
     "SECOND_FILE_OPS",
@@ -67,6 +68,18 @@ NOT_KNOWN = 0xFFFFFFFF
 STATES = {1: "running", 2: "stopped", 3: "exited", 4: "execed", 5: "failed"}
 ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec"}
 CLOCKS = {0: "ns", 1: "tsc"}
+# What came of opening a file of which a tier holds a copy.
+OUTCOMES = {
+    1: "served",
+    2: "changed",
+    3: "dropped",
+    4: "absent",
+    5: "gone",
+    6: "damaged",
+    7: "direct",
+    8: "denied",
+    9: "written",
+}
 
 # Units read at once: 4 MiB, more than any disk's best request and small beside the tables' buffers.
 BATCH_UNITS = 64
@@ -98,6 +111,7 @@ HEADER = _layout(
     "V192 reason",
     "V512 executable folder",
     "V2048 command",
+    "(16,)<u8 opens",
 )
 BLOCK = _layout(
     "u32 magic kind",
@@ -108,7 +122,7 @@ BLOCK = _layout(
 )
 EVENT = _layout("u64 begun done", "i64 offset", "u32 asked moved")
 REST = _layout("u64 mark start asked moved")
-TEXT = _layout("u32 bytes kind id base mode reserved", "u64 device inode", "i64 size")
+TEXT = _layout("u32 bytes kind id base mode tier", "u64 device inode", "i64 size")
 _PAIR = _layout("i64 value", "u64 calls")
 CALLS = _layout("u32 file op", "u64 calls errors ticks max_ticks first last asked moved")
 ACCESS = np.dtype(
@@ -224,6 +238,7 @@ class Header:
     executable: str
     folder: str
     command: tuple[str, ...]
+    opens: tuple[tuple[str, int], ...]  # of staged files, by outcome: those that occurred
 
     @property
     def anchored_ns(self) -> int:
@@ -252,6 +267,7 @@ class Text(NamedTuple):
     """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
 
     A file may have a second text, with an empty name: it adds what the first open showed.
+    tier is 1 for a file that is opened as its staged copy, on the tier that the note `tier` names.
     name and resolved are decoded as UTF-8; other bytes become surrogates, as os.fsdecode does.
     size_bytes is -1 and mode 0 where they were not measured.  An empty resolved says that the
     name is where the file is.
@@ -266,6 +282,7 @@ class Text(NamedTuple):
     size_bytes: int
     name: str
     resolved: str
+    tier: int = 0
 
 
 class Thread(NamedTuple):
@@ -973,6 +990,11 @@ def _header(raw: Any) -> Header:
     values["boot_id"] = raw["boot_id"].tobytes().hex()
     arguments = raw["command"].tobytes().split(b"\0\0", 1)[0].rstrip(b"\0")
     values["command"] = tuple(map(_decode, arguments.split(b"\0"))) if arguments else ()
+    values["opens"] = tuple(
+        (OUTCOMES.get(number, f"outcome {number}"), int(n))
+        for number, n in enumerate(raw["opens"])
+        if n
+    )
     return Header(**values)
 
 
@@ -1036,9 +1058,11 @@ def _without_equal_rounds(blocks: Array) -> Array:
 def _texts(tail: bytes) -> Iterator[Text]:
     """The texts of a block's tail, as far as it is whole."""
     for at, end in _text_spans(tail)[0]:
-        _, kind, number, base, mode, _, device, inode, size = _TEXT.unpack_from(tail, at)
+        _, kind, number, base, mode, tier, device, inode, size = _TEXT.unpack_from(tail, at)
         name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
-        yield Text(kind, number, base, mode, device, inode, size, *map(_decode, (name, resolved)))
+        yield Text(
+            kind, number, base, mode, device, inode, size, _decode(name), _decode(resolved), tier
+        )
 
 
 def _text_spans(tail: bytes) -> tuple[list[tuple[int, int]], bool]:

@@ -45,6 +45,7 @@ __all__ = [
     "Reading",
     "Recording",
     "Restore",
+    "Staged",
     "State",
     "StepTimes",
     "Storage",
@@ -68,6 +69,7 @@ PARTS = (
     "not scheduled",
     "blocked",
     "idle",
+    "loader start",
     "worker start",
     "pass end",
     "hand-over",
@@ -170,6 +172,7 @@ class DirectoryTotal:
     written_bytes: int
     time_s: float
     blocking_s: float
+    all_directories: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ class FileTotal:
     read_times: float | None
     time_s: float
     blocking_s: float
+    all_files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +256,14 @@ class Lane:
     thread: int
     role: str
     worker: int | None
-    pid: int | None
+    loader: int | None
+    nth: int
     rank: int | None
+    pid: int | None
     tid: int | None
     name: str | None
     is_main_thread: bool
+    processes: int
     all_lanes: int
 
 
@@ -354,8 +361,12 @@ class Recording:
     running: int
     failed: int
     killed: int
+    killed_seen: int
+    killed_mains: int
+    later_mains: int
     unknown_ends: int
     unseen_programs: int
+    nameless_spans: int
     mapped_files: int
     mapped_bytes: int
     in_flight: int
@@ -366,6 +377,18 @@ class Recording:
     counters_only: str | None
     imported_lacks: str | None
     has_events: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """queries/staged.sql"""
+
+    tier: str | None
+    outcome: str
+    opens: int
+    files: int | None
+    read_bytes: int | None
+    time_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +433,9 @@ class CallTimes:
     read_bytes: int
     opens: int
     metadata: int
+    blocked_files: int
+    blocked_opens: int
+    blocked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +447,9 @@ class MetadataCalls:
     failed: int
     files: int
     time_s: float
+    blocked_files: int
+    blocked_opens: int
+    blocked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,6 +521,7 @@ class Worker:
     main: int
     rank: int | None
     worker: int
+    team: int
     process: int
     pid: int | None
     fetches: int
@@ -602,6 +632,7 @@ class Measures:
     storage: tuple[Storage, ...]
     ceilings: tuple[TierCeiling, ...]
     pauses: tuple[Pause, ...] = ()
+    staged: tuple[Staged, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -611,8 +642,24 @@ class Measures:
     @property
     def counts_state(self) -> tuple[State, str]:
         """Of numbers that come from counters: these are exact as long as every log is whole."""
+        lacks = self._lacks
+        lacks += [self.recording.imported_lacks] if self.recording.imported_lacks else []
+        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def spans_state(self) -> tuple[State, str]:
+        """Of steps, data waits and checkpoints: these are kept past the trace budget, but where a
+        log is not whole some may be missing, or the text that says which they are."""
+        lacks, nameless = self._lacks, self.recording.nameless_spans
+        if nameless:
+            lacks.append(f"{nameless:,} {'spans have' if nameless > 1 else 'span has'} no name")
+        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def _lacks(self) -> list[str]:
+        """Why logs are not whole."""
         known = self.recording
-        lacks = [
+        return [
             f"{count:,} {what if count > 1 else one}"
             for count, what, one in (
                 (known.lost, "events were lost", "event was lost"),
@@ -621,8 +668,6 @@ class Measures:
             )
             if count
         ]
-        lacks += [known.imported_lacks] if known.imported_lacks else []
-        return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
 
     @property
     def events_state(self) -> tuple[State, str]:
@@ -664,7 +709,7 @@ class Measures:
         """(data wait + checkpoint block) / wall."""
         training = self.training
         return self._of_wall(
-            (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0), ("measured", "")
+            (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0), self.spans_state
         )
 
     @property
@@ -686,6 +731,8 @@ class Measures:
             (self.page_faults.blocked_s, "s at most in page faults of mapped files"),
         )
         lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
+        if self.recording.nameless_spans:
+            lacks.append("waits without a name are in no number")
         state, why = self.events_state
         if not lacks or state == "not measured":
             return state, why
@@ -747,6 +794,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         storage=_rows(engine, "storage", Storage),
         ceilings=_rows(engine, "ceilings", TierCeiling),
         pauses=_rows(engine, "paused", Pause),
+        staged=_rows(engine, "staged", Staged),
     )
 
 

@@ -14,11 +14,12 @@ __all__ = ["PREPARED", "VIEWS", "prepare", "query"]
 
 # What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
 # million of them are read by each query that needs them, never copied.
-VIEWS = ("file_calls", "calls", "inside", "blocking_calls")
+VIEWS = ("file_calls", "calls", "data_reads", "inside", "blocking_calls")
 PREPARED = (
     "file_kinds",
     "file_calls",
     "calls",
+    "data_reads",
     "op_totals",
     "process_totals",
     "file_sums",
@@ -28,6 +29,7 @@ PREPARED = (
     "steps",
     "graph_waits",
     "mains",
+    "roles",
     "saves",
     "waits",
     "fetches",
@@ -44,9 +46,12 @@ PREPARED = (
     "blocking_calls",
     "blocking_files",
     "wait_parts",
-    "latency_bins",
+    "call_bins",
     "read_quantiles",
+    "read_slots",
     "file_totals",
+    "binned",
+    "lane_threads",
     "lane_list",
 )
 

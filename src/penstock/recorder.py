@@ -77,12 +77,15 @@ class _Native:
         self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
         self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
         self.run_delay: Callable[[], int] | None = None
+        self.staged: Callable[[bytes], int] | None = None
         if hasattr(library, "penstock_pause"):
             self.pause = bound("pause", number, ctypes.c_int64)
             self.resume: Callable[[], int] = bound("resume", number)
             self.control: Callable[[], int | None] = bound("control", ctypes.c_void_p)
         if hasattr(library, "penstock_run_delay"):
             self.run_delay = bound("run_delay", ctypes.c_int64)
+        if hasattr(library, "penstock_staged"):
+            self.staged = bound("staged", number, text)
 
 
 class _Process:
@@ -97,7 +100,7 @@ class _Process:
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
-        self.starters: list[Callable[[], None]] = []
+        self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.is_paused = False
         self.page: Sequence[int] = NOT_LOOKED  # what the run is asked; see control.py
         self.asked = 0  # the latest of it that was done
@@ -125,7 +128,8 @@ def look() -> bool:
             return False
     state = native.state()
     _process.is_on, _process.is_paused = state == 1, state == 3
-    _process.is_run = state in (1, 3) and _process.window is None
+    window = _process.window
+    _process.is_run = state in (1, 3) and (window is None or window.is_mark)
     return _process.is_on
 
 
@@ -180,14 +184,21 @@ def _mapped(address: int | None) -> Sequence[int]:
     return memoryview((ctypes.c_uint64 * 1).from_address(address)).cast("B").cast("Q")
 
 
+def folder() -> str | None:
+    """The run folder that this process is recorded into; None: it is not."""
+    native = _process.native
+    found = native.folder() if native is not None and is_attached() else None
+    return os.fsdecode(found) if found else None
+
+
 def has_explicit_steps() -> bool:
     """Whether the program has marked a step itself; adapters then leave steps alone."""
     return _process.has_explicit_steps
 
 
-def on_start(call: Callable[[], None]) -> None:
-    """Calls `call` each time a window of record() has begun."""
-    _process.starters.append(call)
+def on_start(prepare: Callable[[], None], call: Callable[[], None]) -> None:
+    """Calls `prepare` each time before a window of record() begins, and `call` when it has."""
+    _process.starters.append((prepare, call))
 
 
 def note(key: str, value: str) -> None:
@@ -256,19 +267,42 @@ def _failure(error: int, folder: str, native: _Native) -> RecorderError:
     )
 
 
+def _stage(native: _Native, path: str) -> None:
+    """Opens find the copies of a map from the next window on.  Raises RecorderError."""
+    if native.staged is None:
+        raise RecorderError("this recorder is older than staging; `make native` builds it anew")
+    result = native.staged(os.fsencode(os.path.abspath(path)))
+    if result == -errno.EALREADY:
+        raise RecorderError(
+            f"{path}: a window is open already; under `penstock run` name the tier with --staged"
+        )
+    if result < 0:
+        because = {errno.EINVAL: "no map that this version knows", errno.EPERM: "another user's"}
+        said = because.get(-result) or os.strerror(-result)
+        raise RecorderError(f"{path}: {said}; `penstock stage copy` makes it")
+
+
 class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
     """Records this process into `folder` from now until stop(), or to the end of a `with`.
 
     folder: made if absent.  budget_bytes: disk for single events, 0 for 1 GiB; past it the counters
     stay exact.  Windows may follow one another, into one folder or several.  Under `penstock run`
     nothing new begins: the stretch becomes a span of that run, and a warning says where it goes.
+    staged: a tier's map, from penstock.stage.map_of(tier): from this window on, in every window of
+    this process, files that are opened to be read are their copies on that tier.
 
-    Raises RecorderError: a window is open, the folder cannot be written, or this system cannot be
-    recorded.
+    Raises RecorderError: a window is open, the folder cannot be written, this system cannot be
+    recorded, or the map is none.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], budget_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        budget_bytes: int = 0,
+        staged: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.folder = os.fspath(folder)
+        self.is_mark = False  # a stretch of what `penstock run` records, no window of its own
         self._span: Span | None = None
         if budget_bytes < 0:
             raise RecorderError(f"a budget of {budget_bytes} bytes is none; 0 means 1 GiB")
@@ -277,17 +311,22 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             raise RecorderError(
                 f"a window is open already, into {_process.window.folder}; stop it first"
             )
+        if staged is not None:
+            _stage(native, os.fspath(staged))
+        for prepare, _ in _process.starters:
+            prepare()  # before: reading our own modules is not the job's I/O
         if _process.is_run:
             self._mark_in_run(native)
         else:
             self._start(native, budget_bytes)
         _process.window = self
-        for call in _process.starters:
+        for _, call in _process.starters:
             call()
 
     def _mark_in_run(self, native: _Native) -> None:
         import warnings
 
+        self.is_mark = True
         self._span = begin(f"window {self.folder}")
         warnings.warn(
             f"`penstock run` records this process already: the data goes to "
@@ -319,7 +358,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         if _process.window is not self:
             raise RecorderError(f"the window into {self.folder} is not open; it was stopped before")
         _process.window = None
-        if _process.is_run:
+        if self.is_mark:
             if self._span is not None:
                 self._span.end()
             return

@@ -11,7 +11,7 @@ import shlex
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -45,12 +45,14 @@ __all__ = [
     "Picture",
     "Remedy",
     "Report",
+    "Rest",
     "Segment",
     "Series",
     "State",
     "Table",
     "Verdict",
     "from_json",
+    "nothing_found",
     "report_of",
     "show",
     "to_json",
@@ -71,6 +73,7 @@ PART_LABELS = {
     "not scheduled": "not scheduled",
     "blocked": "blocked elsewhere",
     "idle": "worker idle",
+    "loader start": "loader start",
     "worker start": "worker start",
     "pass end": "end of the pass",
     "hand-over": "hand-over",
@@ -140,14 +143,37 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Things without a row of their own: how many, and the cells of the row that sums them."""
+
+    n: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, one cell a column."""
+    """Rows of cells, one cell a column.
+
+    rest: what has no row, of each layer.  n_all: how many things there are in all, those of rest
+    too, where one of them may have several rows; None: a row each.
+    """
 
     key: str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str
+    rest: tuple[Rest, ...] = ()
+    n_all: int | None = None
+
+    def things(self, rows: Sequence[tuple[Cell, ...]]) -> int:
+        """How many things these rows tell of."""
+        if self.n_all is None:
+            return len(rows)
+        places = [
+            n for n, column in enumerate(self.columns) if column.key in ("path", "path_class")
+        ]
+        return len({tuple(row[place] for place in places) for row in rows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +227,11 @@ class Picture:
     def edge(self, place: int) -> str:
         """Where a bin of bars begins, in words: bytes in powers of two."""
         value = 2.0 ** (self.x_start + place) * 10**self.x_step
-        return _binary(value) if self.x_unit == "B" else show(value, self.x_unit)
+        if self.x_unit == "B":
+            return _binary(value)
+        # Two digits: an edge is a power of two nanoseconds, and stands beside others.
+        text = show(float(f"{value:.2g}"), self.x_unit)
+        return re.sub(r"\.0+(?= )|(?<=\.[1-9])0+(?= )", "", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +321,15 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
     )
 
 
+def nothing_found(report: Report) -> str:
+    """What a view says of a report without findings: it need not mean that all is well."""
+    said = "Nothing found that costs enough to be worth a change."
+    unjudged = sum(check.state == "not judged" for check in report.checks)
+    if not unjudged:
+        return said
+    return f"{said} {unjudged} of {count(len(report.checks), 'rule')} could not be judged."
+
+
 def _with_run(finding: Finding, run: str) -> Finding:
     """The finding with commands that can be typed as they stand."""
     typed = tuple(
@@ -342,7 +381,12 @@ def _built(kind: Any, plain: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         return kind(
-            **{field.name: _built(hints[field.name], plain[field.name]) for field in fields(kind)}
+            **{
+                field.name: _built(hints[field.name], plain[field.name])
+                for field in fields(kind)
+                # What a report of an earlier release lacks has its default.
+                if field.name in plain or field.default is MISSING
+            }
         )
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
@@ -354,19 +398,26 @@ def _built(kind: Any, plain: Any) -> Any:
     raise TypeError(f"{kind} is not part of a report")
 
 
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+
+
 def _name(command: str, executable: str) -> str:
-    """The script or module of a command line; else its program."""
+    """The script or module of a command line, without env; else its program."""
     try:
         words = shlex.split(command)
     except ValueError:  # cut in the middle of a quoted word
         words = command.split()
     program = (words[0] if words else executable).rsplit("/", 1)[-1] or "run"
-    if not program.startswith("python"):
+    while program == "env" and any("=" not in word and word[:1] != "-" for word in words[1:]):
+        words = words[1:]
+        if "=" not in words[0] and words[0][:1] != "-":
+            program = words[0].rsplit("/", 1)[-1]
+    if not program.startswith("python") and program not in SHELLS:
         return program
     for place, word in enumerate(words[1:], 1):
-        if word == "-m" and place + 1 < len(words):
+        if word == "-m" and place + 1 < len(words) and program not in SHELLS:
             return words[place + 1]
-        if word == "-c":
+        if re.fullmatch(r"-[a-zA-Z]*c", word):  # bash -ec: a command, no script
             return f"{program} -c"
         if not word.startswith("-"):
             return word.rsplit("/", 1)[-1]
@@ -380,6 +431,11 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
         words.insert(0, "still running")
     if known.failed:
         words.insert(0, "recording ended early")
+    if measures.pauses:
+        words.append(f"{show(_paused_s(measures), 's')} of it not recorded")
+    if known.killed_mains:
+        is_one = training.mains <= 1
+        words.insert(0, "killed" if is_one else f"{known.killed_mains} of {training.mains} killed")
     if training.steps:
         words.append(count(training.steps, "step"))
     mains = training.mains
@@ -399,6 +455,18 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
 
 
 def _verdict(measures: Measures) -> Verdict:
+    """Where waits may be missing it says so; that little of them was found is then no verdict."""
+    verdict = _verdict_as_seen(measures)
+    if verdict.stall.state != "incomplete":
+        return verdict
+    if verdict.level == "not":
+        verdict = replace(
+            verdict, level="unknown", bound="unknown", headline="TRAINING NOT FULLY SEEN"
+        )
+    return replace(verdict, sentence=f"{verdict.sentence}, of what is left: {verdict.stall.why}")
+
+
+def _verdict_as_seen(measures: Measures) -> Verdict:
     storage, stall = measures.storage_fraction, measures.stall_fraction
     if storage.value is None or stall.value is None:
         return _verdict_without_steps(measures)
@@ -460,6 +528,7 @@ OFF_STORAGE = {
     "not scheduled": "because workers were not scheduled",
     "blocked": "on something that is no file call",
     "idle": "on workers that were idle",
+    "loader start": "on starting the loader and its workers",
     "worker start": "on worker start",
     "pass end": "at the end of a pass",
     "hand-over": "on the hand-over",
@@ -576,7 +645,10 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         ("checkpoint_block_s", "checkpoint block", training.checkpoint_block_s or 0.0, saves),
         ("after_s", "after the last step", training.after_s, ""),
     ]
-    return tuple(Fact(key, label, Number(s, "s"), remark) for key, label, s, remark in facts)
+    quality = measures.spans_state
+    return tuple(
+        Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts
+    )
 
 
 def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:
@@ -710,6 +782,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "moved_bytes": ("bytes moved", "B", False),
     "op": ("operation", "text", False),
     "opens": ("opens", "count", False),
+    "outcome": ("what came of it", "text", False),
     "owed_s": ("waited for", "s", False),
     "p50_s": ("median", "s", True),
     "p99_s": ("99th percentile", "s", True),
@@ -727,6 +800,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "start_s": ("at", "s", False),
     "state": ("state", "text", False),
     "sync_s": ("in syncs", "s", True),
+    "tier": ("tier", "text", False),
     "time_s": ("time in calls", "s", False),
     "worker": ("worker", "count", False),
     "workers": ("workers", "count", False),
@@ -735,6 +809,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "written_bytes": ("written", "B", False),
 }
 
+OFF_THE_LOOP = "Off the step loop: in the background, or before the training. "
 # Tables by key, in the report's order: title, columns, note.  A column is an attribute of the
 # measures' row of that name, or made by CELLS.
 TABLES: dict[str, tuple[str, str, str]] = {
@@ -765,8 +840,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "Checkpoints",
         "save start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s files path"
         " is_finished",
-        "Off the step loop: in the background, or before the training. The path is that of the"
-        " largest file.",
+        f"{OFF_THE_LOOP}The path is that of the largest file.",
     ),
     "epochs": (
         "Passes of the loader",
@@ -784,6 +858,12 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "mount kind path_class files size_bytes read_bytes written_bytes read_ceiling_bps"
         " write_ceiling_bps",
         "What a file system gives at most is measured by `penstock ceiling`.",
+    ),
+    "staged": (
+        "Opens of staged files",
+        "outcome opens files read_bytes time_s tier",
+        "Served: the staged copy was opened. Any other: the file itself, and why. `penstock stage"
+        " status` shows the copies.",
     ),
     "processes": (
         "Processes",
@@ -821,22 +901,46 @@ def _tables(measures: Measures) -> tuple[Table, ...]:
             heading, unit, needs_events = COLUMNS[name]
             state, why = measures.events_state if needs_events else measures.counts_state
             columns.append(Column(name, heading, unit, state, why))
-        rows = tuple(
-            tuple(CELLS.get(column.key, attrgetter(column.key))(row) for column in columns)
-            for row in _with_others(getattr(measures, key))
+        found: Sequence[Any] = getattr(measures, key)
+        rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
+        if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
+            note = note.removeprefix(OFF_THE_LOOP)  # no such column is shown
+        tables.append(
+            Table(
+                key,
+                title,
+                tuple(columns),
+                tuple(
+                    tuple(_cell(column, row) for column in columns)
+                    for row in found
+                    if row not in rest
+                ),
+                note,
+                tuple(
+                    Rest(row.files, tuple(_cell(column, _named(row)) for column in columns))
+                    for row in rest
+                ),
+                getattr(found[0], N_ALL[key]) if key in N_ALL and found else None,
+            )
         )
-        tables.append(Table(key, title, tuple(columns), rows, note))
     return tuple(tables)
 
 
-def _with_others(rows: Sequence[Any]) -> list[Any]:
-    """Names the row that stands for the files without a row of their own."""
-    return [
-        replace(row, path=count(row.files, "other file"))
-        if isinstance(row, FileTotal) and row.path is None
-        else row
-        for row in rows
-    ]
+# Where a thing may have a row for each layer, and where not all have one: how many there are.
+N_ALL = {"files": "all_files", "directories": "all_directories"}
+
+
+def _cell(column: Column, row: Any) -> Cell:
+    """What was not measured is no zero, whatever the query made of no rows."""
+    if column.state == "not measured":
+        return None
+    cell: Cell = CELLS.get(column.key, attrgetter(column.key))(row)
+    return cell
+
+
+def _named(row: FileTotal) -> FileTotal:
+    """The row that stands for the files without a row of their own."""
+    return replace(row, path=count(row.files, "other file"))
 
 
 def _pictures(measures: Measures) -> tuple[Picture, ...]:
@@ -844,11 +948,9 @@ def _pictures(measures: Measures) -> tuple[Picture, ...]:
         _step_picture(measures),
         _bandwidth_picture(measures),
         *_lane_pictures(measures),
-        _histogram(
-            measures, "request_sizes", "Request sizes", "B", "calls", measures.request_sizes
-        ),
-        _histogram(measures, "latencies", "Latencies", "s", "calls", measures.latencies, -9),
-        _histogram(measures, "file_sizes", "File sizes", "B", "files", measures.file_sizes),
+        _histogram(measures, "request_sizes", "Request sizes", "B", "call", measures.request_sizes),
+        _histogram(measures, "latencies", "Latencies", "s", "call", measures.latencies, -9),
+        _histogram(measures, "file_sizes", "File sizes", "B", "file", measures.file_sizes),
     )
     return tuple(picture for picture in pictures if picture is not None)
 
@@ -885,7 +987,8 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
     bins = measures.bandwidth
     if not bins:
         return None
-    n_bins, bin_s = 1 + max(row.bin for row in bins), bins[0].bin_s
+    bin_s = bins[0].bin_s
+    n_bins = _n_bins(measures, bin_s)
     values: dict[tuple[str, str, str], list[float | None]] = {}
     for row in bins:
         key = (row.group, row.path_class, row.layer)
@@ -910,6 +1013,13 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
         "bandwidth", "B/s", tuple(series), "; ".join(words) + ".", state, why,
         marks=_ceilings(measures),
     )  # fmt: skip
+
+
+def _n_bins(measures: Measures, bin_s: float) -> int:
+    """Bins of this length up to where the last picture over time ends: they share an axis."""
+    ends_s = [(row.bin + 1) * row.bin_s for row in measures.bandwidth]
+    ends_s += [(cell.bin + 1) * cell.bin_s for cell in measures.lane_cells]
+    return math.ceil(round(max(ends_s) / bin_s, 6))
 
 
 def _ceilings(measures: Measures) -> tuple[Mark, ...]:
@@ -940,7 +1050,7 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
     cells, lanes = measures.lane_cells, measures.lanes
     if not cells:
         return
-    n_bins, labels = 1 + max(cell.bin for cell in cells), _lane_labels(lanes)
+    n_bins, labels = _n_bins(measures, cells[0].bin_s), _lane_labels(lanes)
     left_out = lanes[0].all_lanes - len(lanes)
     more = f" {count(left_out, 'lane')} with less time in calls are left out." if left_out else ""
     for name, (key, title, heat, unit, begins) in HEATS.items():
@@ -971,16 +1081,22 @@ def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
     for lane in lanes:
         if lane.role == "worker":
             who = "worker" if lane.worker is None else f"worker {lane.worker}"
+            who += f", loader {lane.loader}" * ((lane.loader or 1) > 1)
         else:
             who = "main" if lane.process in mains else f"process {lane.pid}"
         rank = "" if lane.rank is None else f"rank {lane.rank} "
         is_first = lane.is_main_thread or lane.role == "main"
-        labels[lane.lane] = f"{rank}{who}" + ("" if is_first else f", {lane.name or 'thread'}")
+        labels[lane.lane] = f"{rank}{who}" + (
+            "" if is_first else f", {lane.name or f'thread {lane.nth}'}"
+        )
     once = Counter(labels.values())
     for lane in lanes:
         if once[labels[lane.lane]] > 1:
             is_thread = not lane.is_main_thread and lane.tid is not None
-            labels[lane.lane] += f" {lane.tid}" if is_thread else f" (pid {lane.pid})"
+            if lane.processes > 1:  # of none of them alone
+                labels[lane.lane] += f" {lane.nth}"
+            else:
+                labels[lane.lane] += f" {lane.tid}" if is_thread else f" (pid {lane.pid})"
     return labels
 
 
@@ -1011,7 +1127,7 @@ def _histogram(
     bins: Sequence[HistogramBin],
     power: int = 0,
 ) -> Picture | None:
-    """power: of ten, from the bins' unit to unit."""
+    """counted: one of what is counted; power: of ten, from the bins' unit to unit."""
     if not bins:
         return None
     low, high = min(row.exponent for row in bins), max(row.exponent for row in bins)
@@ -1036,7 +1152,7 @@ def _histogram(
         unit,
         low,
         power,
-        counted,
+        f"{counted}s",
         "count",
         series,
         "",
@@ -1048,7 +1164,7 @@ def _histogram(
         total, most = sum(v or 0 for v in one.values), max(v or 0 for v in one.values)
         at = one.values.index(most)
         words.append(
-            f"{one.label}: {total:,.0f} {counted}, "
+            f"{one.label}: {count(round(total), counted)}, "
             f"most often {picture.edge(at)} to {picture.edge(at + 1)}"
         )
     return replace(picture, words="; ".join(words) + ".")
@@ -1071,12 +1187,23 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     )
     incomplete: list[tuple[int, str, str]] = [
         (known.folded, "single call", "past the trace budget: in counters only"),
+        (known.nameless_spans, "span", "whose name was cut off: in no data wait, no checkpoint"),
         (known.lost, "call", "of which only the number is left"),
         (known.torn, "log", "cut short"),
         (known.damaged_units, "part of logs", "damaged"),
         (known.failed, "recorder", "that ended before its process"),
         (known.running, "process", "not at its end yet"),
-        (known.killed, "process", "killed: seen until the last moment that its log knows"),
+        (
+            known.later_mains,
+            "main process",
+            "that began when another one had ended: several jobs in one folder are told as one",
+        ),
+        (known.killed_seen, "process", "killed: it ended when `penstock run` saw it end"),
+        (
+            known.killed - known.killed_seen,
+            "process",
+            "killed: seen until its last event; when it was killed is not known",
+        ),
         (known.unknown_ends, "process", "whose end is not known here: seen until its last event"),
         (known.in_flight, "file call", "that had not returned when the log ended"),
     ]
@@ -1122,10 +1249,16 @@ def _paused(measures: Measures) -> tuple[Gap, ...]:
     if not measures.pauses:
         return ()
     processes = len({pause.process for pause in measures.pauses})
-    s = sum(pause.end_s - pause.start_s for pause in measures.pauses) / processes
+    s = _paused_s(measures)
     times = count(len(measures.pauses), "pause")
     of = f" of {processes} processes, a mean over them" if processes > 1 else ""
     return (Gap(f"{show(s, 's')} not recorded", "not measured", f"as asked: {times}{of}"),)
+
+
+def _paused_s(measures: Measures) -> float:
+    """A mean over the processes that were paused."""
+    s = sum(pause.end_s - pause.start_s for pause in measures.pauses)
+    return s / len({pause.process for pause in measures.pauses})
 
 
 def _hung(call: InFlight) -> str:
@@ -1148,7 +1281,7 @@ def _cost(measures: Measures) -> tuple[Fact, ...]:
             else Number(
                 None, "s", "not measured", "the cost of one call was not measured in this run"
             ),
-            "" if each_ns is None else f"{show(each_ns / 1e9, 's')} a call",
+            f"{show(each_ns / 1e9, 's')} a call" if each_ns is not None and known.calls else "",
         ),
     ]
     return tuple(facts)
@@ -1165,7 +1298,7 @@ DEFINITIONS = tuple(
     for line in """\
 wall: from the first step, its batch being there, to the last step, data wait or checkpoint
 start-up: before it, since the recording began: imports, listing, worker start, first batch
-data wait: the consumer is blocked in the outermost next() of a loader
+data wait: the consumer is blocked in the outermost next() of a loader, or in making its iterator
 checkpoint block: the step loop cannot advance because of a save
 stall: data wait and checkpoint block
 waits on storage: what of the stall passes in file calls, and the training thread's own file calls
@@ -1177,7 +1310,8 @@ CPU (decode): it was in a fetch, in no file call, on a processor
 not scheduled: the same, ready to run, without a processor
 blocked elsewhere: the same, asleep on something else
 worker idle: it was in no fetch and had not begun the one that was owed
-worker start: it was not running yet
+loader start: the loader made its iterator: data set pickled, workers started
+worker start: the worker that owed the batch was not running yet
 end of the pass: the pass was over, the loader ended its workers
 hand-over: it was done, and the batch on its way: pickling, queue, pinned memory
 not observed: nothing is known of who made the batch

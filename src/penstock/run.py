@@ -26,7 +26,7 @@ import duckdb
 
 from penstock.errors import LogError, QueryError, RunError
 from penstock.log import OPS, is_alive, looks_like_log, read_header
-from penstock.schema import PATH_RULES, TABLES, Rule
+from penstock.schema import BESIDE_LIBRARY, CLASSES, EXAMINING_OPS, PATH_RULES, TABLES, Rule
 from penstock.tables import (
     STORED,
     Array,
@@ -281,7 +281,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _made_by() -> dict[str, Any]:
     """What tables depend on beside the logs: another version may mean other numbers."""
-    definitions = repr((TABLES, STORED, PATH_RULES, OPS)).encode()
+    definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
 
 
@@ -407,10 +407,28 @@ def _read_classes(path: Path) -> list[Rule]:
         raise RunError(f"{path}: cannot be read: {error}") from error
     rules = []
     for path_class, patterns in classes.items():
+        if path_class not in CLASSES:
+            known = f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}"
+            raise RunError(f"{path}: no class is called {path_class!r}; write {known}")
         if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
             raise RunError(f'{path}: write {path_class} = ["pattern", …], a list of patterns')
         rules += [Rule(path_class, pattern) for pattern in patterns]
+    _check(rules, path)
     return rules
+
+
+def _check(rules: Sequence[Rule], path: Path) -> None:
+    """Whether DuckDB knows each rule's pattern: RE2, which is not Python's."""
+    with duckdb.connect(":memory:") as engine:
+        for rule in rules:
+            try:
+                engine.execute("SELECT regexp_matches('', ?)", [rule.pattern]).fetchall()
+            except duckdb.Error as error:
+                why = str(error).splitlines()[0].rpartition("Error: ")[2]
+                raise RunError(
+                    f"{path}: {rule.path_class} = [{rule.pattern!r}] is no regular expression "
+                    f"({why}); escape what is meant as a letter with a backslash"
+                ) from error
 
 
 def _made_here(folder: str) -> Path:

@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PATH_RULES", "TABLES", "Rule", "describe_tables"]
+__all__ = [
+    "BESIDE_LIBRARY",
+    "CLASSES",
+    "EXAMINING_OPS",
+    "PATH_RULES",
+    "TABLES",
+    "Rule",
+    "describe_tables",
+]
+
+CLASSES = ("data", "output", "library", "system")
 
 # {table: {column: (type, meaning)}}.  All times are nanoseconds since the run's start, which is the
 # earliest start of a recorded process.  NULL is "not known", never zero.
@@ -36,9 +46,16 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "errno": ("SMALLINT", "0: the call succeeded"),
         "step": ("INTEGER", "the training step that was under way in the process that trains"),
+        "served_from": (
+            "VARCHAR",
+            "the tier whose staged copy of the file was open; NULL: the file itself",
+        ),
     },
     "files": {
-        "file": ("INTEGER", "number of the path in this run"),
+        "file": (
+            "INTEGER",
+            "number of the path in this run; a path has a second one where its copy was opened",
+        ),
         "path": (
             "VARCHAR",
             "absolute path as opened, without . and .. and //; bytes that are no UTF-8 as \\xff; "
@@ -55,6 +72,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "device": ("BIGINT", "st_dev at the first open"),
         "inode": ("BIGINT", "st_ino at the first open"),
+        "served_from": (
+            "VARCHAR",
+            "the tier whose staged copy was opened for it; NULL: the file itself",
+        ),
         "size_bytes": (
             "BIGINT",
             "the largest size in bytes that is known: st_size at each process's first open, or "
@@ -167,6 +188,15 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "is_cold": ("BOOLEAN", "nothing of it was in memory before"),
         "unix_ns": ("BIGINT", "when it was measured, ns since 1970"),
     },
+    "staged": {
+        "process": ("INTEGER", "which process opened files of which a tier holds a copy"),
+        "outcome": (
+            "VARCHAR",
+            "served; or why the original was opened: changed, dropped, absent, gone, damaged, "
+            "direct, denied; written: opened for writing, its copy is dropped",
+        ),
+        "opens": ("BIGINT", "how often"),
+    },
     "unseen": {
         "process": ("INTEGER", "which process started it"),
         "pid": ("BIGINT", "the kernel's process id, if known"),
@@ -185,8 +215,9 @@ class Rule:
     reason: str = ""
 
 
-# The first that matches decides; where none does, a path is `output` if the job wrote it and `data`
-# if not.  Only library and system outrank output: a .pyc that the job wrote is a library file.
+# The first that matches decides; where none does, a path is `output` if the job wrote it, `library`
+# by BESIDE_LIBRARY, and `data` if not.  Only library and system outrank output: a .pyc that the job
+# wrote is a library file.
 PATH_RULES: tuple[Rule, ...] = (
     Rule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
     Rule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
@@ -243,6 +274,20 @@ PATH_RULES: tuple[Rule, ...] = (
         "programs installed by hand; what else lies in /usr/local/share is as likely a data set",
     ),
     Rule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
+)
+
+# What asks about a path and neither opens nor lists it.
+EXAMINING_OPS = ("stat", "lstat", "access", "readlink")
+
+# Of what no rule names and the job did not write, this is there for its programs and libraries: an
+# interpreter examines each folder above them again and again.  A folder that the job examines for
+# its data's sake alone, and a missing file beside its data, stay data.
+BESIDE_LIBRARY = (
+    "a program that was started, or looked for in vain under the name of one in a bin folder",
+    "a folder that was examined alone, with a library file somewhere below, unless more of the "
+    "files that were opened directly in it are data",
+    "a folder that was listed, with as many library files and folders of such directly in it as of "
+    "data",
 )
 
 

@@ -37,7 +37,7 @@ from penstock.log import (
     Text,
     read_log,
 )
-from penstock.schema import PATH_RULES, TABLES, Rule
+from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule
 
 __all__ = [
     "STORED",
@@ -192,6 +192,7 @@ def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> No
         connection.execute(_PATHS_OF_FILES)
         connection.execute(_OUTPUTS)
         _find_renamed_outputs(connection)
+        _find_beside_library(connection)
         select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
         for name, table in _STORED_AS.items():
             path = tables / (f"{name}/00000" if name in _PARTED else name)
@@ -279,7 +280,7 @@ class _Build:
             self.connection = _quiet(connection)
             _create(connection, "folded", STORED["folded"])
             _create(connection, "texts", _TEXT_TYPES)
-            for table in ("notes", "processes", "threads"):
+            for table in ("notes", "processes", "staged", "threads"):
                 _create(connection, table, _types(table))
             _make_ops(connection)
             start_unix_ns = self._find_sources()
@@ -426,6 +427,7 @@ class _Build:
         for path in launch.streams if launch else ():
             connection.execute(_STREAM, [path, path])
         _find_renamed_outputs(connection)
+        _find_beside_library(connection)
         select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
         _copy(connection, select, self.tables / "files.parquet")
         self._write_processes()
@@ -449,7 +451,12 @@ class _Build:
             for source in self.sources
             for i, thread in enumerate(source.log.threads)
         ]
-        for table, rows in (("processes", processes), ("threads", threads)):
+        staged = [
+            (source.process, outcome, _bounded(opens))
+            for source in self.sources
+            for outcome, opens in source.log.header.opens
+        ]
+        for table, rows in (("processes", processes), ("threads", threads), ("staged", staged)):
             _insert(self.connection, table, _types(table), rows)
             _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
 
@@ -642,6 +649,7 @@ def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
         text.device & INT64_MAX if text.inode else None,
         text.inode & INT64_MAX if text.inode else None,
         text.size_bytes if text.mode and text.size_bytes >= 0 else None,
+        min(text.tier, 1),
     )
 
 
@@ -836,6 +844,7 @@ _TEXT_TYPES = {
     "device": "BIGINT",
     "inode": "BIGINT",
     "size": "BIGINT",
+    "tier": "INTEGER",
 }
 _OP_TYPES = {
     "op_number": "UTINYINT",
@@ -959,7 +968,8 @@ STORED: dict[str, dict[str, str]] = {
     },
     "folded": _FOLDED_TYPES,
     **{
-        name: _types(name) for name in ("spans", "files", "processes", "threads", "notes", "unseen")
+        name: _types(name)
+        for name in ("spans", "files", "processes", "threads", "notes", "staged", "unseen")
     },
 }
 _PARTED = ("events", "spans")
@@ -969,33 +979,36 @@ _STORED_AS = {
 }
 
 
-# A path has one number in the run, whoever opened it; what is known of it is from its first open,
-# but its size is the largest that any process found.
+# A path has one number in the run, whoever opened it, and another where its staged copy was opened;
+# what is known of it is from its first open, but its size is the largest that any process found.
 _INTERN = """
     CREATE TABLE known AS
     SELECT process, id, coalesce(min(path), min(resolved)) AS path, max(kind) AS kind,
         CASE WHEN max(kind) IS NOT NULL THEN coalesce(max(resolved), min(path)) END AS resolved,
-        max(device) AS device, max(inode) AS inode, max(size) AS size
+        max(device) AS device, max(inode) AS inode, max(size) AS size, max(tier) AS tier
     FROM texts GROUP BY process, id
     HAVING coalesce(min(path), min(resolved)) IS NOT NULL;
     CREATE TABLE paths AS
-    SELECT (row_number() OVER (ORDER BY path) - 1)::INTEGER AS file, path, first.*, size
+    SELECT (row_number() OVER (ORDER BY path, tier) - 1)::INTEGER AS file, path, first.*, size,
+        tier,
+        CASE WHEN tier > 0 THEN coalesce(
+            (SELECT min("value") FROM notes WHERE "key" = 'tier'), 'not known') END AS served_from
     FROM (
-        SELECT path, coalesce(
+        SELECT path, tier, coalesce(
             arg_min({resolved: resolved, kind: kind, device: device, inode: inode},
                 (process, id)) FILTER (WHERE kind IS NOT NULL),
             {resolved: NULL, kind: 'unknown', device: NULL, inode: NULL}) AS first,
             max(size) FILTER (WHERE kind IS NOT NULL) AS size
-        FROM known GROUP BY path);
+        FROM known GROUP BY path, tier);
     CREATE TABLE ids AS
-    SELECT process, id, file FROM known JOIN paths USING (path) ORDER BY process, id;
+    SELECT process, id, file FROM known JOIN paths USING (path, tier) ORDER BY process, id;
 """
 
 # The same of files that another format names.
 _PATHS_OF_FILES = """
     CREATE TABLE paths AS
     SELECT file, path, resolved_path AS resolved, coalesce(kind, 'unknown') AS kind, device, inode,
-        size_bytes AS size
+        size_bytes AS size, served_from
     FROM files_given
 """
 
@@ -1016,7 +1029,9 @@ _SPANS_SELECT = f"""
         b::BIGINT AS b, start_ns::BIGINT AS start_ns, nullif(duration_ns::BIGINT, -1) AS duration_ns
     FROM part"""
 
-_DEFAULT_CLASS = "CASE WHEN is_output THEN 'output' ELSE 'data' END"
+_DEFAULT_CLASS = (
+    "CASE WHEN is_output THEN 'output' WHEN is_beside_library THEN 'library' ELSE 'data' END"
+)
 # How large a file was at least: it was cut or written to there, or read from there.
 _ENDS = f"""
     SELECT file, max(end_bytes) AS end_bytes
@@ -1032,13 +1047,15 @@ _ENDS = f"""
     GROUP BY file"""
 _FILES_SELECT = f"""
     WITH known AS (
-        SELECT p.*, o.file IS NOT NULL AS is_output,
+        SELECT p.*, o.file IS NOT NULL AS is_output, l.file IS NOT NULL AS is_beside_library,
             CASE WHEN kind IN ('regular', 'unknown') THEN e.end_bytes END AS end_bytes
-        FROM paths p LEFT JOIN outputs o USING (file) LEFT JOIN ({_ENDS}) e USING (file))
+        FROM paths p LEFT JOIN outputs o USING (file) LEFT JOIN beside_library l USING (file)
+            LEFT JOIN ({_ENDS}) e USING (file))
     SELECT file, path, resolved AS resolved_path,
         CASE WHEN kind IN ('pipe', 'socket', 'terminal', 'device') THEN 'system'
             ELSE {{path_class}} END AS path_class,
         kind, device::BIGINT AS device, inode::BIGINT AS inode,
+        served_from,
         greatest(CASE WHEN size >= 0 THEN size::BIGINT END, end_bytes::BIGINT) AS size_bytes
     FROM known ORDER BY file"""
 
@@ -1106,6 +1123,63 @@ _RENAMED_BELOW = """
         AND new.file NOT IN (SELECT file FROM outputs)
 """
 
+# schema.BESIDE_LIBRARY says what this is.  A job may examine a million files, so nothing is
+# compared pair by pair.  held: what lies in a folder directly, its sub-folders by their own files;
+# own_: without these.
+_BESIDE_LIBRARY = f"""
+    CREATE TEMP TABLE ruled AS
+    SELECT p.file, p.kind, CASE WHEN p.path = '/' THEN '' ELSE p.path END AS path,
+        regexp_replace(p.path, '/[^/]*$', '') AS folder, regexp_extract(p.path, '[^/]*$') AS name,
+        {{path_class}} AS path_class
+    FROM paths p LEFT JOIN outputs o USING (file) WHERE o.file IS NULL;
+    CREATE TEMP TABLE examined AS
+    SELECT c.file, bool_or(c.is_there) AS is_there, bool_or(c.is_run) AS is_run
+    FROM (
+        SELECT e.file, o.op, o.layer = 'process' AS is_run, e.errno = 0 AS is_there
+        FROM events_raw e JOIN ops o USING (op_number)
+        UNION ALL
+        SELECT f.file, o.op, o.layer = 'process', f.calls > coalesce(f.errors, 0)
+        FROM folded f JOIN ops o USING (op_number)
+        UNION ALL
+        SELECT e.other_file, 'other', false, true FROM events_raw e WHERE e.other_file IS NOT NULL
+    ) c JOIN ruled r USING (file)
+    WHERE r.kind = 'unknown' AND r.path_class IS NULL
+    GROUP BY c.file
+    HAVING bool_and(c.is_run OR c.op IN ({", ".join(map(_quoted, EXAMINING_OPS))}));
+    CREATE TEMP TABLE held AS
+    WITH own AS (
+        SELECT folder, count(*) FILTER (path_class = 'library') AS libraries,
+            count(*) FILTER (path_class IS NULL) AS others
+        FROM ruled WHERE kind = 'regular' GROUP BY folder)
+    SELECT folder, sum(libraries) AS libraries, sum(others) AS others,
+        sum(libraries) FILTER (is_own) AS own_libraries, sum(others) FILTER (is_own) AS own_others
+    FROM (
+        SELECT *, true AS is_own FROM own
+        UNION ALL
+        SELECT regexp_replace(folder, '/[^/]*$', ''), (libraries > 0 AND libraries >= others)::INT,
+            (others > libraries)::INT, false
+        FROM own WHERE folder <> '')
+    GROUP BY folder;
+    CREATE TEMP TABLE above AS
+    WITH RECURSIVE up(folder) AS (
+        SELECT DISTINCT folder FROM ruled LEFT JOIN examined x USING (file)
+        WHERE path_class = 'library' AND kind <> 'unknown' OR x.is_run AND x.is_there
+        UNION
+        SELECT regexp_replace(folder, '/[^/]*$', '') FROM up WHERE folder <> '')
+    SELECT folder FROM up;
+    CREATE TABLE beside_library AS
+    SELECT r.file
+    FROM ruled r LEFT JOIN examined x USING (file)
+        LEFT JOIN held h ON h.folder = r.path LEFT JOIN above a ON a.folder = r.path
+    WHERE r.path_class IS NULL AND (
+        x.is_run
+        OR NOT x.is_there AND r.name IN (
+            SELECT name FROM ruled
+            WHERE path_class = 'library' AND regexp_matches(folder, '/s?bin$'))
+        OR x.is_there AND a.folder IS NOT NULL AND coalesce(h.own_libraries >= h.own_others, true)
+        OR r.kind = 'directory' AND h.libraries > 0 AND h.libraries >= h.others);
+"""
+
 _LATEST = """
     SELECT process, max(start_ns + coalesce(duration_ns, 0))
     FROM (SELECT process, start_ns, duration_ns FROM events_raw
@@ -1124,6 +1198,10 @@ def _find_renamed_outputs(connection: duckdb.DuckDBPyConnection) -> None:
     # A second round finds what was renamed twice; a third never found more.
     connection.execute(_RENAMED_BELOW)
     connection.execute(_RENAMED_BELOW)
+
+
+def _find_beside_library(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.execute(_BESIDE_LIBRARY.format(path_class=_class_sql(PATH_RULES, "NULL")))
 
 
 # --- tables on disk to tables in a query ---------------------------------------------------------
@@ -1156,7 +1234,7 @@ _EVENTS_VIEW = """
     CREATE VIEW events AS
     SELECT e.process, e.thread, o.layer, o.op, o.op_group, e.file, f.path, f.path_class,
         f.kind AS file_kind, g.path AS other_path, e.start_ns, e.duration_ns, e.offset_bytes,
-        e.asked_bytes, e.moved_bytes, e."result", e.errno, e.step
+        e.asked_bytes, e.moved_bytes, e."result", e.errno, e.step, f.served_from
     FROM events_raw e JOIN ops o ON o.op_number = e.op_number
         LEFT JOIN files f ON f.file = e.file LEFT JOIN files g ON g.file = e.other_file"""
 
@@ -1181,7 +1259,7 @@ def connect(
     with translated(f"{tables}: cannot be queried", RunError):
         _make_ops(connection)
         _make_events(connection, tables)
-        for name in ("files", "folded", "notes", "processes", "threads", "unseen"):
+        for name in ("files", "folded", "notes", "processes", "staged", "threads", "unseen"):
             view = {"folded": "folded_raw", "files": "files_raw"}.get(name, name)
             path = _quoted(_unglobbed(tables / f"{name}.parquet"))
             connection.execute(f"CREATE VIEW {view} AS FROM read_parquet({path})")

@@ -50,8 +50,8 @@ class Runs:
         self._kept: OrderedDict[str, tuple[State, Report]] = OrderedDict()
 
     def names(self) -> list[str]:
-        """All runs there are, sorted; at most LISTED_S old."""
-        return sorted(self._listing())
+        """All runs there are, sorted as people count (d2 before d10); at most LISTED_S old."""
+        return sorted(self._listing(), key=_as_counted)
 
     def report(self, name: str) -> Report:
         """The report of a run, made anew if its files have changed.
@@ -117,6 +117,14 @@ def _begin(path: Path) -> bytes:
     except OSError:
         pass
     return b""
+
+
+def _as_counted(name: str) -> list[tuple[int, str]]:
+    """Numbers in a name by their value; what is no number sorts behind those."""
+    return [
+        (int(part), part) if part.isdecimal() and part.isascii() else (1 << 62, part)
+        for part in re.split(r"([0-9]{1,18})", name)
+    ]
 
 
 def _state(path: Path) -> State:

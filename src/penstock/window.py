@@ -23,7 +23,8 @@ LOOK_S = 0.05
 class Answer:
     """Processes by pid.  answered: they do what was asked.  silent: they look at the page and have
     not answered in time.  deaf: recorded, alive, and have not looked at it yet: they have not
-    reached a step or a batch, or never will; the next step they take does what was asked."""
+    reached a step or a batch, or never will; the next step they take does what was asked.  All
+    empty: the last process ended meanwhile."""
 
     answered: tuple[int, ...]
     silent: tuple[int, ...]
@@ -54,6 +55,8 @@ def window(
             answered |= looking - headers.keys()
         silent = looking - answered
         waited_s = clock() - begun_s
+        if not headers and not looking:
+            return Answer((), (), (), waited_s)
         if waited_s >= timeout_s or (looking and not silent):
             answered &= looking
             deaf = headers.keys() - looking

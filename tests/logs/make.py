@@ -26,6 +26,7 @@ def process() -> Process:
         "folded": 5,
         "lost": 1,
         "slots": 900,
+        "opens": [0, 1, 2, *[0] * 13],
     }
     folder = made.file("/data", mode=0o040755, device=2049, inode=2)
     for i in range(40):
@@ -36,6 +37,9 @@ def process() -> Process:
         made.call("read", start + 12_000, 150_000, file=image, offset=0, asked=9001, moved=9000)
         made.call("read", start + 170_000, 700, file=image, offset=9000, asked=9001)
         made.call("close", start + 180_000, 900, file=image)
+    copy = made.file("/data/a", "/fast/staged/data/a", mode=0o100644, inode=3, tier=1)
+    made.call("open", 45_000_000, 9_000, file=copy)
+    made.note("tier", "fast")
     missing = made.file(b"caf\xe9/\xff.txt", base=folder)
     made.call("stat", 50_000_000, 3_000, file=missing, errno=2)
     draft, final = made.file("/out/model.tmp"), made.file("/out/model.pt")

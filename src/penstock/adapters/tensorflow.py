@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import recorder
 from penstock.adapters import marks
-from penstock.adapters.marks import quietly, thread, wrap, wrap_next, wrap_save
+from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_next, wrap_save
 
 __all__ = ["PATCHES"]
 
@@ -111,10 +111,68 @@ def _patch_loaded_model(module: ModuleType) -> None:
         wrap("tensorflow", module, function, wrap_save("restore"))
 
 
+# Profiles
+
+
+def _patch_profiler(module: ModuleType) -> None:
+    replace("tensorflow", module, "start", _wrap_profile_start, *_SHOWN)
+    replace("tensorflow", module, "stop", _wrap_profile_stop, *_SHOWN)
+
+
+_SHOWN = ("tensorflow._api.v2.profiler.experimental", "tensorflow.profiler.experimental")
+_profile_folder: str | None = None  # the run that was paused until the profile under way began
+
+
+def _wrap_profile_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _profile_begins()
+        return result
+
+    return start
+
+
+def _wrap_profile_stop(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        _profile_ends()
+        return original(*args, **kwargs)
+
+    return stop
+
+
+@quietly
+def _profile_begins() -> None:
+    """A profile of a run that is paused is what the run was paused for: all its processes record
+    until the profile ends.  One that records anyway goes on."""
+    from penstock import control  # seldom needed; a recorded program's start is not to pay for it
+
+    global _profile_folder
+    marks.attend(thread)
+    folder = recorder.folder()
+    if folder is not None and not recorder.is_recording():
+        control.ask(folder, control.RECORD)
+        _profile_folder = folder
+        marks.attend(thread)
+
+
+@quietly
+def _profile_ends() -> None:
+    global _profile_folder
+    folder, _profile_folder = _profile_folder, None
+    if folder is not None:
+        from penstock import control
+
+        control.ask(folder, control.PAUSE)
+        marks.attend(thread)
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.data.ops.iterator_ops": _patch_iterators,
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": _patch_functions,
     "tensorflow.python.checkpoint.checkpoint": _patch_checkpoint,
     "tensorflow.python.saved_model.save": _patch_saved_model,
     "tensorflow.python.saved_model.load": _patch_loaded_model,
+    "tensorflow.python.profiler.profiler_v2": _patch_profiler,
 }

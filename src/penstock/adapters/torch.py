@@ -15,15 +15,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import recorder
 from penstock.adapters import marks
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 
-__all__ = ["PATCHES"]
+if TYPE_CHECKING:
+    from penstock.adapters.torch_feed import FeedDataset, feed_stream, shared_index
+
+__all__ = ["PATCHES", "FeedDataset", "feed_stream", "shared_index"]
 
 SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
+
+
+def __getattr__(name: str) -> Any:
+    """What reads, not records: numpy and the reader are loaded by those who ask for them."""
+    if name in ("FeedDataset", "feed_stream", "shared_index"):
+        from penstock.adapters import torch_feed
+
+        return getattr(torch_feed, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # Loaders
@@ -31,6 +43,7 @@ SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
 
 def _patch_dataloader(module: ModuleType) -> None:
     for path, wrapper in (
+        ("DataLoader.__iter__", _wrap_start),
         ("_BaseDataLoaderIter.__init__", _wrap_creation),
         ("_BaseDataLoaderIter._reset", _wrap_reset),
         ("_BaseDataLoaderIter.__next__", _wrap_next),
@@ -44,6 +57,40 @@ def _patch_dataloader(module: ModuleType) -> None:
 
 def _patch_worker(module: ModuleType) -> None:
     wrap("torch", module, "_worker_loop", _wrap_worker_loop)
+
+
+def _patch_stateful(module: ModuleType) -> None:
+    wrap("torch", module, "StatefulDataLoader.__iter__", _wrap_start)
+
+
+def _wrap_start(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Making an iterator starts the workers, and pickles the data set to those that are spawned:
+    the step loop waits for its data there too."""
+
+    @functools.wraps(original)
+    def started(self: Any) -> Any:
+        if thread.is_waiting or not recorder.is_recording():
+            return original(self)
+        span, iterator = _begin_start(), None
+        try:
+            iterator = original(self)
+            return iterator
+        finally:
+            _end_start(span, iterator)
+
+    return started
+
+
+@quietly
+def _begin_start() -> recorder.Span | None:
+    return recorder.begin("loader start")
+
+
+@quietly
+def _end_start(span: recorder.Span | None, iterator: Any) -> None:
+    begun = getattr(iterator, "_penstock", None)
+    if span is not None:
+        span.end(begun.id if begun is not None else 0)
 
 
 def _wrap_creation(original: Callable[..., None]) -> Callable[..., None]:
@@ -456,4 +503,5 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.checkpoint.state_dict_saver": _patch_checkpoint_save,
     "torch.distributed.checkpoint.state_dict_loader": _patch_checkpoint_load,
     "torchdata.stateful_dataloader.worker": _patch_worker,
+    "torchdata.stateful_dataloader.stateful_dataloader": _patch_stateful,
 }

@@ -2,13 +2,18 @@
 
     penstock run -o demo/run python -m penstock.bench.demo
 
-Trains as anyone would, and knows nothing of Penstock.
+Trains as anyone would, and knows nothing of Penstock; but for
+
+    python -m penstock.bench.demo --fast FOLDER
+
+which saves through a Checkpointer, so that `penstock compare` shows what that changes.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +66,20 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any)
     return total / len(loader.dataset)
 
 
+def make_saver(
+    folder: Path, fast: Path | None
+) -> tuple[Callable[[int, Any], Any], Callable[[], None]]:
+    """What saves a state under a number, and what to call at the end."""
+    if fast is None:
+        return lambda number, state: torch.save(state, folder / f"checkpoint-{number}.pt"), (
+            lambda: None
+        )
+    from penstock.save.checkpointer import Checkpointer
+
+    checkpointer = Checkpointer(fast, folder / "saved")
+    return checkpointer.save, checkpointer.close
+
+
 def main() -> None:
     """Makes the files if they are absent, then trains two epochs for each number of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -68,6 +87,9 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=600)
     parser.add_argument("--epochs", type=int, default=2, help="for each number of workers")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 2])
+    parser.add_argument(
+        "--fast", type=Path, help="save there through a Checkpointer, drained to --folder/saved"
+    )
     options = parser.parse_args()
 
     made = make_jpegs(options.folder / "jpegs", options.files)
@@ -78,6 +100,7 @@ def main() -> None:
     data = Pictures(options.folder / "jpegs")
     model = make_model(data.n_classes)
     optimizer = torch.optim.AdamW(model.parameters())
+    save, finish = make_saver(options.folder, options.fast)
     number = 0
     for workers in options.workers:
         for _ in range(options.epochs):
@@ -86,11 +109,12 @@ def main() -> None:
             loader = DataLoader(data, batch_size=32, shuffle=True, num_workers=workers)
             loss = train_epoch(model, optimizer, loader)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, options.folder / f"checkpoint-{number}.pt")
+            save(number, state)
             elapsed_s = time.perf_counter() - start_s
             print(
                 f"epoch {number}: {workers} workers, loss {loss:.3f}, {elapsed_s:.1f} s", flush=True
             )
+    finish()
 
 
 if __name__ == "__main__":

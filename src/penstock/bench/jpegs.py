@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import MissingDependency
 
-__all__ = ["make_jpegs"]
+__all__ = ["make_jpegs", "picture"]
 
 # ImageNet's files: log-normal, median 109 kB (its own listing).  A sigma of 0.5 puts nine of ten
 # between 45 and 230 kB.
@@ -42,11 +42,11 @@ def make_jpegs(folder: Path, n_files: int = 600, n_classes: int = 6, seed: int =
         path.parent.mkdir(parents=True, exist_ok=True)
         n_bytes = MEDIAN_BYTES * chance.lognormvariate(0, SIGMA)
         side = min(1600, max(64, int((n_bytes * PIXELS_PER_BYTE) ** 0.5)))
-        path.write_bytes(_picture(Image, noise, side, number % n_classes, chance))
+        path.write_bytes(picture(Image, noise, side, number % n_classes, chance))
     return len(paths)
 
 
-def _picture(image: Any, noise: Any, side: int, label: int, chance: random.Random) -> bytes:
+def picture(image: Any, noise: Any, side: int, label: int, chance: random.Random) -> bytes:
     """Shapes over grain, which compress about as a photograph does, in the colour of a class."""
     bands = []
     for band in range(3):

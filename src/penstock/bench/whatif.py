@@ -57,6 +57,8 @@ UNLIKE = 2.0
 # A replay may take so many times the window: past that what was done is compared.
 PATIENCE = 3.0
 LEAST_LIMIT_S = 10.0
+# What the budget has to hold of a pattern, or a tenth of it: of fewer calls one decides the result.
+LEAST_CALLS = 100
 
 _PREFIX = ".penstock-whatif"
 
@@ -278,8 +280,14 @@ def _packed(pattern: Pattern, tier: Path, budget_bytes: int) -> tuple[Pattern, _
                 low = middle
             else:
                 high = middle
-        if not low:
-            raise TierError(f"{tier}: one read alone is past the budget of {budget_bytes:,} bytes")
+        least = min(LEAST_CALLS, max(1, len(pattern) // 10))
+        if low < least:
+            needed_bytes = _pack(pattern.first(least, "")).size_bytes
+            raise TierError(
+                f"{tier}: a budget of {budget_bytes:,} bytes holds what {low:,} of "
+                f"{len(pattern):,} calls touch, too few to say anything; --budget has to be "
+                f"{needed_bytes:,} bytes at least"
+            )
         pattern = pattern.first(
             low,
             f"cut to the first {low:,} of {len(pattern):,} calls: what they touch fits into "
@@ -580,6 +588,13 @@ def table_of(answer: WhatIf) -> Any:
 
 
 def _verdict(answer: WhatIf) -> str:
+    said = _gain_in_words(answer)
+    # That a difference is noise makes the gain incomplete by itself, and is what is said.
+    of = answer.critical if answer.is_noise else answer.gain
+    return f"incomplete: {said}" if of.state == "incomplete" else said
+
+
+def _gain_in_words(answer: WhatIf) -> str:
     if answer.gain.value is None or answer.critical.value is None:
         return f"gain: not measured: {answer.gain.why}"
     of = f"of the {show(answer.critical.value, 's')} that training waits for data files"
@@ -589,5 +604,4 @@ def _verdict(answer: WhatIf) -> str:
     if answer.gain.value < 0:
         return f"{answer.change}: slower, by {show(-answer.gain.value, 's')} ({share} of the wall)"
     gain = show(answer.gain.value, "s")
-    said = f"{answer.change}: at most {gain} {of} would be gone ({share} of the wall)"
-    return f"incomplete: {said}" if answer.gain.state == "incomplete" else said
+    return f"{answer.change}: at most {gain} {of} would be gone ({share} of the wall)"

@@ -204,8 +204,9 @@ class _Export:
             if folded["is_stdio"].any():
                 partial |= {library.STDIO}
             said.append(
-                f"{past:,} calls past the trace budget are in counters only: what needs their order"
-                " or their offsets is -1, not measured; the log is marked incomplete"
+                f"{past:,} calls past the trace budget, or imported as counters, are in counters "
+                "only: what needs their order or their offsets is -1, not measured; the log is "
+                "marked incomplete"
             )
         astray = self._one(
             "SELECT count(*) FROM events_raw JOIN darshan_names USING (file) JOIN darshan_kinds"

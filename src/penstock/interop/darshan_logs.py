@@ -6,6 +6,7 @@ What Darshan does not know stays NULL: the report says "not measured".
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,16 @@ class _Log:
         return int(self.facts["nprocs"])
 
 
+def _version(path: Path) -> str:
+    """Which version a log says it is of; "" where it says none."""
+    try:
+        with open(path, "rb") as file:
+            found = re.match(rb"[0-9]+\.[0-9.]+", file.read(8))
+    except OSError:
+        return ""
+    return f" (it says version {found[0].decode()}; 3.x is read)" if found else ""
+
+
 def _read(path: Path) -> _Log:
     """A log by way of a process that may die of it."""
     import numpy as np
@@ -141,12 +152,14 @@ def _read(path: Path) -> _Log:
         into = Path(folder) / "log.npz"
         said = _read_apart(path, into)
         if not into.exists():
-            raise RunError(f"{path}: cannot be read as a log of Darshan: {said}")
+            raise RunError(f"{path}: cannot be read as a log of Darshan{_version(path)}: {said}")
         try:
             with np.load(into) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
         except (OSError, ValueError, EOFError) as error:
-            raise RunError(f"{path}: cannot be read as a log of Darshan: {said}") from error
+            raise RunError(
+                f"{path}: cannot be read as a log of Darshan{_version(path)}: {said}"
+            ) from error
     facts = json.loads(bytes(columns.pop("facts")))
     start_ns = facts["start_time_sec"] * 10**9 + facts["start_time_nsec"]
     end_ns = facts["end_time_sec"] * 10**9 + facts["end_time_nsec"]

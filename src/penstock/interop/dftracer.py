@@ -20,6 +20,7 @@ from penstock.log import OPS
 from penstock.questions import query
 from penstock.run import Run, import_run
 from penstock.tables import Array, translated, utf8
+from penstock.words import count
 
 __all__ = ["export", "import_traces", "looks_like_dftracer"]
 
@@ -45,6 +46,7 @@ _ALIASES = {
 # Layers of DFAnalyzer's presets for DLIO.
 _WAITS = ("fetch.iter", "fetch-data.iter", "<module>.iter", "loop.iter")
 _COMPUTE = ("compute", "ai_framework")
+_LOADS = ("reader", "data_loader", "dataloader", "dataset", "data")  # what makes batches
 
 
 def export(
@@ -71,7 +73,10 @@ def export(
             draft.unlink(missing_ok=True)
     folded = run.sql("SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw")[0][0]
     return (
-        (f"{folded:,} calls past the trace budget have no place in a trace of single calls",)
+        (
+            f"{folded:,} calls past the trace budget, or imported as counters, have no place in a "
+            "trace of single calls",
+        )
         if folded
         else ()
     )
@@ -90,18 +95,29 @@ def _write(run: Run, out: BinaryIO, progress: Progress | None) -> None:
         first = next(iter(pids.values()), (0, "0", ""))
         for key, name in dict.fromkeys((hash_, host) for _, hash_, host in pids.values()):
             out.write(_line("HH", "dftracer", first[0], 0, {"name": name, "value": key}, "M"))
-        for file, path in engine.execute("SELECT file, path FROM files ORDER BY file").fetchall():
-            args = {"name": path, "value": f"{file:x}", "hhash": first[1]}
-            out.write(_line("FH", "dftracer", first[0], 0, args, "M"))
+        # Each name before the first call that uses it, so that a trace cut anywhere is a trace.
+        untold = dict(engine.execute("SELECT file, path FROM files ORDER BY file").fetchall())
+
+        def name(file: int) -> bytes:
+            args = {"name": untold.pop(file), "value": f"{file:x}", "hhash": first[1]}
+            return _line("FH", "dftracer", first[0], 0, args, "M")
+
+        def lines(batch: list[Any]) -> Iterator[bytes]:
+            for row in batch:
+                if row[_FILE] in untold:
+                    yield name(row[_FILE])
+                yield _call(run, row, pids, tids)
+
         _write_spans(run, engine, out, pids, tids)
         ((total,),) = engine.execute("SELECT count(*) FROM events_raw").fetchall()
         rows = engine.execute(_CALLS)
         done = 0
         while batch := rows.fetchmany(_ROWS):
-            out.write(b"".join(_call(run, row, pids, tids) for row in batch))
+            out.write(b"".join(lines(batch)))
             done += len(batch)
             if progress:
                 progress(done, total)
+        out.write(b"".join(name(file) for file in list(untold)))
     out.write(b"]\n")
 
 
@@ -112,6 +128,7 @@ _CALLS = """
     FROM events_raw AS e JOIN ops AS o ON o.op_number = e.op_number
     WHERE e.duration_ns IS NOT NULL
     ORDER BY e.start_ns"""
+_FILE = 6  # its place in a row
 
 
 def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, Any]) -> bytes:
@@ -209,9 +226,10 @@ def import_traces(
                 progress(min(done, total), total)
         done += trace.stat().st_size
     if not build.calls and not build.spans:
-        raise RunError(f"{traces[0]}: has no event of DFTracer in it; nothing to import")
+        lacks = "is cut before its first event" if build.torn else "has no event of DFTracer in it"
+        raise RunError(f"{traces[0]}: {lacks}; nothing to import")
     source = str(traces[0]) if len(traces) == 1 else f"{len(traces)} traces of DFTracer"
-    start_us = min(row[0] for row in (*build.calls, *build.spans))
+    start_us = min(first for first, _ in build.lives.values())
     return import_run(folder, utf8(source), start_us * 1000, build.columns(start_us))
 
 
@@ -266,6 +284,11 @@ class _Build:
     processes: dict[tuple[str, int], int] = field(default_factory=dict)
     threads: dict[tuple[int, int], int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # hash to command or program
+    starts: dict[int, dict[str, Any]] = field(default_factory=dict)  # process to what it said
+    loading: set[int] = field(default_factory=set)  # processes that load data
+    lives: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each process, in µs
+    unplaced: int = 0  # processes that load data for nobody knows whom
     lines: int = 0
     damaged: int = 0
     torn: bool = False
@@ -276,7 +299,7 @@ class _Build:
         args = args if isinstance(args, dict) else {}
         name, category = str(event.get("name", "")), str(event.get("cat", ""))
         if event.get("ph") == "M":
-            table = {"FH": self.names, "HH": self.hosts}.get(name)
+            table = {"FH": self.names, "HH": self.hosts, "SH": self.texts}.get(name)
             if table is not None:
                 table[str(args.get("value"))] = str(args.get("name"))
             return
@@ -292,8 +315,13 @@ class _Build:
         host = str(args.get("hhash", ""))
         process = self.processes.setdefault((host, pid), len(self.processes))
         thread = self.threads.setdefault((process, tid or 0), len(self.threads))
+        begun, ended = self.lives.get(process, (start_us, start_us))
+        self.lives[process] = (min(begun, start_us), max(ended, start_us + us))
         layer = category.upper().split("_")[0]
-        if layer in ("POSIX", "STDIO", "PROCESS"):
+        if category == "dftracer" and name in ("start", "end"):
+            if name == "start":
+                self.starts.setdefault(process, args)
+        elif layer in ("POSIX", "STDIO", "PROCESS"):
             self._add_call(name, layer, (start_us, us, process, thread), args)
         else:
             self._add_span(name, category, (start_us, us, process, thread), args)
@@ -318,6 +346,8 @@ class _Build:
         self, name: str, category: str, place: tuple[int, ...], args: dict[str, Any]
     ) -> None:
         index = _number(args.get("index", args.get("step")))
+        if category in _LOADS and name not in _WAITS:
+            self.loading.add(place[2])
         if category == "penstock":
             kind, name = str(args.get("kind")), str(args.get("span"))
             numbers = (_number(args.get("a")), _number(args.get("b")))
@@ -337,13 +367,13 @@ class _Build:
         import numpy as np
 
         # A trace that Penstock wrote has its own spans: DFAnalyzer's are the same again.
-        spans = [row for row in self.spans if row[9]] or self.spans
-        every = [*self.calls, *spans]
+        spans = [row for row in self.spans if row[9]] or self._understood()
         n = len(self.processes)
-        first, last = [1 << 60] * n, [0] * n
-        for row in every:
-            first[row[2]] = min(first[row[2]], row[0] - start_us)
-            last[row[2]] = max(last[row[2]], row[0] + row[1] - start_us)
+        first, last = (
+            [self.lives.get(process, (start_us, start_us))[end] - start_us for process in range(n)]
+            for end in (0, 1)
+        )
+        parents = [self._parent(process) for process in range(n)]
         for row in self.calls:
             if row[6] is not None:
                 path = self.names.get(row[6], row[6])
@@ -353,11 +383,12 @@ class _Build:
                 "process": np.arange(n, dtype=np.int32),
                 "pid": np.array([pid for _, pid in self.processes]),
                 "host": np.array([utf8(self.hosts.get(h, h)) for h, _ in self.processes], object),
-                "command": np.array([""] * n, object),
-                "executable": np.array([""] * n, object),
+                "parent": np.ma.masked_less([-1 if p is None else p for p in parents], 0),
+                "command": np.array([self._said(p, "cmd_hash") for p in range(n)], object),
+                "executable": np.array([self._said(p, "exec_hash") for p in range(n)], object),
                 "folder": np.array([""] * n, object),
                 "origin": np.array(["run"] * n, object),
-                "start_ns": np.minimum(np.array(first), 1 << 50) * 1000,
+                "start_ns": np.array(first) * 1000,
                 "end_ns": np.array(last) * 1000,
                 "state": np.array(["exited"] * n, object),
                 "is_torn": np.array([self.torn and not place for place in range(n)]),
@@ -388,14 +419,79 @@ class _Build:
             columns["spans"] = _span_columns(spans, start_us)
         return columns
 
+    def _said(self, process: int, key: str) -> str:
+        """What a process said of itself when it started."""
+        return utf8(self.texts.get(str(self.starts.get(process, {}).get(key)), ""))
+
+    def _parent(self, process: int) -> int | None:
+        host, _ = list(self.processes)[process]  # numbered as they came
+        ppid = _number(self.starts.get(process, {}).get("ppid"), 1 << 31)
+        found = None if ppid is None else self.processes.get((host, ppid))
+        return None if found == process else found
+
+    def _understood(self) -> list[tuple[Any, ...]]:
+        """The spans of another writer, with what they imply: which processes are workers of which,
+        and that nobody said who made a batch."""
+        spans = []
+        for number, row in enumerate(self.spans):
+            if row[5] != "data wait":
+                spans.append(row)
+                continue
+            # Without a number of its batch it would be the wait for the end of a pass.
+            spans.append((*row[:6], number if row[6] is None else row[6], *row[7:]))
+            at = row[0] + max(0, row[1] - 1)
+            spans.append((at, 0, *row[2:4], "span", "wait cpu", None, 0, None, False))
+        mains = {row[2] for row in spans if row[5] in ("step", "data wait")}
+        alive: dict[int, dict[int, int]] = {}  # of each main: number to the end of who has it
+        for process in sorted(self.loading - mains, key=lambda one: self.lives[one]):
+            main = self._main_of(process, mains)
+            if main is None:
+                self.unplaced += 1
+                continue
+            start, end = self.lives[process]
+            taken = alive.setdefault(main, {})
+            number = next(n for n in range(len(taken) + 1) if taken.get(n, -1) <= start)
+            taken[number] = end
+            thread = min(one for (owner, _), one in self.threads.items() if owner == process)
+            _, pid = list(self.processes)[main]
+            where = (start, end - start, process, thread)
+            spans.append((*where, "span", "worker", number, 0, pid, False))
+        return spans
+
+    def _main_of(self, process: int, mains: set[int]) -> int | None:
+        """The nearest ancestor that trains; without parents in the trace, the only one there."""
+        seen: set[int | None] = {process}
+        one = self._parent(process)
+        while one is not None and one not in seen:
+            if one in mains:
+                return one
+            seen.add(one)
+            one = self._parent(one)
+        is_told = "ppid" in self.starts.get(process, {})
+        hosts = [host for host, _ in self.processes]
+        near = [main for main in mains if hosts[main] == hosts[process]]
+        return near[0] if len(near) == 1 and not is_told else None
+
     def _notes(self) -> list[tuple[str, str]]:
-        notes = [("not measured", "command, ranks: DFTracer's trace does not tell them")]
+        lacks = "ranks" if any(self._said(p, "cmd_hash") for p in self.starts) else "command, ranks"
+        notes = [("not measured", f"{lacks}: DFTracer's trace does not tell them")]
+        if self.unplaced:
+            told = count(self.unplaced, "process")
+            notes.append(("not measured", f"workers: {told} loading data, the trace does not say "
+                          "for whom"))  # fmt: skip
+        elif len(self.processes) > 1 and not self.loading:
+            notes.append(
+                ("not measured", "workers: no process of the trace says that it loads data")
+            )
         if self.damaged:
-            notes.append(("imported incomplete", f"{self.damaged:,} lines are no event"))
+            are = "line is" if self.damaged == 1 else "lines are"
+            notes.append(("imported incomplete", f"{self.damaged:,} {are} no event"))
         if self.torn:
             notes.append(("imported incomplete", "the trace is cut"))
         for name, n in list(self.unknown.items())[:20]:
-            notes.append(("not measured", f"{name}: {n:,} calls that Penstock has no name for"))
+            notes.append(
+                ("not measured", f"{name}: {count(n, 'call')} that Penstock has no name for")
+            )
         return notes
 
     def _call_columns(self, start_us: int) -> dict[str, Array]:
@@ -435,5 +531,12 @@ def _span_columns(spans: list[tuple[Any, ...]], start_us: int) -> dict[str, Arra
         "name": np.array([utf8(one) for one in name], object),
         "index": np.ma.masked_less([-1 if one is None else one for one in index], 0),
         "a": np.array([one or 0 for one in a]),
-        "b": np.array([one or 0 for one in b]),
+        # Only of a wait whose maker nobody told: not measured, where 0 would be a measure.
+        "b": np.ma.masked_less(
+            [
+                -1 if one is None and n == "wait cpu" else one or 0
+                for n, one in zip(name, b, strict=True)
+            ],
+            0,
+        ),
     }

@@ -231,8 +231,8 @@ class Timeline:
             )
         if self.folded_calls:
             said.append(
-                f"{self.folded_calls:,} calls of the run are past its trace budget, known as sums "
-                "only, and not shown"
+                f"{self.folded_calls:,} calls of the run are known as sums only (past its trace "
+                "budget, or imported as counters), and not shown"
             )
         if self.left_out:
             said.append(
@@ -309,10 +309,12 @@ def timeline_of(
     make an hour of a profile's second.  Of calls at most about max_slices slices are made: the
     shortest are gathered until that fits.
     pids: only rows of the processes with these pids, and of those that they started; none: all.
-    Raises QueryError: the stretch is empty or lies outside the run.
+    Raises QueryError: the stretch is empty or lies outside the run, or the run has nothing that has
+    a place in time.
     """
     with run.connection.cursor() as engine:  # what is prepared goes with it
         prepare(engine, ASKED)
+        _refuse_without_events(engine)
         first_ns, last_ns = _ask(engine, "SELECT min(start_ns), max(end_ns) FROM lives")[0]
         from_ns, to_ns = _stretch(first_ns, last_ns, from_s, to_s)
         engine.execute(f"SET VARIABLE from_ns = {from_ns}")
@@ -321,6 +323,21 @@ def timeline_of(
         _ask(engine, f"CREATE TEMP TABLE timeline_family AS\n{query('timeline_family')}")
         _ask(engine, f"CREATE TEMP VIEW timeline_shown AS\n{query('timeline_shown')}")
         return _Drawing(run, engine, from_ns, to_ns, max_slices).made()
+
+
+def _refuse_without_events(engine: duckdb.DuckDBPyConnection) -> None:
+    """A picture of counters would show a run that does nothing."""
+    ((has_events, n_folded),) = _ask(
+        engine,
+        "SELECT (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1))"
+        " OR (SELECT count(*) > 0 FROM (FROM spans LIMIT 1)),"
+        " (SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw)",
+    )
+    if n_folded and not has_events:
+        raise QueryError(
+            f"no single call is in this run, only sums of {n_folded:,} calls: nothing that a "
+            "timeline could show; `penstock report` shows the sums"
+        )
 
 
 def _stretch(

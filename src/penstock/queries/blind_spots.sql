@@ -2,7 +2,7 @@
 -- no blind spot has a place of its own (machine.sql, storage.sql, recording.sql).
 SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
-WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'event_cost_ns', 'counters only')
+WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'event_cost_ns', 'counters only', 'tier')
 GROUP BY key, value
 ORDER BY processes DESC, key, value
 LIMIT 50

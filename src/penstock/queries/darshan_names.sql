@@ -1,11 +1,12 @@
 -- darshan_names: the files that a Darshan log can name, numbered from 0: regular ones, outside the places
 -- that Darshan leaves out by default (darshan_path_exclusions in darshan-config.c), unless they hold the
 -- job's data or output.  A path that was looked at and never opened may be a folder: it is left out if
--- another path lies in it.
+-- another path lies in it.  What was opened as its staged copy goes by the copy's path.
 WITH folders AS (
     SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS path FROM files
 )
-SELECT f.file, CAST(row_number() OVER (ORDER BY f.file) - 1 AS INTEGER) AS number, f.path
+SELECT f.file, CAST(row_number() OVER (ORDER BY f.file) - 1 AS INTEGER) AS number,
+    CASE WHEN f.served_from IS NULL THEN f.path ELSE f.resolved_path END AS path
 FROM files AS f
 LEFT JOIN folders AS d ON d.path = f.path
 WHERE starts_with(f.path, '/')

@@ -6,5 +6,6 @@ SELECT
     sum(p.ns) / 1e9 / (SELECT count(*) FROM mains) AS s
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
+WHERE w.in_wall OR NOT w.is_start
 GROUP BY w.in_wall, p.part
 ORDER BY w.in_wall, s DESC

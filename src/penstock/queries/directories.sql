@@ -1,6 +1,7 @@
 -- The 50 directories (per class and layer) that blocked the step loop longest, then those with the most
 -- time in calls.  A directory with more than 8 sub-directories of one class stands for all that lies
 -- under it (a folder of class folders is one data set); folders counts the directories it stands for.
+-- all_directories: how many there are, in whatever layer.
 WITH placed AS (
     SELECT
         *,
@@ -28,20 +29,24 @@ heads AS (
     FROM prefixes AS p
     JOIN wide AS w ON w.path_class = p.path_class AND w.prefix = p.prefix
     GROUP BY p.path_class, p.folder
+),
+totals AS (
+    SELECT
+        coalesce(nullif(coalesce(h.directory, p.folder), ''), '/') AS path,
+        p.path_class,
+        p.layer,
+        count(DISTINCT p.folder) AS folders,
+        count(*) FILTER (WHERE p.kind IS DISTINCT FROM 'directory') AS files,
+        CAST(sum(p.calls) AS BIGINT) AS calls,
+        CAST(sum(p.read_bytes) AS BIGINT) AS read_bytes,
+        CAST(sum(p.written_bytes) AS BIGINT) AS written_bytes,
+        sum(p.time_s) AS time_s,
+        sum(p.blocking_s) AS blocking_s
+    FROM placed AS p
+    LEFT JOIN heads AS h ON h.path_class = p.path_class AND h.folder = p.folder
+    GROUP BY 1, p.path_class, p.layer
 )
-SELECT
-    coalesce(nullif(coalesce(h.directory, p.folder), ''), '/') AS path,
-    p.path_class,
-    p.layer,
-    count(DISTINCT p.folder) AS folders,
-    count(*) FILTER (WHERE p.kind IS DISTINCT FROM 'directory') AS files,
-    CAST(sum(p.calls) AS BIGINT) AS calls,
-    CAST(sum(p.read_bytes) AS BIGINT) AS read_bytes,
-    CAST(sum(p.written_bytes) AS BIGINT) AS written_bytes,
-    sum(p.time_s) AS time_s,
-    sum(p.blocking_s) AS blocking_s
-FROM placed AS p
-LEFT JOIN heads AS h ON h.path_class = p.path_class AND h.folder = p.folder
-GROUP BY 1, p.path_class, p.layer
-ORDER BY sum(p.blocking_s) DESC, sum(p.time_s) DESC, 1, p.layer
+SELECT *, (SELECT count(*) FROM (SELECT DISTINCT path, path_class FROM totals)) AS all_directories
+FROM totals
+ORDER BY blocking_s DESC, time_s DESC, path, layer
 LIMIT 50

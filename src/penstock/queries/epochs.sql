@@ -22,7 +22,7 @@ waited AS (
         iterator,
         count(index) AS waits,
         sum(end_ns - start_ns) AS ns,
-        arg_min(end_ns - start_ns, start_ns) AS first_ns
+        arg_min(end_ns - start_ns, start_ns) FILTER (WHERE NOT is_start) AS first_ns
     FROM waits
     GROUP BY process, iterator
 ),

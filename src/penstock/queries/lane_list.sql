@@ -1,63 +1,27 @@
--- lane_list: the lanes of the timeline, in the order they are shown: threads that made file calls or
--- that the step loop waited for; the 256 with the most time, threads that train first.
+-- lane_list: the lanes of the timeline in the order they are shown, see lane_threads.
+--   role       main: the thread that takes the steps; worker; other
+--   processes  how many are in this lane: more than one of workers that were started anew
+--   process, thread, pid, tid, name  of the first of them; no name where it is its process's
 --   is_main_thread  the first thread of its process
---   all_lanes       how many there are, the ones left out included
-WITH busy AS (
-    SELECT process, thread, sum(coalesce(duration_ns, 0)) AS ns FROM file_calls GROUP BY process, thread
-    UNION ALL
-    SELECT process, thread, sum(to_ns - from_ns)
-    FROM stretches
-    WHERE is_blocking AND kind <> 'step'
-    GROUP BY process, thread
-),
-sums AS (
-    SELECT process, thread, sum(ns) AS ns FROM busy GROUP BY process, thread
-),
-workers AS (
-    SELECT process, min(index) AS worker
-    FROM spans
-    WHERE kind = 'span' AND name = 'worker'
-    GROUP BY process
-),
-known AS (
-    SELECT
-        s.process,
-        s.thread,
-        CASE
-            WHEN m.process IS NOT NULL THEN 'main'
-            WHEN w.process IS NOT NULL THEN 'worker'
-            ELSE 'other'
-        END AS role,
-        w.worker,
-        p.pid,
-        p.rank,
-        t.tid,
-        t.name,
-        coalesce(t.is_main, false) AS is_main_thread,
-        s.ns,
-        count(*) OVER () AS all_lanes
-    FROM sums AS s
-    JOIN processes AS p ON p.process = s.process
-    LEFT JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
-    LEFT JOIN workers AS w ON w.process = s.process
-    LEFT JOIN threads AS t ON t.process = s.process AND t.thread = s.thread
-    QUALIFY row_number() OVER (
-        ORDER BY m.process IS NOT NULL DESC, s.ns DESC, s.process, s.thread
-    ) <= 256
-)
 SELECT
-    row_number() OVER (
-        ORDER BY list_position(['main', 'worker', 'other'], role), rank, worker, process,
-            is_main_thread DESC, thread
-    ) AS lane,
-    process,
-    thread,
-    role,
-    worker,
-    pid,
-    rank,
-    tid,
-    name,
-    is_main_thread,
-    all_lanes
-FROM known
+    t.lane,
+    min(t.process) AS process,
+    arg_min(t.thread, t.process) AS thread,
+    any_value(t.role) AS role,
+    any_value(t.worker) AS worker,
+    any_value(t.loader) AS loader,
+    any_value(t.nth) AS nth,
+    any_value(t.rank) AS rank,
+    arg_min(p.pid, t.process) AS pid,
+    arg_min(n.tid, t.process) AS tid,
+    CASE WHEN bool_and(n.is_main OR n.name <> f.name) THEN arg_min(n.name, t.process) END AS name,
+    bool_and(coalesce(n.is_main, false)) AS is_main_thread,
+    count(DISTINCT t.process) AS processes,
+    any_value(t.all_lanes) AS all_lanes
+FROM lane_threads AS t
+JOIN processes AS p ON p.process = t.process
+LEFT JOIN threads AS n ON n.process = t.process AND n.thread = t.thread
+LEFT JOIN (
+    SELECT process, any_value(name) AS name FROM threads WHERE is_main GROUP BY process
+) AS f ON f.process = t.process
+GROUP BY t.lane

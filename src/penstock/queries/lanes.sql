@@ -1,5 +1,5 @@
--- What each lane did over the run, in equal bins: as many as make 36,000 cells, at most 2,000.  One row
--- per lane and bin in which something happened; lane as in lane_list.
+-- What each lane did over the run, in equal bins: as many pieces of `binned` each as leave at most 36,000
+-- cells.  One row per lane and bin in which something happened; lane as in lane_list.
 --   bin_s        the bin's width, from the run's start
 --   moved_bytes  of its file calls, spread evenly over a call's time; of POSIX and STDIO, which are
 --                never added, the layer that moved more in this lane
@@ -9,82 +9,26 @@
 WITH extent AS (
     SELECT min(start_ns) AS start_ns, greatest(1, max(end_ns) - min(start_ns)) AS run_ns FROM lives
 ),
-bins AS (
-    SELECT
-        start_ns,
-        CAST(ceil((run_ns + 1) / (
-            SELECT least(2000, 36000 // greatest(1, count(*))) FROM lane_list
-        )) AS BIGINT) AS ns
-    FROM extent
-),
-calls AS (
-    SELECT
-        e.process,
-        e.thread,
-        e.op_number,
-        e.moved_bytes,
-        greatest(0, e.start_ns - b.start_ns) AS start_ns,
-        -- NULL, not the 1 that greatest makes of it, where the call is in flight.
-        greatest(0, e.start_ns - b.start_ns)
-            + CASE WHEN e.duration_ns IS NOT NULL THEN greatest(1, e.duration_ns) END AS end_ns,
-        b.ns
-    FROM file_calls AS e
-    CROSS JOIN bins AS b
-),
-long AS (
-    SELECT
-        c.process,
-        c.thread,
-        c.op_number,
-        c.moved_bytes,
-        c.start_ns,
-        coalesce(c.end_ns, greatest(c.start_ns + 1, l.end_ns - b.start_ns)) AS end_ns,
-        c.ns
-    FROM calls AS c
-    CROSS JOIN bins AS b
-    JOIN lives AS l ON l.process = c.process
-    WHERE c.end_ns IS NULL OR c.start_ns // c.ns < c.end_ns // c.ns
-),
-spread AS (
-    -- Summed before anything is looked up: nearly all calls are here.
-    SELECT
-        process,
-        thread,
-        op_number,
-        start_ns // ns AS bin,
-        sum(moved_bytes) AS bytes,
-        count(*) AS calls,
-        sum(end_ns - start_ns) AS call_ns
-    FROM calls
-    WHERE start_ns // ns = end_ns // ns
-    GROUP BY process, thread, op_number, bin
-    UNION ALL
-    SELECT
-        process,
-        thread,
-        op_number,
-        bin,
-        sum(
-            moved_bytes * (least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns))
-                / (end_ns - start_ns)
-        ),
-        count(*) FILTER (WHERE bin = start_ns // ns),
-        sum(least(end_ns, (bin + 1) * ns) - greatest(start_ns, bin * ns))
-    FROM (SELECT *, unnest(range(start_ns // ns, end_ns // ns + 1)) AS bin FROM long)
-    GROUP BY process, thread, op_number, bin
+gathered AS (
+    SELECT e.start_ns, n.pieces, n.pieces * CAST(ceil((e.run_ns + 1) / 1800) AS BIGINT) AS ns
+    FROM extent AS e
+    CROSS JOIN (
+        SELECT greatest(1, CAST(ceil(count(*) / 20) AS BIGINT)) AS pieces FROM lane_list
+    ) AS n
 ),
 layers AS (
     SELECT
         n.lane,
         o.layer,
-        s.bin,
-        coalesce(sum(s.bytes) FILTER (WHERE o.is_access), 0) AS bytes,
-        sum(s.calls) AS calls,
-        sum(s.call_ns) AS call_ns
-    FROM spread AS s
-    JOIN ops AS o ON o.op_number = s.op_number
-    JOIN lane_list AS n ON n.process = s.process AND n.thread = s.thread
-    GROUP BY n.lane, o.layer, s.bin
+        b.bin // g.pieces AS bin,
+        coalesce(sum(b.moved_bytes) FILTER (WHERE o.is_access), 0) AS bytes,
+        sum(b.calls) AS calls,
+        sum(b.call_ns) AS call_ns
+    FROM binned AS b
+    JOIN ops AS o ON o.op_number = b.op_number
+    JOIN lane_threads AS n ON n.process = b.process AND n.thread = b.thread
+    CROSS JOIN gathered AS g
+    GROUP BY n.lane, o.layer, 3
 ),
 chosen AS (
     SELECT lane, arg_max(layer, bytes) AS layer
@@ -94,12 +38,12 @@ chosen AS (
 waited AS (
     SELECT
         n.lane,
-        greatest(0, s.from_ns - b.start_ns) AS from_ns,
-        greatest(0, s.to_ns - b.start_ns) AS to_ns,
-        b.ns
+        greatest(0, s.from_ns - g.start_ns) AS from_ns,
+        greatest(0, s.to_ns - g.start_ns) AS to_ns,
+        g.ns
     FROM stretches AS s
-    JOIN lane_list AS n ON n.process = s.process AND n.thread = s.thread
-    CROSS JOIN bins AS b
+    JOIN lane_threads AS n ON n.process = s.process AND n.thread = s.thread
+    CROSS JOIN gathered AS g
     WHERE s.is_blocking AND s.kind <> 'step'
 ),
 cells AS (
@@ -123,7 +67,7 @@ cells AS (
 SELECT
     lane,
     bin,
-    (SELECT ns FROM bins) / 1e9 AS bin_s,
+    (SELECT ns FROM gathered) / 1e9 AS bin_s,
     CAST(sum(bytes) AS DOUBLE) AS moved_bytes,
     CAST(sum(calls) AS BIGINT) AS calls,
     sum(call_ns) / 1e9 AS call_s,

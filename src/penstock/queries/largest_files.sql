@@ -1,5 +1,6 @@
 -- The 100 files (per layer) that blocked the step loop longest, then those with the most time in
--- calls; and one row without a path for all the others.
+-- calls; and one row (per layer) without a path for all the others.
+--   all_files   how many files there are in all; one with calls of both layers counts once
 WITH ordered AS (
     SELECT
         *,
@@ -20,7 +21,8 @@ SELECT
     CAST(sum(written_bytes) AS BIGINT) AS written_bytes,
     CASE WHEN min(place) <= 100 THEN max(read_times) END AS read_times,
     sum(time_s) AS time_s,
-    sum(blocking_s) AS blocking_s
+    sum(blocking_s) AS blocking_s,
+    (SELECT count(DISTINCT path) FROM ordered) AS all_files
 FROM ordered
 GROUP BY CASE WHEN place <= 100 THEN place END, CASE WHEN place <= 100 THEN path END,
     CASE WHEN place <= 100 THEN path_class END, layer

@@ -1,23 +1,40 @@
 -- Calls on data files and folders in the wall time that moved no data: open, close, stat, list, seek ...
 -- Of workers those after their loop began: before it they import.
 --   opens    of them opened a file; failed ended with an error (a path that is not there)
+--   blocked_*  files, opens and seconds of them, of which an open took more than a second in the mean: of
+--            a pipe, or of a server that does not answer
 --   files    regular data files they were made on
 WITH extent AS (
     SELECT min(first_ns) AS from_ns, max(last_ns) AS to_ns FROM mains
 ),
 loops AS (
     SELECT process, min(start_ns) AS from_ns FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
+),
+by_file AS (  -- a million files need no set of those seen
+    SELECT
+        e.file,
+        count(*) AS calls,
+        count(*) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen') AND e.errno = 0) AS opens,
+        count(*) FILTER (WHERE e.errno <> 0) AS failed,
+        sum(e.duration_ns) AS ns,
+        count(*) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')) AS tried,
+        coalesce(sum(e.duration_ns) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen')), 0) AS open_ns
+    FROM file_calls AS e
+    JOIN ops AS o ON o.op_number = e.op_number
+    CROSS JOIN extent AS x
+    LEFT JOIN loops AS l ON l.process = e.process
+    WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND e.path_class = 'data'
+        AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns
+    GROUP BY e.file
 )
 SELECT
-    count(*) AS calls,
-    count(*) FILTER (WHERE o.op IN ('open', 'fopen', 'freopen') AND e.errno = 0) AS opens,
-    count(*) FILTER (WHERE e.errno <> 0) AS failed,
-    count(DISTINCT CASE WHEN f.kind = 'regular' THEN e.file END) AS files,
-    coalesce(sum(e.duration_ns), 0) / 1e9 AS time_s
-FROM file_calls AS e
-JOIN ops AS o ON o.op_number = e.op_number
-JOIN files AS f ON f.file = e.file
-CROSS JOIN extent AS x
-LEFT JOIN loops AS l ON l.process = e.process
-WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND e.path_class = 'data'
-    AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns
+    CAST(coalesce(sum(b.calls), 0) AS BIGINT) AS calls,
+    CAST(coalesce(sum(b.opens), 0) AS BIGINT) AS opens,
+    CAST(coalesce(sum(b.failed), 0) AS BIGINT) AS failed,
+    count(*) FILTER (WHERE f.kind = 'regular') AS files,
+    coalesce(sum(b.ns), 0) / 1e9 AS time_s,
+    count(*) FILTER (WHERE b.open_ns > 1e9 * b.tried) AS blocked_files,
+    CAST(coalesce(sum(b.tried) FILTER (WHERE b.open_ns > 1e9 * b.tried), 0) AS BIGINT) AS blocked_opens,
+    coalesce(sum(b.open_ns) FILTER (WHERE b.open_ns > 1e9 * b.tried), 0) / 1e9 AS blocked_s
+FROM by_file AS b
+JOIN files AS f ON f.file = b.file

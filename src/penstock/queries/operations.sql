@@ -16,7 +16,7 @@ WITH sums AS (
     GROUP BY op_number
 ),
 bins AS (
-    SELECT op_number, bin, sum(calls) AS calls FROM latency_bins GROUP BY op_number, bin
+    SELECT op_number, bin, sum(calls) AS calls FROM call_bins GROUP BY op_number, bin
 ),
 running AS (
     SELECT

@@ -21,15 +21,10 @@ every AS (
 ),
 reads AS (
     SELECT e.process, e.thread, e.file, e.start_ns, e.duration_ns, e.moved_bytes, e.offset_bytes
-    FROM file_calls AS e
+    FROM data_reads AS e
     CROSS JOIN every AS v
     WHERE e.file IN (FROM large)
-        AND e.op_number IN (
-            SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
-        )
-        AND e.moved_bytes > 0
         AND e.offset_bytes IS NOT NULL
-        AND e.duration_ns IS NOT NULL
         AND (e.start_ns // v.ns) % v.nth = 0
 ),
 placed AS (

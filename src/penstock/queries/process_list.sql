@@ -1,18 +1,11 @@
 -- Processes, recorded ones and programs started without a log, mains first (the first 200).
-WITH workers AS (
-    SELECT process, min(index) AS worker FROM spans WHERE kind = 'span' AND name = 'worker' GROUP BY process
-),
-listed AS (
+WITH listed AS (
     SELECT
         p.pid,
         p.host,
         p.rank,
-        CASE
-            WHEN m.process IS NOT NULL THEN 'main'
-            WHEN w.process IS NOT NULL THEN 'worker'
-            ELSE 'other'
-        END AS role,
-        w.worker,
+        r.role,
+        r.worker,
         p.command,
         p.state,
         coalesce(p.reason, '') AS reason,
@@ -21,8 +14,7 @@ listed AS (
         c.time_s
     FROM processes AS p
     JOIN lives AS l ON l.process = p.process
-    LEFT JOIN mains AS m ON m.process = p.process
-    LEFT JOIN workers AS w ON w.process = p.process
+    JOIN roles AS r ON r.process = p.process
     LEFT JOIN process_totals AS c ON c.process = p.process
     UNION ALL
     SELECT pid, NULL, NULL, 'not recorded', NULL, program, '', coalesce(reason, ''), NULL, NULL, NULL

@@ -1,6 +1,15 @@
--- What was run: the first main process, or the first process where none trains.
+-- What was run: the first main process; where none trains, what the first process became in the end:
+-- `#!/usr/bin/env python` makes it env, then python.
+WITH images AS (
+    SELECT *, first_value((host, pid)) OVER (ORDER BY start_ns, process) = (host, pid) AS is_first
+    FROM processes
+)
 SELECT p.command, p.executable, p.folder, p.host, m.process IS NOT NULL AS is_main
-FROM processes AS p
+FROM images AS p
 LEFT JOIN mains AS m ON m.process = p.process
-ORDER BY m.process IS NULL, p.rank NULLS LAST, p.start_ns, p.process
+ORDER BY
+    m.process IS NULL,
+    CASE WHEN m.process IS NULL THEN NOT p.is_first END,
+    CASE WHEN m.process IS NULL THEN -p.start_ns END,
+    p.rank NULLS LAST, p.start_ns, p.process
 LIMIT 1

@@ -9,20 +9,8 @@ pieces AS (
     SELECT from_ns, CAST(ceil((ns + 1) / 64) AS BIGINT) AS ns FROM extent
 ),
 reads AS (
-    SELECT
-        (e.start_ns - p.from_ns) // p.ns AS piece,
-        count(*) AS reads,
-        sum(e.duration_ns) AS ns,
-        sum(e.moved_bytes) AS bytes
-    FROM file_calls AS e
-    CROSS JOIN pieces AS p
-    WHERE e.op_number IN (
-            SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
-        )
-        AND e.path_class = 'data'
-        AND e.moved_bytes > 0
-        AND e.duration_ns IS NOT NULL
-        AND e.start_ns >= p.from_ns
+    SELECT piece, sum(reads) AS reads, sum(ns) AS ns, sum(bytes) AS bytes
+    FROM read_slots
     GROUP BY piece
 ),
 waited AS (

@@ -2,7 +2,7 @@
 -- something, in ns; from bins of 1/16 octave: the middle of the bin that holds the call, within 2.2 %.
 WITH bins AS (
     SELECT b.bin, sum(b.calls) AS calls
-    FROM latency_bins AS b
+    FROM call_bins AS b
     JOIN ops AS o ON o.op_number = b.op_number
     WHERE o.layer = 'posix' AND o.op_group = 'read' AND o.is_access
         AND b.path_class IN ('data', 'output') AND NOT b.is_empty

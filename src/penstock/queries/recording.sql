@@ -1,16 +1,21 @@
 -- What was recorded, what it cost, and what is missing from it.
+--   processes    a program that another one became is the same process; without a pid each is one
 --   life_s       from the first process's start to the last one's end
 --   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
 --                happens elsewhere (io_uring)
+--   killed_seen  of the killed, those that `penstock run` saw end: their reason names the signal
+--   killed_mains  main processes that were killed; where none trains, the first process
+--   later_mains  main processes that began when another one had ended: another job in one folder
+--   nameless_spans  the text with their name was lost: they are in no number
 --   mapped_files, mapped_bytes  data files mapped into memory: what is read through them makes no call
 --   counters_only, imported_lacks  of an imported run: why single calls are missing, and what its tool
 --                itself marked as incomplete; NULL: nothing
 --   has_events   single calls are there
 --   in_flight    calls that had not returned when the log ended
 SELECT
-    (SELECT count(DISTINCT (host, pid)) FROM processes) AS processes,
+    (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,
-    (SELECT count(DISTINCT process) FROM spans WHERE kind = 'span' AND name = 'worker') AS workers,
+    (SELECT count(*) FROM roles WHERE role = 'worker') AS workers,
     (SELECT (max(end_ns) - min(start_ns)) / 1e9 FROM lives) AS life_s,
     (SELECT CAST(coalesce(sum(calls), 0) AS BIGINT) FROM process_totals) AS calls,
     (SELECT CAST(coalesce(sum(folded_events), 0) AS BIGINT) FROM processes) AS folded,
@@ -21,8 +26,18 @@ SELECT
     (SELECT count(*) FROM processes WHERE state = 'running') AS running,
     (SELECT count(*) FROM processes WHERE state = 'failed') AS failed,
     (SELECT count(*) FROM processes WHERE state = 'killed') AS killed,
+    (SELECT count(*) FROM processes WHERE state = 'killed' AND starts_with(reason, 'by ')) AS killed_seen,
+    (SELECT count(*) FROM processes WHERE state = 'killed' AND (
+        process IN (SELECT process FROM mains)
+        OR process = (SELECT arg_min(process, start_ns) FROM processes)
+            AND NOT EXISTS (SELECT 1 FROM mains)
+    )) AS killed_mains,
+    (SELECT count(*) FROM mains AS m JOIN lives AS l ON l.process = m.process WHERE EXISTS (
+        FROM mains AS o JOIN lives AS e ON e.process = o.process WHERE e.end_ns < l.start_ns
+    )) AS later_mains,
     (SELECT count(*) FROM processes WHERE state = 'unknown') AS unknown_ends,
     (SELECT count(*) FROM unseen) AS unseen_programs,
+    (SELECT count(*) FROM spans WHERE kind = 'span' AND name IS NULL) AS nameless_spans,
     (SELECT count(DISTINCT c.file) FROM calls AS c JOIN files AS f ON f.file = c.file
         WHERE c.op_number IN (SELECT op_number FROM ops WHERE op = 'mmap') AND f.path_class = 'data')
         AS mapped_files,

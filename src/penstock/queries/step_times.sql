@@ -1,6 +1,6 @@
 -- Step times, in at most 1,000 points of equally many steps, a mean over the steps of all main processes:
 -- from the end of one step to the end of the next, so that what happens between steps belongs to the
--- step that follows; what was paused to none.  A data wait or a checkpoint belongs to the step in
+-- step that follows, after the last step to that; what was paused to none.  A data wait or a checkpoint belongs to the step in
 -- whose time it begins.
 --   start_s, end_s  where the point lies on the run's axis of time, over all main processes
 WITH ends AS (
@@ -10,7 +10,12 @@ WITH ends AS (
         greatest(m.first_ns, coalesce(lag(s.end_ns) OVER (
             PARTITION BY s.process ORDER BY s.start_ns
         ), m.first_ns), coalesce(p.end_ns, m.first_ns)) AS from_ns,
-        s.end_ns AS to_ns
+        -- What follows the last step (a save) belongs to it, as there is no next one.
+        CASE
+            WHEN lead(s.end_ns) OVER (PARTITION BY s.process ORDER BY s.start_ns) IS NULL
+            THEN greatest(s.end_ns, m.last_ns)
+            ELSE s.end_ns
+        END AS to_ns
     FROM steps AS s
     JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
     ASOF LEFT JOIN pauses AS p ON p.process = s.process AND p.start_ns <= s.start_ns

@@ -1,4 +1,5 @@
--- File systems that hold data and output files, by what was moved (the first 50).
+-- File systems that hold data and output files, by what was moved (the first 50).  A file that was
+-- opened as its staged copy lies on the tier.
 --   mount, kind  where it is mounted and its type, as noted when the recording began; NULL: not noted
 --   files, size_bytes  regular files on it, and their size together
 --   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
@@ -23,15 +24,16 @@ limits AS (
 ),
 totals AS (
     SELECT
-        file,
-        any_value(path) AS path,
-        any_value(path_class) AS path_class,
-        max(size_bytes) AS size_bytes,
-        max(read_bytes) AS read_bytes,
-        max(written_bytes) AS written_bytes
-    FROM file_totals
-    WHERE path_class IN ('data', 'output') AND kind = 'regular' AND path IS NOT NULL
-    GROUP BY file
+        t.file,
+        any_value(CASE WHEN f.served_from IS NOT NULL THEN f.resolved_path ELSE t.path END) AS path,
+        any_value(t.path_class) AS path_class,
+        max(t.size_bytes) AS size_bytes,
+        max(t.read_bytes) AS read_bytes,
+        max(t.written_bytes) AS written_bytes
+    FROM file_totals AS t
+    LEFT JOIN files AS f ON f.file = t.file
+    WHERE t.path_class IN ('data', 'output') AND t.kind = 'regular' AND t.path IS NOT NULL
+    GROUP BY t.file
 ),
 folders AS (
     SELECT DISTINCT regexp_replace(path, '/[^/]*$', '') AS folder FROM totals

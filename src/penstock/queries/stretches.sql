@@ -6,6 +6,7 @@
 --   'hand-over'     after the owed fetch ended, until the wait ended: pickling, queue, pinned memory
 --   'pass end'      the whole wait, where it ended without a batch: the pass was over, the loader ends
 --                   its workers
+--   'loader start'  the whole wait, where the loader's iterator is made and its workers are started
 --   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
 --                   process, or of its workers, may have made it
 --   'unknown'       the whole wait, in the waiting thread, where a fetch is missing, or of a part of
@@ -30,6 +31,7 @@ candidates AS (
         w.end_ns,
         w.is_finished,
         w.is_pooled,
+        w.is_start,
         w.index,
         f.fetch_id,
         f.process,
@@ -128,6 +130,7 @@ pieces AS (
     UNION ALL
     SELECT
         CASE
+            WHEN is_start THEN 'loader start'
             WHEN index IS NULL AND is_finished THEN 'pass end'
             WHEN is_pooled THEN 'pool'
             ELSE 'unknown'

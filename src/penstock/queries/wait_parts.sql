@@ -6,7 +6,7 @@
 --   not scheduled  in a fetch, outside file calls, ready to run but without a processor
 --   blocked        in a fetch, neither: asleep on something that is no file call
 --   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
---   worker start, pass end, hand-over  see stretches
+--   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
 -- Of a pooled wait, whose loader does not say who makes a batch, read and metadata are the time in which
 -- any thread was in such a call (pool_calls), cpu what the whole process used outside them, blocked what
@@ -24,7 +24,7 @@ WITH split AS (
     SELECT
         s.wait_id,
         CASE
-            WHEN s.kind IN ('worker start', 'pass end', 'hand-over') THEN s.kind
+            WHEN s.kind IN ('loader start', 'worker start', 'pass end', 'hand-over') THEN s.kind
             WHEN s.kind = 'gap' AND s.process = s.main THEN 'hand-over'
             WHEN s.kind = 'gap' THEN 'idle'
             WHEN s.kind = 'fetch' AND f.cpu_share IS NOT NULL THEN 'blocked'

@@ -1,7 +1,9 @@
 -- waits: one row per data wait: a stretch in which the thread that takes the steps is blocked in the
--- outermost `next` of a loader, or a graph that it called asks a tf.data iterator.
+-- outermost `next` of a loader or in making its iterator, or a graph that it called asks a tf.data
+-- iterator.
 --   index     number of the batch waited for: as announced when the wait began, unless a 'delivered'
---             after it says that another one came; NULL: none came, the pass was over
+--             after it says that another one came; NULL: none came, the pass was over or only begins
+--   is_start  the iterator is being made, its workers are started
 --   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
 --   in_wall   false for the first batch, which belongs to start-up
 --   is_pooled  its loader does not say who makes a batch (tf.data, Grain): no fetch is to be expected
@@ -30,11 +32,16 @@ told AS (
         coalesce(
             next_name = 'wait cpu' OR (next_name = 'delivered' AND second_name = 'wait cpu'), false
         ) AS is_told,
-        CASE WHEN next_name = 'wait cpu' THEN next_b ELSE second_b END AS cpu_ns
+        CASE WHEN next_name = 'wait cpu' THEN next_b ELSE second_b END AS cpu_ns,
+        false AS is_start
     FROM marks
     WHERE name = 'data wait' AND is_outermost
     UNION ALL
-    SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns FROM graph_waits
+    SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns, false FROM graph_waits
+    UNION ALL
+    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, true
+    FROM timed_spans
+    WHERE kind = 'span' AND name = 'loader start'
 ),
 begun AS (
     SELECT w.process, w.thread, w.start_ns, max(o.index) AS iterator
@@ -56,7 +63,8 @@ SELECT
     w.start_ns >= m.first_ns AS in_wall,
     w.is_told OR (NOT w.is_finished AND bool_or(w.is_told) OVER (PARTITION BY w.process, w.thread))
         AS is_pooled,
-    CASE WHEN w.is_told THEN w.cpu_ns END AS cpu_ns
+    CASE WHEN w.is_told THEN w.cpu_ns END AS cpu_ns,
+    w.is_start
 FROM told AS w
 JOIN mains AS m ON m.process = w.process AND m.thread = w.thread
 LEFT JOIN begun AS b

@@ -1,17 +1,12 @@
 -- Workers of the loader, one row each (the first 1,000): how much they did, and how long the step loop
 -- waited for what they owed.
 --   fetches, fetch_s  batches fetched, and the time in them
+--   team      workers that served the same pass, at most: loaders with another number of them are others
 --   life_s    from the start of its loop to the last thing it did
 --   owed_s    data wait in the wall time for batches of this worker
 --   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of it in
 --             which the worker was in a fetch, whoever owed the batch
-WITH loops AS (
-    SELECT s.process, min(s.start_ns) AS start_ns, min(s.index) AS worker
-    FROM spans AS s
-    WHERE s.kind = 'span' AND s.name = 'worker'
-    GROUP BY s.process
-),
-fetched AS (
+WITH fetched AS (
     SELECT
         process,
         any_value(main) AS main,
@@ -55,6 +50,18 @@ waited AS (
         ON f.main = s.main AND f.iterator = s.iterator
     GROUP BY f.process
 ),
+teams AS (
+    SELECT f.process, max(t.workers) AS workers
+    FROM fetches AS f
+    JOIN (
+        SELECT main, iterator, count(DISTINCT process) AS workers
+        FROM fetches
+        WHERE worker_ns IS NOT NULL
+        GROUP BY main, iterator
+    ) AS t ON t.main = f.main AND t.iterator = f.iterator
+    WHERE f.worker_ns IS NOT NULL
+    GROUP BY f.process
+),
 owed AS (
     SELECT process, sum(to_ns - from_ns) AS ns
     FROM stretches
@@ -64,21 +71,23 @@ owed AS (
 SELECT
     f.main,
     p.rank,
-    l.worker,
+    r.worker,
+    coalesce(g.workers, 1) AS team,
     f.process,
     (SELECT any_value(q.pid) FROM processes AS q WHERE q.process = f.process) AS pid,
     f.fetches,
     f.ns / 1e9 AS fetch_s,
     f.cpu_ns / 1e9 AS cpu_s,
-    (f.last_ns - l.start_ns) / 1e9 AS life_s,
+    (f.last_ns - r.worker_ns) / 1e9 AS life_s,
     coalesce(o.ns, 0) / 1e9 AS owed_s,
     coalesce(w.ns, 0) / 1e9 AS waited_s,
     greatest(0, coalesce(b.ns, 0)) / 1e9 AS busy_s
 FROM fetched AS f
-JOIN loops AS l ON l.process = f.process
+JOIN roles AS r ON r.process = f.process
+LEFT JOIN teams AS g ON g.process = f.process
 LEFT JOIN owed AS o ON o.process = f.process
 LEFT JOIN waited AS w ON w.process = f.process
 LEFT JOIN busy AS b ON b.process = f.process
 LEFT JOIN processes AS p ON p.process = f.main
-ORDER BY f.main, l.worker, f.process
+ORDER BY f.main, r.worker, f.process
 LIMIT 1000

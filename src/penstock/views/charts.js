@@ -9,6 +9,7 @@ export function charts(root, data, Plotly) {
   const makers = { steps: stepChart, bandwidth: bandwidthChart, lanes: laneChart };
   const redraw = () => {
     for (const { place, make } of drawn) {
+      if (!place.isConnected) continue; // another page has taken its place
       const { traces, layout } = make();
       Plotly.react(place, traces, layout);
     }
@@ -30,6 +31,7 @@ export function charts(root, data, Plotly) {
   }
   link(drawn.map((one) => one.place), Plotly);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  document.addEventListener("theme", redraw); // of a page that does not follow the browser
   return drawn.map((one) => one.place);
 }
 
@@ -65,7 +67,7 @@ function edge(data, place) {
   const narrow = isNarrow(place);
   const longest = Math.max(0, ...(data.lanes?.labels ?? []).map((label) => label.length));
   const least = data.lanes?.saves.length ? "checkpoints".length : 0;
-  const letters = Math.max(least, Math.min(longest, narrow ? 11 : 22));
+  const letters = Math.max(least, Math.min(longest, narrow ? 11 : 28));
   return { left: Math.max(narrow ? 52 : 64, 14 + 7.2 * letters), letters };
 }
 
@@ -134,9 +136,18 @@ function stepChart(data, place) {
     type: "line", xref: "x", yref: "paper", x0: start, x1: start, y0: 0, y1: 1,
     line: { color: color("ink"), width: 1, dash: "dot" },
   }));
-  const words = steps.passes.slice(0, 20).map(([pass, start]) => ({
+  // A pass is named where its name lies on no other's and not over the edge.
+  const room = place.clientWidth - edge(data, place).left - 12;
+  let free = 0;
+  const spaced = steps.passes.filter(([, start]) => {
+    const at = (start / data.end_s) * room;
+    if (at < free || at > room - 50) return false;
+    free = at + 54;
+    return true;
+  });
+  const words = spaced.map(([pass, start]) => ({
     x: start, y: 1, xref: "x", yref: "paper", xanchor: "left", yanchor: "top", showarrow: false,
-    text: `pass ${pass}`, font: { size: 11 },
+    text: `pass ${pass}`, font: { size: 11 }, bgcolor: color("card"), // over the next pass's line
   }));
   const heights = ticks(steps.limit);
   const texts = heights.map((value) => said(value, "s"));

@@ -14,6 +14,15 @@ __all__ = ["render", "show_on"]
 
 COLORS = {"better": "green", "worse": "red", "changed": "", "not comparable": "dim"}
 
+# Of findings of which the other side says nothing.
+WHY = {
+    "suppressed in A": "in A another finding explains it",
+    "suppressed in B": "in B another finding explains it",
+    "not judged in A": "not judged in A",
+    "not judged in B": "not judged in B",
+    "other program": "the other is another program",
+}
+
 
 def render(comparison: Comparison, width: int = 100, color: bool = False) -> str:
     """As text of at most `width` columns.  Raises MissingDependency without rich."""
@@ -153,19 +162,25 @@ def _findings(comparison: Comparison, paper: Paper) -> list["Text"]:
         return []
     lines = [Text("Findings", "bold")]
     for change in comparison.findings:
-        style = {"gone": "green", "new": "red"}.get(change.change, "")
+        style = {"gone": "green", "new": "red"}.get(
+            change.change, "dim" * (change.change != "kept")
+        )
+        word = change.change if change.change in ("gone", "new", "kept") else ""
         for n, row in enumerate(flowed([_finding(change, paper)], paper.width - 8)):
-            lines.append(Text(f"  {change.change if not n else '':<5} {row}", style))
+            lines.append(Text(f"  {word if not n else '':<5} {row}", style))
     return lines
 
 
 def _finding(change: FindingChange, paper: Paper) -> str:
+    is_in_a = change.change in ("gone", "kept") or change.change.endswith(" in B")
+    is_in_b = change.change in ("new", "kept") or change.change.endswith(" in A")
     shares = [
         "not measured" if share is None else show(share, "share")
         for share, is_there in (
-            (change.a_share, change.change != "new"),
-            (change.b_share, change.change != "gone"),
+            (change.a_share, is_in_a or change.a_share is not None),
+            (change.b_share, is_in_b or change.b_share is not None),
         )
         if is_there
     ]
-    return f"{change.rule} {paper.clean(change.title)}: {' → '.join(shares)} of the wall time"
+    told = f"{change.rule} {paper.clean(change.title)}: {' → '.join(shares)} of the wall time"
+    return told + (f", {WHY[change.change]}" if change.change in WHY else "")

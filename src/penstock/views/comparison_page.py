@@ -8,8 +8,17 @@ from penstock.words import show
 
 __all__ = ["markup_of"]
 
-HEAD = ("", "before", "after", "times", "change")
-STATES = {"gone": "gone", "new": "new", "kept": "still there"}
+HEAD = ("", "A, before", "B, after", "times", "change")
+STATES = {
+    "gone": "gone",
+    "new": "new",
+    "kept": "still there",
+    "suppressed in A": "before, another finding explains it",
+    "suppressed in B": "after, another finding explains it",
+    "not judged in A": "not judged before",
+    "not judged in B": "not judged after",
+    "other program": "the other is another program",
+}
 
 
 def markup_of(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -19,7 +28,7 @@ def markup_of(comparison: Comparison, names: tuple[str, str]) -> str:
     bars = "".join(
         _bar(word, name, side, longest_s)
         for word, name, side in zip(
-            ("before", "after"), names, (comparison.a, comparison.b), strict=True
+            ("A, before", "B, after"), names, (comparison.a, comparison.b), strict=True
         )
     )
     headline = f"<p><b>{safe(comparison.headline)}</b></p>"

@@ -26,6 +26,7 @@ from penstock.report import (
     Report,
     Segment,
     Table,
+    nothing_found,
     show,
 )
 from penstock.views.markup import (
@@ -157,10 +158,7 @@ def _findings(report: Report) -> str:
         return ""
     cards = "".join(_finding(report, finding) for finding in report.findings)
     if not cards:
-        cards = (
-            '<p class="card">Nothing found that costs enough to be worth a change.'
-            " What was looked for is below.</p>"
-        )
+        cards = f'<p class="card">{escape(nothing_found(report))} What was looked for is below.</p>'
     else:
         cards = f'<ol class="findings">{cards}</ol>'
     note = (
@@ -188,11 +186,17 @@ def _finding(report: Report, finding: Finding) -> str:
     )
 
 
+# What the user has to name in the command of a remedy.
+PLACEHOLDERS = {"FAST", "SLOW", "FOLDER", "COMMAND", "PATH", "TIER"}
+
+
 def _remedy(remedy: Remedy) -> str:
     says = f'<p class="says">{safe(remedy.says)}</p>' if remedy.says else ""
     if not remedy.command:
         return says
-    return f'{says}<p class="command"><code>{safe(remedy.command)}</code></p>'
+    # To copy what runs as it stands; where a word stands for a name, to read.
+    kind = "command template" if PLACEHOLDERS & set(remedy.command.split()) else "command"
+    return f'{says}<p class="{kind}"><code>{safe(remedy.command)}</code></p>'
 
 
 def _shown(report: Report, key: str) -> tuple[str, str]:
@@ -311,18 +315,26 @@ def _table_section(report: Report, table: Table) -> str:
     ]
     head = "".join(_head(table.columns[place]) for place in places)
     shown = table.rows[:MOST_ROWS]
-    rows = "".join(
-        "<tr>"
-        + "".join(_cell(report, table.columns[place], row[place]) for place in places)
-        + "</tr>"
-        for row in shown
+    rows, rest = (
+        "".join(
+            "<tr>"
+            + "".join(_cell(report, table.columns[place], row[place]) for place in places)
+            + "</tr>"
+            for row in of
+        )
+        for of in (shown, [one.cells for one in table.rest])
     )
+    # Below the rows wherever they are sorted to.
+    foot = f"<tfoot>{rest}</tfoot>" if rest else ""
     kind = "sortable" if table.key in MEANT_FOR_SORTING and len(table.rows) > 1 else ""
     content = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>{foot}'
+        "</table></div>"
     )
-    left_out = f" The first {len(shown)} of {len(table.rows)}." * (len(shown) < len(table.rows))
+    n_all = len(table.rows) if table.n_all is None else table.n_all
+    n_told = table.things(shown)
+    left_out = f" The first {n_told:,} of {n_all:,}." * (n_told < n_all)
     return section(table.key, escape(table.title), content, escape(table.note) + left_out, "long")
 
 

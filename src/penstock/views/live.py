@@ -142,7 +142,7 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
     inner = Paper(paper.width - 4, paper.is_utf8)
     title = Text(f" {paper.clean(paper.elide(_name(live.command) or live.run, 30))} ", "bold")
     title.append(f" {', '.join(_subtitle(live))} ", "not bold")
-    stall = live.total if live.state == "over" else live.recent
+    stall = live.total if _is_of_all(live) else live.recent
     level = _level(stall)
     lines = [*_verdict(live, stall, level, inner)]
     segments = _segments(stall)
@@ -159,6 +159,14 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
         else "Ctrl-C ends the watch, not the job"
     )
     return printed([boxed(lines, title, LEVELS[level], paper, foot)], paper, color)
+
+
+def _is_of_all(live: Live) -> bool:
+    """Whether the panel's first line is about the whole run: it is over, or no older than what the
+    line would be about.  The last seconds and the whole are then the same time, but counted from
+    whole seconds and from the first step: two numbers for one thing."""
+    is_whole = live.watched_s + 0.5 >= live.elapsed_s
+    return live.state == "over" or (is_whole and live.elapsed_s < WINDOW_S)
 
 
 def _name(command: str) -> str:
@@ -192,15 +200,16 @@ def _level(stall: Stall) -> str:
 def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]:
     from rich.text import Text
 
-    whole = "the whole run" if live.state == "over" else f"the last {WINDOW_S} s"
-    if live.state == "running" and live.elapsed_s < WINDOW_S:
-        whole = "the run so far"
+    whole = f"the last {WINDOW_S} s"
+    if _is_of_all(live):
+        whole = "the whole run" if live.state == "over" else "the run so far"
     if live.state in ("starting", "paused"):
         return [Text(row, "bold cyan") for row in paper.wrap(_STATES[live.state])]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
-    head = f"{_percent(stall.stall)} of {whole} stalled"
-    tail = f": {_percent(stall.storage)} blocked by file calls"
+    # Shares of one whole, said once: what is blocked by file calls is no share of the stall.
+    head = f"Of {whole} {_percent(stall.stall)} stalled"
+    tail = f", {_percent(stall.storage)} blocked by file calls"
     if stall.wait_in_calls is not None:
         tail += f"; of the data wait {_percent(stall.wait_in_calls)} in file calls"
     rows = paper.wrap(head + tail)
@@ -264,7 +273,7 @@ def _totals(live: Live, paper: Paper) -> list["Text"]:
     if live.step_s is not None:
         items.append(f"step {show(live.step_s, 's')}")
     since = live.watched_s + 0.5 < live.elapsed_s
-    if live.total.stall is not None and live.state != "over":
+    if live.total.stall is not None and not _is_of_all(live):
         items.append(f"{'watched' if since else 'whole run'}: {_stall(live.total)}")
     items += [_total(one) for one in live.traffic if one.calls]
     return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []

@@ -26,7 +26,7 @@ export function sortable(root) {
 }
 
 export function copyable(root) {
-  for (const command of root.querySelectorAll(".command")) {
+  for (const command of root.querySelectorAll(".command:not(.template)")) {
     const code = command.querySelector("code");
     const button = document.createElement("button");
     button.type = "button";

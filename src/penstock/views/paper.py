@@ -57,7 +57,8 @@ class Paper:
     width: int
     is_utf8: bool
 
-    def clean(self, text: str) -> str:
+    @staticmethod
+    def clean(text: str) -> str:
         """Foreign text made harmless: what would move the cursor or the eye is escaped."""
         return "".join(
             letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.report import Mark, Picture, Report, Series, show
 from penstock.views.markup import FULL, incomplete, safe, section
+from penstock.words import count
 
 __all__ = ["chart_data", "histograms", "over_time"]
 
@@ -236,14 +237,15 @@ def _lines(picture: Picture) -> str:
         ]
         hits = _hits(picture, len(values), [series], 1)
         dashed = "".join(
-            f"; dashed: {safe(m.label)}, {show(m.value, picture.y_unit)}" for m in marks
+            f"; dashed: {safe(m.label)}"
+            for m in marks  # which tells its value
         )
         plots.append(
             f'<p class="note">{escape(series.label)}{dashed}</p>'
             f'<div style="--tall:6.5rem">{_plot(picture, shapes, limit, hits, len(values))}</div>'
         )
     far = "".join(
-        f" Beyond the picture: {safe(mark.label)}, {show(mark.value, picture.y_unit)}."
+        f" Beyond the picture: {safe(mark.label)}."
         for mark in picture.marks
         if not _is_near(mark, picture)
     )
@@ -299,7 +301,7 @@ def _lanes(picture: Picture, report: Report) -> str:
     return _figure(picture, "lanes", plot)
 
 
-def _cut(label: str, most: int = 22) -> str:
+def _cut(label: str, most: int = 28) -> str:
     """A label that fits beside a picture: the middle goes."""
     return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
 
@@ -393,6 +395,10 @@ def _nice_limit(most: float) -> float:
     return ticks[-1] if ticks[-1] >= most * 0.9999 else ticks[-1] + ticks[1]
 
 
+def _counted(value: float, picture: Picture) -> str:
+    return count(round(value), picture.y_label[:-1])  # of a histogram: calls, files
+
+
 def _bars(picture: Picture, series: Series, place_of: int) -> str:
     values = [v or 0.0 for v in series.values]
     used = [place for place, value in enumerate(values) if value]
@@ -407,14 +413,17 @@ def _bars(picture: Picture, series: Series, place_of: int) -> str:
         bars.append(
             f'<rect x="{(place + 0.04) * width:.5g}" y="{HIGH - height:.4g}" '
             f'width="{0.92 * width:.5g}" height="{height:.4g}" '
-            f"{_fill(series)}><title>{edges}: {value:,.0f} {picture.y_label}"
+            f"{_fill(series)}><title>{edges}: {_counted(value, picture)}"
             "</title></rect>"
         )
-    each = math.ceil(0.3 * WIDE / width)  # a label needs a third of the narrowest picture
-    labels = "".join(
-        _x_label(place * width / WIDE, picture.edge(first + place))
-        for place in range(0, len(shown) + 1, each)
-    )
+    # A label needs a third of the narrowest picture; the last edge has one before its neighbour.
+    each = math.ceil(0.3 * WIDE / width)
+    named = [
+        place for place in range(0, len(shown), each) if place + each <= len(shown) or not place
+    ]
+    if len(shown) >= each:
+        named.append(len(shown))
+    labels = "".join(_x_label(place * width / WIDE, picture.edge(first + place)) for place in named)
     ys = _ticks(limit, 3)
     grid = "".join(
         f'<path class="grid" d="M0,{HIGH * (1 - y / limit):.4g}H{WIDE}"/>' for y in ys if y

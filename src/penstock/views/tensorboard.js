@@ -11,6 +11,7 @@ export async function render() {
   style.rel = "stylesheet";
   style.href = "./page.css";
   document.head.append(style);
+  style.addEventListener("load", () => followTheme(style.sheet));
   document.documentElement.lang = "en";
   document.body.innerHTML = '<div id="bar"></div><main id="page" aria-live="polite"></main>';
   // The page's base is not its own address: a link to a part of it is followed here.
@@ -21,6 +22,22 @@ export async function render() {
     follow(link.getAttribute("href").slice(1));
   });
   await list();
+}
+
+// TensorBoard has a switch of its own between light and dark, which it tells its body and not the
+// browser; where that cannot be seen, the browser's preference holds.
+function followTheme(sheet) {
+  const host = window.parent === window ? null : window.parent.document.body;
+  if (!host) return;
+  const dark = [...sheet.cssRules].filter((rule) => rule.media?.mediaText.includes("prefers-color-scheme"));
+  const apply = () => {
+    const isDark = host.classList.contains("dark-mode");
+    for (const rule of dark) rule.media.mediaText = isDark ? "all" : "not all";
+    document.documentElement.style.colorScheme = isDark ? "dark" : "light";
+    document.dispatchEvent(new Event("theme"));
+  };
+  apply();
+  new MutationObserver(apply).observe(host, { attributes: true, attributeFilter: ["class"] });
 }
 
 async function asked(path, query = {}) {

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 
 from penstock.compare import compare
 from penstock.errors import MissingDependency, PenstockError, RunError
-from penstock.report import Finding, Number, Picture, Report, show
+from penstock.report import Finding, Number, Picture, Report, nothing_found, show
 from penstock.views.comparison_page import markup_of
 from penstock.views.html import chart_library, parts
 from penstock.views.markup import HATCH, asset, safe
@@ -159,7 +159,7 @@ def summary(report: Report) -> str:
     for finding in report.findings:
         lines += _told(finding)
     if report.checks and not report.findings:
-        lines += ["Nothing found that costs enough to be worth a change.", ""]
+        lines += [_plain(nothing_found(report)), ""]
     if report.wall:
         lines += ["", "| of the wall time | time | share |", "| --- | --- | --- |"]
         lines += [

@@ -37,12 +37,12 @@ from penstock.views.paper import (
     printed,
 )
 from penstock.views.paper import Paper as _Paper
-from penstock.words import show
+from penstock.words import count, show
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["render", "show_on"]
+__all__ = ["render", "render_finding", "show_on"]
 
 # Columns of the tables, the least needed last: what does not fit is left to the page and to JSON.
 COLUMNS = {
@@ -52,6 +52,7 @@ COLUMNS = {
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
+    "staged": "outcome opens files read_bytes time_s tier",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
 }
 ROWS = {
@@ -61,6 +62,7 @@ ROWS = {
     "checkpoints": 6,
     "epochs": 6,
     "workers": 4,
+    "staged": 5,
     "storage": 4,
 }
 HEADINGS = {
@@ -74,6 +76,8 @@ HEADINGS = {
     "read_bytes": "read",
     "read_times": "read/size",
 }
+# Of the table of files: what can be summed.
+SUMMED = ("blocking_s", "time_s", "read_bytes", "written_bytes", "size_bytes", "opens", "calls")
 FINDINGS = 5  # on the screen; the page has them all
 # Without training, less than this in calls on files of its own is nothing that anyone waits for;
 # ten times as much with the system's and the interpreter's.
@@ -84,6 +88,7 @@ EVERY_RUN = ("page faults", "page cache", "accelerator", "direct system calls")
 # shorter was answered from a buffer of libc: latencies of that say nothing about storage.
 BUFFERED_NS = 256
 BUFFERED_SHARE = 0.99
+NAMED = 6  # rules that share a reason are named up to here
 PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 
 
@@ -101,6 +106,12 @@ def show_on(report: Report, stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     paper, color = paper_of(stream)
     stream.write(_drawn(report, paper, color))
+
+
+def render_finding(finding: Finding, width: int = WIDEST) -> str:
+    """One finding as the report shows it, the first of them.  Raises MissingDependency."""
+    paper = _Paper(width, is_utf8=True)
+    return printed(_finding(1, finding, paper), paper, False).rstrip("\n")
 
 
 def _drawn(report: Report, paper: _Paper, color: bool) -> str:
@@ -209,7 +220,8 @@ def _legend(report: Report, paper: _Paper) -> list["Text"]:
 def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     if _is_trivial(report):
         files = _table(report, report.table("files"), paper)
-        return [files, _missing(report, paper, is_brief=True), _cost(report, paper)]
+        staged = _table(report, report.table("staged"), paper)
+        return [files, staged, _missing(report, paper, is_brief=True), _cost(report, paper)]
     data_s = sum(part.s or 0.0 for part in report.wait)
     return [
         _checks(report, paper),
@@ -226,6 +238,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("epochs"), paper),
         _table(report, report.table("workers"), paper),
         _table(report, report.table("storage"), paper),
+        _table(report, report.table("staged"), paper),
         _missing(report, paper),
         _cost(report, paper),
     ]
@@ -246,8 +259,6 @@ def _is_trivial(report: Report) -> bool:
 
 def _checks(report: Report, paper: _Paper) -> list["Text"]:
     """What was looked at and is no trouble, and what could not be looked at."""
-    if report.verdict.level == "unknown":  # nothing could, and the verdict says why
-        return []
     fine = [check.title for check in report.checks if check.state == "fine"]
     lines = []
     if fine:
@@ -262,7 +273,8 @@ def _checks(report: Report, paper: _Paper) -> list["Text"]:
         if whys:
             lines.append(_heading(title, paper))
         for why, titles in whys.items():
-            told = f"{', '.join(titles)}: {why}"
+            many = count(len(titles), "rule")  # names of what cannot be judged help nobody
+            told = f"{', '.join(titles) if len(titles) <= NAMED else many}: {why}"
             wrapped = _filled(paper.clean(told), paper.width - 4)
             lines += [
                 _text(f"  {'  ' if place else ''}{line}", "dim")
@@ -303,10 +315,30 @@ def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
     rows = shown[: ROWS[table.key]]
     if not rows:
         return []
-    grid = _Grid.of(report, table, rows, paper)
-    remark = f"{len(rows)} of {len(shown)}" if len(rows) < len(shown) else ""
+    n_all = len(shown) if table.n_all is None else table.n_all
+    told = table.things(rows)
+    remark = f"{told} of {n_all:,}" if told < n_all else ""
+    rest = _rest(table, shown[len(rows) :]) if table.key == "files" else []
+    grid = _Grid.of(report, table, [*rows, *rest], paper)
     lines = [_heading(table.title, paper, remark), _text(grid.line(grid.titles), "dim")]
     return lines + [_text(grid.line(cells)) for cells in grid.cells]
+
+
+def _rest(table: Table, left: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
+    """A row for each layer that sums the rows that are left and what has no row at all."""
+    places = {column.key: place for place, column in enumerate(table.columns)}
+    gathered: dict[Cell, tuple[int, list[tuple[Cell, ...]]]] = {}
+    for n, cells in [(1, row) for row in left] + [(rest.n, rest.cells) for rest in table.rest]:
+        before, rows = gathered.get(cells[places["layer"]], (0, []))
+        gathered[cells[places["layer"]]] = (before + n, [*rows, cells])
+    made = []
+    for layer, (n, rows) in sorted(gathered.items(), key=lambda item: str(item[0])):
+        row: list[Cell] = [None] * len(places)
+        row[places["layer"]], row[places["path"]] = layer, count(n, "other file")
+        for key in SUMMED:
+            row[places[key]] = sum(float(cells[places[key]] or 0) for cells in rows)
+        made.append(tuple(row))
+    return made
 
 
 def _once_a_path(table: Table) -> list[tuple[Cell, ...]]:
@@ -353,7 +385,10 @@ class _Grid:
     ) -> "_Grid":
         places = {column.key: place for place, column in enumerate(table.columns)}
         wanted = [
-            key for key in COLUMNS[table.key].split() if any(row[places[key]] for row in rows)
+            key
+            for key in COLUMNS[table.key].split()
+            # Worker 0 is one.
+            if key == "worker" or any(row[places[key]] for row in rows)
         ]
         if "layer" in wanted and {row[places["layer"]] for row in rows} == {"POSIX"}:
             wanted.remove("layer")
@@ -447,8 +482,9 @@ def _histograms(report: Report, paper: _Paper) -> list["Text"]:
             name = f"{picture.title.lower()}, {series.label}"
             spark = paper.spark(_fewer(series.values[first:last], paper.width - 48))
             line = f"  {name:<27} {picture.edge(first):>8} {spark} {picture.edge(last):<8}"
-            count = f" {sum(v or 0 for v in series.values):,.0f} {picture.y_label}"
-            lines.append(_text(line + count if len(line + count) <= paper.width else line))
+            all_of_it = count(round(sum(v or 0 for v in series.values)), picture.y_label[:-1])
+            told = f"{line} {all_of_it}"
+            lines.append(_text(told if len(told) <= paper.width else line))
     return lines if len(lines) > 1 else []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,29 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
+from penstock.cli.bench import bench
+from penstock.cli.feed import feed
+from penstock.cli.save import save
+from penstock.cli.shell import (
+    INTERRUPTED,
+    NEW_FILE,
+    NEW_FOLDER,
+    RUN_FOLDER,
+    RUN_TO_COME,
+    Progress,
+    debug,
+    duration,
+    ended_like_ctrl_c,
+    fail,
+    here,
+    percent,
+    print_rich,
+    print_table,
+    say,
+    short,
+    size,
+)
+from penstock.cli.stage import stage_group, tiers_group
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
 
 if TYPE_CHECKING:
@@ -24,16 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["cli", "main"]
 
 LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3
-INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 BROKEN = 70  # EX_SOFTWARE
 LOOK_S = 1.0  # how often a running job is looked at
-PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
-}
 
 
 def main() -> NoReturn:
@@ -45,85 +61,50 @@ def main() -> NoReturn:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "penstock"
-        _fail(f"{error.format_message().rstrip('.')}; {path} --help says how", BAD_INPUT)
+        fail(f"{error.format_message().rstrip('.')}; {path} --help says how", BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
+        say("interrupted")
         sys.exit(INTERRUPTED)
     except PenstockError as error:
-        _debug()
-        _fail(str(error), BAD_INPUT)
+        debug()
+        fail(str(error), BAD_INPUT)
     except OSError as error:  # standard output is full or closed; else the sentence says which file
-        _debug()
+        debug()
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}; nothing more was written", BAD_INPUT)
+        fail(f"{where}{error.strerror or error}; nothing more was written", BAD_INPUT)
     except Exception as error:
-        _debug()
-        _fail(
+        debug()
+        fail(
             f"an error of our own: {error!r}; PENSTOCK_DEBUG=1 shows where, please report it",
             BROKEN,
         )
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _debug() -> None:
-    if os.environ.get("PENSTOCK_DEBUG"):
-        import traceback
-
-        traceback.print_exc()
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"penstock: {line}", file=sys.stderr, flush=True)
-
-
-def _fail(line: str, status: int) -> NoReturn:
-    _say(line)
-    sys.exit(status)
-
-
-def percent(value: str | float) -> float:
-    """A share as people write it: 10, 2.5, 10%."""
-    try:
-        number = float(str(value).strip().removesuffix("%"))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no number of per cent, write 10 or 2.5") from error
-    if not 0 <= number <= 100:  # nan too: no number would be beyond it
-        raise click.BadParameter(f"{value!r} is not between 0 and 100 %")
-    return number
-
-
-def size(value: str | int) -> int:
-    """Bytes as people write them: 1GiB, 500MB, 2G, 1048576."""
-    text = str(value).strip().upper().removesuffix("B")
-    number = text.rstrip("KMGTI")
-    try:
-        n_bytes = int(float(number) * UNITS[text[len(number) :].strip()])
-    except (KeyError, ValueError, OverflowError) as error:
-        raise click.BadParameter(f"{value!r} is no size, write 500MB or 1GiB") from error
-    if n_bytes <= 0:
-        raise click.BadParameter(f"{value!r} leaves no room, write 500MB or 1GiB")
-    return n_bytes
-
-
-def duration(value: str | float) -> float:
-    """Seconds as people write them: 30s, 500ms, 2m, 30."""
-    text = str(value).strip().lower()
-    number = text.rstrip("ms")
-    try:
-        seconds = float(number) * {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0}[text[len(number) :]]
-    except (KeyError, ValueError) as error:
-        raise click.BadParameter(f"{value!r} is no time, write 30s or 2m") from error
-    if not 0 < seconds <= 86_400:
-        raise click.BadParameter(f"{value!r} is no time for this, write 30s or 2m")
-    return seconds
-
-
-RUN_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+# What the help shows under which heading; a command of no heading comes last.
+HEADINGS = {
+    "Record": ("run", "watch", "window"),
+    "Explain": (
+        *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
+        *("tensorboard", "export", "import"),
+    ),
+    "Remove the wait": ("feed", "tiers", "stage", "save"),
+    "Experiments": ("bench",),
+}
 
 
 class _Group(click.Group):
-    """Commands whose reader may stop reading: click itself would exit with status 1."""
+    """Commands under headings, whose reader may stop reading: click itself would exit with 1."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        told = [name for names in HEADINGS.values() for name in names]
+        others = tuple(name for name in self.list_commands(context) if name not in told)
+        widest = max(map(len, self.commands))
+        for heading, names in {**HEADINGS, "Other": others}.items():
+            with formatter.section(heading):
+                # Of one width: the columns of all sections stand below one another.
+                rows = [(f"{n:<{widest}}", self.commands[n].get_short_help_str(80)) for n in names]
+                formatter.write_dl(rows)
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -163,7 +144,7 @@ def cli(context: click.Context) -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NEW_FOLDER,
     metavar="FOLDER",
     help="Where the run goes.  [default: penstock-runs/PROGRAM-DATE-TIME]",
 )
@@ -177,9 +158,19 @@ def cli(context: click.Context) -> None:
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
 @click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
+@click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
+@click.option(
+    "--verify", is_flag=True, help="With --staged: read all copies first, refuse a bad one."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
-    command: tuple[str, ...], output: Path | None, budget: int, quiet: bool, paused: bool
+    command: tuple[str, ...],
+    output: Path | None,
+    budget: int,
+    quiet: bool,
+    paused: bool,
+    staged: str | None,
+    verify: bool,
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
@@ -190,23 +181,52 @@ def run_command(
       penstock run python train.py --epochs 3
       penstock run -o runs/tuesday torchrun --nproc-per-node 4 train.py
       penstock run -q --budget 200MB -- ./train -o model
+      penstock run --staged fast python train.py
     """
     from penstock import launch
 
-    folder, environ, facts = _prepare(command, output, budget, paused)
+    if verify and staged is None:
+        raise click.UsageError("--verify is about copies: name their tier with --staged")
+    copies = _map_of(staged, verify) if staged is not None else None
+    folder, environ, facts = _prepare(command, output, budget, paused, copies)
     try:
         status = launch.run(command, environ)
     except StartError as error:
         if folder is not None:
             launch.give_up(folder)
-        _fail(str(error), error.status)
+        fail(str(error), error.status)
     if folder is not None:
         _finish(folder, facts, status, quiet)
     _exit_like(status)
 
 
+def _map_of(tier: str, is_verified: bool) -> Path:
+    """The map of a tier's copies.  Ends here if a copy is not what was staged."""
+    from penstock import stage
+
+    if is_verified:
+        from penstock.registry import tier_of
+        from penstock.stage.copy import verify
+
+        with ended_like_ctrl_c(), Progress("reading the copies") as progress:
+            bad = verify(tier_of(tier), progress=progress.advance).corrupted
+        if bad:
+            say(f"{bad[0].entry.source}: its copy: {bad[0].why}")
+            n = f"{len(bad)} copies are" if len(bad) > 1 else "1 copy is"
+            fail(
+                f"{tier}: {n} not what was staged; nothing was run; "
+                f"`penstock stage verify {tier}` lists them, `penstock stage copy` mends them",
+                LIMIT_PASSED,
+            )
+    return stage.map_of(tier)
+
+
 def _prepare(
-    command: tuple[str, ...], output: Path | None, budget: int, is_paused: bool
+    command: tuple[str, ...],
+    output: Path | None,
+    budget: int,
+    is_paused: bool,
+    copies: Path | None = None,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
     import socket
@@ -228,11 +248,11 @@ def _prepare(
     try:
         folder = launch.make_folder(command, output, is_paused=is_paused)
         if output is not None and folder != output.expanduser().absolute():
-            _say(f"{output} is not empty; this run goes to {_short(folder)}")
-        environ = launch.environment(folder, budget, os.environ)
+            say(f"{output} is not empty; this run goes to {short(folder)}")
+        environ = launch.environment(folder, budget, os.environ, copies)
         launch.write_facts(folder, facts)
     except RunError as error:
-        _say(f"{error}; the program runs unrecorded")
+        say(f"{error}; the program runs unrecorded")
         if folder is not None:
             launch.give_up(folder)
         return None, dict(os.environ), facts
@@ -245,34 +265,40 @@ def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> No
 
     from penstock import launch
 
-    again = f"penstock report {_short(folder)}"
+    again = f"penstock report {short(folder)}"
     try:
         ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
-        launch.write_facts(folder, {**facts, **ended, "status": status})
+        try:
+            launch.write_facts(folder, {**facts, **ended, "status": status})
+        except RunError as error:
+            if not folder.is_dir():
+                raise
+            if not launch.has_failed(folder):  # else the recorder has told of the full disk
+                say(str(error))
         if not quiet:
             sys.stdout.flush()
             with _opened(folder) as run:
                 _print_report(_report(run), sys.stderr)
     except KeyboardInterrupt:
-        _say(f"report interrupted; `{again}` makes it")
+        say(f"report interrupted; `{again}` makes it")
     except OSError as error:
-        _debug()
-        _say(f"no report: {error}; `{again}` tries again")
+        debug()
+        say(f"no report: {error}; `{again}` tries again")
     except PenstockError as error:
-        _debug()
+        debug()
         if folder.is_dir() and not any(folder.glob("*.log")):
-            _say(f"no report: {_unseen(folder)}")
+            say(f"no report: {_unseen(folder)}")
         else:
-            _say(f"no report: {error}")
+            say(f"no report: {error}")
     except Exception as error:
-        _debug()
-        _say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+        debug()
+        say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
 
 
 def _unseen(folder: Path) -> str:
     """Why a program that ran left no log."""
     return (
-        f"nothing of the program was seen ({_short(folder)} holds no log): it is static, "
+        f"nothing of the program was seen ({short(folder)} holds no log): it is static, "
         "set-user-ID, built for another libc, or cleans its environment; docs/limits.md says more"
     )
 
@@ -298,7 +324,7 @@ def _exit_like(status: int) -> NoReturn:
     "-o",
     "--output",
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     metavar="FILE",
     help="A page of its own, one file that works offline.",
 )
@@ -314,6 +340,9 @@ def report_command(run: Path, as_json: bool, output: Path | None, static: bool) 
     """
     from penstock.report import to_json
 
+    if static and output is None:
+        raise click.UsageError("--static is about a page: name its file with -o")
+    _want_page(output)
     with _opened(run) as opened:
         report = _report(opened)
     if output is not None:
@@ -327,20 +356,39 @@ def report_command(run: Path, as_json: bool, output: Path | None, static: bool) 
 @cli.command("sql")
 @click.argument("run", type=RUN_FOLDER)
 @click.argument("query")
-@click.option("--csv", "form", flag_value="csv", help="Rows as CSV with a header.")
-@click.option("--json", "form", flag_value="json", help="Rows as a JSON list of objects.")
-def sql_command(run: Path, query: str, form: str | None) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="Rows as CSV with a header.")
+@click.option("--json", "as_json", is_flag=True, help="Rows as a JSON list of objects.")
+def sql_command(run: Path, query: str, as_csv: bool, as_json: bool) -> None:
     """Ask the tables of a run a question in SQL (DuckDB's).
 
-    Tables: events, files, processes, threads, spans, counters, notes, ceilings, unseen.
+    Tables: events, files, processes, threads, spans, counters, notes, ceilings, staged, unseen.
 
     \b
       penstock sql RUN "select path, sum(moved_bytes) from events group by 1 order by 2 desc"
       penstock sql RUN "from counters" --csv > counters.csv
     """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two forms of one answer: choose one")
     with _opened(run) as opened:
         answer = opened.sql(query)
-        _WRITERS[form or "table"](answer.columns, answer.fetchall())
+        _WRITERS["csv" if as_csv else "json" if as_json else "table"](
+            answer.columns, answer.fetchall()
+        )
+        if re.search(r"\bevents\b", query, re.IGNORECASE):
+            _warn_of_folded(opened)
+
+
+def _warn_of_folded(run: Run) -> None:
+    """Sums over events are too low where some live on only in counters: said where one may sum."""
+    ((folded, kept),) = run.sql(
+        "SELECT (SELECT sum(folded_events) FROM processes)::BIGINT, (SELECT count(*) FROM events)"
+    )
+    if folded:
+        sys.stdout.flush()
+        say(
+            f"{folded:,} of {folded + kept:,} calls are past the budget, only in `counters`: "
+            "sums and counts over `events` lack them"
+        )
 
 
 def _write_csv(names: list[str], rows: list[tuple[Any, ...]]) -> None:
@@ -358,35 +406,19 @@ def _write_json(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     click.echo(json.dumps(objects, indent=1, default=str))
 
 
-def _write_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(names):
-        is_number = all(isinstance(row[place], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
-    # Into a pipe or a file, lines are as long as their cells.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(table)
-
-
 _WRITERS: dict[str, Callable[[list[str], list[tuple[Any, ...]]], None]] = {
     "csv": _write_csv,
     "json": _write_json,
-    "table": _write_table,
+    "table": print_table,
 }
 
 
-@cli.command("timeline")
+@cli.command("timeline", short_help="Draw a run as a timeline: steps, waits, every file call.")
 @click.argument("run", type=RUN_FOLDER)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     metavar="FILE",
     help="Where it goes; the suffix says the format.  [default: RUN.pftrace]",
 )
@@ -434,21 +466,21 @@ def timeline_command(
     from penstock.interop.picture import Wanted, draw
 
     wanted = Wanted(output, form, profile, from_s, to_s, max_events)
-    with _opened(run) as opened, _Progress("writing the timeline") as progress:
+    with _opened(run) as opened, Progress("writing the timeline") as progress:
         picture = draw(opened, wanted, progress.advance)
     timeline = picture.timeline
-    _say(
-        f"{_short(picture.path)}: {timeline.n_calls:,} calls, {len(timeline.slices):,} stretches, "
+    say(
+        f"{short(picture.path)}: {timeline.n_calls:,} calls, {len(timeline.slices):,} stretches, "
         f"rows: {len(timeline.rows):,}"
     )
     if picture.alignment is not None:
-        _say(f"clocks {picture.alignment.sentence}")
+        say(f"clocks {picture.alignment.sentence}")
     for remark in timeline.remarks:
-        _say(remark)
-    _say(picture.hint)
+        say(remark)
+    say(picture.hint)
 
 
-@cli.command("ceiling")
+@cli.command("ceiling", short_help="Measure what storage gives at most: of a run, or any path.")
 @click.argument("place", metavar="RUN|PATH", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--write", "is_writing", is_flag=True, help="Also writes; of a run, its checkpoints'."
@@ -475,7 +507,7 @@ def ceiling_command(
     from penstock.run import open_run
 
     notes: list[str] = []
-    with _ended_like_ctrl_c(), _Progress() as progress:
+    with ended_like_ctrl_c(), Progress("reading logs") as progress:
         if ceiling.is_run(place):
             with contextlib.closing(open_run(place, progress.advance)) as run:
                 found, notes = ceiling.ceilings_of_run(run, is_writing, for_s, progress.say)
@@ -487,12 +519,12 @@ def ceiling_command(
     if as_json:
         click.echo(ceiling.to_json(found))
         for note in notes:
-            _say(note)
+            say(note)
     else:
-        _print_rich(ceiling.table_of(found, notes))
+        print_rich(ceiling.table_of(found, notes))
 
 
-@cli.command("whatif")
+@cli.command("whatif", short_help="Measure what another tier or more threads would bring.")
 @click.argument("run", type=RUN_FOLDER)
 @click.option(
     "--tier",
@@ -537,8 +569,8 @@ def whatif_command(
         raise click.UsageError("say what to try: --tier, --threads or --readahead")
     change = whatif.Change(tier, threads, readahead)
     with (
-        _ended_like_ctrl_c(),
-        _Progress() as progress,
+        ended_like_ctrl_c(),
+        Progress("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
     ):
         answer = whatif.whatif(
@@ -552,33 +584,10 @@ def whatif_command(
     if as_json:
         click.echo(whatif.to_json(answer))
     else:
-        _print_rich(whatif.table_of(answer))
+        print_rich(whatif.table_of(answer))
 
 
-@contextlib.contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """What a batch system sends, and a terminal that is closed, also remove what was made."""
-    import signal
-
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _print_rich(shown: Any) -> None:
-    from rich.console import Console
-
-    # Into a pipe or a file, lines are as long as their cells.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(shown)
-
-
-@cli.command("tensorboard")
+@cli.command("tensorboard", short_help="Write a run's numbers as TensorBoard's own files.")
 @click.argument("run", type=RUN_FOLDER)
 @click.option(
     "--logdir",
@@ -605,11 +614,11 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
         write_events(report, folder, opened.start_unix_ns / 1e9)
     if logdir is not None:  # so that the tab there has it too
         _write_text(to_json(report), folder / "penstock-report.json")
-    click.echo(f"tensorboard --logdir {_short(run if logdir is None else logdir)}")
+    click.echo(f"tensorboard --logdir {short(run if logdir is None else logdir)}")
 
 
 @cli.command("watch")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=RUN_TO_COME)
 @click.option(
     "--every",
     type=click.IntRange(min=1),
@@ -646,16 +655,16 @@ def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> 
 
     monitor, was_over = _monitor(run, wait_s)
     if was_over:
-        click.echo(f"{_short(run)} is over; `penstock report {_short(run)}` explains it")
+        click.echo(f"{short(run)} is over; `penstock report {short(run)}` explains it")
         return
     with contextlib.ExitStack() as stack:
         told: Callable[[Any], None] = lambda value: None  # noqa: E731
         if address is not None:
             server = stack.enter_context(metrics.Metrics(address))
-            _say(f"metrics at http://{server.address}/metrics")
+            say(f"metrics at http://{server.address}/metrics")
             told = server.tell
         live.show_on(_looks(monitor, told), sys.stdout, every)
-    click.echo(f"`penstock report {_short(run)}` explains it")
+    click.echo(f"`penstock report {short(run)}` explains it")
 
 
 def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
@@ -667,7 +676,7 @@ def _monitor(run: Path, wait_s: float) -> tuple[Any, bool]:
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            monitor = Monitor(run, _short(run))
+            monitor = Monitor(run, short(run))
             return monitor, monitor.was_over()
         except RunError:
             if time.monotonic() >= deadline_s:
@@ -719,9 +728,11 @@ def window_command(run: Path, wish: str, timeout: float) -> int:
         n = len(answer.answered)
         click.echo(f"{n} process{'es' * (n > 1)} {done}: {_pids(answer.answered)}")
     if answer.silent:
-        _say(f"no answer in {timeout:g} s: {_pids(answer.silent)}; between two steps they will")
+        say(f"no answer in {timeout:g} s: {_pids(answer.silent)}; between two steps they will")
     if answer.deaf and not answer.answered:
-        _say(f"cannot be asked, no step and no batch so far: {_pids(answer.deaf)}")
+        say(f"cannot be asked, no step and no batch so far: {_pids(answer.deaf)}")
+    if not (answer.answered or answer.silent or answer.deaf):
+        say(f"{run}: its last process ended before it answered; nothing was asked of any")
     return 0 if answer.answered else 1
 
 
@@ -768,7 +779,7 @@ def _report_in(folder: Path) -> Report:
         return _report(opened)
 
 
-@cli.command("check")
+@cli.command("check", short_help="Exit status for CI: is this run as good as it has to be?")
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--max-stall", type=percent, metavar="PERCENT", help="Of the wall time.")
 @click.option("--max-storage", type=percent, metavar="PERCENT", help="Of the wall time.")
@@ -810,9 +821,9 @@ def check_command(
         found += compare.baseline_limit(report, _report_in(baseline), tolerance / 100)
     for limit in found:
         if limit.state == "kept":
-            click.echo(f"{_short(run)}: {limit.says}")
+            click.echo(f"{short(run)}: {limit.says}")
         else:
-            _say(f"{_short(run)}: {limit.says}")
+            say(f"{short(run)}: {limit.says}")
     states = {limit.state for limit in found}
     return LIMIT_PASSED if "passed" in states else NOT_JUDGED if "not measured" in states else 0
 
@@ -826,7 +837,7 @@ EXPORTS = ("darshan", "dftracer")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     metavar="FILE",
     help="Where it goes.  [default: RUN.darshan, RUN.pfw.gz]",
 )
@@ -848,14 +859,14 @@ def export_command(run: Path, form: str, output: Path | None) -> None:
         "dftracer": (dftracer.export, ".pfw.gz"),
     }[form]
     path = output or Path(f"{run.absolute().name}{suffix}")
-    with _opened(run) as opened, _Progress("writing") as progress:
+    with _opened(run) as opened, Progress("writing") as progress:
         lacks = write(opened, path, progress.advance)
     for lack in lacks:
-        _say(lack)
-    _say(f"wrote {_short(path)}")
+        say(lack)
+    say(f"wrote {short(path)}")
 
 
-@cli.command("import")
+@cli.command("import", short_help="Make a run of logs of Darshan or traces of DFTracer.")
 @click.argument(
     "sources",
     nargs=-1,
@@ -867,7 +878,7 @@ def export_command(run: Path, form: str, output: Path | None) -> None:
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NEW_FOLDER,
     metavar="RUN",
     help="The run folder to be made.",
 )
@@ -885,9 +896,13 @@ def import_command(sources: tuple[Path, ...], output: Path) -> None:
     """
     from penstock.interop.foreign import import_foreign
 
-    with _Progress("reading") as progress:
+    with Progress("reading") as progress:
         folder = import_foreign(sources, output, progress.advance)
-    _say(f"made {_short(folder)}; penstock report {_short(folder)}")
+    say(f"made {short(folder)}; penstock report {short(folder)}")
+
+
+for group in (feed, tiers_group, stage_group, save, bench):
+    cli.add_command(group)
 
 
 @cli.command("version")
@@ -905,32 +920,23 @@ def _version() -> str:
         return "not installed"
 
 
-def _here(path: Path) -> str:
-    """As seen from this folder; ./ before what a command would take for an option."""
-    here = os.path.relpath(path)
-    if here.startswith(".."):
-        return str(path)
-    return f"./{here}" if here.startswith("-") else here
-
-
-def _short(path: Path) -> str:
-    """As one would type it here, for a shell."""
-    import shlex
-
-    return shlex.quote(_here(path))
-
-
 def _report(run: Run) -> Report:
     from penstock.measures import measure
     from penstock.report import report_of
 
-    return report_of(measure(run), _here(run.folder))
+    return report_of(measure(run), here(run.folder))
 
 
 def _print_report(report: Report, stream: TextIO) -> None:
     from penstock.views import terminal
 
     terminal.show_on(report, stream)
+
+
+def _want_page(path: Path | None) -> None:
+    """A name that promises another format than the one that will be in it is a mistake."""
+    if path is not None and path.suffix.lower() not in ("", ".html", ".htm"):
+        raise click.UsageError(f"{path}: a report is written as .html; print it from a browser")
 
 
 def _write_html(report: Report, path: Path, static: bool) -> None:
@@ -941,7 +947,7 @@ def _write_html(report: Report, path: Path, static: bool) -> None:
         try:
             library = html.chart_library()
         except MissingDependency as error:
-            _say(str(error))
+            say(str(error))
     _write_text(html.render(report, library), path)
 
 
@@ -962,41 +968,8 @@ def _opened(folder: Path) -> Iterator[Run]:
     """The run's tables, with a bar on a terminal once they take long to make."""
     from penstock.run import open_run
 
-    with _Progress() as progress, contextlib.closing(open_run(folder, progress.advance)) as run:
+    with (
+        Progress("reading logs") as progress,
+        contextlib.closing(open_run(folder, progress.advance)) as run,
+    ):
         yield run
-
-
-class _Progress:
-    """A bar on standard error, if that is a terminal and the work takes longer than a glance."""
-
-    def __init__(self, what: str = "reading logs") -> None:
-        self._what = what
-
-    def __enter__(self) -> _Progress:
-        import time
-
-        self._clock = time.monotonic
-        self._start_s = self._clock()
-        self._bar: Any = None
-        return self
-
-    def say(self, what: str, share: float) -> None:
-        """What is under way, and how much of it is done."""
-        self._what = what
-        self.advance(round(1000 * share), 1000)
-
-    def advance(self, done: int, total: int) -> None:
-        if self._bar is None:
-            if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
-                return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(file=sys.stderr), transient=True)
-            self._task = self._bar.add_task(self._what, total=total)
-            self._bar.start()
-        self._bar.update(self._task, completed=done, total=total, description=self._what)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

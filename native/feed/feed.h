@@ -1,0 +1,108 @@
+/* Reads a list of byte ranges with many requests in flight: io_uring where the kernel lets us, else
+ * threads that call pread.  Knows descriptors and memory; knows no index, no record, no Python.
+ *
+ * An engine is for one thread at a time, and for the process that opened it. */
+#ifndef PENSTOCK_FEED_H
+#define PENSTOCK_FEED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FEED_PAGE 4096 /* what O_DIRECT wants of offsets and memory where it wants most */
+
+enum feed_kind { FEED_THREADS = 1, FEED_URING = 2 };
+
+enum feed_how {
+    FEED_NOT_DONE = 0,
+    FEED_FROM_MEMORY = 1, /* the page cache had all of it: one attempt that never waits */
+    FEED_BUFFERED = 2,
+    FEED_DIRECT = 3,
+};
+
+enum feed_flags {
+    FEED_TRY_MEMORY = 1, /* first ask the page cache, which answers at once */
+    FEED_WHOLE_FILES = 2 /* a request with a path is for all of that file: another size is ESTALE */
+};
+
+/* One range of a file.  For O_DIRECT `destination` and `offset` must agree in their place in a
+ * page, and the rest of the pages around the destination must be the request's own. */
+struct feed_request {
+    uint64_t destination; /* address */
+    int64_t offset, length;
+    int64_t moved;      /* out: bytes read */
+    int64_t latency_ns; /* out */
+    uint64_t path;      /* address of a name to open and to close again; 0: `fd` is open */
+    int32_t fd;
+    int32_t direct_fd; /* the same file opened with O_DIRECT, -1: none */
+    int32_t error;     /* out: errno; ENODATA: the file ends before the range does */
+    int32_t how;       /* out: enum feed_how */
+};
+
+/* What one penstock_feed_read did. */
+struct feed_tally {
+    int64_t elapsed_ns;
+    int64_t latency_ns;                 /* summed over the requests that were not in memory */
+    int64_t bytes;                      /* all that arrived */
+    uint32_t from_memory, read, failed; /* requests */
+    uint32_t direct, direct_refused;    /* of `read`; asked for O_DIRECT and got none */
+    uint32_t used_uring;                /* 0 or 1 */
+};
+
+_Static_assert(sizeof(struct feed_request) == 64, "Python lays requests out as an array");
+_Static_assert(sizeof(struct feed_tally) == 48, "Python lays the tally out as an array");
+
+struct feed;
+
+#define FEED_API __attribute__((visibility("default")))
+
+/* most: requests in flight at the most.  Gives NULL and -errno; FEED_URING may be refused by the
+ * kernel or a container, FEED_THREADS is not. */
+FEED_API struct feed *penstock_feed_open(int kind, unsigned most, int *error);
+
+/* Returns when every request has its bytes or its error.  0, or -errno when none was tried.
+ * While something else wants to see the reads (penstock_feed_is_watched), they are plain preads. */
+FEED_API int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_t n,
+                                unsigned depth, unsigned flags, struct feed_tally *tally);
+
+FEED_API void penstock_feed_close(struct feed *feed);
+
+/* In a child after fork: its parent's threads are not here, and its ring is not ours to use. */
+FEED_API void penstock_feed_forget(struct feed *feed);
+
+/* Whether a recorder stands between us and libc's pread: ours, or another tool's. */
+FEED_API int penstock_feed_is_watched(void);
+
+/* held[i]: 1: all of that range is in the page cache, 0: not all.  -errno: the kernel does not
+ * tell (before 6.5), or not us. */
+FEED_API int penstock_feed_held(int fd, const int64_t *offsets, const int64_t *lengths,
+                                uint8_t *held, uint32_t n);
+
+/* Asks the kernel to have these ranges in memory soon, in pieces: it shortens larger ones. */
+FEED_API int penstock_feed_hint(int fd, const int64_t *offsets, const int64_t *lengths, uint32_t n,
+                                uint32_t piece_bytes);
+
+/* Words in memory that processes share. */
+FEED_API uint32_t penstock_feed_load(const uint32_t *word);
+FEED_API void penstock_feed_store(uint32_t *word, uint32_t value);   /* and wakes who waits */
+FEED_API uint32_t penstock_feed_add(uint32_t *word, uint32_t value); /* gives the value before */
+/* Until the word is no longer `seen`, at most so long.  0 changed, -ETIMEDOUT. */
+FEED_API int penstock_feed_wait(const uint32_t *word, uint32_t seen, unsigned timeout_ms);
+
+/* --- between the files of the engine -------------------------------------------------------- */
+
+struct ring;
+
+int ring_open(struct ring **made, unsigned entries);
+void ring_close(struct ring *ring);
+void ring_forget(struct ring *ring);
+/* Leaves what it could not hand to the kernel as FEED_NOT_DONE. */
+void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth);
+
+int64_t feed_now_ns(void);
+/* Where a direct read of the request begins and how long it is; false: it cannot be direct. */
+bool feed_direct_range(const struct feed_request *request, uint64_t *destination, int64_t *offset,
+                       int64_t *length);
+/* Takes what a read gave.  True: the request is complete, or failed. */
+bool feed_took(struct feed_request *request, int64_t got, bool was_direct);
+
+#endif

@@ -1,0 +1,109 @@
+"""Keras' fit that survives being killed: as keras.callbacks.BackupAndRestore, through two tiers.
+
+    model.fit(data, callbacks=[TieredBackupAndRestore(backup_dir=slow, fast=fast)])
+
+Keras' own callback overwrites its only file in place.  Ours writes each backup anew, from a copy
+in memory, in another process, on any backend.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from penstock.errors import SaveError
+from penstock.save.checkpointer import Checkpointer
+from penstock.save.retention import Keep
+
+__all__ = ["TieredBackupAndRestore"]
+
+AnyPath = str | os.PathLike[str]
+
+
+class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  # not type-checked here
+    """backup_dir, save_freq ("epoch" or a number of batches): as BackupAndRestore's.
+
+    fast: a folder on a local disk; None writes to backup_dir.  Other arguments are Checkpointer's.
+    A backup holds the model's variables (random seeds among them), the optimizer's, and the epoch
+    that is to come; fit() goes on there.  As with Keras' own, a backup within an epoch resumes at
+    that epoch's beginning.  Backups stay when the training has ended.
+    """
+
+    def __init__(
+        self,
+        backup_dir: AnyPath,
+        save_freq: str | int = "epoch",
+        *,
+        fast: AnyPath | None = None,
+        keep: Keep | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._every = save_freq if isinstance(save_freq, int) else None
+        if save_freq != "epoch" and (self._every is None or self._every < 1):
+            raise SaveError(f"save_freq is 'epoch' or a number of batches, not {save_freq!r}")
+        self._places = (fast, backup_dir)
+        self._keep, self._options = keep, options
+        self._checkpointer: Checkpointer | None = None
+        self._epoch = self._n_batches = 0
+
+    def _state(self) -> dict[str, Any]:
+        """By number: names of variables repeat.  Values leave their backend as NumPy's."""
+        model = self.model
+        return {
+            "model": _values(model.variables),
+            "optimizer": _values(model.optimizer.variables),
+            "epoch": self._epoch,
+            "batches": self._n_batches,
+        }
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model = self.model
+        if not model.built:
+            raise SaveError("build the model before fit(), so that there is something to restore")
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        fast, slow = self._places
+        self._checkpointer = Checkpointer(fast, slow, keep=self._keep, **self._options)
+        found = self._state()
+        self._checkpointer.restore(found, default=0)
+        if self._checkpointer.restored is None or self._checkpointer.restored.path is None:
+            return
+        for variables, values in (
+            (model.variables, found["model"]),
+            (model.optimizer.variables, found["optimizer"]),
+        ):
+            for number, variable in enumerate(variables):
+                variable.assign(values[str(number)])
+        self._epoch, self._n_batches = int(found["epoch"]), int(found["batches"])
+        model._initial_epoch = self._epoch  # where Keras' own callback says it
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch + 1
+        if self._every is None:
+            self._save()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._n_batches += 1
+        if self._checkpointer is not None:
+            self._checkpointer.tick()
+        if self._every is not None and self._n_batches % self._every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.save(self._n_batches, self._state())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+
+
+def _values(variables: Any) -> dict[str, Any]:
+    return {
+        str(number): keras.ops.convert_to_numpy(variable)
+        for number, variable in enumerate(variables)
+    }

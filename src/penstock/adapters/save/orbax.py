@@ -1,0 +1,70 @@
+"""Orbax's steps, drained to a slow tier, and the step to restore.
+
+    steps = TieredSteps(fast, slow)
+    found = steps.latest()                      # (folder, step) or None
+    manager = ocp.CheckpointManager(fast, ...)
+    state = ocp.CheckpointManager(found.folder).restore(found.step) if found else state
+    ...
+    manager.save(step, args=...)
+    steps.finished(manager)                     # now and then, and at the end
+
+Orbax writes and names its files; nothing of it is imported or patched here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.save.adopting import adopt_folder
+from penstock.save.manifest import INSIDE
+from penstock.save.retention import Keep
+from penstock.save.tiered import Tiers, drain_beside
+
+__all__ = ["Step", "TieredSteps"]
+
+AnyPath = str | os.PathLike[str]
+
+
+class Step(NamedTuple):
+    """folder: what to make a CheckpointManager of; step: what to restore from it."""
+
+    folder: Path
+    step: int
+
+
+class TieredSteps:
+    """fast: the folder of the CheckpointManager.  keep, drain: as of Checkpointer; of several
+    processes the first one makes this."""
+
+    def __init__(
+        self, fast: AnyPath, slow: AnyPath, *, keep: Keep | None = None, drain: str | None = None
+    ) -> None:
+        self._tiers = Tiers.of(fast, slow)
+        self._fast = Path(self._tiers.root)
+        self._fast.mkdir(parents=True, exist_ok=True)
+        self._places = (fast, slow, keep, drain)
+        drain_beside(*self._places)
+
+    def latest(self, level: str = "sizes") -> Step | None:
+        """The newest step that is whole, on any tier; None: there is none.
+
+        Orbax itself takes the highest number, and raises when that one is not whole."""
+        chosen = self._tiers.choose(level)
+        if chosen.path is None or chosen.step is None:
+            return None
+        return Step(chosen.path.parent, chosen.step)
+
+    def finished(self, manager: Any) -> list[int]:
+        """Waits until Orbax has written what it was given, syncs all of it (Orbax leaves out the
+        small files), and has it drained.  The steps that are new.  Raises TierError."""
+        manager.wait_until_finished()
+        new = []
+        for step in manager.all_steps():
+            folder = self._fast / str(step)
+            if folder.is_dir() and not (folder / INSIDE).exists():
+                adopt_folder(folder, step, "orbax")
+                new.append(int(step))
+        drain_beside(*self._places)
+        return new

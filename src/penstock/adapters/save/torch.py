@@ -1,0 +1,148 @@
+"""torch.distributed.checkpoint through a fast and a slow tier: sharded states, any number of ranks.
+
+    dcp.save(state, storage_writer=TieredWriter(fast, slow, step))
+    dcp.async_save(state, storage_writer=TieredWriter(fast, slow, step), async_stager=stager)
+    reader = TieredReader.latest(fast, slow)
+    dcp.load(state, storage_reader=reader)          # reader.step
+
+What is torch's stays torch's: plans, shards, resharding, its files.  Ours is when a checkpoint
+counts: torch syncs its metadata before it flushes them, and writes into folders that are in use.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+from penstock.errors import PenstockError, SaveError, TierError
+from penstock.save.commit import Part, abort, begin, commit, join, sum_of
+from penstock.save.ranks import found_world
+from penstock.save.retention import Keep
+from penstock.save.tiered import Tiers, drain_beside, from_text, to_text
+
+__all__ = ["TieredReader", "TieredWriter"]
+
+AnyPath = str | os.PathLike[str]
+DISTCP = "__"  # begins the name of each rank's file: __RANK_NUMBER.distcp
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What the coordinator tells each rank with its plan.  prefix: as torch's own says it."""
+
+    prefix: str
+    name: str
+
+
+class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type-checked here
+    """Writes one step to `fast`; counts when all ranks' files, the metadata and a manifest are
+    synced there.  A process of rank 0 drains it to `slow`.
+
+    keep, drain: as of Checkpointer.  Other arguments are FileSystemWriter's; thread_count writes
+    with several threads.  Raises SaveError, TierError, through DCP's CheckpointException.
+    """
+
+    def __init__(
+        self,
+        fast: AnyPath,
+        slow: AnyPath | None,
+        step: int,
+        *,
+        keep: Keep | None = None,
+        drain: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._root = Tiers.of(fast, slow).root
+        self._step = int(step)
+        self._name = ""
+        self._n_ranks = 1
+        # All is synced when it is summed, once.
+        super().__init__(Path(self._root) / "unbegun", sync_files=False, overwrite=False, **options)
+        if slow is not None and found_world().rank == 0:
+            drain_beside(fast, slow, keep, drain)
+
+    def reset(self, checkpoint_id: AnyPath | None = None) -> None:
+        super().reset(None)  # the step is the name
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        if kwargs.get("use_collectives", True) is False:
+            raise SaveError("use_collectives=False: ranks that do not speak make no checkpoint")
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """The coordinator begins the part, and tells its name with the plans."""
+        import dataclasses
+
+        self._n_ranks = len(plans)
+        self._name = begin(self._root, self._step).name
+        return [
+            dataclasses.replace(plan, storage_data=_Place(f"{DISTCP}{rank}_", self._name))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        place: _Place = plan.storage_data
+        part = join(self._root, place.name, self._step)
+        self.path = part.path
+        written = super().write_data(plan, planner)
+        written.wait()
+        for path in sorted(part.path.glob(f"{place.prefix}*")):
+            part.sums[path.name] = sum_of(part.path, path.name, is_synced=False)
+        part.hand_in()
+        return written
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        """Of the coordinator, when all ranks have written."""
+        part = Part(Path(self._root), self._name, self._step)
+        self.path = part.path
+        try:
+            super().finish(metadata, results)
+            self.path = commit(part, world_size=self._n_ranks, kind="dcp")
+        except (PenstockError, OSError):
+            with suppress(TierError):  # it is swept at the next start
+                abort(part)
+            raise
+
+
+class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type-checked here
+    """Reads the checkpoint that latest() chose.  step: its step; rejected: newer ones, and why."""
+
+    def __init__(
+        self, path: AnyPath, step: int | None = None, rejected: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        super().__init__(path)
+        self.step = step
+        self.rejected = rejected
+
+    @classmethod
+    def latest(
+        cls, fast: AnyPath | None, slow: AnyPath | None = None, level: str = "sizes"
+    ) -> TieredReader | None:
+        """Of the newest checkpoint that is whole, on any tier; None: there is none at all.  Called
+        by all ranks, which get the same one.  Raises SaveError: those that are there are not
+        whole."""
+        world = found_world()
+        said = ""
+        if world.rank == 0:
+            try:
+                said = to_text(Tiers.of(fast, slow).choose(level))
+            except PenstockError as error:
+                said = f"!{error}"
+        said = world.agreed(said)
+        if said.startswith("!"):
+            raise SaveError(said[1:])
+        chosen = from_text(said)
+        if chosen.path is None:
+            if chosen.rejected:
+                reasons = "; ".join(f"{place}: {why}" for place, why in chosen.rejected)
+                raise SaveError(f"no checkpoint is whole: {reasons}")
+            return None
+        return cls(chosen.path, chosen.step, chosen.rejected)

@@ -1,0 +1,254 @@
+"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Imports torch only inside
+functions; a map-style data set needs none of it.
+
+One call a batch (`__getitems__`) is what makes merging and depth possible in unchanged training
+code: the DataLoader makes it, in its workers or in the training's own process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import FeedError, MissingDependency
+from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of
+from penstock.feed.index import Index, from_bytes, open_index, to_bytes
+from penstock.feed.read import Buffer, Options, Reader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FeedDataset", "feed_stream", "shared_index"]
+
+Decode = Callable[[Record], Any]
+
+
+def _as_bytes(record: Record) -> bytes:
+    return record.tobytes()
+
+
+class FeedDataset:
+    """Map-style: item i is decode(record i), in key order for LMDB.
+
+    data: a path, a pattern, a list, or an Index.  decode: takes a Record (its bytes as an array of
+    uint8, `.key`), which is overwritten when the same process fetches its next batch; what it
+    returns by reference must be copied before that, as the default collate function does.  Without
+    it, items are bytes.  buffer_bytes: memory in each process; larger batches are read in parts.
+
+    Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler.
+    Raises FeedError where a record cannot be read.
+    """
+
+    def __init__(
+        self,
+        data: Index | str | os.PathLike[str] | Sequence[Any],
+        decode: Decode | None = None,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        engine: str = "auto",
+        direct: bool | None = None,
+        coalesce_bytes: int = 4 << 20,
+        gap_bytes: int | None = None,
+        depth: int | None = None,
+    ) -> None:
+        self.index = index_of(data)
+        self.decode = decode or _as_bytes
+        options = Options(engine, direct, coalesce_bytes, gap_bytes, depth)
+        self._reader = Reader(self.index, options)
+        self._buffer = Buffer(buffer_bytes)
+        self._pid = os.getpid()
+        self.index.check()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """The items of a batch, in the order asked for, read together."""
+        import numpy as np
+
+        asked = np.asarray(numbers).reshape(-1)
+        if len(asked) and asked.dtype.kind not in "iu":
+            raise TypeError(f"items {numbers!r}: an item is named by a whole number")
+        records = asked.astype(np.int64)
+        n = len(self.index)
+        records = np.where(records < 0, records + n, records)
+        if len(records) and not 0 <= records.min() <= records.max() < n:
+            raise IndexError(f"item {numbers} of a data set of {n:,}")
+        if self._pid != os.getpid():  # pages that are shared with the parent are copied at a write
+            self._buffer, self._pid = Buffer(self._buffer.limit_bytes), os.getpid()
+        items: list[Any] = []
+        for part in self._parts(records):
+            items += self._read(part)
+        return items
+
+    def _parts(self, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Halves of halves, until each fits the buffer."""
+        plan = self._reader.layout(records, self._buffer.limit_bytes)
+        if plan.room <= self._buffer.limit_bytes or len(records) < 2:
+            yield records
+            return
+        half = len(records) // 2
+        yield from self._parts(records[:half])
+        yield from self._parts(records[half:])
+
+    def _read(self, records: NDArray[np.int64]) -> list[Any]:
+        plan = self._reader.layout(records, self._buffer.limit_bytes)
+        memory = self._buffer.room(plan.room)
+        loaded = self._reader.confirmed(self._reader.read(records, memory, plan))
+        if loaded.failures:
+            raise FeedError(loaded.failures[0].why)
+        batch = Batch(self.index, memory.data.toreadonly(), records, loaded.at)
+        return [self.decode(record) for record in batch]
+
+    def close(self) -> None:
+        """Gives descriptors back; the next item opens them again."""
+        self._reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_buffer"] = Buffer(self._buffer.limit_bytes)
+        return state
+
+
+def feed_stream(
+    data: Index | str | os.PathLike[str] | Sequence[Any],
+    batch_size: int,
+    decode: Decode | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    **options: Any,
+) -> Any:
+    """An IterableDataset over a Feed: decoded records, in the feed's order; for
+    DataLoader(stream, batch_size=...), or batch_size=None to get items one by one.
+
+    batch_size: of the reading.  rank, world_size: default: torch.distributed's, if it is
+    initialised.  Each worker of a DataLoader is a rank of its own below these.  set_epoch(epoch)
+    before each epoch makes orders differ, as with DistributedSampler.  decode must return something
+    of its own: the record is overwritten.  Other options: see Feed.  state_dict and load_state_dict
+    as torchdata's StatefulDataLoader uses them: the batches that were begun count as done.
+    """
+    index = index_of(data)
+    if rank is None or world_size is None:
+        rank, world_size = _rank_and_world()
+    Feed(index, batch_size, rank=rank, world_size=world_size, **options)  # refuses what is wrong
+    return _stream_class()(index, batch_size, decode or _as_bytes, rank, world_size, options)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "a stream for torch needs torch: pip install 'penstock[torch]'"
+        ) from error
+    return torch
+
+
+def _rank_and_world() -> tuple[int, int]:
+    distributed = _torch().distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _make_stream(*arguments: Any) -> Any:
+    return _stream_class()(*arguments)
+
+
+@functools.cache
+def _stream_class() -> Any:
+    """The class, made when torch is there: DataLoader asks whether a stream is an instance of its
+    own."""
+    data = _torch().utils.data
+
+    class FeedStream(data.IterableDataset):  # type: ignore[misc,name-defined]
+        """See feed_stream."""
+
+        def __init__(
+            self,
+            index: Index,
+            batch_size: int,
+            decode: Decode,
+            rank: int,
+            world_size: int,
+            options: dict[str, Any],
+            state: dict[str, Any] | None = None,
+            epoch: int = 0,
+        ) -> None:
+            self._arguments = (index, batch_size, decode, rank, world_size, options)
+            self._state = state
+            self._epoch = epoch
+            self._feed: Feed | None = None
+
+        def set_epoch(self, epoch: int) -> None:
+            self._epoch, self._state = epoch, None
+            if self._feed is not None:
+                self._feed.set_epoch(epoch)
+
+        def _opened(self) -> Feed:
+            index, batch_size, _, rank, world_size, options = self._arguments
+            worker = data.get_worker_info()
+            n_workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+            place, n_places = rank * n_workers + number, world_size * n_workers
+            feed = self._feed
+            if feed is None or feed.request.world_size != n_places:
+                feed = Feed(index, batch_size, rank=place, world_size=n_places, **options)
+                feed.set_epoch(self._epoch)
+                self._feed = feed
+            if self._state is not None:
+                feed.load_state_dict(self._state)
+                self._state = None
+            return feed
+
+        def __iter__(self) -> Iterator[Any]:
+            decode = self._arguments[2]
+            for batch in self._opened():
+                for record in batch:
+                    yield decode(record)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self._opened().state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self._state = state
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _make_stream, (*self._arguments, self._state, self._epoch)
+
+    return FeedStream
+
+
+def shared_index(data: str | os.PathLike[str] | Sequence[Any]) -> Index:
+    """The index of a data set on every rank of torch.distributed, made by rank 0 alone.
+
+    Raises FeedError, on every rank: rank 0 cannot make it.
+    """
+    torch = _torch()
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return open_index(data)
+    said, is_index = b"", 1
+    if distributed.get_rank() == 0:
+        try:
+            said = to_bytes(open_index(data))
+        except FeedError as error:
+            said, is_index = str(error).encode(), 0
+    place = "cuda" if distributed.get_backend() == "nccl" else "cpu"  # it moves no other memory
+    head = torch.tensor([len(said), is_index], dtype=torch.int64, device=place)
+    distributed.broadcast(head, 0)
+    body = torch.zeros(int(head[0]), dtype=torch.uint8)
+    if said:
+        body = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    body = body.to(place)
+    distributed.broadcast(body, 0)
+    told = body.cpu().numpy().tobytes()
+    if not int(head[1]):
+        raise FeedError(f"rank 0: {told.decode()}")
+    return from_bytes(told)

@@ -1,0 +1,263 @@
+"""Control groups, v1 and v2: so much of a disk, so much memory, for whatever runs inside.
+
+Knows the kernel's files and nothing of tiers.  A group is made below the one this process is in
+(v1), or below the nearest that hands its controllers on (v2), so that no limit of ours lifts
+another's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import TierError
+
+__all__ = ["Group", "Hierarchy", "device_of", "from_json", "hierarchies", "make"]
+
+EMPTIED_WITHIN_S = 2.0  # a process that has just ended still counts for a moment
+
+# Joins the groups, then becomes the command: no shell in between.
+JOIN = """
+import os, sys
+n = int(sys.argv[1])
+for folder in sys.argv[2:2 + n]:
+    with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+        file.write(str(os.getpid()))
+os.execvp(sys.argv[2 + n], sys.argv[2 + n:])
+"""
+
+
+class Hierarchy(NamedTuple):
+    """A mounted tree of groups, and where in it this process is."""
+
+    version: int
+    controllers: tuple[str, ...]
+    top: str
+    own: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """folders: one in each hierarchy that limits something.  homes: where processes go back to."""
+
+    folders: tuple[str, ...]
+    homes: tuple[str, ...]
+
+    def add(self, pid: int) -> None:
+        """Puts a running process in, with all its threads.  Raises TierError."""
+        for folder in self.folders:
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def wrapped(self, command: Sequence[str]) -> list[str]:
+        """The command line that joins the group and then becomes this command."""
+        return [sys.executable, "-c", JOIN, str(len(self.folders)), *self.folders, *command]
+
+    def is_there(self) -> bool:
+        return all(Path(folder).is_dir() for folder in self.folders)
+
+    def remove(self) -> None:
+        """Sends what runs in it back, then takes it away.  Raises TierError: it does not go."""
+        for folder, home in zip(self.folders, self.homes, strict=True):
+            end_s = time.monotonic() + EMPTIED_WITHIN_S
+            while Path(folder).is_dir():
+                _empty(folder, home)
+                try:
+                    Path(folder).rmdir()
+                except OSError as error:
+                    if error.errno == errno.ENOENT:
+                        break
+                    if error.errno != errno.EBUSY or time.monotonic() > end_s:
+                        raise TierError(f"{folder}: cannot be removed: {error.strerror}") from error
+                    time.sleep(0.01)
+
+
+def from_json(value: Any) -> Group:
+    """A group that was written down.  Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("no group")
+    return Group(_names(value.get("folders")), _names(value.get("homes")))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError("no names of groups")
+    return tuple(value)
+
+
+def _empty(folder: str, home: str) -> None:
+    with suppress(OSError):
+        for pid in Path(f"{folder}/cgroup.procs").read_text().split():
+            with suppress(OSError, TierError):
+                _write(f"{home}/cgroup.procs", pid)
+
+
+def make(
+    name: str,
+    folder: str | None = None,
+    bandwidth_bps: float | None = None,
+    requests_hz: float | None = None,
+    memory_bytes: int | None = None,
+    known: Sequence[Hierarchy] | None = None,
+) -> Group:
+    """A new group with these limits of the disk below the folder and of memory.
+
+    Buffered writes are not held back by v1, whose kernel does not know whose they are.  Raises
+    TierError (and leaves nothing): no rights, no controller, no disk of its own.
+    """
+    known = hierarchies() if known is None else known
+    group = Group((), ())
+    wishes: list[tuple[str, dict[str, str]]] = []
+    if folder is not None and (bandwidth_bps or requests_hz):
+        wishes.append(("blkio", _disk_limits(known, device_of(folder), bandwidth_bps, requests_hz)))
+    if memory_bytes:
+        wishes.append(("memory", _memory_limits(known, memory_bytes)))
+    if not wishes:
+        raise TierError(f"{name}: nothing to limit: give a bandwidth, a rate or memory")
+    try:
+        for controller, files in wishes:
+            tree = _tree(known, controller)
+            place = f"{_parent(tree, controller)}/{name}"
+            if place not in group.folders:
+                _mkdir(place)
+                group = Group((*group.folders, place), (*group.homes, tree.own))
+            for file, text in files.items():
+                _write(f"{place}/{file}", text)
+    except BaseException:
+        with suppress(TierError):
+            group.remove()
+        raise
+    return group
+
+
+def hierarchies(mounts: str | None = None, own: str | None = None) -> list[Hierarchy]:
+    """The control groups' trees of this machine, from the texts of mountinfo and cgroup."""
+    mounts = _text("/proc/self/mountinfo") if mounts is None else mounts
+    own = _text("/proc/self/cgroup") if own is None else own
+    places: dict[frozenset[str], str] = {}
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        places[frozenset(names.split(",")) if names else frozenset({"v2"})] = path
+    found = []
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        where, facts = before.split(), after.split()
+        if len(where) < 5 or len(facts) < 3 or facts[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if facts[0] == "cgroup2" else 1
+        of_tree = {"v2"} if version == 2 else set(facts[2].split(",")) - {"rw", "ro"}
+        mine = next((path for names, path in places.items() if names & of_tree), None)
+        if mine is None:
+            continue
+        top = where[4]
+        below = mine.removeprefix(where[3].rstrip("/")).strip("/")
+        controllers = _controllers_v2(top) if version == 2 else tuple(sorted(of_tree))
+        found.append(Hierarchy(version, controllers, top, f"{top}/{below}".rstrip("/")))
+    return found
+
+
+def _controllers_v2(top: str) -> tuple[str, ...]:
+    return tuple(_text(f"{top}/cgroup.controllers").split())
+
+
+def device_of(folder: str) -> str:
+    """MAJOR:MINOR of the disk below a folder, whose limits are the disk's, not the partition's.
+
+    Raises TierError: there is none, as below tmpfs, overlay, NFS.
+    """
+    number = Path(folder).stat().st_dev
+    pair = f"{os.major(number)}:{os.minor(number)}"
+    place = Path(f"/sys/dev/block/{pair}")
+    if not place.exists():
+        raise TierError(
+            f"{folder}: lies on no disk of its own (device {pair}), so there is nothing to limit; "
+            "use a FUSE tier"
+        )
+    if (place / "partition").exists():
+        return (place.resolve().parent / "dev").read_text().strip()
+    return pair
+
+
+def _tree(known: Sequence[Hierarchy], controller: str) -> Hierarchy:
+    for tree in known:
+        if {controller, "io" if controller == "blkio" else controller} & set(tree.controllers):
+            return tree
+    name = "io (v2) or blkio (v1)" if controller == "blkio" else controller
+    raise TierError(f"this kernel offers no {name} controller; use a FUSE tier for slow storage")
+
+
+def _parent(tree: Hierarchy, controller: str) -> str:
+    """Where a group can be made: v2 lets only those with the controller handed on."""
+    if tree.version == 1:
+        return tree.own
+    name = "io" if controller == "blkio" else controller
+    place = tree.own
+    while True:
+        if name in _text(f"{place}/cgroup.subtree_control").split():
+            return place
+        if place == tree.top or not place.startswith(tree.top):
+            raise TierError(
+                f"{tree.top}: the {name} controller is not handed on to groups; as root: "
+                f"echo +{name} > {tree.top}/cgroup.subtree_control"
+            )
+        place = place.rpartition("/")[0]
+
+
+def _disk_limits(
+    known: Sequence[Hierarchy], device: str, bandwidth: float | None, rate: float | None
+) -> dict[str, str]:
+    if _tree(known, "blkio").version == 2:
+        parts = [f"rbps={bandwidth:.0f} wbps={bandwidth:.0f}"] if bandwidth else []
+        parts += [f"riops={rate:.0f} wiops={rate:.0f}"] if rate else []
+        return {"io.max": f"{device} {' '.join(parts)}"}
+    files = {}
+    for op in ("read", "write"):
+        if bandwidth:
+            files[f"blkio.throttle.{op}_bps_device"] = f"{device} {bandwidth:.0f}"
+        if rate:
+            files[f"blkio.throttle.{op}_iops_device"] = f"{device} {rate:.0f}"
+    return files
+
+
+def _memory_limits(known: Sequence[Hierarchy], memory_bytes: int) -> dict[str, str]:
+    is_v2 = _tree(known, "memory").version == 2
+    return {"memory.max" if is_v2 else "memory.limit_in_bytes": str(memory_bytes)}
+
+
+def _mkdir(place: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", place.rpartition("/")[2]):
+        raise TierError(f"{place}: no name for a control group")
+    try:
+        Path(place).mkdir()
+    except FileExistsError as error:
+        raise TierError(
+            f"{place}: there is such a group already; rmdir it if it is yours"
+        ) from error
+    except OSError as error:
+        raise TierError(
+            f"{place}: no control group can be made: {error.strerror}; it takes root, or a group "
+            "that was delegated to this user"
+        ) from error
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise TierError(f"{path}: the kernel refuses {text!r}: {error.strerror}") from error
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

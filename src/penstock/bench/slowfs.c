@@ -1,0 +1,593 @@
+/* slowfs: a folder seen through slow storage.  A FUSE pass-through that delays and counts; it knows
+ * no disk, keeps no data, and whatever it says goes to standard error.
+ *
+ *   slowfs ROOT MOUNT STATS [NAME=NUMBER]...
+ *
+ * A read or a write occupies one of `slots` servers and ends no sooner than
+ *
+ *   its start + its latency + its bytes at the bandwidth of one stream,
+ *   the bytes of all that came before it, at the bandwidth that all share, + its latency,
+ *   the number of all that came before it, at the rate that all share, + its latency.
+ *
+ * Everything else costs metadata_us.  The delays are absolute: the tier behaves the same on every
+ * disk that is faster than the tier.  STATS is made, and holds the counters as long as this runs.
+ * Prints a line when the mount is there.  watch=1: ends when standard input does, so that nothing
+ * is left of a tier whose maker was killed. */
+#define _GNU_SOURCE
+#ifndef FUSE_USE_VERSION
+#define FUSE_USE_VERSION 312
+#endif
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS_PER_S 1000000000ll
+
+/* What may pass at once after a pause: wakes that came late are made up for, so that the mean is
+ * what was asked for.  5 ms at 200 MB/s are 1 MB. */
+#define CREDIT_NS 5000000ll
+
+enum { SIZES = 32 };
+
+/* The file STATS: bench/tier.py reads it in this order. */
+struct counters {
+    _Atomic uint64_t reads, read_bytes, writes, written_bytes, opens, metadata;
+    _Atomic uint64_t in_flight, most_in_flight;
+    /* [n]: requests of more than 2^(n-1) and at most 2^n bytes */
+    _Atomic uint64_t read_sizes[SIZES], write_sizes[SIZES];
+};
+
+/* 0: no limit */
+static double latency_us, jitter, bandwidth_bps, stream_bps, requests_hz, metadata_us;
+static double slots = 64, attributes_s = 60, allow_other, watch;
+
+static const struct {
+    const char *name;
+    double *value;
+} settings[] = {
+    {"latency_us", &latency_us},
+    {"jitter", &jitter},
+    {"bandwidth_bps", &bandwidth_bps},
+    {"stream_bps", &stream_bps},
+    {"requests_hz", &requests_hz},
+    {"metadata_us", &metadata_us},
+    {"slots", &slots},
+    {"attributes_s", &attributes_s},
+    {"allow_other", &allow_other},
+    {"watch", &watch},
+};
+
+static int root;
+static struct counters *counters;
+static sem_t servers;
+
+/* Virtual clocks: when all that was let in so far will have passed. */
+static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
+static int64_t bytes_line_ns, requests_line_ns;
+
+/* --- time ------------------------------------------------------------------------------------ */
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+static void wait_until(int64_t end_ns)
+{
+    struct timespec end = {end_ns / NS_PER_S, end_ns % NS_PER_S};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR)
+        ;
+}
+
+/* Between -1 and 1. */
+static double drawn(void)
+{
+    static _Thread_local uint64_t state;
+
+    if (!state)
+        state = (uint64_t)now_ns() ^ (uintptr_t)&state ^ 0x9E3779B97F4A7C15ull;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(state >> 11) * 0x1p-52 - 1;
+}
+
+static int64_t passed_ns(int64_t *line_ns, int64_t start_ns, double cost_ns)
+{
+    if (*line_ns < start_ns - CREDIT_NS)
+        *line_ns = start_ns - CREDIT_NS;
+    *line_ns += (int64_t)cost_ns;
+    return *line_ns;
+}
+
+/* When a request that began at start_ns may end. */
+static int64_t end_of(int64_t start_ns, uint64_t bytes)
+{
+    int64_t latency_ns = (int64_t)(latency_us * 1e3 * (1 + jitter * drawn()));
+    double shared_ns = bandwidth_bps > 0 ? (double)bytes * 1e9 / bandwidth_bps : 0;
+    double stream_ns = stream_bps > 0 ? (double)bytes * 1e9 / stream_bps : 0;
+    int64_t alone_ns = start_ns + (int64_t)(shared_ns > stream_ns ? shared_ns : stream_ns);
+    int64_t end_ns = alone_ns, line_ns;
+
+    pthread_mutex_lock(&lines_lock);
+    if (bandwidth_bps > 0) {
+        line_ns = passed_ns(&bytes_line_ns, start_ns, shared_ns);
+        end_ns = line_ns > end_ns ? line_ns : end_ns;
+    }
+    if (requests_hz > 0) {
+        line_ns = passed_ns(&requests_line_ns, start_ns, 1e9 / requests_hz);
+        end_ns = line_ns > end_ns ? line_ns : end_ns;
+    }
+    pthread_mutex_unlock(&lines_lock);
+    return end_ns + latency_ns;
+}
+
+static int64_t begun(void)
+{
+    uint64_t most, now;
+
+    while (sem_wait(&servers) && errno == EINTR)
+        ;
+    now = atomic_fetch_add(&counters->in_flight, 1) + 1;
+    most = counters->most_in_flight;
+    while (now > most && !atomic_compare_exchange_weak(&counters->most_in_flight, &most, now))
+        ;
+    return now_ns();
+}
+
+static void ended(int64_t start_ns, ssize_t moved)
+{
+    wait_until(end_of(start_ns, moved > 0 ? (uint64_t)moved : 0));
+    atomic_fetch_sub(&counters->in_flight, 1);
+    sem_post(&servers);
+}
+
+static int class_of(size_t size)
+{
+    int class = 0;
+
+    while (class < SIZES - 1 && (size_t)1 << class < size)
+        class++;
+    return class;
+}
+
+static void metadata(void)
+{
+    counters->metadata++;
+    if (metadata_us > 0)
+        wait_until(now_ns() + (int64_t)(metadata_us * 1e3));
+}
+
+/* --- what the kernel asks for ---------------------------------------------------------------- */
+
+static const char *below_root(const char *path)
+{
+    return path[1] ? path + 1 : ".";
+}
+
+/* 0 or -errno, of a call that answers -1 */
+static int answer(int result)
+{
+    return result < 0 ? -errno : 0;
+}
+
+static int slow_getattr(const char *path, struct stat *status, struct fuse_file_info *file)
+{
+    metadata();
+    if (file)
+        return answer(fstat((int)file->fh, status));
+    return answer(fstatat(root, below_root(path), status, AT_SYMLINK_NOFOLLOW));
+}
+
+static int slow_readlink(const char *path, char *target, size_t size)
+{
+    metadata();
+    ssize_t length = readlinkat(root, below_root(path), target, size - 1);
+    if (length < 0)
+        return -errno;
+    target[length] = 0;
+    return 0;
+}
+
+static int slow_mkdir(const char *path, mode_t mode)
+{
+    metadata();
+    return answer(mkdirat(root, below_root(path), mode));
+}
+
+static int slow_unlink(const char *path)
+{
+    metadata();
+    return answer(unlinkat(root, below_root(path), 0));
+}
+
+static int slow_rmdir(const char *path)
+{
+    metadata();
+    return answer(unlinkat(root, below_root(path), AT_REMOVEDIR));
+}
+
+static int slow_symlink(const char *target, const char *path)
+{
+    metadata();
+    return answer(symlinkat(target, root, below_root(path)));
+}
+
+static int slow_rename(const char *from, const char *to, unsigned flags)
+{
+    metadata();
+    return answer(renameat2(root, below_root(from), root, below_root(to), flags));
+}
+
+static int slow_link(const char *from, const char *to)
+{
+    metadata();
+    return answer(linkat(root, below_root(from), root, below_root(to), 0));
+}
+
+static int slow_chmod(const char *path, mode_t mode, struct fuse_file_info *file)
+{
+    metadata();
+    if (file)
+        return answer(fchmod((int)file->fh, mode));
+    return answer(fchmodat(root, below_root(path), mode, 0));
+}
+
+static int slow_chown(const char *path, uid_t user, gid_t group, struct fuse_file_info *file)
+{
+    metadata();
+    if (file)
+        return answer(fchown((int)file->fh, user, group));
+    return answer(fchownat(root, below_root(path), user, group, AT_SYMLINK_NOFOLLOW));
+}
+
+static int slow_truncate(const char *path, off_t size, struct fuse_file_info *file)
+{
+    int descriptor, failed;
+
+    metadata();
+    if (file)
+        return answer(ftruncate((int)file->fh, size));
+    descriptor = openat(root, below_root(path), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (descriptor < 0)
+        return -errno;
+    failed = answer(ftruncate(descriptor, size));
+    close(descriptor);
+    return failed;
+}
+
+static int slow_utimens(const char *path, const struct timespec times[2],
+                        struct fuse_file_info *file)
+{
+    metadata();
+    if (file)
+        return answer(futimens((int)file->fh, times));
+    return answer(utimensat(root, below_root(path), times, AT_SYMLINK_NOFOLLOW));
+}
+
+/* Offsets are the kernel's, also of what appends; our buffers are not aligned. */
+static int opened(const char *path, int flags, mode_t mode, struct fuse_file_info *file)
+{
+    int descriptor;
+
+    counters->opens++;
+    metadata();
+    flags &= ~(O_APPEND | O_DIRECT);
+    descriptor = openat(root, below_root(path), flags | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (descriptor < 0)
+        return -errno;
+    file->fh = (uint64_t)descriptor;
+    file->keep_cache = 1; /* until a changed size or time is seen, as NFS does */
+    return 0;
+}
+
+static int slow_open(const char *path, struct fuse_file_info *file)
+{
+    return opened(path, file->flags & ~(O_CREAT | O_EXCL), 0, file);
+}
+
+static int slow_create(const char *path, mode_t mode, struct fuse_file_info *file)
+{
+    return opened(path, file->flags | O_CREAT, mode, file);
+}
+
+static int slow_release(const char *path, struct fuse_file_info *file)
+{
+    (void)path;
+    close((int)file->fh);
+    return 0;
+}
+
+static int slow_read(const char *path, char *data, size_t size, off_t offset,
+                     struct fuse_file_info *file)
+{
+    int64_t start_ns = begun();
+    ssize_t got = pread((int)file->fh, data, size, offset);
+    int error = errno;
+
+    (void)path;
+    if (got >= 0) {
+        counters->reads++;
+        counters->read_bytes += (uint64_t)got;
+        counters->read_sizes[class_of(size)]++;
+    }
+    ended(start_ns, got);
+    return got < 0 ? -error : (int)got;
+}
+
+static int slow_write(const char *path, const char *data, size_t size, off_t offset,
+                      struct fuse_file_info *file)
+{
+    int64_t start_ns = begun();
+    ssize_t put = pwrite((int)file->fh, data, size, offset);
+    int error = errno;
+
+    (void)path;
+    if (put >= 0) {
+        counters->writes++;
+        counters->written_bytes += (uint64_t)put;
+        counters->write_sizes[class_of(size)]++;
+    }
+    ended(start_ns, put);
+    return put < 0 ? -error : (int)put;
+}
+
+static int slow_fsync(const char *path, int data_only, struct fuse_file_info *file)
+{
+    (void)path;
+    metadata();
+    return answer(data_only ? fdatasync((int)file->fh) : fsync((int)file->fh));
+}
+
+static int slow_fallocate(const char *path, int mode, off_t offset, off_t length,
+                          struct fuse_file_info *file)
+{
+    (void)path;
+    metadata();
+    return answer(fallocate((int)file->fh, mode, offset, length));
+}
+
+static int slow_statfs(const char *path, struct statvfs *status)
+{
+    (void)path;
+    metadata();
+    return answer(fstatvfs(root, status));
+}
+
+static int slow_opendir(const char *path, struct fuse_file_info *file)
+{
+    int descriptor;
+    DIR *folder;
+
+    metadata();
+    descriptor = openat(root, below_root(path), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (descriptor < 0)
+        return -errno;
+    folder = fdopendir(descriptor);
+    if (!folder) {
+        close(descriptor);
+        return -ENOMEM;
+    }
+    file->fh = (uint64_t)(uintptr_t)folder;
+    return 0;
+}
+
+static int slow_readdir(const char *path, void *list, fuse_fill_dir_t fill, off_t offset,
+                        struct fuse_file_info *file, enum fuse_readdir_flags flags)
+{
+    DIR *folder = (DIR *)(uintptr_t)file->fh;
+    struct dirent *entry;
+
+    (void)path, (void)offset, (void)flags;
+    metadata();
+    rewinddir(folder);
+    while ((entry = readdir(folder))) {
+        struct stat status = {.st_ino = entry->d_ino, .st_mode = DTTOIF(entry->d_type)};
+        if (fill(list, entry->d_name, &status, 0, 0))
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int slow_releasedir(const char *path, struct fuse_file_info *file)
+{
+    (void)path;
+    closedir((DIR *)(uintptr_t)file->fh);
+    return 0;
+}
+
+static void *slow_init(struct fuse_conn_info *connection, struct fuse_config *config)
+{
+    /* Read-ahead may have as many requests in flight as there are servers. */
+    connection->max_background = connection->congestion_threshold = (unsigned)slots + 1;
+    config->entry_timeout = config->attr_timeout = attributes_s;
+    config->use_ino = 1;
+    config->nullpath_ok = 1; /* a removed file that is open lives on as .fuse_hidden... */
+    return NULL;
+}
+
+static const struct fuse_operations operations = {
+    .getattr = slow_getattr,
+    .readlink = slow_readlink,
+    .mkdir = slow_mkdir,
+    .unlink = slow_unlink,
+    .rmdir = slow_rmdir,
+    .symlink = slow_symlink,
+    .rename = slow_rename,
+    .link = slow_link,
+    .chmod = slow_chmod,
+    .chown = slow_chown,
+    .truncate = slow_truncate,
+    .utimens = slow_utimens,
+    .open = slow_open,
+    .create = slow_create,
+    .release = slow_release,
+    .read = slow_read,
+    .write = slow_write,
+    .fsync = slow_fsync,
+    .fallocate = slow_fallocate,
+    .statfs = slow_statfs,
+    .opendir = slow_opendir,
+    .readdir = slow_readdir,
+    .releasedir = slow_releasedir,
+    .init = slow_init,
+};
+
+/* --- the program ----------------------------------------------------------------------------- */
+
+static int set(char *argument)
+{
+    char *equals = strchr(argument, '='), *end;
+    double value;
+
+    if (!equals)
+        return -EINVAL;
+    *equals = 0;
+    value = strtod(equals + 1, &end);
+    if (!equals[1] || *end || !(value >= 0) || value > 1e15)
+        return -EINVAL;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        if (!strcmp(argument, settings[i].name)) {
+            *settings[i].value = value;
+            return 0;
+        }
+    return -EINVAL;
+}
+
+static int map_counters(const char *path)
+{
+    int error = 0, descriptor = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+
+    if (descriptor < 0)
+        return -errno;
+    if (ftruncate(descriptor, sizeof *counters))
+        error = -errno;
+    counters = mmap(NULL, sizeof *counters, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (!error && counters == MAP_FAILED)
+        error = -errno;
+    close(descriptor);
+    return error;
+}
+
+static void *watch_input(void *main_thread)
+{
+    char byte;
+    ssize_t got;
+
+    do
+        got = read(STDIN_FILENO, &byte, 1);
+    while (got > 0 || (got < 0 && errno == EINTR));
+    pthread_kill(*(pthread_t *)main_thread, SIGTERM); /* libfuse's own handler ends the loop */
+    return NULL;
+}
+
+static int start_watch(pthread_t *main_thread)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    int error;
+
+    *main_thread = pthread_self();
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* what is sent to us goes to the main thread */
+    error = pthread_create(&thread, NULL, watch_input, main_thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -error;
+}
+
+static int serve(struct fuse *fuse)
+{
+    /* Each request in flight holds a thread; what waits for metadata holds no server. */
+    unsigned threads = (unsigned)slots + 16;
+
+#if FUSE_USE_VERSION >= 312
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    int result;
+
+    fuse_loop_cfg_set_max_threads(config, threads);
+    fuse_loop_cfg_set_idle_threads(config, threads);
+    result = fuse_loop_mt(fuse, config);
+    fuse_loop_cfg_destroy(config);
+    return result;
+#else
+    struct fuse_loop_config config = {.clone_fd = 0, .max_idle_threads = threads};
+
+    return fuse_loop_mt(fuse, &config);
+#endif
+}
+
+static int mounted(const char *mount)
+{
+    char options[] = "default_permissions,fsname=slowfs,subtype=slowfs,allow_other";
+    char *arguments[] = {"slowfs", "-o", options, NULL};
+    struct fuse_args args = FUSE_ARGS_INIT(3, arguments);
+    static pthread_t main_thread;
+    struct fuse *fuse;
+    int failed = 1;
+
+    if (!allow_other)
+        *strrchr(options, ',') = 0;
+    fuse = fuse_new(&args, &operations, sizeof operations, NULL);
+    if (!fuse)
+        goto free_args;
+    if (fuse_mount(fuse, mount))
+        goto destroy;
+    if (fuse_set_signal_handlers(fuse_get_session(fuse)))
+        goto unmount;
+    if (watch && start_watch(&main_thread))
+        goto unmount;
+    if (write(STDOUT_FILENO, "mounted\n", 8) != 8)
+        goto unmount;
+    failed = serve(fuse) < 0;
+unmount:
+    fuse_unmount(fuse);
+destroy:
+    fuse_destroy(fuse);
+free_args:
+    fuse_opt_free_args(&args);
+    return failed;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 4) {
+        fputs("slowfs ROOT MOUNT STATS [NAME=NUMBER]...\n", stderr);
+        return 2;
+    }
+    for (int i = 4; i < argc; i++)
+        if (set(argv[i])) {
+            fprintf(stderr, "slowfs: no such setting, or no number: %s\n", argv[i]);
+            return 2;
+        }
+    root = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0 || map_counters(argv[3])) {
+        perror(root < 0 ? argv[1] : argv[3]);
+        return 1;
+    }
+    if (slots < 1 || slots > 4096 || sem_init(&servers, 0, (unsigned)slots)) {
+        fputs("slowfs: slots: 1 to 4096\n", stderr);
+        return 2;
+    }
+    umask(0);
+    prctl(PR_SET_TIMERSLACK, 1000); /* ns; all threads inherit it */
+    return mounted(argv[2]);
+}

@@ -1,0 +1,412 @@
+"""`penstock bench`: arguments in, exit status out.  No logic; a command imports what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from penstock.cli.shell import duration, rate, size, working
+
+__all__ = ["bench"]
+
+ASK_ABOVE_BYTES = 1 << 30  # less is written without a question
+
+
+@click.group(short_help="Slow tiers, data sets of published sizes, LMDB readers.")
+def bench() -> None:
+    """Experiments: slow tiers, data sets with published sizes, the ladder of LMDB readers.
+
+    \b
+      penstock bench tier make slow /data --bandwidth 200MB/s --iops 2000 --latency 1ms
+      penstock bench data imagenet-chien images --scale 0.1
+      penstock bench ladder work -o results
+    """
+
+
+@bench.group()
+def tier() -> None:
+    """Slow storage for a machine that has only fast.
+
+    \b
+      penstock bench tier make slow /data --bandwidth 200MB/s --iops 2000 --latency 1ms
+      penstock bench tier list
+      penstock bench tier remove slow
+    """
+
+
+@tier.command("make", short_help="Make a slow tier over a folder, and measure it.")
+@click.argument("name")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--bandwidth", type=rate, metavar="RATE", help="Of all users together: 200MB/s.")
+@click.option(
+    "--iops", type=click.FloatRange(min=1), metavar="N", help="Reads and writes a second."
+)
+@click.option("--latency", type=duration, metavar="TIME", help="Of each read and write: 1ms.")
+@click.option("--jitter", type=click.FloatRange(0, 100), default=0, metavar="PERCENT")
+@click.option("--stream", type=rate, metavar="RATE", help="Of one request alone.")
+@click.option(
+    "--metadata",
+    type=duration,
+    metavar="TIME",
+    help="Of an open, a stat ...  [default: the latency]",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Requests served at once.",
+)
+@click.option(
+    "--limit-memory",
+    "memory",
+    type=size,
+    metavar="SIZE",
+    help="For what `tier run` starts; page cache included.",
+)
+@click.option(
+    "--at",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where it is mounted.  [default: FOLDER-NAME]",
+)
+@click.option(
+    "--by",
+    "kind",
+    type=click.Choice(["fuse", "cgroup"]),
+    default="fuse",
+    show_default=True,
+    help="A mount, or limits of the disk itself.",
+)
+@click.option("--unverified", is_flag=True, help="Do not measure that it keeps its speed.")
+def tier_make(
+    name: str,
+    folder: Path,
+    bandwidth: int | None,
+    iops: float | None,
+    latency: float | None,
+    jitter: float,
+    stream: int | None,
+    metadata: float | None,
+    slots: int,
+    memory: int | None,
+    at: Path | None,
+    kind: str,
+    unverified: bool,
+) -> None:
+    """Make a slow tier over a folder, and measure that it is as slow as it says.
+
+    By fuse: FOLDER's files are seen slowly below the mount, by every program; needs /dev/fuse,
+    libfuse3 and a C compiler, and fusermount3 unless root.  By cgroup: the disk below FOLDER is
+    limited exactly, in bandwidth and requests, for what `tier run NAME` starts; needs root.
+
+    \b
+      penstock bench tier make slow /data --bandwidth 200MB/s --iops 2000 --latency 1ms
+      penstock bench tier make cloud /data --by cgroup --bandwidth 200MB/s --iops 2000
+      penstock bench tier make small /data --by cgroup --limit-memory 1GiB --bandwidth 1GB/s
+    """
+    from penstock.bench import tier as tiers
+
+    speed = tiers.Speed(
+        bandwidth,
+        iops,
+        latency or 0.0,
+        jitter / 100,
+        stream,
+        metadata if metadata is not None else latency or 0.0 if kind == "fuse" else 0.0,
+        slots,
+    )
+    with working("mounting") as progress:
+        made = tiers.make(
+            name,
+            folder,
+            speed,
+            kind=kind,
+            at=at,
+            memory_bytes=memory,
+            is_verified=not unverified,
+            progress=progress.say,
+        )
+    click.echo(f"{made.name}: {made.path}: {made.measured or 'not measured'}")
+    click.echo(f"`penstock bench tier remove {made.name}` undoes it", err=True)
+
+
+@tier.command("list", short_help="Show the slow tiers, and whether they are alive.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with the requests so far.")
+def tier_list(as_json: bool) -> None:
+    """Show the slow tiers, whether they are alive, and what they were asked for.
+
+    \b
+      penstock bench tier list
+      penstock bench tier list --json | jq '.[].requests'
+    """
+    import json
+    from dataclasses import asdict
+
+    from penstock.bench import tier as tiers
+
+    found = tiers.made()
+    if as_json:
+        shown = [
+            asdict(one)
+            | {
+                "is_alive": one.is_alive(),
+                "requests": asdict(one.requests()) if one.stats and one.is_alive() else None,
+            }
+            for one in found
+        ]
+        click.echo(json.dumps(shown, indent=1))
+        return
+    for one in found:
+        state = one.measured or "not measured"
+        if not one.is_alive():
+            state = f"gone; `penstock bench tier remove {one.name}` tidies up"
+        click.echo(f"{one.name}: {one.kind}, {one.path}: {one.speed.words()}; {state}")
+        if one.stats and one.is_alive():
+            asked = one.requests()
+            click.echo(f"  {asked.reads:,} reads, {asked.read_bytes:,} B; {asked.writes:,} writes")
+            for size, number in sorted(asked.read_sizes.items()):
+                click.echo(f"  reads up to {size:>9,} B: {number:,}")
+
+
+@tier.command("remove", short_help="Undo slow tiers.")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def tier_remove(names: tuple[str, ...]) -> None:
+    """Undo slow tiers: unmount, take the groups away.  The folder's files stay.
+
+    \b
+      penstock bench tier remove slow
+    """
+    from penstock.bench import tier as tiers
+
+    for name in names:
+        tiers.remove(name)
+
+
+@tier.command(
+    "run",
+    short_help="Run a command under a tier's limits.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.argument("name")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def tier_run(name: str, command: tuple[str, ...]) -> int:
+    """Run a command in a tier's control group: under its limits of the disk and of memory.
+
+    \b
+      penstock bench tier run cloud python train.py
+    """
+    from penstock.bench import tier as tiers
+
+    return tiers.run_in(tiers.tier_of(name), command)
+
+
+@bench.command("data", short_help="Make a data set with the sizes that a study published.")
+@click.argument("kind")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Of the records; their sizes stay.",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["folder", "lmdb", "tfrecord", "tar"]),
+    default="folder",
+    show_default=True,
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
+def data_command(kind: str, folder: Path, scale: float, form: str, seed: int, yes: bool) -> None:
+    """Make a data set with the sizes that a study published, in a folder that is not there yet.
+
+    Kinds: imagenet, imagenet-chien, imagenet-stream, imagenet-alexnet, caltech101 (real JPEG
+    files), malware (listings of bytes), cifar10.
+
+    \b
+      penstock bench data imagenet-chien images              16,384 files, median 112 kB
+      penstock bench data malware malware --scale 0.01       108 files, median 4 MB
+      penstock bench data caltech101 caltech --as lmdb
+    """
+    from penstock.bench import data
+
+    planned = data.plan(kind, form, scale, seed)
+    _asked(folder, planned.disk_bytes, yes)
+    with working("making") as progress:
+        made = data.make(planned, folder, progress.say)
+    click.echo(f"{folder}: {made.words()}")
+
+
+@bench.command("ladder", short_help="Measure LMDB readers from Caffe's to Penstock's.")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--lmdb",
+    "given",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="An LMDB that is there.  [default: one of random records is made in FOLDER/lmdb]",
+)
+@click.option("--data", type=size, default="2GB", show_default=True, metavar="SIZE")
+@click.option("--record", type=size, default="30670", show_default=True, metavar="SIZE")
+@click.option(
+    "--on",
+    "places",
+    multiple=True,
+    type=click.Choice(["disk", "throttled", "latency", "memory"]),
+    help="On which storage; can be given several times.  [default: all]",
+)
+@click.option(
+    "--processes",
+    default="1,2,4,8",
+    show_default=True,
+    metavar="N,N...",
+    help="How many processes use records.",
+)
+@click.option("--rungs", default="", metavar="NAME,...", help="Only these.  [default: all]")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--for", "for_s", type=duration, default="5s", show_default=True, metavar="TIME")
+@click.option("--batch", type=click.IntRange(1, 100_000), default=32, show_default=True)
+@click.option("--compute", type=duration, metavar="TIME", help="Slept after each batch.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
+def ladder_command(
+    folder: Path,
+    given: Path | None,
+    data: int,
+    record: int,
+    places: tuple[str, ...],
+    processes: str,
+    rungs: str,
+    repeats: int,
+    for_s: float,
+    batch: int,
+    compute: float | None,
+    seed: int,
+    yes: bool,
+) -> None:
+    """Measure LMDB readers from Caffe's to Penstock's, one change at a time.
+
+    FOLDER gets ladder.md, .csv, .json and .png.  Storage: the disk as it is; throttled to 200 MB/s
+    and 2,000 requests/s (needs root); a FUSE tier of 1 ms; memory for a quarter of the data (needs
+    root).  Each run begins with the file out of memory, or not at all.  Interrupted, the same
+    command goes on.
+
+    \b
+      penstock bench ladder ladder
+      penstock bench ladder quick --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
+      penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
+    """
+    from penstock.bench import ladder
+    from penstock.bench.rungs import RUNGS
+
+    settings = ladder.Settings(
+        tuple(_chosen(rungs, list(RUNGS))),
+        tuple(_numbers(processes)),
+        tuple(place for place in ladder.PLACES if place in places or not places),
+        repeats,
+        for_s,
+        batch,
+        compute or 0.0,
+        seed,
+    )
+    source = given or folder / "lmdb"
+    if given is None and not (source / "data.mdb").exists():
+        _asked(folder, 1.2 * data, yes)
+    with working("making the LMDB") as progress:
+        if given is None:
+            ladder.make_lmdb(source, data, record, seed, progress.say)
+        machine = ladder.machine_of(source)
+        runs, remarks = ladder.climb(source, settings, folder, progress.say)
+        written = ladder.write_results(folder, runs, machine, remarks)
+    click.echo(ladder.markdown_of(runs, machine, remarks), nl=False)
+    click.echo(f"wrote {', '.join(map(str, written))}", err=True)
+
+
+def _asked(folder: Path, n_bytes: float, yes: bool) -> None:
+    from penstock.words import show
+
+    if n_bytes > ASK_ABOVE_BYTES and not yes:
+        said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
+        click.confirm(said, abort=True, err=True)
+
+
+def _chosen(text: str, known: list[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name}: no such rung; there are: {', '.join(known)}")
+    return [name for name in known if name in names or not names]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: write numbers, 1,2,4,8") from error
+    if found[0] < 1 or found[-1] > 256:
+        raise click.BadParameter(f"{text!r}: 1 to 256 processes")
+    return found
+
+
+@bench.command("model")
+@click.argument(
+    "ladder_json",
+    metavar="LADDER.json",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="For model.md, .json and .png.  [default: beside the ladder]",
+)
+@click.option("--to", "most", type=click.IntRange(1, 1_000_000), default=9216, show_default=True)
+@click.option("--per-node", type=click.IntRange(1, 1024), default=36, show_default=True)
+@click.option("--cores", type=click.IntRange(1, 1024), metavar="N", help="[default: per node]")
+@click.option("--bandwidth", type=rate, default="10GB/s", show_default=True, metavar="RATE")
+@click.option("--iops", type=click.FloatRange(min=1), default=200_000, show_default=True)
+@click.option("--latency", type=duration, default="1ms", show_default=True, metavar="TIME")
+@click.option("--link", type=rate, default="10GB/s", show_default=True, metavar="RATE")
+def model_command(
+    ladder_json: Path,
+    output: Path | None,
+    most: int,
+    per_node: int,
+    cores: int | None,
+    bandwidth: int,
+    iops: float,
+    latency: float,
+    link: int,
+) -> None:
+    """Extend a ladder to more processes than are here, by simulation.
+
+    What is assumed is printed first; each measured point is simulated too, and the error shown.
+    The storage that all nodes share, and each node's link, are what you say: the defaults are no
+    machine's.
+
+    \b
+      penstock bench model ladder/ladder.json
+      penstock bench model ladder/ladder.json --bandwidth 40GB/s --iops 1000000 --per-node 64
+    """
+    from penstock.bench import model
+
+    folder = output or ladder_json.parent
+    points, machine = model.read_points(ladder_json)
+    storage = model.Storage(bandwidth, iops, latency, link)
+    ahead = int(machine.get("read_ahead_kib") or 128) << 10
+    here = int(machine.get("cpus") or 1)
+    with working("simulating") as progress:
+        checks = model.checked(points, here, ahead)
+        curves = model.extended(points, storage, per_node, cores or per_node, most, progress.say)
+        words = f"{per_node} processes and {cores or per_node} cores a node"
+        text = model.markdown_of(checks, curves, storage, words)
+        written = model.write_results(folder, text, points, checks, curves, storage)
+    click.echo(text, nl=False)
+    click.echo(f"wrote {', '.join(map(str, written))}", err=True)

@@ -1,0 +1,318 @@
+"""`penstock feed`: what is in a data set, and whether it is whole.  No logic; a part of `cli`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.shell import Progress
+from penstock.words import count, show
+
+if TYPE_CHECKING:
+    from penstock.bench.feed import Benched
+    from penstock.feed.index import Index
+    from penstock.feed.verify import Checked
+
+__all__ = ["feed"]
+
+DAMAGED = 1  # the exit status of `verify` that found something
+SHOWN_PROBLEMS = 20
+LOOKED_AT = 64  # records whose first bytes are looked at, spread over the data set
+
+DATA_SET = click.argument("path", nargs=-1, required=True)
+DATABASE = click.option(
+    "--database", metavar="NAME", help="The database in an LMDB that holds several."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+
+
+@click.group("feed", short_help="Look into a data set: LMDB, tar, TFRecord, folders of files.")
+def feed() -> None:
+    """Look into a data set: LMDB, tar (WebDataset), TFRecord, folders of files.
+
+    \b
+      penstock feed inspect train.lmdb
+      penstock feed verify 'shards/*.tar'
+      penstock feed bench train.lmdb
+    """
+
+
+@feed.command("inspect", short_help="Say what is in a data set: records, sizes, keys.")
+@DATA_SET
+@DATABASE
+@AS_JSON
+@click.option("--no-cache", is_flag=True, help="Make the index anew, keep none.")
+def inspect_command(
+    path: tuple[str, ...], database: str | None, as_json: bool, no_cache: bool
+) -> None:
+    """Say what is in a data set: records, sizes, keys, and what they look like.
+
+    PATH is a file, a folder, a pattern or several of them.  Reads the places of all records and
+    the first bytes of a few.
+
+    \b
+      penstock feed inspect train.lmdb
+      penstock feed inspect 'shards/train-{000..127}.tar'
+      penstock feed inspect images/ --json | jq .records
+    """
+    from penstock.feed.index import open_index
+
+    with Progress("indexing") as bar:
+        index = open_index(
+            _asked(path), cache=not no_cache, progress=bar.advance, database=database
+        )
+    facts = _facts(index)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(facts, indent=1))
+        return
+    _print_facts(facts)
+
+
+@feed.command("verify", short_help="Look at every record: its place, and every sum kept of it.")
+@DATA_SET
+@DATABASE
+@AS_JSON
+def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -> int:
+    """Look at every record of a data set: its place, and every sum that its format keeps.
+
+    Exit status 0: whole; 1: something is damaged; 2: there is no data set, or
+    none that is read here.
+
+    \b
+      penstock feed verify train.lmdb
+      penstock feed verify 'train-*-of-01024'
+    """
+    from penstock.feed.verify import check
+
+    with Progress("looking at records") as bar:
+        checked = check(_asked(path), bar.advance, database)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(_as_json(checked), indent=1))
+    else:
+        _print_checked(checked)
+    return DAMAGED if checked.problems else 0
+
+
+@feed.command("bench", short_help="Measure how fast a data set can be read here.")
+@DATA_SET
+@DATABASE
+@AS_JSON
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=3.0,
+    show_default=True,
+    help="For each reader, at the most.",
+)
+@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, metavar="RECORDS")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also a page with a picture, FILE.html.",
+)
+def bench_command(
+    path: tuple[str, ...],
+    database: str | None,
+    as_json: bool,
+    seconds: float,
+    batch: int,
+    plot: Path | None,
+) -> None:
+    """Measure how fast a data set can be read here: in order and shuffled, against the ceiling
+    and, for an LMDB, against py-lmdb.
+
+    Each reader begins with the files out of memory; where that is not so, the row says it.
+
+    \b
+      penstock feed bench train.lmdb
+      penstock feed bench 'shards/*.tar' --seconds 10 --plot speed.html
+    """
+    from penstock.bench.feed import measure, page_of, to_json
+    from penstock.feed.index import open_index
+
+    if plot is not None:
+        _refuse_plot(plot)
+    with Progress("indexing") as bar:
+        index = open_index(_asked(path), progress=bar.advance, database=database)
+    with Progress("reading") as bar:
+        benched = measure(index, seconds, batch, bar.advance, database)
+    if plot is not None:
+        plot.write_text(page_of(benched))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(to_json(benched), indent=1))
+        return
+    _print_benched(benched)
+
+
+def _refuse_plot(plot: Path) -> None:
+    """Before anything is measured.  Raises FeedError: no page can be written there."""
+    from penstock.errors import FeedError
+
+    if plot.suffix.lower() not in (".html", ".htm"):
+        raise FeedError(f"{plot}: the plot is a page; name it {plot.with_suffix('.html').name}")
+    nearest = plot if plot.exists() else plot.parent
+    if not nearest.exists():
+        raise FeedError(f"{plot}: there is no folder {plot.parent}; make it, or name another")
+    if not os.access(nearest, os.W_OK):
+        raise FeedError(f"{plot}: {nearest} may not be written to by you; name another place")
+
+
+def _print_benched(benched: Benched) -> None:
+    ceiling = benched.ceiling_bps
+    click.echo(
+        f"{benched.kind}: {count(benched.n_records, 'record')} of "
+        f"{show(benched.record_bytes, 'B')} in all"
+    )
+    click.echo(
+        f"{'reader':24} {'order':8} {'records/s':>11} {'MB/s':>8} {'ceiling':>8} {'device':>7}"
+    )
+    for rate in benched.rates:
+        share = f"{100 * rate.bandwidth_bps / ceiling:.0f} %" if ceiling else "–"
+        more = f"{rate.amplification:.2f}x" if rate.amplification is not None else "–"
+        note = "" if rate.is_cold else f"  not cold: {rate.why_not_cold}"
+        click.echo(
+            f"{rate.reader:24} {rate.order:8} {rate.records_hz:11,.0f} "
+            f"{rate.bandwidth_bps / 1e6:8,.0f} {share:>8} {more:>7}{note}"
+        )
+    if ceiling:
+        best = max(benched.ceilings, key=lambda each: each.bandwidth_bps)
+        click.echo(
+            f"ceiling: {ceiling / 1e6:,.0f} MB/s, {best.order} reads of "
+            f"{show(best.request_bytes, 'B')}, {best.threads} at a time"
+        )
+        if any(rate.bandwidth_bps > ceiling for rate in benched.rates):
+            click.echo("  more than 100 %: so few bytes are read too soon to measure well")
+    for each in benched.missing:
+        click.echo(each)
+
+
+def _asked(path: tuple[str, ...]) -> str | list[str]:
+    return path[0] if len(path) == 1 else list(path)
+
+
+def _facts(index: Index) -> dict[str, Any]:
+    import numpy as np
+
+    n = len(index)
+    facts: dict[str, Any] = {
+        "path": index.path,
+        "kind": index.kind,
+        "files": len(index.files),
+        "file_bytes": int(sum(Path(file).stat().st_size for file in index.files)),
+        "records": n,
+        "record_bytes": index.total_bytes,
+    }
+    if index.kind == "lmdb":
+        facts["lmdb"] = [_lmdb_facts(file) for file in index.files]
+    if not n:
+        return facts
+    least, half, most = np.quantile(index.length, [0, 0.5, 1])
+    places = np.unique(np.linspace(0, n - 1, min(n, LOOKED_AT)).astype(int)).tolist()
+    looks = [_looks(_record(index, place)) for place in places]
+    facts |= {
+        "smallest_bytes": int(least),
+        "median_bytes": int(half),
+        "largest_bytes": int(most),
+        "first_key": _text(index.key(0)),
+        "last_key": _text(index.key(n - 1)),
+        "is_in_file_order": _is_in_file_order(index),
+        "looked_at": len(places),
+        "looks_like": sorted(set(looks), key=looks.count, reverse=True),
+    }
+    return facts
+
+
+def _looks(record: bytes) -> str:
+    from penstock.feed.decode import SAMPLE, content_of, sample
+
+    content = content_of(record)
+    if content != SAMPLE:
+        return content
+    return " + ".join(f"{name} ({content_of(part)})" for name, part in sample(record).items())
+
+
+def _is_in_file_order(index: Index) -> bool:
+    """Whether neighbours in the index are neighbours in the file.  Within a page LMDB's are not."""
+    import numpy as np
+
+    grain = 4096 if index.kind == "lmdb" else 1
+    steps, files = np.diff(index.offset // grain), np.diff(index.file.astype(np.int64))
+    return bool(((steps >= 0) | (files > 0)).all())
+
+
+def _lmdb_facts(file: str) -> dict[str, Any]:
+    from penstock.feed import pages
+
+    with pages.opened(file) as fd:
+        meta = pages.read_meta(fd, file)
+    return {
+        "data_version": meta.layout.version,
+        "page_bytes": meta.page_bytes,
+        "transaction": meta.txnid,
+    }
+
+
+def _record(index: Index, place: int) -> bytes:
+    with open(index.files[index.file[place]], "rb", buffering=0) as file:
+        file.seek(int(index.offset[place]))
+        return file.read(int(index.length[place]))
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    n, kind = facts["records"], facts["kind"]
+    share = facts["file_bytes"] / facts["record_bytes"] if facts["record_bytes"] else 0
+    click.echo(
+        f"{kind}: {count(n, 'record')}, {show(facts['record_bytes'], 'B')} in "
+        f"{count(facts['files'], 'file')} of "
+        f"{show(facts['file_bytes'], 'B')}" + (f" ({share:.2f} times the records)" if share else "")
+    )
+    for about in facts.get("lmdb", [])[:1]:
+        more = f", {len(facts['lmdb'])} files like it" if len(facts["lmdb"]) > 1 else ""
+        click.echo(
+            f"  data version {about['data_version']}, pages of {about['page_bytes']:,} bytes, "
+            f"transaction {about['transaction']}{more}"
+        )
+    if not n:
+        return
+    click.echo(
+        f"  a record: {show(facts['smallest_bytes'], 'B')} to {show(facts['largest_bytes'], 'B')}, "
+        f"median {show(facts['median_bytes'], 'B')}"
+    )
+    click.echo(f"  keys: {facts['first_key']} … {facts['last_key']}")
+    order = "in the order of the file" if facts["is_in_file_order"] else "not in the file's order"
+    click.echo(f"  order: {order}")
+    click.echo(f"  they look like: {', '.join(facts['looks_like'])} ({facts['looked_at']} seen)")
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    return checked._asdict() | {"problems": [each._asdict() for each in checked.problems]}
+
+
+def _print_checked(checked: Checked) -> None:
+    for each in checked.problems[:SHOWN_PROBLEMS]:
+        where = "" if each.record is None else f"{each.file}: record {each.record:,} "
+        click.echo(f"{where}{each.what}")
+    if len(checked.problems) > SHOWN_PROBLEMS:
+        click.echo(f"and {len(checked.problems) - SHOWN_PROBLEMS:,} more; --json has all")
+    n = len(checked.problems)
+    found = count(n, "problem") if n else "nothing is wrong"
+    click.echo(
+        f"{checked.kind}: {count(checked.n_records, 'record')}, {show(checked.n_bytes, 'B')} in "
+        f"{count(checked.n_files, 'file')}: {found}"
+    )
+    if checked.not_seen:
+        click.echo(f"  {checked.not_seen}")

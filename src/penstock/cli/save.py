@@ -1,0 +1,482 @@
+"""`penstock save`: arguments and exit codes of the checkpoint commands; no logic.
+
+Exit status: 0 all is well, 1 something is not whole or could not be drained, 2 cannot be asked so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.shell import Progress, duration, print_table, rate
+
+if TYPE_CHECKING:
+    from penstock.save.drain import Drainer, Status
+    from penstock.save.formats import Checkpoint
+    from penstock.save.retention import Keep
+    from penstock.save.verify import Choice
+
+__all__ = ["save"]
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+NOT_WHOLE = 1
+INTERRUPTED = 130
+
+
+@click.group(
+    "save",
+    short_help="Checkpoints on a fast tier, drained to a slow one.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def save() -> None:
+    """Checkpoints on a fast tier, drained to a slow one: list, verify, drain, recover, prune.
+
+    Works for any framework, with no line of the training changed: it saves to the fast tier as
+    ever, the drain runs beside it.
+
+    \b
+      penstock save drain /nvme/run1 /lustre/run1 --watch &
+      python train.py --output /nvme/run1
+      penstock save recover /nvme/run1 /lustre/run1      after a crash, before the next job
+    """
+
+
+@save.command("ls")
+@click.argument("tiers", nargs=-1, required=True, metavar="TIER...")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
+    """List the checkpoints of one or more tiers, newest first.
+
+    A tier is a folder or a URL (s3://, gs://, sftp://).  Known are Penstock's own, torch.save, DCP,
+    safetensors, Hugging Face, DeepSpeed, Lightning, Keras, TensorFlow and Orbax.
+
+    \b
+      penstock save ls /nvme/run1 /lustre/run1
+      penstock save ls s3://bucket/run1 --json
+    """
+    from penstock.save.formats import find
+    from penstock.stores import open_store
+
+    rows = []
+    for tier in tiers:
+        for one in find(open_store(tier)):
+            verified = bool(one.manifest and one.manifest.verified_unix_ns)
+            rows.append(
+                {
+                    "tier": tier,
+                    "name": one.name,
+                    "step": one.step,
+                    "kind": one.kind,
+                    "size_bytes": one.size_bytes,
+                    "mtime_ns": one.mtime_ns,
+                    "has_manifest": one.manifest is not None,
+                    "is_verified_copy": verified,
+                    "problem": one.problem,
+                }
+            )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(rows, indent=1))
+        return
+    print_table(
+        ["tier", "name", "step", "kind", "MB", "saved", "state"],
+        [
+            (
+                row["tier"], row["name"], row["step"], row["kind"],
+                f"{row['size_bytes'] / 1e6:,.1f}",  # type: ignore[operator]
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(row["mtime_ns"] / 1e9)),  # type: ignore[operator]
+                _state_of(row),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+    if not rows:
+        click.echo("no checkpoint found", err=True)
+
+
+def _state_of(row: dict[str, Any]) -> str:
+    if row["problem"]:
+        return str(row["problem"])
+    if row["is_verified_copy"]:
+        return "verified copy"
+    return "committed" if row["has_manifest"] else "of another program"
+
+
+@save.command("verify")
+@click.argument("place", metavar="RUN")
+@click.option("--full", "level", flag_value="full", help="Every byte, from the device.")
+@click.option("--sizes", "level", flag_value="sizes", help="Names and sizes only.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+@click.option("--forgive", is_flag=True, help="Forget restarts that have failed, then verify.")
+def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) -> int:
+    """Say which checkpoints of a run are whole.  Exit status 1: one is not.
+
+    RUN is a tier or one checkpoint.  Without an option a sample of the checksums is compared.
+    Checkpoints of other programs are judged by their own formats: CRC-32 of torch and Keras files,
+    CRC-32C of TensorFlow; safetensors and Orbax have sizes only, and the answer says so.
+
+    \b
+      penstock save verify runs/llm/checkpoints
+      penstock save verify runs/llm/checkpoints/step-1000 --full
+      penstock save verify s3://bucket/run1 --json
+    """
+    from penstock.save import verify as verifying
+
+    wanted = level or "sample"
+    if forgive:
+        from penstock.stores import open_store
+
+        count = verifying.forgive(open_store(place))
+        click.echo(f"penstock: {count} failed restarts forgotten", err=True)
+    found = _checkpoints_at(place)
+    if not found:
+        raise click.ClickException(f"{place}: no checkpoint found")
+    verdicts = []
+    with Progress("verifying", is_of_bytes=True) as bar:
+        for one in found:
+            tell = functools.partial(bar.advance, what=f"verifying {one.name}")
+            verdicts.append(verifying.verify(one, wanted, tell))
+    if as_json:
+        import json
+
+        rows = [
+            {
+                "name": verdict.checkpoint.name,
+                "step": verdict.checkpoint.step,
+                "kind": verdict.checkpoint.kind,
+                "is_whole": verdict.is_whole,
+                "level": verdict.level,
+                "problems": verdict.problems,
+                "checked_bytes": verdict.checked_bytes,
+                "unprotected_bytes": verdict.unprotected_bytes,
+                "remarks": verdict.remarks,
+            }
+            for verdict in verdicts
+        ]
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        for verdict in verdicts:
+            click.echo(_verdict_line(verdict))
+    return 0 if all(verdict.is_whole for verdict in verdicts) else NOT_WHOLE
+
+
+def _verdict_line(verdict: Any) -> str:
+    name = verdict.checkpoint.name
+    if not verdict.is_whole:
+        return f"{name}: NOT WHOLE: {'; '.join(verdict.problems)}"
+    said = [f"{name}: whole ({verdict.checkpoint.kind}, {verdict.level})"]
+    if verdict.checked_bytes:
+        said.append(f"{verdict.checked_bytes / 1e6:,.1f} MB compared")
+    if verdict.unprotected_bytes:
+        said.append(f"{verdict.unprotected_bytes / 1e6:,.1f} MB without any checksum")
+    return ", ".join([*said, *verdict.remarks])
+
+
+def _checkpoints_at(place: str) -> list[Checkpoint]:
+    """Of a tier; or the one checkpoint that this is the folder or the file of."""
+    from penstock.save.formats import find
+    from penstock.stores import open_store
+
+    if "://" not in place and not os.path.lexists(place):
+        raise click.ClickException(f"{place}: no such folder or file")
+    above, _, name = place.rstrip("/").rpartition("/")
+    above = above or ("." if "://" not in place else "")
+    if above and not above.endswith(":/"):
+        with contextlib.suppress(Exception):  # the folder above may be nobody's business
+            inner = [one for one in find(open_store(above)) if one.name == name]
+            if inner:
+                return inner
+    return find(open_store(place))
+
+
+def _keep_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(
+        (
+            click.option("--keep-fast", type=click.IntRange(min=0), metavar="N",
+                         help="The fast tier keeps its newest N; others go once verified."),
+            click.option("--keep-last", type=click.IntRange(min=1), metavar="N",
+                         help="The slow tier keeps its newest N.  [default: all]"),
+            click.option("--every", type=click.IntRange(min=0), default=0, metavar="STEPS",
+                         help="... and each whose step is a multiple of this."),
+            click.option("--best", default="", metavar="METRIC",
+                         help="... and the best by this metric; -METRIC: larger is better."),
+            click.option("--foreign", is_flag=True,
+                         help="Checkpoints of other programs may go from the fast tier too."),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _keep(
+    keep_fast: int | None, keep_last: int | None, every: int, best: str, foreign: bool
+) -> Keep | None:
+    """None where nothing of it was asked for: then nothing is removed."""
+    from penstock.save.retention import Keep
+
+    if keep_fast is None and keep_last is None:
+        if every or best or foreign:
+            raise click.UsageError("say how many stay: --keep-fast N or --keep-last N")
+        return None
+    fast = keep_fast if keep_fast is not None else sys.maxsize
+    return Keep(fast, keep_last, every, best, foreign=foreign)
+
+
+@save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
+@click.argument("fast", type=FOLDER)
+@click.argument("slow")
+@click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
+@click.option("--once/--watch", default=True, help="What is there now, or on and on.  [--once]")
+@click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--quiet-io", is_flag=True, help="With the least priority of processor and disk.")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Pause while the data wait of this recorded run rises.",
+)
+@click.option(
+    "--follow",
+    type=click.IntRange(min=1),
+    metavar="PID",
+    help="With --watch: end when this process has, and all is drained ...",
+)
+@click.option(
+    "--grace",
+    type=duration,
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="... or so long after it.",
+)
+@_keep_options
+def drain_command(
+    fast: Path,
+    slow: str,
+    limit: float | None,
+    once: bool,
+    concurrency: int,
+    quiet_io: bool,
+    run: Path | None,
+    follow: int | None,
+    grace: float,
+    keep_fast: int | None,
+    keep_last: int | None,
+    every: int,
+    best: str,
+    foreign: bool,
+) -> int:
+    """Copy finished checkpoints from FAST to SLOW, verified; exit status 1: one could not be.
+
+    SLOW is a folder or a URL (s3://, gs://, sftp://).  What a killed drain has copied is not copied
+    again.  Nothing is removed unless --keep-fast or --keep-last says so.  What it does stands in
+    FAST/.penstock/drain.json, and in OpenMetrics in drain.prom beside it.
+
+    \b
+      penstock save drain /nvme/run1 /lustre/run1
+      penstock save drain /nvme/run1 /lustre/run1 --watch --limit 300MB/s --keep-fast 2 &
+      penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
+    """  # fmt: skip
+    from penstock.save import drain as draining
+
+    if follow is not None and once:
+        raise click.UsageError("--follow goes with --watch")
+    keep = _keep(keep_fast, keep_last, every, best, foreign)
+    settings = draining.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
+    if quiet_io:
+        draining.be_quiet()
+    share = _share_of(run) if run is not None else None
+    with Progress("draining", is_of_bytes=True) as bar, draining.Drainer(
+        fast, slow, settings, share=share, told=functools.partial(_told, bar)
+    ) as working, _stopped_by_signals(working):  # fmt: skip
+        click.echo(f"penstock: durable on {slow}: {working.slow.durable}", err=True)
+        try:
+            failed = working.once() if once else working.watch(_ended(follow), grace)
+        except draining.Stopped:
+            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+            return INTERRUPTED
+        status = working.status
+    _told_drained(status)
+    for line in failed:
+        click.echo(f"penstock: not drained: {line}", err=True)
+    return NOT_WHOLE if failed else 0
+
+
+def _told_drained(status: Status) -> None:
+    kept = f", {status.skipped_bytes / 1e6:,.1f} MB were there" if status.skipped_bytes else ""
+    click.echo(f"{status.drained} drained, {status.drained_bytes / 1e6:,.1f} MB{kept}")
+
+
+def _ended(pid: int | None) -> Callable[[], bool]:
+    """Whether a process has ended; by its descriptor, as numbers are used again."""
+    if pid is None:
+        return lambda: False
+    import select
+
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: True
+    return lambda: bool(select.select([descriptor], [], [], 0)[0])
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(working: Drainer) -> Iterator[None]:
+    """Ctrl-C, and what a batch system sends, end a drain between two pieces; a second Ctrl-C ends
+    it at once, which loses nothing either."""
+
+    def stop(number: int, frame: object) -> None:
+        if working.stopping.is_set():
+            raise KeyboardInterrupt
+        working.stop()
+
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _share_of(run: Path) -> Callable[[], float | None]:
+    """The data wait's share of a recorded run's last second; None while that is not known."""
+    from penstock.errors import PenstockError
+    from penstock.live import Monitor
+
+    monitors: list[Monitor] = []
+
+    def share() -> float | None:
+        with contextlib.suppress(PenstockError):  # the run may begin later than the drain
+            if not monitors:
+                monitors.append(Monitor(run))
+            seconds = monitors[0].look().seconds
+            known = [one.data_wait for one in seconds[-3:] if one.data_wait is not None]
+            return known[-1] if known else None
+        return None
+
+    return share
+
+
+@save.command("recover", short_help="After a crash: sweep what it left, drain the rest.")
+@click.argument("fast", type=FOLDER)
+@click.argument("slow")
+@click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
+@click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option(
+    "--full", "level", flag_value="full", help="Compare every byte of the one to begin from."
+)
+@click.option("--fetch", is_flag=True, help="Bring it to the fast tier if it is not there.")
+def recover_command(
+    fast: Path, slow: str, limit: float | None, concurrency: int, level: str | None, fetch: bool
+) -> int:
+    """After a crash: sweep what it left, drain the rest, name the checkpoint to begin from.
+
+    For the epilog of a batch job, or for the start of the next one.  Standard output is the path
+    and nothing else; why a newer one was passed over goes to standard error.
+
+    \b
+      penstock save recover /nvme/run1 /lustre/run1
+      python train.py --resume "$(penstock save recover /nvme/run1 /lustre/run1)"
+      penstock save recover /nvme/run1 s3://bucket/run1 --fetch
+    """
+    from penstock.save import drain as draining
+
+    settings = draining.Settings(limit_bps=limit, concurrency=concurrency)
+    with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+        try:
+            choice, failed = draining.recover(
+                fast, slow, settings, level=level or "sample", told=functools.partial(_told, bar),
+                drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
+            )  # fmt: skip
+        except draining.Stopped:
+            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+            return INTERRUPTED
+    for line in failed:
+        click.echo(f"penstock: not drained: {line}", err=True)
+    _tell_choice(choice)
+    if choice.checkpoint is None:
+        return NOT_WHOLE
+    where = choice.where
+    if fetch and (choice.path is None or fast.resolve() not in choice.path.resolve().parents):
+        where = os.fspath(draining.fetch(choice.checkpoint, fast))
+    click.echo(where)
+    return NOT_WHOLE if failed else 0
+
+
+def _tell_choice(choice: Choice) -> None:
+    for where, why in choice.rejected:
+        click.echo(f"penstock: passed over {where}: {why}", err=True)
+    if choice.checkpoint is None:
+        click.echo("penstock: no whole checkpoint on any tier: begin anew", err=True)
+    else:
+        step = "" if choice.step is None else f" (step {choice.step})"
+        click.echo(f"penstock: begin from {choice.where}{step}", err=True)
+
+
+@save.command("prune")
+@click.argument("fast", type=FOLDER)
+@click.argument("slow", required=False)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_keep_options
+def prune_command(
+    fast: Path,
+    slow: str | None,
+    dry_run: bool,
+    keep_fast: int | None,
+    keep_last: int | None,
+    every: int,
+    best: str,
+    foreign: bool,
+) -> int:
+    """Remove checkpoints by rule.
+
+    From FAST only what lies verified on SLOW; never the last whole one, and never what Penstock has
+    neither committed nor drained (--foreign lets drained ones of other programs go from FAST).
+
+    \b
+      penstock save prune /nvme/run1 /lustre/run1 --keep-fast 2
+      penstock save prune /nvme/run1 /lustre/run1 --keep-last 3 --every 5000 --best loss --dry-run
+    """  # fmt: skip
+    from penstock.save import retention
+    from penstock.save.formats import find
+    from penstock.stores import open_store
+
+    keep = _keep(keep_fast, keep_last, every, best, foreign)
+    if keep is None:
+        raise click.UsageError("say how many stay: --keep-fast N or --keep-last N")
+    if keep_last is not None and slow is None:
+        raise click.UsageError("--keep-last is about SLOW: name it")
+    on_fast, on_slow = open_store(fast), open_store(slow) if slow else None
+    if dry_run:
+        there = find(on_slow) if on_slow else []
+        for one, _ in retention.doomed_on_fast(find(on_fast), there, keep):
+            click.echo(one.where)
+        for one in retention.doomed_on_slow(there, keep):
+            click.echo(one.where)
+        return 0
+    gone = retention.prune(on_fast, on_slow, keep)
+    for name in gone.fast:
+        click.echo(on_fast.where(name))
+    for name in gone.slow:
+        click.echo(on_slow.where(name) if on_slow else name)
+    click.echo(f"penstock: {gone.freed_bytes / 1e6:,.1f} MB freed", err=True)
+    return 0
+
+
+def _told(progress: Progress, status: Status) -> None:
+    paused = " (paused for the training)" if status.state == "paused" else ""
+    what = f"{status.current or status.state}{paused}"
+    progress.advance(status.done_bytes, max(1, status.total_bytes), what)

@@ -1,0 +1,252 @@
+"""What commands share: sizes and times as people type them, sentences, tables, bars, Ctrl-C.
+
+What a command computes goes to standard output; everything that is said about it goes to standard
+error, one line for an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+__all__ = [
+    "AS_JSON",
+    "INTERRUPTED",
+    "NEW_FILE",
+    "NEW_FOLDER",
+    "RUN_FOLDER",
+    "RUN_TO_COME",
+    "Progress",
+    "debug",
+    "duration",
+    "ended_like_ctrl_c",
+    "fail",
+    "here",
+    "percent",
+    "print_json",
+    "print_rich",
+    "print_table",
+    "rate",
+    "say",
+    "short",
+    "size",
+    "working",
+]
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
+
+
+class _RunFolder(click.Path):
+    """A run's folder; a file in its place, such as one of its logs, is told of in a sentence."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = Path(value)
+        if path.is_file():
+            more = f": {path.absolute().parent}" if path.suffix == ".log" else ""
+            self.fail(f"{value} is a file; a run is the folder that its logs lie in{more}")
+        return super().convert(value, param, ctx)
+
+
+class _New(click.Path):
+    """What is to be made; an unset variable of a shell is no name of the current folder."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if str(value) == "":
+            self.fail("an empty name; say where it goes")
+        return super().convert(value, param, ctx)
+
+
+RUN_FOLDER = _RunFolder(exists=True, file_okay=False, path_type=Path)
+RUN_TO_COME = _RunFolder(file_okay=False, path_type=Path)
+NEW_FOLDER = _New(path_type=Path)
+NEW_FILE = _New(dir_okay=False, path_type=Path)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+
+
+def debug() -> None:
+    if os.environ.get("PENSTOCK_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+
+
+def say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+
+def fail(line: str, status: int) -> NoReturn:
+    say(line)
+    sys.exit(status)
+
+
+def percent(value: str | float) -> float:
+    """A share as people write it: 10, 2.5, 10%."""
+    try:
+        number = float(str(value).strip().removesuffix("%"))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no number of per cent, write 10 or 2.5") from error
+    if not 0 <= number <= 100:  # nan too: no number would be beyond it
+        raise click.BadParameter(f"{value!r} is not between 0 and 100 %")
+    return number
+
+
+def size(value: str | int) -> int:
+    """Bytes as people write them: 1GiB, 500MB, 2G, 1048576."""
+    text = str(value).strip().upper().removesuffix("B")
+    number = text.rstrip("KMGTI")
+    try:
+        n_bytes = int(float(number) * UNITS[text[len(number) :].strip()])
+    except (KeyError, ValueError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is no size, write 500MB or 1GiB") from error
+    if n_bytes <= 0:
+        raise click.BadParameter(f"{value!r} leaves no room, write 500MB or 1GiB")
+    return n_bytes
+
+
+def duration(value: str | float) -> float:
+    """Seconds as people write them: 30s, 500ms, 2m, 30."""
+    text = str(value).strip().lower()
+    number = text.rstrip("ms")
+    try:
+        seconds = float(number) * {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0}[text[len(number) :]]
+    except (KeyError, ValueError) as error:
+        raise click.BadParameter(f"{value!r} is no time, write 30s or 2m") from error
+    if not 0 < seconds <= 86_400:
+        raise click.BadParameter(f"{value!r} is no time for this, write 30s or 2m")
+    return seconds
+
+
+def rate(value: str | int) -> int:
+    """Bytes a second as people write them: 200MB/s, 1GiB/s, 200MB."""
+    text = str(value).strip()
+    return size(text[:-2] if text.lower().endswith("/s") else text)
+
+
+def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.views.paper import Paper
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(names):
+        is_number = all(isinstance(row[place], int | float | None) for row in rows)
+        table.add_column(
+            Text(Paper.clean(name)), justify="right" if is_number else "left", overflow="fold"
+        )
+    for row in rows:
+        # Names of files are foreign: they may hold what moves the cursor.
+        table.add_row(*[Text("" if cell is None else Paper.clean(str(cell))) for cell in row])
+    # Into a pipe or a file, lines are as long as their cells.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+def print_json(facts: Any) -> None:
+    import json
+
+    click.echo(json.dumps(facts, indent=1, default=str))
+
+
+def print_rich(shown: Any) -> None:
+    from rich.console import Console
+
+    # Into a pipe or a file, lines are as long as their cells.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(shown)
+
+
+def here(path: Path) -> str:
+    """As seen from this folder; ./ before what a command would take for an option."""
+    here = os.path.relpath(path)
+    if here.startswith(".."):
+        return str(path)
+    return f"./{here}" if here.startswith("-") else here
+
+
+def short(path: Path) -> str:
+    """As one would type it here, for a shell."""
+    import shlex
+
+    return shlex.quote(here(path))
+
+
+@contextlib.contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """What a batch system sends, and a terminal that is closed, also remove what was made."""
+    import signal
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Progress:
+    """A bar on standard error, if that is a terminal and the work takes longer than a glance."""
+
+    def __init__(self, what: str, is_of_bytes: bool = False) -> None:
+        self._what = what
+        self._is_of_bytes = is_of_bytes
+
+    def __enter__(self) -> Progress:
+        import time
+
+        self._clock = time.monotonic
+        self._start_s = self._clock()
+        self._bar: Any = None
+        return self
+
+    def say(self, what: str, share: float) -> None:
+        """What is under way, and how much of it is done."""
+        self.advance(round(1000 * share), 1000, what)
+
+    def advance(self, done: int, total: int, what: str | None = None) -> None:
+        """done of total, both of the same unit; what: is under way from now on."""
+        self._what = what or self._what
+        if self._bar is None:
+            if not sys.stderr.isatty() or self._clock() - self._start_s < PROGRESS_AFTER_S:
+                return
+            from rich import progress
+            from rich.console import Console
+
+            columns = progress.Progress.get_default_columns()
+            if self._is_of_bytes:
+                at = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+                columns = (*columns[:2], *at, progress.TimeRemainingColumn())
+            self._bar = progress.Progress(
+                *columns, console=Console(file=sys.stderr), transient=True
+            )
+            self._task = self._bar.add_task(self._what, total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total, description=self._what)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Progress]:
+    """A bar if it takes long; what a batch system sends is heard as Ctrl-C is."""
+    with ended_like_ctrl_c(), Progress(what) as progress:
+        yield progress

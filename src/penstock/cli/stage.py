@@ -1,0 +1,541 @@
+"""The commands `penstock tiers` and `penstock stage`: arguments in, sentences out.  No logic."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.shell import AS_JSON, here, print_json, print_rich, rate, say, size, working
+from penstock.errors import TierError
+
+if TYPE_CHECKING:
+    from penstock.registry import Tier
+    from penstock.stage.copy import Copied, Wanted
+    from penstock.stage.plan import Plan
+
+__all__ = ["stage_group", "tiers_group"]
+
+CORRUPTED = 1
+TO = click.option("--to", "tier", required=True, metavar="TIER", help="Its name; see tiers list.")
+
+
+# --- tiers ---------------------------------------------------------------------------------------
+
+
+@click.group("tiers", short_help="Name the places that may hold copies; what they give.")
+def tiers_group() -> None:
+    """Name the places that may hold copies, and measure what they give.
+
+    \b
+      penstock tiers add fast /mnt/nvme --capacity 100GB
+      penstock tiers list
+    """
+
+
+@tiers_group.command("add")
+@click.argument("name")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--capacity", type=size, help="What copies may take.  [default: what is free]")
+@click.option("--no-measure", is_flag=True, help="Not now; stage plan needs it.")
+def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -> None:
+    """Make a folder a tier, and measure its ceiling: some ten seconds.
+
+    \b
+      penstock tiers add fast /mnt/nvme --capacity 100GB
+      penstock tiers add memory /dev/shm/penstock --capacity 8GB
+    """
+    from penstock import registry
+
+    tier = registry.add(name, folder, capacity)
+    if not no_measure:
+        tier = _measured(tier)
+    print_rich(_tiers_table([tier]))
+
+
+@tiers_group.command("measure", short_help="Measure a tier again.")
+@click.argument("name")
+def tiers_measure(name: str) -> None:
+    """Measure a tier again: what a file and a byte cost there, and what it gives at most.
+
+    \b
+      penstock tiers measure fast
+    """
+    from penstock import registry
+
+    print_rich(_tiers_table([_measured(registry.tier_of(name))]))
+
+
+def _measured(tier: Tier) -> Tier:
+    from penstock import registry
+    from penstock.bench import ceiling
+
+    with working("measuring") as progress:
+        costs = registry.measure_costs(tier.path)
+        try:
+            found = ceiling.ceilings_of_path(tier.path, True, 10.0, progress.say)
+        except TierError as error:  # small: files can be read there all the same
+            say(f"{error}; its ceiling is not measured")
+            found = []
+    return registry.set_measured(tier.name, costs, found)
+
+
+@tiers_group.command("list")
+@AS_JSON
+def tiers_list(as_json: bool) -> None:
+    """Show the tiers, what they gave, and what is staged on them.
+
+    \b
+      penstock tiers list
+    """
+    from dataclasses import asdict
+
+    from penstock import registry
+
+    known = registry.registered()
+    if as_json:
+        print_json([asdict(tier) for tier in known])
+    elif known:
+        print_rich(_tiers_table(known))
+    else:
+        click.echo("no tier yet; penstock tiers add NAME FOLDER --capacity 100GB")
+
+
+@tiers_group.command("remove")
+@click.argument("name")
+def tiers_remove(name: str) -> None:
+    """Forget a tier.  Its copies stay where they are: evict them before.
+
+    \b
+      penstock stage evict fast && penstock tiers remove fast
+    """
+    from penstock import registry
+
+    tier = registry.remove(name)
+    click.echo(f"{tier.name} is forgotten; {tier.path} was left as it is")
+
+
+def _tiers_table(known: list[Tier]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.stage.manifest import Place
+    from penstock.words import show
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("tier", "folder"):
+        table.add_column(name, overflow="fold")
+    for name in ("capacity", "staged", "reads", "writes", "a file", "state"):
+        table.add_column(name, justify="right")
+    for tier in known:
+        try:
+            staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
+            state = "ready" if tier.path.is_dir() else "not there"
+        except TierError:
+            staged, state = 0, "damaged"
+        if tier.costs is None and state == "ready":
+            state = "not measured"
+        cells = (
+            tier.name,
+            str(tier.path),
+            show(tier.capacity_bytes, "B"),
+            show(staged, "B"),
+            show(tier.read_bps, "B/s"),
+            show(tier.write_bps, "B/s"),
+            show(tier.costs.open_s if tier.costs else None, "s"),
+            state,
+        )
+        table.add_row(*[Text(cell) for cell in cells])
+    return table
+
+
+# --- stage ---------------------------------------------------------------------------------------
+
+
+@click.group("stage", short_help="Serve what a run waited for from copies on a fast tier.")
+def stage_group() -> None:
+    """Copy the files that a run waited for to a fast tier, and serve its opens from there.
+
+    \b
+      penstock stage plan RUN --to fast --budget 20GB       which files, and what it would bring
+      penstock stage copy RUN --to fast --budget 20GB       copies them
+      penstock run --staged fast python train.py            the same program, reading the copies
+    """
+
+
+def _plan(run: Path, tier_name: str, budget: int | None, policy: str) -> Plan:
+    from penstock.measures import measure
+    from penstock.registry import tier_of
+    from penstock.run import open_run
+    from penstock.stage.evidence import evidence_of
+    from penstock.stage.plan import plan
+
+    tier = tier_of(tier_name)
+    with (
+        working("reading logs") as progress,
+        contextlib.closing(open_run(run, progress.advance)) as opened,
+    ):
+        progress.say("measuring the run", 0.0)
+        evidence = evidence_of(opened)
+        read = max(
+            (one for one in measure(opened).storage if one.path_class == "data"),
+            key=lambda one: one.read_bytes,
+            default=None,
+        )
+        return plan(
+            here(run),
+            evidence,
+            tier,
+            budget_bytes=budget,
+            policy=policy,
+            slow_bps=read.read_ceiling_bps if read else None,
+            progress=progress.say,
+        )
+
+
+POLICY = click.option(
+    "--policy",
+    default="gain",
+    show_default=True,
+    metavar="NAME",
+    help="gain, or for comparison small, hottest, directory, random.",
+)
+BUDGET = click.option("--budget", type=size, help="At most so much.  [default: the capacity]")
+
+
+@stage_group.command("plan", short_help="Choose the files of a run that are worth a copy.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@TO
+@BUDGET
+@POLICY
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The plan, for stage copy.",
+)
+@click.option(
+    "--picture",
+    "drawing",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The curve of gain by bytes: .html, .png, .svg or .pdf.",
+)
+@AS_JSON
+def stage_plan(
+    run: Path,
+    tier: str,
+    budget: int | None,
+    policy: str,
+    output: Path | None,
+    drawing: Path | None,
+    as_json: bool,
+) -> None:
+    """Choose files of a run for a tier: the most data wait removed for the room that they take.
+
+    Shows what that is expected to bring, the curve of it, and what plainer choices would.
+
+    \b
+      penstock stage plan runs/tuesday --to fast
+      penstock stage plan runs/tuesday --to fast --budget 20GB -o plan.jsonl --picture curve.html
+    """
+    from penstock.stage import plan as plans
+
+    made = _plan(run, tier, budget, policy)
+    if output is not None:
+        plans.store(made, output)
+    if drawing is not None:
+        plans.picture(made, drawing)
+    if as_json:
+        print_json(plans.facts_of(made))
+    else:
+        print_rich(plans.table_of(made))
+
+
+@stage_group.command("copy", short_help="Copy to a tier: a plan, the choice of a run, or a folder.")
+@click.argument("what", metavar="RUN|PLAN|FOLDER|URL")
+@TO
+@BUDGET
+@POLICY
+@click.option("--limit", type=rate, metavar="SIZE/s", help="At most so many bytes a second.")
+@click.option("--threads", type=click.IntRange(1, 64), default=8, show_default=True, metavar="N")
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Copies a share.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Of so many."
+)
+@AS_JSON
+def stage_copy(
+    what: str,
+    tier: str,
+    budget: int | None,
+    policy: str,
+    limit: int | None,
+    threads: int,
+    rank: int,
+    world_size: int,
+    as_json: bool,
+) -> None:
+    """Copy to a tier the files that a plan names, that are chosen from a run, or below a folder.
+
+    Files are there whole or not at all, and checked.  What is there stays; what a kill left is
+    taken up again; several may copy at once.
+
+    \b
+      penstock stage copy runs/tuesday --to fast --budget 20GB
+      penstock stage copy plan.jsonl --to fast --limit 300MB/s
+      penstock stage copy /data/imagenet --to fast
+      penstock stage copy s3://bucket/train --to fast       needs penstock[remote]
+      mpirun -n 4 sh -c 'penstock stage copy plan.jsonl --to fast
+          --rank $OMPI_COMM_WORLD_RANK --world-size $OMPI_COMM_WORLD_SIZE'
+    """
+    from penstock.registry import tier_of
+    from penstock.stage import copy as copying
+
+    there = tier_of(tier)
+    store = None
+    if "://" in what:
+        from penstock.stores import open_store
+
+        store = open_store(what)
+    wanted = () if store is not None else _wanted(what, tier, budget, policy)
+    with working("copying") as progress:
+        found = copying.copy(
+            there,
+            wanted,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            limit_bps=limit,
+            threads=threads,
+            progress=progress.advance,
+        )
+    _tell_copied(found, there, as_json)
+
+
+def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[Wanted]:
+    from penstock.bench.ceiling import is_run
+    from penstock.stage import copy as copying
+    from penstock.stage import plan as plans
+
+    path = Path(what)
+    if path.is_dir() and is_run(path):
+        made = _plan(path, tier, budget, policy)
+        say(f"{made.files:,} files, expected to remove {made.gain_s:.3g} s of data wait")
+        return made.wanted
+    if plans.is_plan(path):
+        return plans.load(path)
+    if budget is not None:
+        raise click.UsageError("--budget chooses files of a RUN; a plan or folder is copied whole")
+    if not path.exists():
+        raise TierError(f"{what}: no run, plan or folder is there; a URL is copied, not filled")
+    return copying.below(path)
+
+
+def _tell_copied(found: Copied, tier: Tier, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from penstock.words import count, show
+
+    if as_json:
+        print_json(asdict(found))
+    else:
+        click.echo(
+            f"{count(found.copied, 'file')} copied, {show(found.copied_bytes, 'B')} in "
+            f"{show(found.seconds, 's')}; {found.was_there:,} were there"
+        )
+    if found.elsewhere:
+        say(f"{count(found.elsewhere, 'file')} another process copied meanwhile")
+    for why, number in sorted(found.skipped.items()):
+        say(f"{count(number, 'file')} left out: {why}")
+    for note in found.notes:
+        say(note)
+    if not as_json:
+        click.echo(f"penstock run --staged {tier.name} COMMAND reads them")
+
+
+@stage_group.command(
+    "fill", short_help="Copy while the job reads; what is there is served at once."
+)
+@click.argument("what", metavar="RUN|PLAN|FOLDER")
+@TO
+@BUDGET
+@click.option(
+    "--limit",
+    type=rate,
+    metavar="SIZE/s",
+    help="At most so much of the slow tier.  [default: a quarter of its measured ceiling]",
+)
+@click.option("--background", is_flag=True, help="Returns as soon as programs can be started.")
+def stage_fill(
+    what: str, tier: str, budget: int | None, limit: int | None, background: bool
+) -> None:
+    """Copy while the job reads: each copy is served as soon as it is there.
+
+    What is staged already gives way to what is worth more.  Of a RUN whose storage was measured
+    (penstock ceiling RUN) the limit is a quarter of that unless told.
+
+    \b
+      penstock stage fill plan.jsonl --to fast --limit 50MB/s --background
+      penstock run --staged fast python train.py
+    """
+    from penstock.registry import tier_of
+    from penstock.stage.fill import fill
+
+    there = tier_of(tier)
+    if limit is None:
+        limit = _quarter(what)
+    if background:
+        _start_filling(what, there, budget, limit)
+        return
+    wanted = _wanted(what, tier, budget, "gain")
+    with working("filling") as progress:
+        found = fill(
+            there,
+            wanted,
+            limit_bps=limit,
+            progress=progress.advance,
+            ready=lambda: say(f"penstock run --staged {tier} COMMAND may start"),
+        )
+    _tell_copied(found, there, as_json=False)
+
+
+def _quarter(what: str) -> int:
+    """A quarter of what the run's storage was measured to give."""
+    from penstock.bench.ceiling import is_run
+    from penstock.measures import measure
+    from penstock.run import open_run
+
+    path = Path(what)
+    known: list[float] = []
+    if path.is_dir() and is_run(path):
+        with contextlib.closing(open_run(path)) as opened:
+            known = [one.read_ceiling_bps or 0.0 for one in measure(opened).storage]
+    if not any(known):
+        raise click.UsageError(
+            "how much of the slow tier it may take is not known: give --limit 50MB/s, or of a RUN "
+            "measure it: penstock ceiling RUN"
+        )
+    return int(max(known) / 4)
+
+
+def _start_filling(what: str, tier: Tier, budget: int | None, limit: int) -> None:
+    """The same command in a process of its own, which tells when the map is in place."""
+    import subprocess
+    import sys
+
+    from penstock.stage.manifest import Place
+
+    place = Place(tier)
+    place.make()
+    log = place.own / "fill.log"
+    command = [sys.executable, "-m", "penstock", "stage", "fill", what, "--to", tier.name]
+    command += ["--limit", str(limit)] + ([] if budget is None else ["--budget", str(budget)])
+    with open(log, "wb") as told:
+        filling = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=told,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    assert filling.stderr is not None
+    said = b""
+    for line in filling.stderr:
+        said = line
+        if b"may start" in line:
+            break
+    if b"may start" not in said:
+        raise TierError(said.decode(errors="replace").removeprefix("penstock: ").strip())
+    click.echo(f"filling {tier.name} at {limit / 1e6:.3g} MB/s, process {filling.pid}; {log}")
+
+
+@stage_group.command("status", short_help="Say what is staged on a tier, and what became of it.")
+@click.argument("tier")
+@AS_JSON
+def stage_status(tier: str, as_json: bool) -> None:
+    """Say what is staged on a tier, and what has become of it and of its sources.
+
+    \b
+      penstock stage status fast
+    """
+    from dataclasses import asdict
+
+    from penstock.registry import tier_of
+    from penstock.stage import copy as copying
+    from penstock.words import count, show
+
+    with working("looking") as progress:
+        found = copying.status(tier_of(tier), progress.advance)
+    if as_json:
+        print_json(asdict(found))
+        return
+    free = show(found.free_bytes, "B")
+    click.echo(
+        f"{count(found.copies, 'file')} staged, {show(found.size_bytes, 'B')}; {free} are free"
+    )
+    for number, what, cure in (
+        (found.stale, "of a source that has changed", f"penstock stage evict {tier} --stale"),
+        (found.orphans, "of a source that is gone", f"penstock stage evict {tier} --stale"),
+        (found.missing, "missing or changed on the tier", "penstock stage copy makes it again"),
+        (found.dropped, "dropped, as a program wrote to its source", "stage copy serves it again"),
+    ):
+        if number:
+            click.echo(f"{number:,} {what}: the original is read; {cure}")
+    if found.parts:
+        click.echo(f"{count(found.parts, 'part')} of copies, {show(found.part_bytes, 'B')}")
+
+
+@stage_group.command("evict")
+@click.argument("tier")
+@click.option("--free", "free_bytes", type=size, help="Only as many as give so much room.")
+@click.option("--stale", is_flag=True, help="Only those whose source has changed or is gone.")
+def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
+    """Remove copies: all of them, or those of least gain per byte.  Never anything else.
+
+    \b
+      penstock stage evict fast --free 10GB
+      penstock stage evict fast --stale
+      penstock stage evict fast
+    """
+    from penstock.registry import tier_of
+    from penstock.stage import copy as copying
+    from penstock.words import count, show
+
+    if stale and free_bytes is not None:
+        raise click.UsageError("--free or --stale, not both")
+    copies, n_bytes = copying.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
+    click.echo(f"copies of {count(copies, 'file')} removed, {show(n_bytes, 'B')}")
+
+
+@stage_group.command("verify")
+@click.argument("tier")
+@click.option("--evict", "is_mending", is_flag=True, help="Removes the copies that are damaged.")
+@AS_JSON
+def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
+    """Read every copy and compare it with its checksum.  Exit status 1: some are damaged.
+
+    \b
+      penstock stage verify fast
+      penstock stage verify fast --evict && penstock stage copy plan.jsonl --to fast
+    """
+    from penstock.registry import tier_of
+    from penstock.stage import copy as copying
+    from penstock.words import count, show
+
+    with working("verifying") as progress:
+        found = copying.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
+    bad = [(one.entry.source, one.why) for one in found.corrupted]
+    if as_json:
+        print_json({"copies": found.copies, "stale": found.stale, "corrupted": bad})
+    else:
+        read = show(found.bytes_read, "B")
+        click.echo(f"copies of {count(found.copies, 'file')}, {read} read, {len(bad):,} damaged")
+    for source, why in bad[:20]:
+        say(f"{source.encode('utf-8', 'backslashreplace').decode()}: {why}")
+    if len(bad) > 20:
+        say(f"and {len(bad) - 20:,} more; --json lists all")
+    return CORRUPTED if bad else 0

@@ -1,0 +1,724 @@
+"""A data set as batches: planned, read ahead by threads of this process, given without a copy.
+
+    feed = Feed("train.lmdb", batch_size=256, shuffle="block", seed=7, rank=r, world_size=n)
+    for batch in feed:
+        batch[0].key, memoryview(batch[0])          # valid until the next batch
+
+Knows the plan and the reader; knows no format and no framework.
+"""
+
+from __future__ import annotations
+
+import base64
+import operator
+import os
+import threading
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed import plan
+from penstock.feed.index import Index, open_index
+from penstock.feed.plan import Deal, Order, Part, Share
+from penstock.feed.read import (
+    Buffer,
+    Loaded,
+    Options,
+    Reader,
+    Reading,
+    Tally,
+    held_in_memory,
+    table_of,
+)
+
+__all__ = [
+    "Batch",
+    "Epoch",
+    "Feed",
+    "Record",
+    "Request",
+    "Stand",
+    "check",
+    "deal_of",
+    "epoch_of",
+    "index_of",
+    "load",
+    "stand_of",
+    "state_of",
+]
+
+STATE_VERSION = 1
+BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
+READ_AHEAD_BYTES = 8 << 20  # of one window: enough reads to keep a device's queue from running dry
+ON_ERROR = ("raise", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a rank asks of a data set.  See Feed for the meaning of each."""
+
+    batch_size: int
+    order: Order = field(default_factory=Order)
+    rank: int = 0
+    world_size: int = 1
+    tail: str = "short"
+    on_error: str = "raise"
+    buffer_bytes: int = BUFFER_BYTES
+    readers: int = 2
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "rank", "world_size", "buffer_bytes", "readers"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        for name in ("seed", "block_bytes", "pool_bytes"):
+            _whole(name, getattr(self.order, name))
+        if self.batch_size < 1:
+            raise FeedError(f"a batch of {self.batch_size} records is none; 1 is the least")
+        if not 0 <= self.rank < self.world_size:
+            raise FeedError(f"rank {self.rank} of {self.world_size}: ranks count from 0")
+        for value, known, what in (
+            (self.tail, plan.TAILS, "tail"),
+            (self.on_error, ON_ERROR, "on_error"),
+            (self.order.shuffle, plan.ORDERS, "shuffle"),
+        ):
+            if value not in known:
+                raise FeedError(f"{what}={value!r} is not known; known are {', '.join(known)}")
+        if self.order.seed < 0:
+            raise FeedError(f"a seed of {self.order.seed}; seeds are 0 or more")
+        if not 0 <= self.readers <= 16:
+            raise FeedError(f"{self.readers} readers; 0 reads when asked, 1 to 16 read ahead")
+
+    @property
+    def slots(self) -> int:
+        """Windows in memory at once: one that is consumed, one for each reader."""
+        return self.readers + 1
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.buffer_bytes // self.slots
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise FeedError(f"{name}={value!r} is no whole number") from error
+
+
+def index_of(data: Index | str | os.PathLike[str] | Sequence[Any]) -> Index:
+    """An index as it is, or the index of a path.  Raises FeedError: no record in it."""
+    index = data if isinstance(data, Index) else open_index(data)
+    if not len(index):
+        raise FeedError(f"{index.path}: holds no record; nothing can be read from it")
+    return index
+
+
+def check(index: Index, request: Request) -> None:
+    """Raises FeedError if a file is not as it was when it was indexed.  Files of a folder that are
+    to be skipped are missed one by one, when their records are read."""
+    if index.kind != "folder" or request.on_error != "skip":
+        index.check()
+
+
+# --- what is given -------------------------------------------------------------------------------
+
+
+class Record(np.ndarray):  # (length,) of uint8
+    """One record: its bytes as an array, or memoryview(record); valid until the next batch.
+
+    key: as in the data set.  number: in the index.
+    """
+
+    __slots__ = ("_index", "number")
+
+    _index: Index
+    number: int
+
+    @property
+    def key(self) -> bytes:
+        return self._index.key(self.number)
+
+
+class Batch(Sequence[Record]):
+    """Records in memory that is read-only, and overwritten when the next batch is asked for.
+
+    records: their numbers in the index, (n,) int64.  A failed record is not in it.
+    """
+
+    __slots__ = ("_index", "_memory", "ends", "records", "starts")
+
+    def __init__(
+        self,
+        index: Index,
+        memory: memoryview,
+        records: NDArray[np.int64],
+        starts: NDArray[np.int64],
+    ) -> None:
+        self._index = index
+        self._memory = memory
+        self.records = records
+        self.starts = starts
+        self.ends = starts + index.length[records]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = int(self.records[place])
+        start = int(self.starts[place])
+        length = int(self.ends[place]) - start
+        record = np.ndarray.__new__(Record, (length,), np.uint8, self._memory, start)
+        record._index, record.number = self._index, number
+        return record
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [self._index.key(number) for number in self.records.tolist()]
+
+    def views(self) -> list[memoryview]:
+        """All records as memoryviews: the quickest way to every record of a batch."""
+        memory = self._memory
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        return [memory[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def as_bytes(self) -> list[bytes]:
+        """All records copied: they stay valid."""
+        return [view.tobytes() for view in self.views()]
+
+
+# --- one epoch's plan ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epoch:
+    """What one rank reads in one epoch, from batch `first` on.  edges: where windows begin."""
+
+    share: Share
+    first: int
+    edges: NDArray[np.int64]
+    deal: Deal
+
+    @property
+    def n_windows(self) -> int:
+        return len(self.edges) - 1
+
+    def window(self, number: int) -> NDArray[np.int64]:
+        """The records of a window, batch after batch."""
+        size = self.share.batch_size
+        return self.share.records[
+            int(self.edges[number]) * size : int(self.edges[number + 1]) * size
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stand:
+    """Where a rank stands: steps batches of an epoch, after the parts of it that history tells.
+
+    held: what memory held when a cache-aware epoch began."""
+
+    epoch: int = 0
+    steps: int = 0
+    history: tuple[Part, ...] = ()
+    held: NDArray[np.bool_] | None = None
+
+
+def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
+    """The plan of one rank for what is left of an epoch: the same wherever it is made."""
+    table, how = table_of(index), request.order
+    whole = plan.order(table, how, stand.epoch, stand.held)
+    sequence = plan.remaining(whole, how, stand.epoch, stand.history)
+    deal = deal_of(index, request)
+    mine = plan.share(sequence, how, stand.epoch, deal, request.rank)
+    # Reads of a window end together; several reads must fit one, and all slots the buffer.
+    target = max(request.options.coalesce_bytes, READ_AHEAD_BYTES)
+    target = min(target, request.slot_bytes // 2)
+    edges = plan.windows(
+        table,
+        mine,
+        stand.steps,
+        target,
+        deal.batches_a_round,
+        request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of its own
+        is_merged=request.options.coalesce_bytes > 0,
+    )
+    return Epoch(mine, min(stand.steps, len(mine)), edges, deal)
+
+
+def deal_of(index: Index, request: Request) -> Deal:
+    """How this data set is dealt out to the request's world."""
+    a_round = plan.round_of(
+        table_of(index),
+        request.order,
+        request.world_size,
+        request.batch_size,
+        request.options.coalesce_bytes,
+        request.slot_bytes * 3 // 4,
+    )
+    return Deal(request.world_size, request.batch_size, a_round, request.tail)
+
+
+def state_of(index: Index, request: Request, stand: Stand) -> dict[str, Any]:
+    """A stand as numbers and texts that any format holds."""
+    parts = (*stand.history, Part(deal_of(index, request), stand.steps))
+    held = None
+    if stand.held is not None:
+        packed = zlib.compress(np.packbits(stand.held).tobytes())
+        held = base64.b64encode(packed).decode()
+    return {
+        "version": STATE_VERSION,
+        "n_records": len(index),
+        "total_bytes": index.total_bytes,
+        "order": _as_listed(request.order),
+        "epoch": stand.epoch,
+        "parts": [
+            [p.deal.world_size, p.deal.batch_size, p.deal.batches_a_round, p.deal.tail, p.steps]
+            for p in parts
+        ],
+        "held": held,
+    }
+
+
+def _as_listed(order: Order) -> list[Any]:
+    return [order.shuffle, order.seed, order.block_bytes, order.pool_bytes]
+
+
+def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
+    """The stand in a state.  Raises FeedError: it is of another data set or order, or damaged."""
+    try:
+        if state["version"] != STATE_VERSION:
+            raise FeedError(f"a feed's state of version {state['version']}; not known here")
+        n, total = int(state["n_records"]), int(state["total_bytes"])
+        parts = [_part(each) for each in state["parts"]]
+        last = parts.pop()
+        epoch, order, packed = int(state["epoch"]), list(state["order"]), state["held"]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FeedError(f"this is no state of a feed ({error!r}); begin with set_epoch") from error
+    if (n, total) != (len(index), index.total_bytes):
+        raise FeedError(
+            f"the state is of a data set of {n:,} records and {total:,} bytes, {index.path} has "
+            f"{len(index):,} and {index.total_bytes:,}; begin the epoch anew with set_epoch"
+        )
+    if order != _as_listed(request.order):
+        raise FeedError(
+            f"the state is of the order {order}, this feed has {_as_listed(request.order)}; "
+            "an epoch cannot change its order half way"
+        )
+    held = _unpacked(packed, n) if packed else None
+    if last.deal == deal_of(index, request):
+        return Stand(epoch, last.steps, tuple(parts), held)
+    return Stand(epoch, 0, (*parts, last), held)
+
+
+def _part(each: Sequence[Any]) -> Part:
+    world_size, batch_size, a_round, tail, steps = each
+    deal = Deal(int(world_size), int(batch_size), int(a_round), str(tail))
+    numbers = (deal.world_size, deal.batch_size, deal.batches_a_round)
+    # A state may come from anywhere: more ranks or records than these are nobody's.
+    if min(numbers) < 1 or max(numbers) > 1 << 24 or int(steps) < 0 or tail not in plan.TAILS:
+        raise ValueError(each)
+    return Part(deal, int(steps))
+
+
+def _unpacked(packed: str, n: int) -> NDArray[np.bool_]:
+    try:
+        most = n // 8 + 1
+        raw = zlib.decompressobj().decompress(base64.b64decode(packed), most)
+    except (ValueError, TypeError, zlib.error) as error:
+        raise FeedError(f"what memory held is damaged in this state: {error}") from error
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8))[:n].astype(bool)
+    if len(bits) != n:
+        raise FeedError("what memory held is cut short in this state; begin with set_epoch")
+    return bits
+
+
+# --- reading ahead -------------------------------------------------------------------------------
+
+
+class _Ahead:
+    """Windows of one epoch, read ahead by threads; the threads know this object and no other.
+
+    A slot is free, or being filled, or ready, or consumed: windows are claimed in their sequence,
+    so the one that is waited for always has a slot.
+    """
+
+    def __init__(
+        self, epoch: Epoch, request: Request, readers: list[Reader], slots: list[Buffer]
+    ) -> None:
+        self.epoch = epoch
+        self.request = request
+        self.slots = slots
+        self.free = deque(range(len(slots)))
+        self.claimed = 0
+        self.ready: dict[int, tuple[int, Loaded] | BaseException] = {}
+        self.is_closed = False
+        self.changed = threading.Condition()
+        self.pid = os.getpid()
+        self.threads = [
+            threading.Thread(
+                target=self._fetch, args=(reader,), name=f"penstock-feed-{i}", daemon=True
+            )
+            for i, reader in enumerate(readers)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _fetch(self, reader: Reader) -> None:
+        while True:
+            with self.changed:
+                while not self.is_closed and self.claimed < self.epoch.n_windows and not self.free:
+                    self.changed.wait()
+                if self.is_closed or self.claimed >= self.epoch.n_windows:
+                    return
+                window, slot = self.claimed, self.free.popleft()
+                self.claimed += 1
+            try:
+                answer: Any = (slot, load(reader, self.epoch.window(window), self.slots[slot]))
+            except BaseException as error:
+                answer = error
+            with self.changed:
+                self.ready[window] = answer
+                self.changed.notify_all()
+
+    def take(self, window: int) -> tuple[int, Loaded]:
+        """Waits for a window."""
+        with self.changed:
+            while window not in self.ready:
+                if self.is_closed:
+                    raise FeedError("this pass over the data set was ended; begin another one")
+                self.changed.wait()
+            answer = self.ready.pop(window)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def give_back(self, slot: int) -> None:
+        with self.changed:
+            self.free.append(slot)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        if self.pid != os.getpid():  # forked: no thread is here, and its lock may be held for ever
+            return
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+class _Asked:
+    """Windows of one epoch, read when they are asked for."""
+
+    def __init__(self, epoch: Epoch, reader: Reader, slot: Buffer) -> None:
+        self.epoch = epoch
+        self.reader = reader
+        self.slot = slot
+        self.slots = [slot]
+
+    def take(self, window: int) -> tuple[int, Loaded]:
+        return 0, load(self.reader, self.epoch.window(window), self.slot)
+
+    def give_back(self, slot: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
+    """A window into a slot.  Raises FeedError where it does not fit: nothing is read beyond the
+    stated memory; or where the data set has changed meanwhile."""
+    layout = reader.layout(records, slot.limit_bytes)
+    if layout.room > slot.limit_bytes:
+        largest = int(records[np.argmax(reader.table.length[records])])
+        bytes_ = int(reader.table.length[largest])
+        raise FeedError(
+            f"{reader.index.path}: {len(records):,} records need {layout.room:,} bytes, the "
+            f"largest is {reader.index.key(largest)[:80]!r} with {bytes_:,}; a window may have "
+            f"{slot.limit_bytes:,}: raise buffer_bytes, or lower batch_size"
+        )
+    return reader.confirmed(reader.read(records, slot.room(layout.room), layout))
+
+
+class _Pass:
+    """An iterator over the batches of one epoch."""
+
+    def __init__(self, feed: Feed, epoch: Epoch, source: _Ahead | _Asked) -> None:
+        self._feed = feed
+        self._epoch = epoch
+        self._source = source
+        self._window = -1
+        self._batch = epoch.first
+        self._slot = -1
+        self._loaded: Loaded | None = None
+        self._is_over = False
+        self._bad: NDArray[np.int64] = np.zeros(0, np.int64)
+        # Runs also when the interpreter ends: a thread may be reading into memory that goes then.
+        self.close = weakref.finalize(self, source.close)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._epoch.share) - self._batch
+
+    def __next__(self) -> Batch:
+        if self._is_over:
+            raise StopIteration
+        if not self.close.alive:
+            raise FeedError("this pass over the data set was ended by another one, or by an error")
+        if self._batch >= len(self._epoch.share):
+            self._end()
+            raise StopIteration
+        if self._window < 0 or self._batch >= self._epoch.edges[self._window + 1]:
+            self._next_window()
+        first = (self._batch - int(self._epoch.edges[self._window])) * self._epoch.share.batch_size
+        batch = self._given(first, first + self._epoch.share.batch_size)
+        self._batch += 1
+        self._feed._note_batch(self._batch)
+        return batch
+
+    def _next_window(self) -> None:
+        if self._slot >= 0:
+            self._source.give_back(self._slot)
+            self._slot = -1
+        self._window += 1
+        try:
+            self._slot, loaded = self._source.take(self._window)
+        except BaseException:
+            self.close()
+            raise
+        self._loaded = loaded
+        self._bad = np.array([failure.record for failure in loaded.failures], np.int64)
+        if not loaded.failures:
+            return
+        if self._feed.request.on_error == "raise":
+            self.close()
+            raise FeedError(loaded.failures[0].why)
+        self._feed._note_failures(loaded)
+
+    def _given(self, first: int, last: int) -> Batch:
+        loaded = self._loaded
+        assert loaded is not None
+        records, at = loaded.records[first:last], loaded.at[first:last]
+        if len(self._bad):
+            is_good = ~np.isin(records, self._bad)
+            records, at = records[is_good], at[is_good]
+        room = self._source.slots[self._slot].room(0)
+        return Batch(self._feed.index, room.data.toreadonly(), records, at)
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._slot >= 0:
+            self._source.give_back(self._slot)
+        self.close()
+        self._feed._epoch_ended()
+
+
+# --- the feed ------------------------------------------------------------------------------------
+
+
+class Feed:
+    """The batches that one rank gets of a data set; each `for` is one epoch.
+
+    data: a path, a folder, a pattern, a list of these, or an Index.
+    shuffle: none; block: neighbours of block_bytes in random sequence, mixed in pools of
+    pool_bytes; global: every record on its own; cache-aware: global, what memory holds first.
+    seed, epoch, rank, world_size: fix the order; every record comes once an epoch.
+    tail: what becomes of the last batches: short, drop (the same number of full batches on each
+    rank) or pad (the same, the first records come twice).
+    on_error: of a record that cannot be read: raise, or skip and count it in `failures`.
+    buffer_bytes: all memory that records take.  readers: threads that read ahead; 0 reads when
+    asked.  engine, direct, coalesce_bytes, gap_bytes, depth: see read.Options.
+
+    A batch is valid until the next one is asked for; one pass at a time.  Raises FeedError.
+    """
+
+    def __init__(
+        self,
+        data: Index | str | os.PathLike[str] | Sequence[Any],
+        batch_size: int,
+        *,
+        shuffle: str = "none",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        tail: Literal["short", "drop", "pad"] = "short",
+        on_error: Literal["raise", "skip"] = "raise",
+        buffer_bytes: int = BUFFER_BYTES,
+        readers: int = 2,
+        block_bytes: int = 1 << 20,
+        pool_bytes: int = 16 << 20,
+        engine: str = "auto",
+        direct: bool | None = None,
+        coalesce_bytes: int = 4 << 20,
+        gap_bytes: int | None = None,
+        depth: int | None = None,
+    ) -> None:
+        self.request = Request(
+            batch_size=batch_size,
+            order=Order(shuffle, seed, block_bytes, pool_bytes),
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            on_error=on_error,
+            buffer_bytes=buffer_bytes,
+            readers=readers,
+            options=Options(engine, direct, coalesce_bytes, gap_bytes, depth),
+        )
+        self.index = index_of(data)
+        self.failures: deque[str] = deque(maxlen=1000)  # sentences, the latest; n_failed counts all
+        self.n_failed = 0
+        self._stand = Stand()
+        self._make_readers()
+
+    def _make_readers(self) -> None:
+        first = Reader(self.index, self.request.options)
+        self._reading: Reading = first.reading
+        more = max(0, self.request.readers - 1)
+        others = [Reader(self.index, self.request.options, first.reading) for _ in range(more)]
+        self._readers = [first, *others]
+        self._slots = [Buffer(self.request.slot_bytes) for _ in range(self.request.slots)]
+        self._pass: Callable[[], _Pass | None] = lambda: None
+        self._pid = os.getpid()
+
+    # What is read
+
+    def __len__(self) -> int:
+        """Batches of the epoch that is next, or goes on, from its beginning."""
+        n_left = len(self.index)
+        if self._stand.history:
+            numbers, how = np.arange(n_left), self.request.order
+            n_left = len(plan.remaining(numbers, how, self._stand.epoch, self._stand.history))
+        return plan.n_batches(n_left, deal_of(self.index, self.request), self.request.rank)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._pid != os.getpid():  # the parent's threads are not in this process
+            self._make_readers()
+        previous = self._pass()
+        if previous is not None:
+            previous.close()
+        check(self.index, self.request)
+        epoch = self._plan()
+        source: _Ahead | _Asked
+        if self.request.readers:
+            source = _Ahead(epoch, self.request, self._readers, self._slots)
+        else:
+            source = _Asked(epoch, self._readers[0], self._slots[0])
+        begun = _Pass(self, epoch, source)
+        self._pass = weakref.ref(begun)
+        return begun
+
+    def _plan(self) -> Epoch:
+        is_by_memory = self.request.order.shuffle == "cache-aware"
+        if is_by_memory and self._stand.held is None:
+            if self.request.world_size > 1:
+                raise FeedError(
+                    "cache-aware with several ranks needs one answer for all: send rank 0's "
+                    "feed.held() to each and give it to feed.set_held()"
+                )
+            self.set_held(self.held())
+        return epoch_of(self.index, self.request, self._stand)
+
+    def _epoch_ended(self) -> None:
+        check(self.index, self.request)  # what was given is what was indexed
+        self.set_epoch(self._stand.epoch + 1)
+
+    def _note_batch(self, steps: int) -> None:
+        self._stand = replace(self._stand, steps=steps)
+
+    def _note_failures(self, loaded: Loaded) -> None:
+        self.n_failed += len(loaded.failures)
+        self.failures.extend(failure.why for failure in loaded.failures)
+
+    # Where it stands
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch, from its beginning."""
+        if epoch < 0:
+            raise FeedError(f"epoch {epoch}; epochs count from 0")
+        self._stand = Stand(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that goes on, or is next."""
+        return self._stand.epoch
+
+    def held(self) -> NDArray[np.bool_]:
+        """Which records memory holds now, (n,) bool; none where the kernel does not tell."""
+        found = held_in_memory(self.index)
+        return found if found is not None else np.zeros(len(self.index), bool)
+
+    def set_held(self, held: NDArray[np.bool_]) -> None:
+        """What `cache-aware` takes to be in memory in the epoch that is next; the same on all
+        ranks."""
+        if len(held) != len(self.index):
+            raise FeedError(
+                f"held says {len(held):,} records, the data set has {len(self.index):,}"
+            )
+        self._stand = replace(self._stand, held=np.asarray(held, bool))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands, as numbers and texts: the batches given so far are done.
+
+        The same on every rank that has taken as many batches; it goes on with another world_size or
+        batch_size too, each record of the epoch still once.
+        """
+        return state_of(self.index, self.request, self._stand)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a state was taken.  Raises FeedError: it is of another data set."""
+        previous = self._pass()
+        if previous is not None:
+            previous.close()
+        self._stand = stand_of(self.index, self.request, state)
+
+    @property
+    def tally(self) -> Tally:
+        """What has been read so far, and how."""
+        return self._reading.tally
+
+    @property
+    def depth(self) -> int:
+        """Requests in flight of each reader, as adapted so far."""
+        return self._reading.depth.value
+
+    def close(self) -> None:
+        """Ends the reading; memory and descriptors are given back."""
+        previous = self._pass()
+        if previous is not None:
+            previous.close()
+        for reader in self._readers:
+            reader.close()
+        self._slots = [Buffer(self.request.slot_bytes) for _ in range(self.request.slots)]
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self.index, self.request, self.state_dict())
+
+
+def _remade(index: Index, request: Request, state: dict[str, Any]) -> Feed:
+    feed = object.__new__(Feed)
+    feed.request, feed.index = request, index
+    feed.failures, feed.n_failed = deque(maxlen=1000), 0
+    feed._stand = stand_of(index, request, state)
+    feed._make_readers()
+    return feed

@@ -1,0 +1,316 @@
+"""Hints: the kernel is told which records come next; the data set stays as it is.
+
+    loader = hinted(loader)             # a DataLoader over py-lmdb, tar or files
+    for i in Hints("train.lmdb").along(order): txn.get(key(i))
+
+Knows an index and a sequence of numbers; reads nothing.  A wrong hint costs time, never data.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed.feed import index_of
+from penstock.feed.index import Index
+from penstock.feed.read import library
+
+__all__ = ["Hints", "hinted"]
+
+Item = TypeVar("Item")
+
+AHEAD_RECORDS = 32  # measured: 16 to 64 give the same, 4 a sixth less
+PIECE_BYTES = 128 << 10  # the kernel's usual read-ahead: of more it takes only so much
+FEW = 4  # are hinted at once: to wake a thread takes longer
+ENVIRONMENTS_IN = ("lmdb", "penstock.feed.lmdb")
+WAITING = 64  # batches whose hints are not given yet; a sampler is faster than any disk
+
+
+class Hints:
+    """Gives hints for the records of one data set, from a thread of its own: a device whose queue
+    is full makes the one who hints wait.
+
+    record_of: which record of the index a number of the data set means, as its place or its key;
+    without it, number i is record i in key order.
+    """
+
+    def __init__(
+        self,
+        data: Index | str | os.PathLike[str] | Sequence[Any],
+        record_of: Callable[[int], int | bytes] | None = None,
+        ahead: int = AHEAD_RECORDS,
+    ) -> None:
+        self._descriptors: dict[int, int] = {}
+        if ahead < 1:
+            raise FeedError(f"{ahead} records ahead; 1 is the least")
+        self.index = index_of(data)
+        self.ahead = ahead
+        self.n_hinted = 0
+        self.why_not = ""  # the kernel refused, and why
+        self._record_of = record_of
+        self._queue: queue.Queue[list[int]] | None = None
+        self._pid = 0
+
+    def along(self, order: Iterable[Item]) -> Iterator[Item]:
+        """The same order; each item (a number or a list of them) comes when it and the next
+        `ahead` records have been hinted."""
+        waiting: deque[tuple[Item, int]] = deque()
+        n_waiting = 0
+        for item in order:
+            numbers = _numbers(item)
+            self.give(numbers)
+            waiting.append((item, len(numbers)))
+            n_waiting += len(numbers)
+            while n_waiting - waiting[0][1] >= self.ahead:
+                first, n = waiting.popleft()
+                n_waiting -= n
+                yield first
+        while waiting:
+            yield waiting.popleft()[0]
+
+    def give(self, numbers: list[int]) -> None:
+        """Hints these numbers of the data set; of more than a few returns before it is done.  Never
+        raises."""
+        if len(numbers) <= FEW:
+            if not self.why_not:
+                self._try(self.hint_now, numbers)
+            return
+        if self._queue is None or self._pid != os.getpid():
+            self._start()
+        assert self._queue is not None
+        try:
+            self._queue.put_nowait(numbers)
+        except queue.Full:  # the kernel is behind: to wait would be worse than to be late
+            return
+
+    def _start(self) -> None:
+        self._queue, self._pid = queue.Queue(WAITING), os.getpid()
+        thread = threading.Thread(
+            target=self._run, args=(self._queue,), name="penstock-hints", daemon=True
+        )
+        thread.start()
+
+    def _run(self, numbers: queue.Queue[list[int]]) -> None:
+        while not self.why_not:
+            self._try(self.hint_now, numbers.get())
+
+    def _try(self, hint: Callable[[Sequence[int]], None], numbers: Sequence[int]) -> None:
+        """A training does not end because the kernel would take no hint."""
+        try:
+            hint(numbers)
+        except Exception as error:
+            self.why_not = str(error)
+
+    def hint_now(self, numbers: Sequence[int]) -> None:
+        """Hints these numbers, in this thread.  Raises FeedError: a file cannot be opened."""
+        records = self._records(numbers)
+        if len(records) <= FEW:
+            for record in records.tolist():
+                self._hint_one(record)
+            return
+        files = self.index.file[records]
+        for number in np.unique(files).tolist():
+            of_file = records[files == number]
+            self._hint(number, self.index.offset[of_file], self.index.length[of_file])
+        self.n_hinted += len(records)
+
+    def _records(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        found = numbers if self._record_of is None else map(self._record_of, numbers)
+        places = [self.index.find(each) if isinstance(each, bytes) else each for each in found]
+        records = np.array(places, np.int64)
+        return records[(records >= 0) & (records < len(self.index))]
+
+    def _hint_one(self, record: int) -> None:
+        """As _hint, without its arrays: they cost more than the call."""
+        number = int(self.index.file[record])
+        descriptor = self._descriptors.get(number, -1)
+        if descriptor < 0:
+            self._hint(number, self.index.offset[[record]], self.index.length[[record]])
+        else:
+            offset, left = int(self.index.offset[record]), int(self.index.length[record])
+            while left > 0:
+                piece = min(left, PIECE_BYTES)
+                os.posix_fadvise(descriptor, offset, piece, os.POSIX_FADV_WILLNEED)
+                offset, left = offset + piece, left - piece
+        self.n_hinted += 1
+
+    def _hint(self, number: int, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
+        is_kept = len(self.index.files) <= 128  # else each is opened for its hint
+        descriptor = self._descriptors.get(number, -1)
+        if descriptor < 0:
+            path = self.index.files[number]
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise FeedError(f"{path}: cannot be hinted: {error.strerror}") from error
+        failed = library().penstock_feed_hint(
+            descriptor, offset.ctypes.data, length.ctypes.data, len(offset), PIECE_BYTES
+        )
+        if is_kept:
+            self._descriptors[number] = descriptor
+        else:
+            os.close(descriptor)
+        if failed:
+            raise FeedError(f"{self.index.files[number]}: no hints: {os.strerror(-failed)}")
+
+    def close(self) -> None:
+        """Gives descriptors back; the next hint opens them again."""
+        opened, self._descriptors = self._descriptors, {}
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hints, (self.index, self._record_of, self.ahead)
+
+
+def _numbers(item: Any) -> list[int]:
+    """The numbers in a sampler's item: one, or a list of them; none of what is something else."""
+    if isinstance(item, list | tuple | np.ndarray) or hasattr(item, "tolist"):
+        listed = item.tolist() if hasattr(item, "tolist") else item
+        each = listed if isinstance(listed, list | tuple) else [listed]
+        return [int(number) for number in each if isinstance(number, int | np.integer)]
+    return [int(item)] if isinstance(item, int | np.integer) else []
+
+
+class _Hinted:
+    """A sampler whose order is hinted; all else is the sampler's."""
+
+    def __init__(self, sampler: Any, hints: Hints) -> None:
+        self._sampler = sampler
+        self._hints = hints
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._hints.along(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+
+def hinted(
+    loader: Any,
+    path: Index | str | os.PathLike[str] | Sequence[Any] | None = None,
+    *,
+    record_of: Callable[[int], int | bytes] | None = None,
+    ahead: int = AHEAD_RECORDS,
+) -> Any:
+    """A torch DataLoader like this one whose coming records are hinted to the kernel.
+
+    path: where the data set lies, where its attributes do not say so (an lmdb.Environment, a path,
+    ImageFolder's samples).  record_of: the record, by place or key, of a number of the data set,
+    where it is not number i in key order and the data set has no list `keys`.  ahead: records.
+
+    Raises FeedError: the loader has no sampler, or where its data lies cannot be told.
+    """
+    is_batched = getattr(loader, "batch_sampler", None) is not None
+    which = "batch_sampler" if is_batched else "sampler"
+    sampler = getattr(loader, which, None)
+    dataset = getattr(loader, "dataset", None)
+    is_stream = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
+    if sampler is None or is_stream or not hasattr(dataset, "__getitem__"):
+        raise FeedError(
+            f"{type(loader).__name__} has no order that is known ahead: hinted() takes a "
+            "DataLoader over a data set with __getitem__; Feed reads streams"
+        )
+    base, place_of = _unwrapped(dataset)
+    index = _index_for(base, path)
+    if record_of is None:
+        record_of = _mapping(base, index)
+    mine = record_of
+    if place_of is not None:
+        outer = place_of
+        mine = outer if record_of is None else lambda number: record_of(int(outer(number)))
+    if isinstance(sampler, _Hinted):
+        sampler = sampler._sampler
+    changed = copy.copy(loader)
+    # A DataLoader refuses this through its own setter: its iterator would not follow.  Ours is new.
+    object.__setattr__(changed, which, _Hinted(sampler, Hints(index, mine, ahead)))
+    object.__setattr__(changed, "_iterator", None)
+    return changed
+
+
+def _unwrapped(dataset: Any) -> tuple[Any, Callable[[int], int] | None]:
+    """torch's Subset: the data set in it, and what its numbers mean there."""
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if inner is None or indices is None or not hasattr(inner, "__getitem__"):
+        return dataset, None
+    base, deeper = _unwrapped(inner)
+    if deeper is None:
+        return base, lambda number: int(indices[number])
+    return base, lambda number: deeper(int(indices[number]))
+
+
+def _index_for(dataset: Any, path: Any) -> Index:
+    if path is not None:
+        return index_of(path)
+    if isinstance(getattr(dataset, "index", None), Index):
+        found: Index = dataset.index
+        return found
+    places = [place for place in map(_place, _attributes(dataset)) if place]
+    if len(set(places)) != 1:
+        what = "names no path" if not places else f"names several: {', '.join(sorted(set(places)))}"
+        raise FeedError(
+            f"{type(dataset).__name__} {what}; say where its data lies: hinted(loader, path)"
+        )
+    return index_of(places[0])
+
+
+def _attributes(dataset: Any) -> list[Any]:
+    return list(getattr(dataset, "__dict__", {}).values())
+
+
+def _place(value: Any) -> str | None:
+    """The path that an attribute of a data set means, if it means one."""
+    if isinstance(value, str | os.PathLike):
+        path = os.fspath(value)
+        return path if isinstance(path, str) and os.path.exists(path) else None
+    if _is_environment(value):
+        try:
+            found = value.path()
+        except Exception:  # it was closed: it tells nothing
+            return None
+        return os.fsdecode(found) if isinstance(found, bytes) else str(found)
+    return None
+
+
+def _is_environment(value: Any) -> bool:
+    """py-lmdb's, whose type does not say its module, or ours; neither is imported for that."""
+    kinds = [getattr(sys.modules.get(name), "Environment", None) for name in ENVIRONMENTS_IN]
+    return any(isinstance(value, kind) for kind in kinds if isinstance(kind, type))
+
+
+def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes] | None:
+    """What the data set's number i is in the index.  Raises FeedError: it cannot be told."""
+    keys = getattr(dataset, "keys", None)
+    if isinstance(keys, list | tuple) and keys and isinstance(keys[0], bytes | str):
+        named = [key.encode() if isinstance(key, str) else key for key in keys]
+        return lambda number: named[number]
+    samples = getattr(dataset, "samples", None)
+    if index.kind == "folder" and isinstance(samples, list) and samples:
+        places = {path: number for number, path in enumerate(index.files)}
+        # -1 is no record: a sample elsewhere is not hinted
+        numbers = [places.get(os.path.abspath(sample[0]), -1) for sample in samples]
+        return lambda number: numbers[number]
+    if len(dataset) != len(index):
+        raise FeedError(
+            f"{type(dataset).__name__} has {len(dataset):,} items, {index.path} {len(index):,} "
+            "records; say which is which: hinted(loader, record_of=...)"
+        )
+    return None

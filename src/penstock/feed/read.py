@@ -1,0 +1,632 @@
+"""Bytes of records into memory: a window's reads, many in flight, by the engine in native/feed.
+
+Knows files, descriptors and buffers; knows no epoch, no batch.  What fails is told by record:
+a read that was merged of several is tried again one record at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed import pages
+from penstock.feed.index import Index
+from penstock.feed.plan import (
+    MERGED_WHOLLY,
+    PAGE_BYTES,
+    Depth,
+    Layout,
+    Table,
+    fitted,
+    gap_of,
+)
+
+__all__ = [
+    "ENGINES",
+    "Buffer",
+    "Engine",
+    "Failure",
+    "Loaded",
+    "Options",
+    "Reader",
+    "Reading",
+    "Tally",
+    "available_bytes",
+    "held_in_memory",
+    "is_watched",
+    "library",
+    "table_of",
+]
+
+ENGINES = ("auto", "uring", "threads")
+
+THREADS, URING = 1, 2  # enum feed_kind of native/feed/feed.h
+TRY_MEMORY, WHOLE_FILES = 1, 2  # enum feed_flags
+MOST_IN_FLIGHT = 256  # MOST_THREADS of native/feed/engine.c
+
+REQUEST = np.dtype(
+    [
+        ("destination", "<u8"),
+        ("offset", "<i8"),
+        ("length", "<i8"),
+        ("moved", "<i8"),
+        ("latency_ns", "<i8"),
+        ("path", "<u8"),
+        ("fd", "<i4"),
+        ("direct_fd", "<i4"),
+        ("error", "<i4"),
+        ("how", "<i4"),
+    ]
+)
+TALLY = np.dtype(
+    [
+        ("elapsed_ns", "<i8"),
+        ("latency_ns", "<i8"),
+        ("bytes", "<i8"),
+        ("from_memory", "<u4"),
+        ("read", "<u4"),
+        ("failed", "<u4"),
+        ("direct", "<u4"),
+        ("direct_refused", "<u4"),
+        ("used_uring", "<u4"),
+    ]
+)
+
+# Of the 1,024 descriptors that a process usually may have; twice as many with O_DIRECT.
+OPEN_FILES = 128
+# A window of which nothing was in memory: the next ones do not ask, and then one does again.
+ASKED_AGAIN_AFTER = 8
+MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
+HUGE_PAGE_BYTES = 2 << 20
+LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How records are read.
+
+    engine: one of ENGINES.  direct: O_DIRECT, None: if the data set is larger than memory.
+    coalesce_bytes: neighbours are merged into reads of about this, 0: a read each.  gap_bytes: what
+    may lie between neighbours and is read for nothing, None: by the records' size (plan.gap_of).
+    depth: requests in flight, None: adapted.
+    """
+
+    engine: str = "auto"
+    direct: bool | None = None
+    coalesce_bytes: int = 4 << 20
+    gap_bytes: int | None = None
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise FeedError(f"{self.engine!r} is no engine; known are {', '.join(ENGINES)}")
+        if self.depth is not None and not 1 <= self.depth <= MOST_IN_FLIGHT:
+            raise FeedError(f"a depth of {self.depth}; between 1 and {MOST_IN_FLIGHT} are possible")
+        if self.coalesce_bytes < 0 or (self.gap_bytes or 0) < 0:
+            raise FeedError("coalesce_bytes and gap_bytes are 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What reads did.  reads: requests to the kernel, of them from_memory at once and direct past
+    the page cache.  read_bytes: asked of files, with gaps; record_bytes: of records."""
+
+    windows: int = 0
+    reads: int = 0
+    from_memory: int = 0
+    direct: int = 0
+    failed: int = 0
+    by_uring: int = 0
+    read_bytes: int = 0
+    record_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        names = self.__slots__
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A record that could not be read: its number in the index, and a sentence."""
+
+    record: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Records in memory.  at: where each begins in the memory, in the sequence asked for."""
+
+    records: NDArray[np.int64]
+    at: NDArray[np.int64]
+    failures: tuple[Failure, ...]
+
+
+def table_of(index: Index) -> Table:
+    """What the plan needs of an index."""
+    return Table(index.file, index.offset, index.length)
+
+
+# --- the native library --------------------------------------------------------------------------
+
+_native: dict[str, Any] = {}
+
+
+def library() -> Any:
+    """The functions of native/feed/feed.h.  Raises FeedError: it is not built."""
+    found = _native.get("library")
+    if found is not None:
+        return found
+    import ctypes
+
+    path = Path(__file__).parent.parent / "libfeed.so"
+    try:
+        found = ctypes.CDLL(str(path))  # it releases the interpreter's lock: that is the point
+    except OSError as error:
+        raise FeedError(
+            f"the reader does not load: {error}; `make native` builds it, or reinstall penstock"
+        ) from error
+    pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+    for name, result, arguments in (
+        ("open", pointer, (number, ctypes.c_uint, ctypes.POINTER(number))),
+        ("read", number, (pointer, pointer, wide, ctypes.c_uint, ctypes.c_uint, pointer)),
+        ("close", None, (pointer,)),
+        ("forget", None, (pointer,)),
+        ("is_watched", number, ()),
+        ("held", number, (number, pointer, pointer, pointer, wide)),
+        ("hint", number, (number, pointer, pointer, wide, wide)),
+        ("load", wide, (pointer,)),
+        ("store", None, (pointer, wide)),
+        ("add", wide, (pointer, wide)),
+        ("wait", number, (pointer, wide, ctypes.c_uint)),
+    ):
+        function = getattr(found, f"penstock_feed_{name}")
+        function.restype, function.argtypes = result, arguments
+    _native["library"] = found
+    return found
+
+
+def is_watched() -> bool:
+    """Whether a recorder sees this process' reads; then they are plain preads, see docs/feed.md."""
+    return bool(library().penstock_feed_is_watched())
+
+
+class Engine:
+    """Reads in flight.  For one thread at a time; after a fork the child makes its own."""
+
+    def __init__(self, kind: str = "auto", most: int = MOST_IN_FLIGHT) -> None:
+        import ctypes
+
+        self._library = library()
+        self._pid = os.getpid()
+        error = ctypes.c_int(0)
+        wanted = THREADS if kind == "threads" else URING
+        self._handle = self._library.penstock_feed_open(wanted, most, ctypes.byref(error))
+        if not self._handle and kind == "auto":
+            self._handle = self._library.penstock_feed_open(THREADS, most, ctypes.byref(error))
+        if not self._handle:
+            why = os.strerror(-error.value)
+            raise FeedError(f"io_uring cannot be used here: {why}; engine='auto' does without")
+
+    def read(self, requests: NDArray[np.void], depth: int, flags: int) -> NDArray[np.void]:
+        """Fills the requests, an array of REQUEST, and gives one TALLY."""
+        tally = np.zeros(1, TALLY)
+        failed = self._library.penstock_feed_read(
+            self._handle, requests.ctypes.data, len(requests), depth, flags, tally.ctypes.data
+        )
+        if failed:
+            raise FeedError(f"the reader cannot read: {os.strerror(-failed)}; please report it")
+        done: NDArray[np.void] = tally[0]
+        return done
+
+    def is_ours(self) -> bool:
+        return self._handle is not None and self._pid == os.getpid()
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        if self._pid == os.getpid():
+            self._library.penstock_feed_close(handle)
+        else:
+            self._library.penstock_feed_forget(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+class Buffer:
+    """Memory that reads go into; grows to what a window needs, up to a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._memory = np.zeros(0, np.uint8)
+
+    def room(self, needed: int) -> NDArray[np.uint8]:
+        """At least so many bytes, beginning on a page.  What was in it before is gone."""
+        if needed > self.limit_bytes:
+            raise FeedError(f"{needed:,} bytes do not fit the buffer of {self.limit_bytes:,}")
+        if needed > len(self._memory) and needed > available_bytes():
+            raise FeedError(
+                f"no memory for {needed:,} bytes: {available_bytes():,} are free; lower batch_size"
+            )
+        if needed > len(self._memory):
+            step = HUGE_PAGE_BYTES if needed > HUGE_PAGE_BYTES else PAGE_BYTES
+            size = min(-(-(needed + needed // 8) // step) * step, self.limit_bytes)
+            self._memory = np.zeros(0, np.uint8)  # the old one goes before the new one comes
+            try:
+                memory = mmap.mmap(-1, -(-size // PAGE_BYTES) * PAGE_BYTES)
+            except (OSError, ValueError) as error:
+                raise FeedError(f"no memory for {size:,} bytes; lower buffer_bytes") from error
+            if step == HUGE_PAGE_BYTES:
+                # A request into memory of one piece is one request at the device as well.
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = np.frombuffer(memory, np.uint8)
+        return self._memory
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+class _Files:
+    """An index's files for the engine: open descriptors, or names where there are too many."""
+
+    def __init__(self, index: Index, is_direct: bool) -> None:
+        self.index = index
+        self.is_direct = is_direct
+        self.is_named = index.kind == "folder" or len(index.files) > OPEN_FILES
+        self._open: dict[int, tuple[int, int]] = {}
+        self._metas: dict[int, pages.Meta] = {}
+        self._names: NDArray[np.uint8] | None = None
+        self._name_at = np.zeros(0, np.int64)
+
+    def fill(self, requests: NDArray[np.void], file: NDArray[np.uint32]) -> None:
+        requests["fd"], requests["direct_fd"] = -1, -1
+        if self.is_named:
+            names = self._names if self._names is not None else self._encoded()
+            requests["path"] = names.ctypes.data + self._name_at[file]
+            return
+        for number in np.unique(file).tolist():
+            of_file = file == number
+            requests["fd"][of_file], requests["direct_fd"][of_file] = self.descriptors(number)
+
+    def descriptors(self, number: int) -> tuple[int, int]:
+        """The file opened, and opened with O_DIRECT: -1 where that is not asked for or refused."""
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = self._opened(self.index.files[number])
+        return found
+
+    def check(self, number: int) -> None:
+        """Raises FeedError if a file is not as it was when it was indexed."""
+        if self.is_named:
+            self.index.check_file(number)
+            return
+        descriptor, _ = self.descriptors(number)
+        txnid = -1
+        if self.index.kind == "lmdb":
+            path = self.index.files[number]
+            if number not in self._metas:
+                self._metas[number] = pages.read_meta(descriptor, path)
+            txnid = pages.newest_txnid(descriptor, self._metas[number], path)
+        self.index.check_file(number, os.fstat(descriptor), txnid)
+
+    def _opened(self, path: str) -> tuple[int, int]:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FeedError(f"{path}: cannot be read: {error.strerror}") from error
+        # Our requests are what is needed: the kernel need not guess beyond them.
+        _advise(descriptor, os.POSIX_FADV_RANDOM)
+        direct = -1
+        if self.is_direct:
+            try:
+                direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            except OSError:  # tmpfs, some network file systems: they have no such thing
+                direct = -1
+        return descriptor, direct
+
+    def _encoded(self) -> NDArray[np.uint8]:
+        encoded = [os.fsencode(path) + b"\0" for path in self.index.files]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self._name_at = np.cumsum(lengths) - lengths
+        self._names = np.frombuffer(b"".join(encoded), np.uint8)
+        return self._names
+
+    def close(self) -> None:
+        for pair in self._open.values():
+            for descriptor in pair:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        self._open.clear()
+        self._metas.clear()
+
+
+def _advise(descriptor: int, advice: int) -> None:
+    try:
+        os.posix_fadvise(descriptor, 0, 0, advice)
+    except OSError:
+        return
+
+
+# --- the reader ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Reading:
+    """What readers of one data set share: how deep, whether memory is asked first, what was done.
+
+    Written by whichever of them has just finished a window."""
+
+    depth: Depth
+    is_fixed: bool
+    skip_memory: int = 0  # windows to come that do not ask the page cache
+    is_warm: bool = False  # the latest that asked had nearly all of it there
+    tally: Tally = field(default_factory=Tally)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, native: NDArray[np.void], loaded: Tally, asked_memory: bool) -> None:
+        with self.lock:
+            self.tally += loaded
+            n_read = int(native["read"])
+            if not self.is_fixed:
+                waited_s = int(native["latency_ns"]) / 1e9
+                read_bytes = int(native["bytes"]) if not native["from_memory"] else 0
+                if read_bytes:
+                    self.depth = self.depth.after(n_read, read_bytes, loaded.seconds, waited_s)
+            if asked_memory:
+                self.is_warm = int(native["from_memory"]) > 9 * n_read
+            if asked_memory and not native["from_memory"]:
+                self.skip_memory = ASKED_AGAIN_AFTER
+            elif self.skip_memory:
+                self.skip_memory -= 1
+
+
+class Reader:
+    """Reads records of one data set.  For one thread at a time.
+
+    After a fork it opens what it needs anew; pickled, it does so where it arrives.
+    """
+
+    def __init__(self, index: Index, options: Options, reading: Reading | None = None) -> None:
+        self.index = index
+        self.options = options
+        self.table = table_of(index)
+        self._gap_bytes = gap_of(self.table)
+        self.reading = reading or _reading(options)
+        self._engine: Engine | None = None
+        self._files: _Files | None = None
+        self._direct: bool | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reader, (self.index, self.options)
+
+    def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> Layout:
+        """Where these records would lie, in most_bytes if merging can do that; see plan.layout."""
+        gap_bytes, piece_bytes = self.options.gap_bytes, self.options.coalesce_bytes
+        if gap_bytes is None:
+            gap_bytes = self._gap_bytes
+        if self.reading.is_warm:  # a gap is copied for nothing, and a call costs a microsecond
+            gap_bytes = min(gap_bytes, PAGE_BYTES)
+        if piece_bytes and not self._is_direct():
+            # Through the page cache a large read is many requests one after the other: on storage
+            # that is far away, pieces beside each other are what counts.
+            depth = self.options.depth or self.reading.depth.value
+            each = int(self.table.length[records].sum()) // depth
+            piece_bytes = min(piece_bytes, max(LEAST_PIECE_BYTES, each))
+        return fitted(self.table, records, piece_bytes, gap_bytes, most_bytes)
+
+    def read(
+        self, records: NDArray[np.int64], memory: NDArray[np.uint8], plan: Layout | None = None
+    ) -> Loaded:
+        """Reads records into memory, which has the room that the layout asks for and begins on a
+        page.  Raises FeedError: no file can be opened; of records that fail, Loaded tells."""
+        plan = plan or self.layout(records)
+        if plan.room > len(memory):
+            raise FeedError(f"{plan.room:,} bytes do not fit a buffer of {len(memory):,}")
+        requests = np.zeros(len(plan.offset), REQUEST)
+        requests["destination"] = memory.ctypes.data + plan.place
+        requests["offset"], requests["length"] = plan.offset, plan.length
+        bad = self._run(requests, plan.file, int(self.table.length[records].sum()))
+        failures: tuple[Failure, ...] = ()
+        if bad.any():
+            alone = np.flatnonzero(bad[plan.read])
+            failures = self._again(records, plan.at, alone, memory)
+        return Loaded(records, plan.at, failures)
+
+    def _run(
+        self, requests: NDArray[np.void], file: NDArray[np.uint32], record_bytes: int
+    ) -> NDArray[np.bool_]:
+        """The reads, and which of them failed."""
+        engine, files, reading = self._opened()
+        files.fill(requests, file)
+        asks = not reading.skip_memory
+        flags = (TRY_MEMORY if asks else 0) | (WHOLE_FILES if self.index.kind == "folder" else 0)
+        depth = self.options.depth or reading.depth.value
+        native = engine.read(requests, depth, flags)
+        done = Tally(
+            windows=1,
+            reads=int(native["read"]) + int(native["from_memory"]),
+            from_memory=int(native["from_memory"]),
+            direct=int(native["direct"]),
+            failed=int(native["failed"]),
+            by_uring=int(native["used_uring"]),
+            read_bytes=int(native["bytes"]),
+            record_bytes=record_bytes,
+            seconds=int(native["elapsed_ns"]) / 1e9,
+        )
+        reading.note(native, done, asks)
+        bad: NDArray[np.bool_] = requests["error"] != 0
+        return bad
+
+    def _again(
+        self,
+        records: NDArray[np.int64],
+        at: NDArray[np.int64],
+        alone: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> tuple[Failure, ...]:
+        """Records of reads that failed, each by itself."""
+        numbers = records[alone]
+        requests = np.zeros(len(alone), REQUEST)
+        requests["destination"] = memory.ctypes.data + at[alone]
+        requests["offset"] = self.table.offset[numbers]
+        requests["length"] = self.table.length[numbers]
+        bad = self._run(requests, self.table.file[numbers], 0)
+        return tuple(
+            Failure(int(numbers[i]), self._why(int(numbers[i]), int(requests["error"][i])))
+            for i in np.flatnonzero(bad)
+        )
+
+    def confirmed(self, loaded: Loaded) -> Loaded:
+        """What was read, if the files that it is of are as they were when they were indexed.
+
+        A file of a folder is one record: that one failed.  Raises FeedError: of any other file
+        nothing that was read can be believed.
+        """
+        _, files, _ = self._opened()
+        numbers = np.unique(self.table.file[loaded.records])
+        if self.index.kind != "folder":
+            for number in numbers.tolist():
+                try:
+                    files.check(number)
+                except FeedError as error:
+                    if loaded.failures:  # it names the record as well
+                        raise FeedError(loaded.failures[0].why) from error
+                    raise
+            return loaded
+        known = {failure.record for failure in loaded.failures}
+        found = list(loaded.failures)
+        for record in np.unique(loaded.records).tolist():
+            if record not in known:
+                try:
+                    self.index.check_file(int(self.table.file[record]))
+                except FeedError as error:
+                    found.append(Failure(record, str(error)))
+        return Loaded(loaded.records, loaded.at, tuple(found))
+
+    def _why(self, record: int, number: int) -> str:
+        path = self.index.files[self.index.file[record]]
+        offset, length = int(self.table.offset[record]), int(self.table.length[record])
+        what = os.strerror(number)
+        if number == errno.ENODATA:
+            what = "the file ends before it; it was truncated since it was indexed"
+        elif number == errno.ESTALE and self.index.kind == "folder":
+            what = "the file has another size since it was indexed; open the data set again"
+        key = self.index.key(record)
+        shown = key.decode("ascii") if key.isascii() and key.decode().isprintable() else repr(key)
+        return f"{path}: record {shown} at {offset:,} with {length:,} bytes: {what}"
+
+    def _opened(self) -> tuple[Engine, _Files, Reading]:
+        engine, files = self._engine, self._files
+        if engine is None or files is None or not engine.is_ours():
+            if engine is not None:  # forked: the descriptors are good, and shared with the parent
+                engine.close()
+            engine = self._engine = Engine(self.options.engine)
+            self.reading.lock = threading.Lock()
+        if files is None:
+            files = self._files = _Files(self.index, self._is_direct())
+        return engine, files, self.reading
+
+    def _is_direct(self) -> bool:
+        """Decided once: what is free changes with what is read."""
+        if self._direct is None:
+            self._direct = self.options.direct
+        if self._direct is None:
+            self._direct = self.index.total_bytes > MEMORY_SHARE * available_bytes()
+        return self._direct
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._files is not None:
+            self._files.close()
+        self._engine = self._files = None
+
+
+def _reading(options: Options) -> Reading:
+    start = Depth() if options.depth is None else Depth(options.depth, is_settled=True)
+    return Reading(start, is_fixed=options.depth is not None)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def available_bytes() -> int:
+    """Memory that this process may use for files: what the machine has free, and its groups let."""
+    found = [_available()]
+    for root, name in _groups():
+        for part in (name, *(str(parent) for parent in Path(name).parents)):
+            for limit in ("memory.max", "memory.limit_in_bytes"):
+                text = _text(f"{root}{part.rstrip('/')}/{limit}").strip()
+                if text.isdigit():
+                    found.append(int(text))
+    return min(found)
+
+
+def _available() -> int:
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _groups() -> list[tuple[str, str]]:
+    """(mount, group) of this process, of both versions of control groups."""
+    found = []
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if not controllers:
+            found.append(("/sys/fs/cgroup", name))
+        elif "memory" in controllers.split(","):
+            found.append(("/sys/fs/cgroup/memory", name))
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def held_in_memory(
+    index: Index, progress: Callable[[int, int], None] | None = None
+) -> NDArray[np.bool_] | None:
+    """Which records the page cache holds now; None: the kernel does not tell (before Linux 6.5)."""
+    held = np.zeros(len(index), np.uint8)
+    by_file = np.argsort(index.file, kind="stable")
+    edges = np.searchsorted(index.file[by_file], np.arange(len(index.files) + 1))
+    files = _Files(index, is_direct=False)
+    try:
+        for number in range(len(index.files)):
+            of_file = by_file[edges[number] : edges[number + 1]]
+            offset = np.ascontiguousarray(index.offset[of_file])
+            length = np.ascontiguousarray(index.length[of_file])
+            answer = np.zeros(len(of_file), np.uint8)
+            descriptor, _ = files.descriptors(number)
+            failed = library().penstock_feed_held(
+                descriptor, offset.ctypes.data, length.ctypes.data, answer.ctypes.data, len(of_file)
+            )
+            files.close()
+            if failed:
+                return None
+            held[of_file] = answer
+            if progress is not None:
+                progress(number + 1, len(index.files))
+    finally:
+        files.close()
+    return held.astype(bool)

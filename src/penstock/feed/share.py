@@ -1,0 +1,720 @@
+"""One node, many ranks: a few reader processes fill memory that all ranks of the node look into.
+
+    with NodeFeed("train.lmdb", 256, ranks=range(8), world_size=8) as node:
+        for batch in attach(node.token, rank): ...          # in each rank's process
+
+LMDBIO's "localized mmap" without its barriers: each rank has a few slots, each slot a number that
+says which window lies in it, each rank a number that says how many it has consumed.  Readers take
+tickets in the order in which the windows will be needed.
+
+The memory has no name: it is a memfd, which goes with the last process that holds it, however that
+ends.  A reader that ends is noticed by the ranks that wait, and named; so is the owner.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed import plan
+from penstock.feed.feed import (
+    Batch,
+    Epoch,
+    Request,
+    Stand,
+    check,
+    epoch_of,
+    index_of,
+    stand_of,
+    state_of,
+)
+from penstock.feed.index import Index, from_bytes, to_bytes
+from penstock.feed.plan import Layout, Order, Part
+from penstock.feed.read import Options, Reader, available_bytes, library, table_of
+
+__all__ = ["NodeFeed", "RankFeed", "Readers", "attach", "serve"]
+
+MAGIC = b"PENSTNOD"
+HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of the JSON, of the index; words at, slots at
+PAGE = plan.PAGE_BYTES
+SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
+PIECE_BYTES = 1 << 20  # of a read: several of a window are in flight
+LOOK_MS = 500  # how often one who waits looks whether the others are there
+STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
+
+# Words, each 4 bytes, that all processes share.
+STOP, TICKET, DONE, ACTIVE = 0, 1, 2, 3
+WORDS = 4  # then, for each rank: consumed, is gone, process; for each reader: process
+
+# A slot's first page: status, number of failures, records that failed, a sentence.
+FILLED, FAILED = 0, 1
+SLOT_HEAD = struct.Struct("<II")
+MOST_FAILURES = 256
+SENTENCE_AT = SLOT_HEAD.size + 8 * MOST_FAILURES
+
+MOST_OF_MEMORY = 0.5  # the training's own comes first
+WORTH_A_READER = 0.95  # fewer readers that give so much of the best rate are enough
+JUDGED_WINDOWS = 8  # of each reader, before their number is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """How many readers of a node take part: halved as long as that costs next to nothing.
+
+    tried: (readers, windows a second).  active: the number that is measured now, or settled on.
+    """
+
+    active: int
+    is_settled: bool = False
+    tried: tuple[tuple[int, float], ...] = ()
+
+    def after(self, windows_hz: float) -> Readers:
+        """After a stretch with `active` readers."""
+        if self.is_settled:
+            return self
+        tried = (*self.tried, (self.active, windows_hz))
+        best = max(hz for _, hz in tried)
+        enough = [n for n, hz in tried if hz >= WORTH_A_READER * best]
+        if self.active > 1 and windows_hz >= WORTH_A_READER * best:
+            return Readers(self.active // 2, tried=tried)
+        return Readers(min(enough), is_settled=True, tried=tried)
+
+
+# --- the memory ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the processes of a node have agreed on, as it lies in the memory."""
+
+    request: Request
+    ranks: tuple[int, ...]
+    n_readers: int
+    is_tuned: bool
+    stagger: int
+    slot_bytes: int
+    epoch: int
+    steps: int
+    history: tuple[Part, ...]
+    owner: int
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> _Terms:
+        told = json.loads(data)
+        asked = told["request"]
+        asked["order"] = Order(**asked["order"])
+        asked["options"] = Options(**asked["options"])
+        told["request"] = Request(**asked)
+        told["ranks"] = tuple(told["ranks"])
+        told["history"] = tuple(
+            Part(plan.Deal(**part["deal"]), part["steps"]) for part in told["history"]
+        )
+        return _Terms(**told)
+
+
+class _Node:
+    """The shared memory, seen from one process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        magic, text_bytes, index_bytes, words_at, slots_at = HEAD.unpack_from(self.memory)
+        if magic != MAGIC:
+            raise FeedError("this memory is no feed's; is the token of this program?")
+        start = HEAD.size
+        self.terms = _Terms.from_bytes(self.memory[start : start + text_bytes])
+        start += text_bytes
+        whole = memoryview(self.memory)
+        self.index = from_bytes(whole[start : start + index_bytes].toreadonly())
+        self._table = table_of(self.index)
+        self._gap_bytes = plan.gap_of(self._table)
+        self.bytes = np.frombuffer(self.memory, np.uint8)
+        self.base = self.bytes.ctypes.data
+        self.words_at, self.slots_at = words_at, slots_at
+        self.library = library()
+
+    # Words
+
+    def word(self, number: int) -> int:
+        address: int = self.base + self.words_at + 4 * number
+        return address
+
+    def get(self, number: int) -> int:
+        return int(self.library.penstock_feed_load(self.word(number)))
+
+    def put(self, number: int, value: int) -> None:
+        self.library.penstock_feed_store(self.word(number), value)
+
+    def add(self, number: int, value: int = 1) -> int:
+        return int(self.library.penstock_feed_add(self.word(number), value))
+
+    def wait(self, number: int, seen: int) -> bool:
+        """Until a word changes, or it is time to look around; False: it is."""
+        return bool(self.library.penstock_feed_wait(self.word(number), seen, LOOK_MS) == 0)
+
+    def consumed(self, place: int) -> int:
+        return WORDS + 3 * place
+
+    def gone(self, place: int) -> int:
+        return WORDS + 3 * place + 1
+
+    def process(self, place: int) -> int:
+        return WORDS + 3 * place + 2
+
+    def reader(self, number: int) -> int:
+        return WORDS + 3 * len(self.terms.ranks) + number
+
+    def ready(self, place: int, slot: int) -> int:
+        n = WORDS + 3 * len(self.terms.ranks) + self.terms.n_readers
+        return n + place * SLOTS + slot
+
+    # Slots
+
+    def slot(self, place: int, slot: int) -> NDArray[np.uint8]:
+        """A slot: a page about it, then its records."""
+        start = self.slots_at + (place * SLOTS + slot) * self.terms.slot_bytes
+        return self.bytes[start : start + self.terms.slot_bytes]
+
+    def stand(self) -> Stand:
+        return Stand(self.terms.epoch, self.terms.steps, self.terms.history)
+
+    def plan(self, place: int, stand: Stand) -> Epoch:
+        return epoch_of(self.index, self.request(place), stand)
+
+    def request(self, place: int) -> Request:
+        return replace(self.terms.request, rank=self.terms.ranks[place])
+
+    def layout(self, records: NDArray[np.int64]) -> Layout:
+        """The same in the reader that fills a slot and in the rank that looks into it."""
+        options = self.terms.request.options
+        # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
+        piece = min(options.coalesce_bytes, PIECE_BYTES)
+        gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
+        return plan.fitted(self._table, records, piece, gap, self.terms.slot_bytes - PAGE)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs: one that has ended and is not waited for yet does not."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def serve(descriptor: int, number: int) -> None:
+    """What a reader process does, until it is told to stop or its owner has ended."""
+    node = _Node(descriptor)
+    owner = os.getppid()
+    if owner != node.terms.owner:
+        return  # it ended while we started
+    node.put(node.reader(number), os.getpid())
+    server = _Server(node, number, owner)
+    with suppress(_Ended):
+        server.run()
+
+
+class _Ended(Exception):  # noqa: N818 - it is no error: the reading is over
+    """Nobody needs this reader any more."""
+
+
+class _Server:
+    """One reader process: takes tickets, waits for the slot, fills it."""
+
+    def __init__(self, node: _Node, number: int, owner: int) -> None:
+        self.node = node
+        self.number = number
+        self.owner = owner
+        self.reader = Reader(node.index, node.terms.request.options)
+        self.stand = node.stand()
+        self.base = 0  # the first ticket of the epoch
+        self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
+        self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
+        self.judged = (0, time.monotonic())
+        self._plan_epoch()
+
+    def _plan_epoch(self) -> None:
+        node = self.node
+        places = range(len(node.terms.ranks))
+        self.plans = [node.plan(place, self.stand) for place in places]
+        most = max(part.n_windows for part in self.plans)
+        # Window by window, rank by rank: the order in which ranks in step will ask.
+        self.tickets = [
+            (place, window)
+            for window in range(most)
+            for place in places
+            if window < self.plans[place].n_windows
+        ]
+
+    def run(self) -> None:
+        node = self.node
+        while True:
+            while self.number >= (active := node.get(ACTIVE)):
+                node.wait(ACTIVE, active)
+                self._look()
+            self._look()
+            ticket = node.add(TICKET)
+            while ticket - self.base >= len(self.tickets):
+                self._next_epoch()
+            place, window = self.tickets[ticket - self.base]
+            self._fill(ticket, place, window)
+            node.add(DONE)
+            if self.number == 0 and not self.tuner.is_settled:
+                self._tune()
+
+    def _next_epoch(self) -> None:
+        if not self.tickets:  # no rank has a batch: there is nothing to wait for either
+            raise _Ended
+        self.base += len(self.tickets)
+        for place, part in enumerate(self.plans):
+            self.begun[place] += part.n_windows
+        self.stand = Stand(self.stand.epoch + 1)
+        self._plan_epoch()
+
+    def _fill(self, ticket: int, place: int, window: int) -> None:
+        node = self.node
+        number = self.begun[place] + window  # of this rank's windows since the beginning
+        stagger = node.terms.stagger
+        while stagger and ticket - (done := node.get(DONE)) >= stagger:
+            node.wait(DONE, done)
+            self._look()
+        while number - (consumed := node.get(node.consumed(place))) >= SLOTS:
+            if self._is_gone(place):
+                return
+            node.wait(node.consumed(place), consumed)
+            self._look()
+        if node.get(node.gone(place)):
+            return
+        slot = node.slot(place, number % SLOTS)
+        try:
+            self._read(self.plans[place].window(window), slot)
+        except FeedError as error:
+            _told(slot, FAILED, [], str(error))
+        except Exception as error:  # it is told to the rank that waits; the others go on
+            _told(slot, FAILED, [], f"reader {self.number}: {error!r}; please report it")
+        node.put(node.ready(place, number % SLOTS), number + 1)
+
+    def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
+        layout = self.node.layout(records)
+        room = len(slot) - PAGE
+        if layout.room > room:
+            raise FeedError(
+                f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
+                f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
+            )
+        loaded = self.reader.confirmed(self.reader.read(records, slot[PAGE:], layout))
+        failed = loaded.failures
+        if failed and self.node.terms.request.on_error == "raise":
+            raise FeedError(failed[0].why)
+        if len(failed) > MOST_FAILURES:
+            raise FeedError(f"{failed[0].why}; and {len(failed) - 1:,} more of one window")
+        numbers = [failure.record for failure in failed]
+        _told(slot, FILLED, numbers, failed[0].why if failed else "")
+
+    def _look(self) -> None:
+        """Whether anybody still needs this reader.  Raises _Ended."""
+        node = self.node
+        if node.get(STOP) or os.getppid() != self.owner:
+            raise _Ended
+        if all(node.get(node.gone(place)) for place in range(len(node.terms.ranks))):
+            raise _Ended
+
+    def _is_gone(self, place: int) -> bool:
+        """Whether a rank has left, or was there and is no more."""
+        node = self.node
+        process = node.get(node.process(place))
+        if process and not node.get(node.gone(place)) and not _is_alive(process):
+            node.put(node.gone(place), 1)
+        return bool(node.get(node.gone(place)))
+
+    def _tune(self) -> None:
+        done, since = self.judged
+        now, now_s = self.node.get(DONE), time.monotonic()
+        if now - done < JUDGED_WINDOWS * self.tuner.active:
+            return
+        self.tuner = self.tuner.after((now - done) / max(now_s - since, 1e-9))
+        self.judged = (now, now_s)
+        self.node.put(ACTIVE, self.tuner.active)
+
+
+def _told(slot: NDArray[np.uint8], status: int, failed: list[int], why: str) -> None:
+    head = bytearray(PAGE)
+    SLOT_HEAD.pack_into(head, 0, status, len(failed))
+    numbers = np.array(failed, "<i8").tobytes()
+    head[SLOT_HEAD.size : SLOT_HEAD.size + len(numbers)] = numbers
+    text = why.encode()[: PAGE - SENTENCE_AT - 1]
+    head[SENTENCE_AT : SENTENCE_AT + len(text)] = text
+    slot[:PAGE] = np.frombuffer(head, np.uint8)
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+class RankFeed:
+    """The batches of one rank, read by the node's readers; each `for` is one epoch.
+
+    A batch is valid until the next one is asked for.  Raises FeedError: a record cannot be read, a
+    reader has ended.
+    """
+
+    def __init__(self, node: _Node, rank: int) -> None:
+        if rank not in node.terms.ranks:
+            known = ", ".join(map(str, node.terms.ranks))
+            raise FeedError(f"rank {rank} is not of this node, which feeds {known}")
+        self.rank = rank
+        self.n_failed = 0
+        self._node = node
+        self._place = node.terms.ranks.index(rank)
+        if node.get(node.gone(self._place)) or node.get(node.process(self._place)):
+            raise FeedError(f"rank {rank} of this node was attached before; each has one reader")
+        node.put(node.process(self._place), os.getpid())
+        self._stand = node.stand()
+        self._window = 0  # of this rank since the beginning
+        self._is_open = False
+        self.close = weakref.finalize(self, _leave, node, self._place, os.getpid())
+
+    @property
+    def index(self) -> Index:
+        """The index that all processes of the node share."""
+        return self._node.index
+
+    @property
+    def epoch(self) -> int:
+        return self._stand.epoch
+
+    def __len__(self) -> int:
+        """Batches of the epoch that is next, or goes on, from its beginning."""
+        return len(self._node.plan(self._place, self._stand).share)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._is_open:
+            raise FeedError(
+                "a rank's epoch goes on: the readers cannot go back; take it to its end"
+            )
+        self._is_open = True
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Batch]:
+        node, mine = self._node, self._node.plan(self._place, self._stand)
+        check(node.index, node.terms.request)
+        size = self._node.terms.request.batch_size
+        for window in range(mine.n_windows):
+            slot = self._taken()
+            records = mine.window(window)
+            at = PAGE + node.layout(records).at
+            bad = self._failures(slot)
+            view = slot.data.toreadonly()
+            for first in range(0, len(records), size):
+                numbers, starts = records[first : first + size], at[first : first + size]
+                if len(bad):
+                    is_good = ~np.isin(numbers, bad)
+                    numbers, starts = numbers[is_good], starts[is_good]
+                steps = int(mine.edges[window]) + first // size + 1
+                self._stand = replace(self._stand, steps=steps)
+                yield Batch(node.index, view, numbers, starts)
+            self._window += 1
+            node.put(node.consumed(self._place), self._window)
+        check(node.index, node.terms.request)
+        self._stand = Stand(self._stand.epoch + 1)
+        self._is_open = False
+
+    def _taken(self) -> NDArray[np.uint8]:
+        """Waits for the next window."""
+        node, number = self._node, self._window % SLOTS
+        word = node.ready(self._place, number)
+        begun = time.monotonic()
+        while (seen := node.get(word)) != self._window + 1:
+            if not self.close.alive or node.get(STOP):
+                raise FeedError(f"rank {self.rank}: the node's feed was closed")
+            if not node.wait(word, seen):
+                self._look(time.monotonic() - begun)
+        return node.slot(self._place, number)
+
+    def _look(self, waited_s: float) -> None:
+        """Names a reader that has ended, or a rank that never came: all wait for their slots."""
+        node = self._node
+        late = [
+            rank
+            for place, rank in enumerate(node.terms.ranks)
+            if not node.get(node.process(place)) and not node.get(node.gone(place))
+        ]
+        if late and waited_s > STARTED_S:
+            raise FeedError(
+                f"rank {self.rank} has waited for {waited_s:.0f} s: rank {late[0]} of this node "
+                "has not attached, and readers run no more than three windows ahead of it"
+            )
+        for number in range(node.terms.n_readers):
+            process = node.get(node.reader(number))
+            if process and not _is_alive(process):
+                raise FeedError(
+                    f"reader {number} of {node.index.path} (process {process}) has ended while "
+                    f"rank {self.rank} waited for window {self._window}; was it killed for memory? "
+                    "Begin again from the latest state_dict"
+                )
+        if not _is_alive(node.terms.owner):
+            raise FeedError(
+                f"process {node.terms.owner}, which owns the readers of {node.index.path}, has "
+                "ended; begin again from the latest state_dict"
+            )
+
+    def _failures(self, slot: NDArray[np.uint8]) -> NDArray[np.int64]:
+        head = slot[:PAGE].tobytes()
+        status, n = SLOT_HEAD.unpack_from(head)
+        why = head[SENTENCE_AT:].rstrip(b"\0").decode(errors="replace")
+        if status != FILLED:
+            self.close()
+            raise FeedError(why)
+        self.n_failed += n
+        return np.frombuffer(head, "<i8", min(n, MOST_FAILURES), SLOT_HEAD.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands; as Feed's, which also goes on from it."""
+        return state_of(self._node.index, self._node.request(self._place), self._stand)
+
+
+def _leave(node: _Node, place: int, process: int) -> None:
+    if process == os.getpid():
+        node.put(node.gone(place), 1)
+        node.put(node.consumed(place), node.get(node.consumed(place)))  # wakes who waits for it
+
+
+def attach(token: str, rank: int) -> RankFeed:
+    """The feed of a rank, in whichever process of the node has the token.  Raises FeedError."""
+    try:
+        name, process, descriptor, started = token.split(":")
+        if name != "penstock-feed":
+            raise ValueError(name)
+        path = f"/proc/{int(process)}/fd/{int(descriptor)}"
+        if _started(int(process)) != int(started):
+            raise FeedError(f"process {process}, which owned the feed {token}, has ended")
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except ValueError as error:
+        raise FeedError(f"{token!r} is no token of a feed; NodeFeed.token is one") from error
+    except OSError as error:
+        raise FeedError(
+            f"the feed of process {process} cannot be attached: {error.strerror}; ranks must be "
+            "of the same user and see its processes"
+        ) from error
+    try:
+        node = _Node(opened)
+    finally:
+        os.close(opened)  # the mapping holds the memory
+    return RankFeed(node, rank)
+
+
+def _started(process: int) -> int:
+    """When a process began, in the kernel's ticks; -1: there is none.  A number is used again."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return -1
+    return int(text.rpartition(")")[2].split()[19])
+
+
+# --- the owner -----------------------------------------------------------------------------------
+
+
+class NodeFeed:
+    """Reader processes and their memory, for the ranks of one node.
+
+    ranks: of world_size, those that live on this node and attach().  readers: processes, None: one
+    for each two processors and no more than ranks, halved while that costs nothing.  stagger: so
+    many windows are read at the same time at the most, in ascending order; 0: as many as readers.
+    state: where to begin, of a state_dict().  Others: as Feed's; buffer_bytes is of the whole node.
+
+    Keep it as long as the ranks read.  Raises FeedError.
+    """
+
+    def __init__(
+        self,
+        data: Index | str | os.PathLike[str] | Sequence[Any],
+        batch_size: int,
+        *,
+        ranks: Sequence[int],
+        world_size: int,
+        shuffle: str = "none",
+        seed: int = 0,
+        epoch: int = 0,
+        state: dict[str, Any] | None = None,
+        readers: int | None = None,
+        stagger: int = 0,
+        tail: str = "short",
+        on_error: str = "raise",
+        buffer_bytes: int = 256 << 20,
+        block_bytes: int = 1 << 20,
+        pool_bytes: int = 16 << 20,
+        options: Options | None = None,
+    ) -> None:
+        self.index = index_of(data)
+        ranks = tuple(ranks)
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
+            raise FeedError(f"ranks {list(ranks)} of {world_size}: name each of this node once")
+        if shuffle == "cache-aware":
+            raise FeedError("cache-aware asks each process' memory before an epoch: use Feed")
+        n_readers = readers or max(1, min(len(ranks), len(os.sched_getaffinity(0)) // 2))
+        if not 1 <= n_readers <= 64 or stagger < 0:
+            raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
+        # A window takes a third of a rank's part: what one slot holds, less its first page.
+        slot_bytes = buffer_bytes // (len(ranks) * SLOTS) // PAGE * PAGE
+        if slot_bytes < 4 * PAGE:
+            raise FeedError(f"{buffer_bytes:,} bytes are too few for {len(ranks)} ranks")
+        request = Request(
+            batch_size=batch_size,
+            order=Order(shuffle, seed, block_bytes, pool_bytes),
+            rank=ranks[0],
+            world_size=world_size,
+            tail=tail,
+            on_error=on_error,
+            buffer_bytes=slot_bytes * SLOTS,
+            readers=SLOTS - 1,
+            options=options or Options(),
+        )
+        check(self.index, request)
+        stand = stand_of(self.index, request, state) if state else Stand(epoch)
+        self._terms = _Terms(
+            request=request,
+            ranks=ranks,
+            n_readers=n_readers,
+            is_tuned=readers is None,
+            stagger=stagger,
+            slot_bytes=slot_bytes,
+            epoch=stand.epoch,
+            steps=stand.steps,
+            history=stand.history,
+            owner=os.getpid(),
+        )
+        self._descriptor = self._made()
+        self._node = _Node(self._descriptor)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.close = weakref.finalize(
+            self, _end, self._node, self._processes, self._descriptor, os.getpid()
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _made(self) -> int:
+        """The memory, with the terms and the index in it.  Raises FeedError: there is no room."""
+        terms, listed = self._terms.to_bytes(), to_bytes(self.index)
+        terms += b" " * (-(HEAD.size + len(terms)) % 8)
+        n_words = WORDS + (3 + SLOTS) * len(self._terms.ranks) + self._terms.n_readers
+        words_at = -(-(HEAD.size + len(terms) + len(listed)) // PAGE) * PAGE
+        slots_at = words_at + -(-4 * n_words // PAGE) * PAGE
+        size = slots_at + len(self._terms.ranks) * SLOTS * self._terms.slot_bytes
+        # Shared memory is not refused when there is none left: the kernel ends processes instead.
+        if size > MOST_OF_MEMORY * available_bytes():
+            raise FeedError(
+                f"no shared memory for {size:,} bytes: {available_bytes():,} are free here; "
+                "lower buffer_bytes"
+            )
+        descriptor = os.memfd_create("penstock-feed", os.MFD_CLOEXEC)
+        try:
+            os.truncate(descriptor, size)
+            head = HEAD.pack(MAGIC, len(terms), len(listed), words_at, slots_at)
+            with open(os.dup(descriptor), "wb") as file:
+                file.write(head + terms + listed)
+            # Taken now: a page that is not there when it is touched would end the process.
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            os.close(descriptor)
+            raise FeedError(
+                f"no shared memory for {size:,} bytes: {error.strerror}; lower buffer_bytes, or "
+                "give the job's control group more memory"
+            ) from error
+        return descriptor
+
+    def _start(self) -> None:
+        if not sys.executable:
+            raise FeedError("this Python does not know its own program: no reader can be started")
+        self._node.put(ACTIVE, self._terms.n_readers)
+        source = str(Path(__file__).parent.parent.parent)
+        before = os.environ.get("PYTHONPATH")
+        paths = source if not before else f"{source}{os.pathsep}{before}"
+        for number in range(self._terms.n_readers):
+            call = f"from penstock.feed.share import serve; serve({self._descriptor}, {number})"
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-c", call],
+                    pass_fds=[self._descriptor],
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | {"PYTHONPATH": paths},
+                    start_new_session=True,  # Ctrl-C is the owner's to hear
+                )
+            )
+        self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        deadline = time.monotonic() + STARTED_S
+        for number, process in enumerate(self._processes):
+            word = self._node.reader(number)
+            while not self._node.get(word):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    status = process.returncode
+                    raise FeedError(f"reader {number} did not start (status {status}); see stderr")
+                self._node.wait(word, 0)
+
+    @property
+    def token(self) -> str:
+        """What the other processes of the node need to attach(): send it to them by any means."""
+        process = os.getpid()
+        return f"penstock-feed:{process}:{self._descriptor}:{_started(process)}"
+
+    @property
+    def n_active(self) -> int:
+        """Readers that take part now."""
+        return self._node.get(ACTIVE)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The readers."""
+        return tuple(process.pid for process in self._processes)
+
+    def rank(self, rank: int) -> RankFeed:
+        """The feed of a rank that is this process."""
+        return attach(self.token, rank)
+
+    def __enter__(self) -> NodeFeed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _end(
+    node: _Node, processes: list[subprocess.Popen[bytes]], descriptor: int, owner: int
+) -> None:
+    if os.getpid() != owner:  # a fork of the owner ends: the readers are not its own
+        return
+    node.put(STOP, 1)
+    for word in range(WORDS + 3 * len(node.terms.ranks)):
+        node.library.penstock_feed_add(node.word(word), 0)  # wakes who waits
+    for process in processes:
+        try:
+            process.wait(4 * LOOK_MS / 1000)
+        except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
+            process.kill()
+            process.wait()
+    os.close(descriptor)

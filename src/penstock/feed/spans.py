@@ -1,0 +1,56 @@
+"""The spans of one file, as a format's module gives them.  Knows no format."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Advance", "Spans", "gathered", "numbered", "packed"]
+
+Advance = Callable[[int, int], None]  # (done, total): files, pages or bytes
+
+
+class Spans(NamedTuple):
+    """offset, length: (n,) int64, bytes.  keys: all of them, uint8.  key_end: (n,) int64, see
+    Index.  txnid: LMDB's transaction that the spans are of, else -1."""
+
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    keys: NDArray[np.uint8]
+    key_end: NDArray[np.int64]
+    txnid: int = -1
+
+
+def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Keys as (keys, key_end)."""
+    ends = np.cumsum([len(key) for key in keys], dtype=np.int64)
+    return np.frombuffer(b"".join(keys), np.uint8), ends
+
+
+def numbered(prefix: bytes, n: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """n keys of one width, prefix and number, as (keys, key_end)."""
+    digits = max(8, len(str(n)))
+    keys = np.empty((n, len(prefix) + digits), np.uint8)
+    keys[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    number = np.arange(n, dtype=np.int64)
+    for place in range(digits):
+        keys[:, -1 - place] = 48 + number % 10  # ASCII
+        number //= 10
+    return keys.reshape(-1), np.arange(1, n + 1, dtype=np.int64) * (len(prefix) + digits)
+
+
+def gathered(
+    flat: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """flat[start:start+length] of each, one behind the other."""
+    if not len(start):
+        return np.empty(0, np.uint8)
+    if (length == length[0]).all():
+        rows: NDArray[np.uint8] = flat[start[:, None] + np.arange(length[0])]
+        return rows.ravel()
+    end = np.cumsum(length)
+    place = np.repeat(start - (end - length), length)
+    place += np.arange(len(place))
+    found: NDArray[np.uint8] = flat[place]
+    return found

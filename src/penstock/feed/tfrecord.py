@@ -1,0 +1,224 @@
+"""The bytes of a TFRecord file: lengths, and sums of them and of the payloads.
+
+A record is 8 bytes of length, 4 of its sum, the payload, 4 of its sum; the sum is CRC-32C, rotated
+and shifted (TensorFlow's record_writer.cc).  The lengths' sums are always checked, as one wrong
+length loses all that follows; the payloads' on request.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FeedError
+from penstock.feed.spans import Advance, Spans, numbered
+
+__all__ = ["crc32c", "framed", "is_tfrecord", "masked", "spans", "wrong_payloads"]
+
+Numbers = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+HEAD, TAIL = 12, 4  # bytes around a payload
+MASK = 0xA282EAD8
+POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
+LANE = 1024  # bytes that are summed one behind the other; all lanes at once
+CHUNK_BYTES = 4 << 20
+# A header that is not in the chunk at hand is read with what follows it: small records come along,
+# large ones cost no more than a page.
+PROBE_BYTES = 4 << 10
+_LENGTH = struct.Struct("<Q")
+
+
+def is_tfrecord(head: bytes) -> bool:
+    """Whether a file that begins so is a TFRecord: its first length has the right sum."""
+    if len(head) < HEAD:
+        return False
+    length = np.frombuffer(head[:8], np.uint8)
+    said = int.from_bytes(head[8:HEAD], "little")
+    return int(masked(_sums(length[None, :]))[0]) == said
+
+
+def spans(path: str, progress: Advance | None = None) -> Spans:
+    """A span for each payload, in the order of the file; a key is the file's name and a number.
+
+    Raises FeedError: a length whose sum is wrong, a record beyond the file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        offsets, heads, end = _scan(fd, size, progress)
+    finally:
+        os.close(fd)
+    head = np.frombuffer(bytes(heads), np.uint8).reshape(-1, HEAD)
+    said = head[:, 8:].copy().view("<u4").ravel()
+    wrong = np.flatnonzero(masked(_sums(head[:, :8])) != said)
+    if len(wrong):
+        record = int(wrong[0])
+        raise FeedError(
+            f"{path}: the length of record {record}, at {offsets[record] - HEAD:,}, does not have "
+            "the sum that is written beside it; the file is damaged, or no TFRecord"
+        )
+    if end != size:
+        raise FeedError(
+            f"{path}: record {max(0, len(offsets) - 1)} ends at {end:,}, the file at {size:,}; "
+            "it is truncated"
+        )
+    length = head[:, :8].copy().view("<i8").ravel()
+    prefix = os.fsencode(Path(path).name) + b"/"
+    return Spans(np.array(offsets, np.int64), length, *numbered(prefix, len(offsets)))
+
+
+def _scan(fd: int, size: int, progress: Advance | None) -> tuple[list[int], bytearray, int]:
+    """Where payloads begin, the bytes before them, and where the last one ends."""
+    offsets: list[int] = []
+    heads = bytearray()
+    at, kept, begin, probe = 0, b"", 0, CHUNK_BYTES
+    while at < size:
+        if at + HEAD > begin + len(kept):
+            # The last chunk held less than two records: they are large, and headers far apart.
+            kept, begin = os.pread(fd, probe, at), at
+            if progress is not None:
+                progress(at, size)
+            if len(kept) < HEAD:
+                return offsets, heads, size + 1
+        place = at - begin
+        heads += kept[place : place + HEAD]
+        length = _LENGTH.unpack_from(kept, place)[0]
+        offsets.append(at + HEAD)
+        at += HEAD + length + TAIL
+        probe = CHUNK_BYTES if length < PROBE_BYTES else PROBE_BYTES
+    return offsets, heads, at
+
+
+def wrong_payloads(path: str, offset: Numbers, length: Numbers) -> Iterator[tuple[int, int, bool]]:
+    """(record, bytes read so far, whether its sum is wrong) for each record of a file, in order."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start, done = 0, 0
+        while start < len(offset):
+            end = int(np.searchsorted(offset, offset[start] + CHUNK_BYTES, side="left"))
+            end = max(end, start + 1)
+            begin = int(offset[start])
+            n_bytes = int(offset[end - 1] + length[end - 1]) + TAIL - begin
+            data = np.frombuffer(_read_all(fd, n_bytes, begin, path), np.uint8)
+            places = offset[start:end] - begin
+            sums = masked(crc32c(data, places, length[start:end]))
+            for record in range(start, end):
+                at = int(places[record - start] + length[record])
+                done += int(length[record])
+                said = int.from_bytes(data[at : at + TAIL].tobytes(), "little")
+                yield record, done, said != int(sums[record - start])
+            start = end
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int, n_bytes: int, at: int, path: str) -> bytes:
+    parts = []
+    while n_bytes:
+        part = os.pread(fd, n_bytes, at)
+        if not part:
+            raise FeedError(f"{path}: ends at {at:,}; it has been truncated since it was indexed")
+        parts.append(part)
+        at, n_bytes = at + len(part), n_bytes - len(part)
+    return b"".join(parts)
+
+
+def framed(payload: bytes) -> bytes:
+    """A record as a TFRecord file holds it: length, its sum, payload, its sum."""
+    length = struct.pack("<Q", len(payload))
+    data = np.frombuffer(length + payload, np.uint8)
+    sums = masked(crc32c(data, np.array([0, len(length)]), np.array([len(length), len(payload)])))
+    of_length, of_payload = (struct.pack("<I", one) for one in sums.tolist())
+    return length + of_length + payload + of_payload
+
+
+# --- CRC-32C -------------------------------------------------------------------------------------
+
+
+def masked(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """TFRecord's form of a sum: a sum of data that hold sums would be weak."""
+    rotated = sums >> np.uint32(15) | sums << np.uint32(17)
+    return rotated + np.uint32(MASK)
+
+
+def crc32c(data: Bytes, start: Numbers, length: Numbers) -> NDArray[np.uint32]:
+    """The CRC-32C of data[start:start+length] of each.
+
+    Zeros in front change nothing in a sum that begins with zero, and to begin with ones is to
+    invert the first four bytes: so each part becomes whole lanes, all lanes are summed at once,
+    and the lanes of a part are put together.
+    """
+    lanes = -(-np.maximum(length, 4) // LANE)
+    last = np.cumsum(lanes)
+    padded = np.zeros((int(last[-1]) if len(last) else 0) * LANE, np.uint8)
+    for number, (at, n_bytes) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):
+        end = int(last[number]) * LANE
+        padded[end - n_bytes : end] = data[at : at + n_bytes]
+        padded[end - n_bytes : end][:4] ^= 0xFF
+    sums = _sums_from_zero(padded.reshape(-1, LANE))
+    found = np.zeros(len(length), np.uint32)
+    for step in range(int(lanes.max()) if len(lanes) else 0):
+        parts = np.flatnonzero(lanes > step)
+        moved = _moved(found[parts])
+        found[parts] = moved ^ sums[last[parts] - lanes[parts] + step]
+    found = _inverted(found)
+    for number in np.flatnonzero(length < 4).tolist():  # fewer bytes than there are to invert
+        at = int(start[number])
+        found[number] = _sums(data[None, at : at + int(length[number])])[0]
+    return found
+
+
+def _inverted(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return sums ^ np.uint32(0xFFFFFFFF)
+
+
+def _sums(rows: Bytes) -> NDArray[np.uint32]:
+    """The CRC-32C of each row, a byte of all of them at a time."""
+    sums = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    table = _table(8)
+    for place in range(rows.shape[1]):
+        sums = table[(sums ^ rows[:, place]) & np.uint32(0xFF)] ^ sums >> np.uint32(8)
+    return _inverted(sums)
+
+
+def _sums_from_zero(lanes: Bytes) -> NDArray[np.uint32]:
+    words = np.ascontiguousarray(lanes.view("<u2").T)
+    sums = np.zeros(len(lanes), np.uint32)
+    table = _table(16)
+    for word in words:
+        sums = table[(sums ^ word) & np.uint32(0xFFFF)] ^ sums >> np.uint32(16)
+    return sums
+
+
+@cache
+def _table(bits: int) -> NDArray[np.uint32]:
+    table = np.arange(1 << bits, dtype=np.uint32)
+    for _ in range(bits):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+@cache
+def _lane_tables() -> NDArray[np.uint32]:
+    """What LANE zeros behind it make of a sum, for each byte of it: (4, 256)."""
+    table = _table(16)
+    values = np.arange(256, dtype=np.uint32)
+    found = np.stack([values << np.uint32(8 * byte) for byte in range(4)])
+    for _ in range(LANE // 2):
+        found = table[found & np.uint32(0xFFFF)] ^ found >> np.uint32(16)
+    return found
+
+
+def _moved(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    tables = _lane_tables()
+    moved = np.zeros_like(sums)
+    for byte in range(4):
+        moved ^= tables[byte, sums >> np.uint32(8 * byte) & np.uint32(0xFF)]
+    return moved

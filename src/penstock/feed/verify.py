@@ -1,0 +1,162 @@
+"""Whether a data set is whole: every file's structure, every record's place, every sum there is.
+
+Makes each index anew and trusts no cache.  What a format keeps no sum of (an LMDB's values, a tar's
+contents, a folder's files) can be held against its place and size only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import FeedError, FeedRefused
+from penstock.feed import pages, tar, tfrecord
+from penstock.feed.index import Index, Paths, open_index, shards
+from penstock.feed.spans import Advance
+
+__all__ = ["Checked", "Problem", "check", "check_files"]
+
+HINTED = 256  # headers of values that are asked for before the first is waited for
+
+
+class Problem(NamedTuple):
+    """What is wrong with a file, or with a record of it if the file's structure stands."""
+
+    file: str
+    record: int | None
+    what: str
+
+
+class Checked(NamedTuple):
+    """problems: in the order they were found.  n_records, n_bytes: those that could be looked at.
+    not_seen: what a format has no sum for."""
+
+    kind: str
+    n_files: int
+    n_records: int
+    n_bytes: int
+    problems: list[Problem]
+    not_seen: str
+
+
+NOT_SEEN = {
+    "lmdb": "LMDB keeps no sums: a byte that is flipped inside a value is not seen",
+    "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen",
+    "tfrecord": "",
+    "folder": "files have no sums here: their sizes were looked at, no byte was read",
+}
+
+
+def check(
+    path: Paths, progress: Advance | None = None, database: bytes | str | None = None
+) -> Checked:
+    """Looks at every record of a data set.  Raises FeedError: there is none, or none that is read
+    here."""
+    return check_files(*shards(path), progress, database)
+
+
+def check_files(
+    kind: str,
+    files: tuple[str, ...],
+    progress: Advance | None = None,
+    database: bytes | str | None = None,
+) -> Checked:
+    """The same of files that are known to be of one kind."""
+    problems: list[Problem] = []
+    n_records = n_bytes = n_files = 0
+    for number, file in enumerate(files):
+        within = progress if len(files) == 1 else None
+        try:
+            index = open_index(file, cache=False, kind=kind, database=database, progress=within)
+            n_files += len(index.files)
+            n_records += len(index)
+            n_bytes += index.total_bytes
+            problems += _problems(index, within)
+        except FeedRefused:
+            raise
+        except FeedError as error:
+            problems.append(Problem(file, None, str(error)))
+        if progress is not None and len(files) > 1:
+            progress(number + 1, len(files))
+    return Checked(kind, n_files or len(files), n_records, n_bytes, problems, NOT_SEEN[kind])
+
+
+def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
+    if index.kind == "lmdb":
+        yield from _lost_values(index, progress)
+    elif index.kind == "tfrecord":
+        yield from _wrong_sums(index, progress)
+    elif index.kind == "tar":
+        yield from _split_samples(index)
+    else:
+        empty = np.flatnonzero(index.length == 0).tolist()
+        yield from (Problem(index.files[index.file[one]], one, "is empty") for one in empty)
+
+
+def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:
+    """Values whose overflow pages are not marked as such."""
+    path = index.files[0]
+    with pages.opened(path) as fd:
+        file = pages.file_of(fd, path)
+        page_bytes, header_bytes = file.meta.page_bytes, file.meta.layout.header_bytes
+        # No inline value lies so near to its page's begin: a node is before it.
+        in_overflow = np.flatnonzero((index.offset - header_bytes) % page_bytes == 0)
+        order = in_overflow[np.argsort(index.offset[in_overflow], kind="stable")].tolist()
+        for start in range(0, len(order), HINTED):
+            part = order[start : start + HINTED]
+            for record in part:
+                at = int(index.offset[record]) - header_bytes
+                os.posix_fadvise(fd, at, header_bytes, os.POSIX_FADV_WILLNEED)
+            for record in part:
+                at = int(index.offset[record]) - header_bytes
+                header, page = os.pread(fd, header_bytes, at), at // page_bytes
+                wrong = pages.misplaced(file, header, page, int(index.length[record]))
+                if wrong:
+                    yield Problem(path, record, f"page {page} {wrong}")
+            if progress is not None:
+                progress(start + len(part), len(order))
+    index.check()
+
+
+def _wrong_sums(index: Index, progress: Advance | None) -> Iterator[Problem]:
+    path, total = index.files[0], index.total_bytes
+    for record, done, is_wrong in tfrecord.wrong_payloads(path, index.offset, index.length):
+        if is_wrong:
+            yield Problem(path, record, "has not the sum that is written beside it")
+        if progress is not None and record % 64 == 0:
+            progress(done, total)
+
+
+def _split_samples(index: Index) -> Iterator[Problem]:
+    """A key that comes again later: its members are not neighbours, or two samples share it."""
+    seen: dict[bytes, int] = {}
+    for record in range(len(index)):
+        key = index.key(record)
+        if key in seen:
+            what = f"has the key {key!r} of record {seen[key]}: its files are not neighbours"
+            yield Problem(index.files[0], record, what)
+        seen.setdefault(key, record)
+    fd = os.open(index.files[0], os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for record in range(len(index)):
+            yield from _doubled(index, record, fd)
+    finally:
+        os.close(fd)
+
+
+def _doubled(index: Index, record: int, fd: int) -> Iterator[Problem]:
+    start = int(index.offset[record])
+    end = start + int(index.length[record])
+    extensions: set[str] = set()
+
+    def read(at: int, n_bytes: int) -> bytes:
+        return os.pread(fd, min(n_bytes, end - at), at)
+
+    for member in tar.members(read, start, end, index.files[0], is_part=True):
+        parts = tar.name_parts(member.name)
+        if parts is not None and parts[1] in extensions:
+            yield Problem(index.files[0], record, f"holds two files {parts[1]!r}")
+        extensions.add(parts[1] if parts is not None else "")

@@ -1,0 +1,120 @@
+-- lane_threads: threads that made file calls or that the step loop waited for, and the lane of the
+-- timeline that each is shown in: the 256 lanes with the most time, threads that train first.
+--   lane       a thread; or, of workers that are started anew with each pass, all that had this number:
+--              the n-th thread of each
+--   loader     of its main process, by when its first worker began: told apart by how many workers and
+--              which batch size its passes had, and by living mostly beside another one of its number;
+--              NULL: of none
+--   nth        of the threads of its process, its first one before the others
+--   all_lanes  how many lanes there are, the ones left out included
+WITH busy AS (
+    SELECT process, thread, sum(call_ns) AS ns FROM binned GROUP BY process, thread
+    UNION ALL
+    SELECT process, thread, sum(to_ns - from_ns)
+    FROM stretches
+    WHERE is_blocking AND kind <> 'step'
+    GROUP BY process, thread
+),
+sums AS (
+    SELECT process, thread, sum(ns) AS ns FROM busy GROUP BY process, thread
+),
+passes AS (
+    SELECT process AS main, index AS iterator, format('{} {}', any_value(a), any_value(b)) AS shape
+    FROM timed_spans
+    WHERE kind = 'span' AND name = 'loader' AND is_finished
+    GROUP BY process, index
+),
+-- The pass that a worker was started for; one that has not ended tells no shape: the only other one's.
+shaped AS (
+    SELECT f.process, coalesce(any_value(p.shape), any_value(o.shape), '') AS shape
+    FROM (SELECT process, main, min(iterator) AS iterator FROM fetches GROUP BY process, main) AS f
+    LEFT JOIN passes AS p ON p.main = f.main AND p.iterator = f.iterator
+    LEFT JOIN (
+        SELECT main, min(shape) AS shape FROM passes GROUP BY main HAVING min(shape) = max(shape)
+    ) AS o ON o.main = f.main
+    GROUP BY f.process
+),
+lived AS (
+    SELECT
+        r.process,
+        r.main,
+        r.worker,
+        coalesce(s.shape, '') AS shape,
+        l.start_ns,
+        coalesce(max(l.end_ns) OVER (
+            PARTITION BY r.main, r.worker, s.shape ORDER BY l.start_ns, l.process
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) - l.start_ns > (l.end_ns - l.start_ns) / 2, false) AS is_beside
+    FROM roles AS r
+    JOIN lives AS l ON l.process = r.process
+    LEFT JOIN shaped AS s ON s.process = r.process
+    WHERE r.role = 'worker' AND r.worker IS NOT NULL
+),
+loaders AS (
+    SELECT
+        main,
+        shape,
+        is_beside,
+        row_number() OVER (PARTITION BY main ORDER BY min(start_ns), shape, is_beside) AS loader
+    FROM lived
+    GROUP BY main, shape, is_beside
+),
+workers AS (
+    SELECT v.process, v.main, v.worker, o.loader
+    FROM lived AS v
+    JOIN loaders AS o
+        ON o.main = v.main AND o.shape = v.shape AND o.is_beside = v.is_beside
+),
+known AS (
+    SELECT
+        s.process,
+        s.thread,
+        CASE WHEN w.process IS NULL THEN s.process ELSE -1 - w.main END AS owner,
+        w.worker,
+        w.loader,
+        row_number() OVER (
+            PARTITION BY s.process ORDER BY coalesce(t.is_main, false) DESC, s.thread
+        ) AS nth,
+        CASE
+            WHEN r.role = 'main' AND r.thread = s.thread THEN 'main'
+            WHEN r.role = 'main' THEN 'other'
+            ELSE r.role
+        END AS role,
+        p.rank,
+        s.ns
+    FROM sums AS s
+    JOIN roles AS r ON r.process = s.process
+    JOIN processes AS p ON p.process = s.process
+    LEFT JOIN workers AS w ON w.process = s.process
+    LEFT JOIN threads AS t ON t.process = s.process AND t.thread = s.thread
+),
+largest AS (
+    SELECT
+        owner,
+        worker,
+        loader,
+        nth,
+        any_value(role) AS role,
+        min(rank) AS rank,
+        min(process) AS process,
+        count(*) OVER () AS all_lanes
+    FROM known
+    GROUP BY owner, worker, loader, nth
+    QUALIFY row_number() OVER (
+        ORDER BY any_value(role) = 'main' DESC, sum(ns) DESC, min(process), nth
+    ) <= 256
+),
+lanes AS (
+    SELECT
+        *,
+        row_number() OVER (
+            ORDER BY list_position(['main', 'worker', 'other'], role), rank, worker, loader, process, nth
+        ) AS lane
+    FROM largest
+)
+SELECT l.lane, k.process, k.thread, l.role, k.worker, l.loader, l.nth, l.rank, l.all_lanes
+FROM known AS k
+JOIN lanes AS l
+    ON l.owner = k.owner AND l.worker IS NOT DISTINCT FROM k.worker
+        AND l.loader IS NOT DISTINCT FROM k.loader
+        AND l.nth = k.nth

@@ -1,0 +1,34 @@
+-- roles: what each process is to the training.
+--   role       main: it takes steps or waits for data; worker: of a loader; other
+--   worker     the worker's number; worker_ns: when its loop began
+--   main       the process that a worker works for, a main process itself; NULL: another one
+--   thread     of a main process the one that takes the steps, see mains
+WITH workers AS (
+    SELECT
+        s.process,
+        min(s.index) AS worker,
+        min(s.start_ns) AS worker_ns,
+        coalesce(arg_max(m.process, lm.start_ns), min(l.parent)) AS main
+    FROM spans AS s
+    JOIN lives AS l ON l.process = s.process
+    LEFT JOIN lives AS lm
+        ON lm.pid = s.b AND lm.host = l.host AND lm.start_ns <= s.start_ns
+            AND lm.process IN (SELECT process FROM mains)
+    LEFT JOIN mains AS m ON m.process = lm.process
+    WHERE s.kind = 'span' AND s.name = 'worker'
+    GROUP BY s.process
+)
+SELECT
+    l.process,
+    CASE
+        WHEN m.process IS NOT NULL THEN 'main'
+        WHEN w.process IS NOT NULL THEN 'worker'
+        ELSE 'other'
+    END AS role,
+    w.worker,
+    w.worker_ns,
+    coalesce(m.process, w.main) AS main,
+    m.thread
+FROM lives AS l
+LEFT JOIN mains AS m ON m.process = l.process
+LEFT JOIN workers AS w ON w.process = l.process

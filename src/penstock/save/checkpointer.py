@@ -1,0 +1,719 @@
+"""Checkpoints of a training: a snapshot blocks, another process writes, a third one drains.
+
+    from penstock.save import Checkpointer, Keep
+
+    ckpt = Checkpointer(fast="/nvme/run1", slow="/lustre/run1", keep=Keep(fast=2, last=3))
+    step = ckpt.restore({"model": model, "optim": optim}, default=0)
+    for step in range(step, n_steps):
+        ...
+        if step % 500 == 0:
+            ckpt.save(step, {"model": model, "optim": optim})   # blocks for a copy in memory
+    ckpt.close()                                                # or `with ckpt:`
+
+Knows the order of things and what they cost.  How a file is laid out, when a checkpoint counts,
+which is whole and how it gets to the slow tier are known elsewhere in this folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from penstock import recorder
+from penstock.errors import PenstockError, SaveError, TierError
+from penstock.save import loading
+from penstock.save.commit import STATE
+from penstock.save.drain import Drain
+from penstock.save.lost import lost_s
+from penstock.save.ranks import World, found_world
+from penstock.save.retention import ON_FULL, Keep
+from penstock.save.snapshot import (
+    SCALARS_FILE,
+    ArraySnapshot,
+    Taken,
+    TorchSnapshot,
+    holds_tensors,
+    state_of,
+)
+from penstock.save.tiered import Chosen, Tiers, content_at, drain_beside, from_text, to_text
+from penstock.save.writer import Job, Writer
+
+__all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save"]
+
+AnyPath = str | os.PathLike[str]
+
+ON_ERROR = ("raise", "warn")
+GROWTH = 1.05  # from one save to the next, at most
+LOOK_S = 0.2  # how often the slow tier's manifests are looked for
+STEPS_KEPT = 10_000
+SAVES_KEPT = 1000
+CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
+
+log = logging.getLogger("penstock.save")
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What is known of a save.  None: not yet, or not measured.
+
+    block_s: the caller could not go on, waited_s of it for the save before; is_first: the arena was
+    made in it.  local_s, durable_s: from its beginning to there.  lost_s: of the training, block
+    included, up to `local`, lost_to_durable_s up to `durable`; see lost.py.
+    path: on the tier it was written to.
+    """
+
+    step: int
+    begin_unix_s: float
+    block_s: float | None = None
+    waited_s: float = 0.0
+    is_first: bool = False
+    size_bytes: int | None = None
+    local_s: float | None = None
+    durable_s: float | None = None
+    lost_s: float | None = None
+    lost_to_durable_s: float | None = None
+    path: str = ""
+    error: str = ""
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AtRisk:
+    """What would be lost if the node died now: everything since the newest checkpoint that is
+    durable.  step: its step, None when there is none.  since_s: since its save began; the whole of
+    the Checkpointer's life when there is none.  backlog: checkpoints that are only on this node."""
+
+    step: int | None
+    since_s: float
+    backlog: int
+
+
+class Handle:
+    """What becomes of a save, as three futures.
+
+    staged: the state may change again.  local: the checkpoint counts, and survives the process;
+    its path.  durable: it is verified on the slow tier, and survives the node; its path there.
+    Where there is one tier, local and durable are one.  A save that was skipped has None in all.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.staged: Future[None] = Future()
+        self.local: Future[str | None] = Future()
+        self.durable: Future[str | None] = Future()
+
+    def _fail(self, error: PenstockError) -> None:
+        for future in (self.staged, self.local, self.durable):
+            if not future.done():
+                future.set_exception(error)
+
+    def _skip(self) -> None:
+        for future in (self.staged, self.local, self.durable):
+            if not future.done():
+                future.set_result(None)
+
+    def __repr__(self) -> str:
+        def word(future: Future[Any]) -> str:
+            if not future.done():
+                return "going"
+            return "failed" if future.exception() else "done"
+
+        told = ", ".join(f"{name} {word(getattr(self, name))}" for name in _STAGES)
+        return f"<save of step {self.step}: {told}>"
+
+
+_STAGES = ("staged", "local", "durable")
+
+
+@dataclass(slots=True)
+class _Going:
+    """A save under way."""
+
+    handle: Handle
+    save: Save
+    begin_s: float
+    taken: Taken | None = None
+    content: bytes | None = None
+    root: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    end_s: float = 0.0  # of writing it
+    content_id: str = ""  # of its manifest: the fast tier may give it up before we look
+
+
+class Checkpointer:
+    """Saves and restores the state of a training through a fast and a slow tier.
+
+    fast: a folder on a local disk; slow: a folder or an fsspec URL; None: there is no such tier.
+    keep: how many stay where.  drain: a rate such as "300MB/s", None for no limit.  on_full: what a
+    save does while there is no room on fast, or the save before is still being written: "wait",
+    "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when an
+    earlier one has failed in the background: "raise" its error once, or "warn".  level: how
+    thoroughly restore() checks: "sizes", "sample" or "full".  weights_only: as of torch.load.
+    world: the ranks, found by itself from torch.distributed or MPI.  rank_timeout_s: so long may
+    ranks be apart in a save.  drain_timeout_s: how long close() waits for the drain; None: until
+    all of it is durable.
+
+    Raises SaveError: another job has the folder; TierError: a tier is missing or cannot be written.
+    """
+
+    def __init__(
+        self,
+        fast: AnyPath | None = None,
+        slow: AnyPath | None = None,
+        *,
+        keep: Keep | None = None,
+        drain: str | None = None,
+        on_full: str = "wait",
+        on_error: str = "raise",
+        level: str = "sizes",
+        weights_only: bool = True,
+        world: World | None = None,
+        rank_timeout_s: float = 600.0,
+        drain_timeout_s: float | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        if on_full not in ON_FULL or on_error not in ON_ERROR:
+            raise SaveError(
+                f"on_full is one of {', '.join(ON_FULL)} and on_error one of {', '.join(ON_ERROR)}"
+            )
+        self._tiers = Tiers.of(fast, slow)
+        self._keep = keep or Keep()
+        self._on_full, self._on_error, self._level = on_full, on_error, level
+        self._weights_only = weights_only
+        self._world = world if world is not None else found_world()
+        if self._world.size > 1 and on_full != "wait":
+            raise SaveError(f"on_full={on_full!r} is for one rank: many would not agree; say wait")
+        self._rank_timeout_s, self._drain_timeout_s = rank_timeout_s, drain_timeout_s
+        self._progress = progress
+        self._token = self._world.token()
+        self._ready_tiers()
+        self._snapshot: TorchSnapshot | ArraySnapshot | None = None
+        self._writer: Writer | None = None
+        self._lock = threading.Lock()
+        self._saves: dict[int, Save] = {}  # by number
+        self._n_saves = 0
+        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._busy: dict[int, tuple[float, float]] = {}  # by number: from its call to local
+        self._drained: dict[int, tuple[float, float]] = {}  # from its call to durable
+        self._failed: PenstockError | None = None
+        self._free = threading.Event()  # the arena is nobody's
+        self._free.set()
+        self._queue: queue.Queue[tuple[int, _Going] | None] = queue.Queue()
+        self._pending: list[tuple[int, _Going]] = []  # local, and not durable yet
+        self._is_closed = False
+        self._last_local_unix_s = 0.0
+        self._begin_unix_s = time.time()
+        self.restored: Chosen | None = None  # by the last restore(), with what it passed over
+        self._start_writer()
+        self._drain = self._started_drain(drain)
+        self._thread = threading.Thread(target=self._follow, name="penstock-save", daemon=True)
+        self._thread.start()
+        self._forget_steps = _watch_steps(self)
+        # A program that forgets to close() still gets its last save onto the disk.
+        atexit.register(self._close_at_exit)
+
+    def _ready_tiers(self) -> None:
+        """Rank 0 makes the folders; then all have to see them."""
+        error = ""
+        if self._world.rank == 0:
+            try:
+                self._tiers.make(self._token)
+            except PenstockError as found:
+                error = str(found)
+        error = self._world.agreed(error)
+        if error:
+            raise TierError(error)
+        unseen = [
+            str(rank)
+            for rank, sees in enumerate(self._world.gather(str(self._tiers.sees(self._token))))
+            if sees != "True"
+        ]
+        if self._world.rank == 0:
+            self._tiers.settle(self._token)
+        if unseen:
+            raise TierError(
+                f"{self._tiers.root}: not the same folder in rank {', '.join(unseen)} as in rank "
+                "0; ranks on several nodes need a fast tier that all of them see, or none"
+            )
+        if said := self._tiers.warning():
+            log.warning("%s", said)
+
+    def _start_writer(self) -> None:
+        world = self._world
+        self._writer = Writer(
+            {
+                "root": self._tiers.root,
+                "rank": world.rank,
+                "world_size": world.size,
+                "token": self._token,
+            }
+        )
+        said = self._writer.finished()  # its first word: the tier is claimed, or why not
+        if said.error:
+            self._writer.close()
+            self._writer = None
+            raise SaveError(said.error)
+
+    # Saving
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Handle:
+        """Copies the state, and returns while another process writes it.
+
+        state: things that have a state_dict(), tensors, arrays, containers of them, plain values.
+        None, or an empty one: this rank has nothing of its own to save (all ranks still call this,
+        with one step).  metrics: numbers kept with the checkpoint.
+
+        Raises SaveError: the state holds what cannot be saved (with the way to it), or an earlier
+        save has failed; TierFull.  The training's state is never changed.
+        """
+        begin_s = time.perf_counter()
+        self._is_open()
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            if self._on_error == "raise":
+                raise failed
+            log.warning("%s", failed)
+        handle = Handle(int(step))
+        number = self._n_saves
+        self._n_saves += 1
+        going = _Going(handle, Save(int(step), time.time()), begin_s)
+        going.metrics = {str(key): float(value) for key, value in (metrics or {}).items()}
+        span = recorder.begin("checkpoint", number)
+        try:
+            self._begin(number, going, state or {})
+        except PenstockError as error:
+            self._know(number, going.save, error=str(error))
+            handle._fail(error)
+            raise
+        finally:
+            if span is not None:
+                span.end()
+        return handle
+
+    def _begin(self, number: int, going: _Going, state: Mapping[str, Any]) -> None:
+        whole = state_of(state)
+        is_room = self._wait_for_arena()
+        waited_s = time.perf_counter() - going.begin_s
+        size_bytes = self._snapshot_bytes()
+        root = self._room(size_bytes) if is_room else None
+        if root is None:
+            self._know(number, going.save, is_skipped=True)
+            log.warning(
+                "step %d is not saved: no room on %s, or the save before is still being written",
+                going.handle.step, self._tiers.root,
+            )  # fmt: skip
+            going.handle._skip()
+            return
+        going.root = root
+        if whole:
+            snapshot = self._snapshot_for(whole)
+            copy_span = recorder.begin("snapshot", going.handle.step)
+            try:
+                going.taken = snapshot.take(whole)
+                if going.taken.is_new:  # what cannot be saved is told where it was asked for
+                    going.content = snapshot.pickled(going.taken)
+            finally:
+                if copy_span is not None:
+                    copy_span.end()
+        going.handle.staged.set_result(None)
+        going.save = replace(
+            going.save,
+            block_s=time.perf_counter() - going.begin_s,
+            waited_s=waited_s,
+            is_first=going.taken is not None and going.taken.is_new,
+        )
+        self._know(number, going.save)
+        self._free.clear()
+        self._queue.put((number, going))
+
+    def _wait_for_arena(self) -> bool:
+        """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
+        if self._on_full == "skip" and self._world.size == 1:
+            return self._free.is_set()
+        self._await_arena()
+        return True
+
+    def _await_arena(self) -> None:
+        while not self._free.wait(LOOK_S):
+            if not self._thread.is_alive():
+                raise SaveError(
+                    "the thread that follows saves has ended; make another Checkpointer"
+                )
+
+    def _started_drain(self, rate: str | None) -> Drain | None:
+        """Of rank 0, where there is a tier to drain to."""
+        tiers = self._tiers
+        if tiers.fast is None or tiers.slow is None or self._world.rank != 0:
+            return None
+        return drain_beside(tiers.root, tiers.slow.url, self._keep, rate)
+
+    def _room(self, size_bytes: int) -> str | None:
+        """The folder to save to; None: there is no room, and the save is to be skipped.  Of many
+        ranks the first one waits for room, and the others for it."""
+        if self._world.rank != 0:
+            return self._tiers.root
+        return self._tiers.room(int(size_bytes * GROWTH), self._keep, self._on_full)
+
+    def _prune(self) -> None:
+        """Where a drain is at work, it does."""
+        if self._drain is None and self._world.rank == 0:
+            try:
+                self._tiers.prune(self._keep)
+            except PenstockError as error:
+                log.warning("%s", error)
+
+    def _snapshot_bytes(self) -> int:
+        known = [save.size_bytes for save in self._saves.values() if save.size_bytes]
+        return known[-1] if known else 0
+
+    def _snapshot_for(self, state: Mapping[str, Any]) -> TorchSnapshot | ArraySnapshot:
+        wanted = TorchSnapshot if holds_tensors(state) else ArraySnapshot
+        if not isinstance(self._snapshot, wanted):
+            if self._snapshot is not None:
+                self._snapshot.close()
+            is_torch = wanted is TorchSnapshot
+            self._snapshot = TorchSnapshot(self._weights_only) if is_torch else ArraySnapshot()
+        return self._snapshot
+
+    def _job(self, going: _Going, content: bytes) -> Job:
+        world, taken = self._world, going.taken
+        job = Job(
+            root=going.root, step=going.handle.step, file="", kind="torch", n_content=len(content),
+            metrics=going.metrics, rank=world.rank, world_size=world.size, token=self._token,
+            timeout_s=self._rank_timeout_s, is_empty=taken is None,
+        )  # fmt: skip
+        if taken is None:
+            return job
+        if isinstance(self._snapshot, TorchSnapshot):
+            name = loading.file_of_rank(TorchSnapshot.file, world.rank, world.size)
+            return replace(job, file=name, sizes=list(taken.sizes))
+        return replace(
+            job,
+            kind="safetensors",
+            file=loading.file_of_rank(ArraySnapshot.file, world.rank, world.size),
+            beside=loading.file_of_rank(SCALARS_FILE, world.rank, world.size),
+            body_bytes=taken.layout.size_bytes,
+        )
+
+    # In the background
+
+    def _follow(self) -> None:
+        """One save after another: pickle, hand over, wait; between them, what became durable."""
+        while True:
+            try:
+                wanted = self._queue.get(timeout=LOOK_S if self._pending else None)
+            except queue.Empty:
+                self._look_for_durable()
+                continue
+            if wanted is None:
+                return
+            number, going = wanted
+            try:
+                self._write(number, going)
+            except PenstockError as error:
+                self._fail(number, going, error)
+            except Exception as error:
+                self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
+            finally:
+                self._free.set()
+            self._look_for_durable()
+
+    def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
+        log.error("step %d was not saved: %s", going.handle.step, error)
+        self._know(number, going.save, error=str(error))
+        self._failed = error
+        going.handle._fail(error)
+
+    def _write(self, number: int, going: _Going) -> None:
+        content = going.content
+        if content is None:
+            content = b""
+            if going.taken is not None and self._snapshot is not None:
+                content = self._snapshot.pickled(going.taken)
+        if self._writer is None:
+            self._start_writer()
+        assert self._writer is not None
+        try:
+            arena = going.taken.arena if going.taken is not None else None
+            self._writer.begin(self._job(going, content), content, arena)
+            done = self._writer.finished()
+        except SaveError:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close(0.0)
+            raise
+        going.end_s = time.perf_counter()
+        self._busy[number] = (going.begin_s, going.end_s)
+        if done.error:
+            raise SaveError(f"step {going.handle.step} was not saved: {done.error}")
+        going.save = replace(
+            going.save,
+            local_s=going.end_s - going.begin_s,
+            size_bytes=done.size_bytes,
+            path=done.path,
+        )
+        self._know(number, going.save)
+        going.handle.local.set_result(done.path)
+        if not self._tiers.has_both or going.root != self._tiers.root:
+            self._durable(number, going, done.path)
+        else:
+            going.content_id = content_at(done.path)
+            self._last_local_unix_s = time.time()
+            self._pending.append((number, going))
+            self._prune()
+
+    def _look_for_durable(self) -> None:
+        """Which of those that are local have arrived, by the slow tier's own manifests."""
+        for number, going in list(self._pending):
+            try:
+                path = self._tiers.on_slow(
+                    Path(going.save.path).name, going.content_id, self._is_drain_idle()
+                )
+            except Exception as error:  # a slow tier that is gone for an hour ends nothing
+                log.warning("step %d: not seen on the slow tier: %s", going.handle.step, error)
+                return
+            if path is not None:
+                self._pending.remove((number, going))
+                self._durable(number, going, path)
+
+    def _is_drain_idle(self) -> bool:
+        """Whether it has looked since the last save became local, and found nothing to do."""
+        status = self._drain.status() if self._drain is not None else None
+        if status is None or status.state != "idle" or status.backlog:
+            return False
+        return status.updated_unix_ns / 1e9 > self._last_local_unix_s + 1.0
+
+    def _durable(self, number: int, going: _Going, path: str) -> None:
+        end_s = time.perf_counter()
+        self._drained[number] = (going.begin_s, end_s)
+        self._know(number, going.save, durable_s=end_s - going.begin_s)
+        going.handle.durable.set_result(path)
+        self._prune()
+
+    def _know(self, number: int, save: Save, **more: Any) -> None:
+        with self._lock:
+            self._saves[number] = replace(save, **more)
+            while len(self._saves) > SAVES_KEPT:
+                oldest = next(iter(self._saves))
+                del self._saves[oldest]
+                self._busy.pop(oldest, None)
+                self._drained.pop(oldest, None)
+
+    # What it costs
+
+    def tick(self) -> None:
+        """A step of the training has ended.  Called by itself where torch's optimizers step."""
+        self._steps.append(time.perf_counter())
+
+    @property
+    def saves(self) -> tuple[Save, ...]:
+        """The last saves in their order, with what is known of each by now."""
+        with self._lock:
+            found = list(self._saves.items())
+        ends, busy = list(self._steps), [*self._busy.values(), *self._drained.values()]
+
+        def lost(stretch: tuple[float, float] | None) -> float | None:
+            return lost_s(ends, *stretch, busy) if stretch is not None else None
+
+        return tuple(
+            replace(
+                save,
+                lost_s=lost(self._busy.get(number)),
+                lost_to_durable_s=lost(self._drained.get(number)),
+            )
+            for number, save in found
+        )
+
+    def at_risk(self) -> AtRisk:
+        """What would be lost if the node died now."""
+        saves = [save for save in self.saves if save.durable_s is not None]
+        waiting = [
+            save for save in self.saves if save.local_s is not None and save.durable_s is None
+        ]
+        if not saves:
+            return AtRisk(None, time.time() - self._begin_unix_s, len(waiting))
+        newest = max(saves, key=lambda save: save.begin_unix_s)
+        return AtRisk(newest.step, time.time() - newest.begin_unix_s, len(waiting))
+
+    # Restoring
+
+    def restore(self, state: MutableMapping[str, Any], default: int | None = None) -> int:
+        """Loads the newest checkpoint that is whole, from whichever tier, into `state`.
+
+        Things with load_state_dict() get theirs, tensors and NumPy arrays are filled in place,
+        other values of the mapping are replaced.  Returns its step; `default` where there is no
+        checkpoint at all.  Which it was, and why not a newer one, is in self.restored and in the
+        log "penstock.save".  Called by all ranks.
+
+        Raises SaveError: there is none and no default; those that are there are not whole; it does
+        not fit the program (nothing older is tried: it would fit no better).
+        """
+        self._is_open()
+        span = recorder.begin("restore", self._n_saves)
+        try:
+            chosen, found = self._loaded(default)
+            if chosen.path is None:
+                assert default is not None
+                return default
+            loading.apply(found, state, str(chosen.path))
+            log.info("restored step %s from %s", chosen.step, chosen.path)
+            return chosen.step if chosen.step is not None else 0
+        finally:
+            if span is not None:
+                span.end()
+
+    def _loaded(self, default: int | None) -> tuple[Chosen, Any]:
+        """The newest that can be loaded.  One that cannot and is damaged is passed over."""
+        while True:
+            chosen = self.restored = self._choose()
+            for place, reason in chosen.rejected:
+                log.warning("not restored: %s: %s", place, reason)
+            if chosen.path is None:
+                if chosen.rejected or default is None:
+                    raise SaveError(_nothing(self._tiers, chosen))
+                return chosen, None
+            found, why = None, ""
+            try:
+                found = loading.load(
+                    chosen.path, self._world.rank, self._world.size, self._weights_only
+                )
+            except PenstockError as error:
+                why = str(error)
+            why = next((said for said in self._world.gather(why) if said), "")
+            if not why:
+                return chosen, found
+            damage = self._tiers.damage(chosen, why) if self._world.rank == 0 else ""
+            if not self._world.agreed(damage):
+                raise SaveError(why)
+
+    def _choose(self) -> Chosen:
+        """Rank 0 chooses for all."""
+        said = ""
+        if self._world.rank == 0:
+            try:
+                said = to_text(self._tiers.choose(self._level))
+            except PenstockError as error:
+                said = f"!{error}"
+        said = self._world.agreed(said)
+        if said.startswith("!"):
+            raise SaveError(said[1:])
+        return from_text(said)
+
+    # The end
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until every save is durable.  False: it was not within timeout_s."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        said_s = 0.0
+        while not self._free.is_set() or self._queue.qsize() or self._pending:
+            if not self._thread.is_alive() or (end_s is not None and time.monotonic() > end_s):
+                return False
+            if self._drain is not None and not self._drain.is_alive() and self._free.is_set():
+                self._look_for_durable()
+                if self._pending:
+                    log.error("the drain has ended; its last words are in %s", self._drain_log())
+                    return False
+            if self._progress is not None and time.monotonic() - said_s > 1.0:
+                said_s = time.monotonic()
+                self._progress(f"{len(self._pending)} checkpoints on their way to the slow tier")
+            time.sleep(0.02)
+        return True
+
+    def _drain_log(self) -> str:
+        return os.path.join(self._tiers.root, STATE, "drain.log")  # noqa: PTH118 - for a message
+
+    def close(self) -> None:
+        """Waits for the last save, and drain_timeout_s for the drain, which goes on by itself
+        after that.  Safe to call again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self._close_at_exit)
+        self._forget_steps()
+        self._await_arena()
+        if self._drain is not None or self._pending:
+            self.wait(self._drain_timeout_s)
+        self._queue.put(None)
+        self._thread.join()
+        if self._writer is not None:
+            self._writer.close(CLOSE_WRITER_S)
+        if self._drain is not None and not self._pending:
+            self._drain.stop()  # else it goes on, for as long as it takes
+        if self._snapshot is not None:
+            self._snapshot.close()
+        # Nobody waits for what is not durable yet: a drain that goes on makes it so.
+        for _, going in self._pending:
+            going.handle._fail(
+                SaveError(f"step {going.handle.step}: closed before it was on the slow tier")
+            )
+
+    def _close_at_exit(self) -> None:
+        self._drain_timeout_s = 0.0
+        self.close()
+
+    def _is_open(self) -> None:
+        if self._is_closed:
+            raise SaveError("this Checkpointer is closed; make another one")
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._drain_timeout_s = (
+                0.0  # the program is failing: what is staged is written, no more
+            )
+        self.close()
+
+
+def _nothing(tiers: Tiers, chosen: Chosen) -> str:
+    if not chosen.rejected:
+        return f"{tiers.named()}: no checkpoint there; restore(..., default=0) begins anew"
+    reasons = "; ".join(f"{place}: {reason}" for place, reason in chosen.rejected)
+    return (
+        f"{tiers.named()}: no checkpoint is whole: {reasons}; `penstock save verify` says more; "
+        "move the folder away to begin anew"
+    )
+
+
+def _watch_steps(checkpointer: Checkpointer) -> Callable[[], None]:
+    """Ticks after each step of the first optimizer that steps; a function that ends it."""
+    import sys
+
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    seen: list[Any] = []
+    target = weakref.ref(checkpointer)
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        found = target()
+        if found is None:
+            return
+        if not seen or seen[0]() is None:
+            seen[:] = [weakref.ref(optimizer)]
+        if seen[0]() is optimizer:
+            found.tick()
+
+    hook = register_optimizer_step_post_hook(stepped)
+    return lambda: hook.remove()

@@ -1,0 +1,422 @@
+"""When a checkpoint counts: written into NAME.part, synced, with its manifest, then renamed.
+
+Knows local folders and the order of the system calls; knows no tensor and no framework.
+
+    part = begin(root, step)                 an empty folder, NAME.part
+    part.write("model.pt", buffers)          or any program puts files there
+    path = commit(part, world_size=4)        root/NAME, whole and durable, or an error and no NAME
+
+The order is the point: every file is flushed and synced, then the manifest, then the folders, then
+comes the rename, then the sync of the parent.  A committed name is never written again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import SaveError, TierError, TierFull
+from penstock.save.manifest import (
+    CHUNK_BYTES,
+    INSIDE,
+    MOST_BYTES,
+    FileSum,
+    Manifest,
+    Summing,
+    parse,
+    to_json,
+)
+from penstock.stores import PART, LocalStore, fsync_folder, make_folders
+
+__all__ = [
+    "MARK",
+    "PART_SUFFIX",
+    "STATE",
+    "Claim",
+    "Part",
+    "abort",
+    "begin",
+    "claim",
+    "commit",
+    "discard",
+    "exchange",
+    "join",
+    "name_of_step",
+    "sum_of",
+    "sweep",
+    "written",
+]
+
+AnyPath = str | os.PathLike[str]
+Buffer = bytes | bytearray | memoryview
+
+STATE = ".penstock"  # a tier's folder for locks, status, remembered failures and what is going
+PART_SUFFIX = ".part"
+MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
+HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
+PAGE_BYTES = 4096
+RENAME_EXCHANGE = 2  # linux/fs.h
+
+
+def name_of_step(step: int) -> str:
+    """Eight digits, so that names sort as steps do."""
+    return f"step-{step:08d}"
+
+
+@dataclass(slots=True)
+class Part:
+    """A checkpoint that does not count yet.  path: its folder; several processes may write there,
+    each its own files."""
+
+    root: Path
+    name: str
+    step: int | None
+    sums: dict[str, FileSum] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.root / f"{self.name}{PART_SUFFIX}"
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> FileSum:
+        """Writes a file of the checkpoint, synced when this returns; past the page cache where
+        that pays.  Raises TierError; TierFull where there is no room."""
+        found = written(self.path, name, buffers)
+        self.sums[name] = found
+        return found
+
+    def hand_in(self) -> None:
+        """Of a rank that will not commit: leaves the checksums of what it wrote for the one that
+        does, which need not read it again.  Raises TierError."""
+        if self.sums:
+            mine = to_json(Manifest(tuple(self.sums.values()), self.step).now())
+            LocalStore(self.path).put(f"{HANDED_IN}{uuid.uuid4().hex}.json", mine)
+
+
+def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
+    """An empty part for a step; what an earlier attempt has left of it is removed.
+
+    name: instead of name_of_step(step).  Where that name is committed already (a job that begins
+    again at an older step), the part gets the next free one: NAME.2 and so on.
+    Raises TierError: the tier is missing, read-only or full; SaveError: no name.
+    """
+    wanted = name if name is not None else name_of_step(step) if step is not None else ""
+    if not wanted or "/" in wanted or wanted.startswith(".") or "\0" in wanted:
+        raise SaveError(f"{wanted!r} is no name of a checkpoint: give a step, or a name without /")
+    folder = Path(root)
+    with _spoken(folder):
+        make_folders(folder)
+        part = Part(folder, _free_name(folder, wanted), step)
+        if part.path.exists():
+            discard(part.path, folder)
+        part.path.mkdir()
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "unix_ns": time.time_ns()}
+        (part.path / MARK).write_text(json.dumps(facts))
+    return part
+
+
+def join(root: AnyPath, name: str, step: int | None) -> Part:
+    """The part that another rank has begun under this name.  Raises SaveError: it is not there."""
+    part = Part(Path(root), name, step)
+    if not (part.path / MARK).exists():
+        raise SaveError(f"{part.path}: not begun, or aborted; the first rank begins a checkpoint")
+    return part
+
+
+def _free_name(root: Path, name: str) -> str:
+    taken, again = name, 1
+    while (root / taken).exists():
+        again += 1
+        taken = f"{name}.{again}"
+    return taken
+
+
+def written(folder: Path, name: str, buffers: Iterable[Buffer]) -> FileSum:
+    """Writes a file, synced when this returns, and sums it while its bytes are at hand.
+
+    Raises TierError, TierFull.
+    """
+    upload = LocalStore(folder).upload(name, 1 << 62, CHUNK_BYTES)
+    summing = Summing()
+    try:
+        for number, chunk in enumerate(_chunks(buffers)):
+            summing.add(chunk)
+            upload.write(number, chunk)
+        upload.size_bytes = summing.size_bytes
+        upload.finish()
+    finally:
+        upload.close()
+    return summing.end(name)
+
+
+def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
+    """CHUNK_BYTES each but the last, in memory that O_DIRECT takes; copied only if they are not."""
+    import mmap
+
+    room = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+    held = 0
+    for buffer in buffers:
+        rest = memoryview(buffer).cast("B")
+        while len(rest):
+            if not held and len(rest) >= CHUNK_BYTES and _is_aligned(rest):
+                yield rest[:CHUNK_BYTES]
+                rest = rest[CHUNK_BYTES:]
+                continue
+            now = min(len(rest), CHUNK_BYTES - held)
+            room[held : held + now] = rest[:now]
+            held, rest = held + now, rest[now:]
+            if held == CHUNK_BYTES:
+                yield room
+                held = 0
+    if held:
+        yield room[:held]
+
+
+def _is_aligned(view: memoryview) -> bool:
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address % PAGE_BYTES == 0
+
+
+def commit(
+    part: Part,
+    *,
+    step: int | None = None,
+    world_size: int = 1,
+    metrics: dict[str, float] | None = None,
+    kind: str = "files",
+) -> Path:
+    """Makes a part count.  When this returns, the checkpoint survives the machine's power.
+
+    Files that came by `write`, or whose sums were handed in, are not read again; others are read
+    once for their checksums and synced.  metrics: what retention may judge by ("loss": 0.3).
+    Raises SaveError: no files, a link or an unfinished file among them; TierError, TierFull.
+    """
+    step = part.step if step is None else step
+    with _spoken(part.path):
+        known, notes = _known_sums(part)
+        files, folders = _files_of(part.path)
+        if not files:
+            raise SaveError(f"{part.path}: nothing was written; a checkpoint has a file at least")
+        sums = []
+        for name in files:
+            status = (part.path / name).stat()
+            found = known.get(name)
+            if found is None or found.size_bytes != status.st_size:
+                found = sum_of(part.path, name, is_synced=False)
+            sums.append(found)
+        manifest = Manifest(tuple(sums), step, world_size, kind, dict(metrics or {})).now()
+        for note in notes:
+            note.unlink()
+        with (part.path / INSIDE).open("wb") as file:
+            file.write(to_json(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        (part.path / MARK).unlink(missing_ok=True)
+        for folder in sorted(folders, reverse=True):
+            fsync_folder(part.path / folder)
+        fsync_folder(part.path)
+        path = part.root / part.name
+        if path.exists():  # rename would take the place of an empty folder
+            raise SaveError(f"{path}: is there already; a committed name is never written again")
+        part.path.rename(path)
+        fsync_folder(part.root)
+    return path
+
+
+def _known_sums(part: Part) -> tuple[dict[str, FileSum], list[Path]]:
+    known, notes = dict(part.sums), []
+    for note in part.path.glob(f"{HANDED_IN}*.json"):
+        if note.stat().st_size <= MOST_BYTES:
+            known |= {file.name: file for file in parse(note.read_bytes(), str(note)).files}
+        notes.append(note)
+    return known, notes
+
+
+def _files_of(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of files and of folders below a folder; nothing of ours among them."""
+    files, folders = [], []
+    for here, inner, names in os.walk(folder):
+        start = Path(here).relative_to(folder)
+        folders += [os.fspath(start / name) for name in inner]
+        for name in names:
+            found = os.fspath(start / name)
+            if found in (MARK, INSIDE) or found.startswith(HANDED_IN):
+                continue
+            if name.endswith(PART):
+                raise SaveError(f"{folder / found}: not finished; a writer ended, or still writes")
+            files.append(found)
+        for name in (*inner, *names):
+            if os.path.islink(os.path.join(here, name)):  # noqa: PTH114, PTH118 - many names
+                raise SaveError(f"{here}/{name}: a link; a checkpoint holds its own bytes")
+    return sorted(files), folders
+
+
+def sum_of(folder: Path, name: str, *, is_synced: bool = True) -> FileSum:
+    """Reads a file for its checksums; not is_synced: also makes it durable.  Raises OSError."""
+    summing = Summing()
+    with (folder / name).open("rb", buffering=0) as file:
+        if not is_synced:
+            os.fsync(file.fileno())
+        block = bytearray(CHUNK_BYTES)
+        while count := file.readinto(block):
+            summing.add(memoryview(block)[:count])
+    return summing.end(name)
+
+
+def abort(part: Part) -> None:
+    """Removes a part and what is in it.  Raises TierError."""
+    if part.path.exists():
+        discard(part.path, part.root)
+
+
+# --- what goes ------------------------------------------------------------------------------------
+
+
+def discard(path: Path, root: Path) -> None:
+    """Removes something of ours: first its name, in one moment, then its bytes.  Raises TierError.
+
+    A crash between the two leaves a nameless thing in STATE/trash, which sweep() removes.
+    """
+    with _spoken(path):
+        trash = root / STATE / "trash"
+        trash.mkdir(parents=True, exist_ok=True)
+        gone = trash / uuid.uuid4().hex
+        path.rename(gone)
+        fsync_folder(path.parent)
+        if gone.is_dir():
+            shutil.rmtree(gone)
+        else:
+            gone.unlink()
+
+
+def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
+    """Removes what crashes have left in a tier: parts that are ours, what was on its way out, files
+    that were not finished.  Only for the one that holds the tier's claim.
+
+    keep: names of checkpoints whose parts go on to be filled.  Returns bytes freed.  Raises
+    TierError.
+    """
+    folder, kept = Path(root), tuple(keep)
+    freed = 0
+    with _spoken(folder):
+        for path in (folder / STATE / "trash").glob("*"):
+            freed += _size_of(path)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for here, inner, files in os.walk(folder):
+            at = Path(here)
+            for name in [one for one in inner if one.endswith(PART_SUFFIX)]:
+                inner.remove(name)
+                part = at / name
+                is_kept = os.fspath(part.relative_to(folder))[: -len(PART_SUFFIX)] in kept
+                if not is_kept and not part.is_symlink() and _is_ours(part):
+                    freed += _size_of(part)
+                    discard(part, folder)
+            for name in [one for one in files if one.startswith(".") and one.endswith(PART)]:
+                file = os.fspath((at / name[1 : -len(PART)]).relative_to(folder))
+                # A checkpoint that is no folder: its file, or what its files begin with.
+                if not any(file == one or file.startswith(f"{one}.") for one in kept):
+                    freed += _size_of(at / name)
+                    (at / name).unlink()
+    return freed
+
+
+def _is_ours(part: Path) -> bool:
+    return (part / MARK).exists() or (part / INSIDE).exists() or not any(part.iterdir())
+
+
+def _size_of(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(
+        (Path(at) / name).lstat().st_size for at, _, names in os.walk(path) for name in names
+    )
+
+
+def exchange(new: Path, old: Path) -> None:
+    """Two names of one file system change places in one moment.  Raises OSError: ENOSYS or EINVAL
+    where the file system cannot."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    here = -100  # AT_FDCWD
+    if libc.renameat2(here, os.fsencode(new), here, os.fsencode(old), RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(old))
+
+
+@contextmanager
+def _spoken(where: Path, now: str = "the checkpoint does not count") -> Iterator[None]:
+    """Errors of the system, in our words."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or where
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TierFull(
+                f"{path}: no room: {error.strerror}; `penstock save prune` frees some", str(path), 0
+            ) from error
+        raise TierError(f"{path}: {error.strerror or error}; {now}") from error
+
+
+# --- one job in a folder --------------------------------------------------------------------------
+
+
+class Claim:
+    """A tier taken for one purpose until close(), or until the process ends.
+
+    is_sure: the file system keeps locks; else two jobs would not see each other.
+    """
+
+    def __init__(self, descriptor: int, is_sure: bool) -> None:
+        self._descriptor, self.is_sure = descriptor, is_sure
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def claim(root: AnyPath, role: str) -> Claim:
+    """Takes a tier: role "job" for the one that saves there, "drain" for the one that drains it.
+
+    Raises SaveError: another process has it; TierError: it cannot be written.
+    """
+    folder = Path(root)
+    path = folder / STATE / f"{role}.lock"
+    with _spoken(folder, "name a folder that can be written"):
+        make_folders(folder / STATE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        is_sure = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise SaveError(
+                f"{folder}: another {role} has this folder ({holder or 'unknown'}); one "
+                f"{role} for one folder: end it, or use another folder"
+            ) from None
+        except OSError:
+            is_sure = False
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return Claim(descriptor, is_sure)

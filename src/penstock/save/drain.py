@@ -1,0 +1,914 @@
+"""From the fast tier to the slow one: every checkpoint once, verified, resumed after any end.
+
+Knows checkpoints and stores; knows no framework.  Its only state is what lies in the tiers:
+committed on fast and not on slow is work to do.  A file that is half there is taken up piece by
+piece, by its checksums.
+"""
+
+import json
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError, SaveError, TierError
+from penstock.save.commit import (
+    MARK,
+    PART_SUFFIX,
+    STATE,
+    claim,
+    discard,
+    exchange,
+    sweep,
+)
+from penstock.save.formats import HINTS, INCOMPLETE, Checkpoint, find
+from penstock.save.manifest import (
+    CHUNK_BYTES,
+    INSIDE,
+    FileSum,
+    Manifest,
+    checksum,
+    to_json,
+)
+from penstock.save.retention import Keep, doomed_on_slow, prune
+from penstock.save.verify import Choice, latest_valid, verify
+from penstock.stores import Found, LocalStore, Store, fsync_folder, open_store
+
+__all__ = [
+    "Drain",
+    "Drainer",
+    "Pace",
+    "Settings",
+    "Status",
+    "Stopped",
+    "Yielding",
+    "be_quiet",
+    "copy_checkpoint",
+    "fetch",
+    "open_metrics",
+    "read_status",
+    "recover",
+]
+
+STATUS = f"{STATE}/drain.json"
+METRICS = f"{STATE}/drain.prom"
+LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
+HINT_BYTES = 64 << 10
+LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
+LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
+BURST_S = 0.25  # of the rate limit: a few pieces at once
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a drain behaves.
+
+    limit_bps: bytes a second, read-back included; None: none.  concurrency: pieces on their way at
+    once.  settle_s: a checkpoint without manifest has to be unchanged for so long.  tries: of one
+    checkpoint, when draining once.  keep: prunes both tiers by it; None removes nothing.
+    """
+
+    limit_bps: float | None = None
+    concurrency: int = 2
+    settle_s: float = 2.0
+    tries: int = 5
+    keep: Keep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
+
+    backlog: names that are not on the slow tier, next first.  at_risk_s: age of the oldest of them:
+    what would be lost if the fast tier died now.
+    """
+
+    state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
+    pid: int = 0
+    updated_unix_ns: int = 0
+    current: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    rate_bps: float = 0.0
+    backlog: tuple[str, ...] = ()
+    backlog_bytes: int = 0
+    at_risk_s: float = 0.0
+    drained: int = 0
+    drained_bytes: int = 0
+    skipped_bytes: int = 0
+    paused_s: float = 0.0
+    last: str = ""
+    error: str = ""
+    damaged: tuple[str, ...] = ()
+
+
+class Stopped(Exception):  # noqa: N818 - an order, not an accident
+    """The drain was told to end."""
+
+
+# --- how fast -------------------------------------------------------------------------------------
+
+
+class Pace:
+    """At most so many bytes a second, over all threads."""
+
+    def __init__(
+        self,
+        limit_bps: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        self._limit_bps, self._clock, self._sleep = limit_bps, clock, sleep
+        self._lock, self._next_s = threading.Lock(), -math.inf
+
+    def take(self, n_bytes: int) -> None:
+        """Returns when these bytes may go."""
+        if not self._limit_bps:
+            return
+        with self._lock:
+            now_s = self._clock()
+            begin_s = max(self._next_s, now_s - BURST_S)
+            self._next_s = begin_s + n_bytes / self._limit_bps
+        if begin_s > now_s:
+            self._sleep(begin_s - now_s)
+
+
+class Yielding:
+    """Whether the training waits for data more than it does without us.
+
+    share: the data wait's share of the last second, or None: not known.  What is usual is learnt
+    while nothing is copied.  A wait that goes on while we pause is not ours: it is usual from then
+    on.
+    """
+
+    RISE = 0.05  # of wall time, and half as much again as usual: less is a job's own scatter
+    MOST_PAUSE_S = 30.0
+    LEARNT = 30  # seconds of quiet that make what is usual
+
+    def __init__(
+        self, share: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._share, self._clock = share, clock
+        self._quiet: deque[float] = deque(maxlen=self.LEARNT)
+        self._looked_s, self._is_rising = -math.inf, False
+        self._since_s: float | None = None
+
+    def quiet(self) -> None:
+        """Called while nothing is copied."""
+        value = self._look()
+        if value is not None:
+            self._quiet.append(value)
+
+    def _look(self) -> float | None:
+        if self._clock() - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = self._clock()
+        with suppress(PenstockError, OSError):
+            return self._share()
+        return None
+
+    def should_pause(self) -> bool:
+        value = self._look()
+        if value is None:
+            return self._is_rising
+        if not self._quiet:
+            self._quiet.append(value)
+        usual = statistics.median(self._quiet)
+        self._is_rising = value > usual + max(self.RISE, usual / 2)
+        if not self._is_rising:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._clock()
+        elif self._clock() - self._since_s > self.MOST_PAUSE_S:
+            self._quiet.clear()
+            self._quiet.append(value)
+            self._is_rising, self._since_s = False, None
+        return self._is_rising
+
+
+def be_quiet() -> None:
+    """The least of processor and disk: for a machine that has both to spare now and then."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    import ctypes
+
+    number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())  # ioprio_set
+    if number is not None:
+        best_effort, least = 2, 7
+        ctypes.CDLL(None).syscall(number, 1, 0, best_effort << 13 | least)
+
+
+# --- one checkpoint -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Trip:
+    """What a copy is told and tells.  told: bytes that are through; and whether they were there."""
+
+    pace: Pace
+    concurrency: int = 1
+    held: Callable[[], None] = lambda: None  # returns when copying may go on; raises Stopped
+    told: Callable[[int, bool], None] = lambda n_bytes, was_there: None
+
+
+class _Pieces:
+    """A source file, read into memory that O_DIRECT takes, a block for each thread."""
+
+    def __init__(self, store: Store, found: Found) -> None:
+        self._store, self._found = store, found
+        self._own = threading.local()
+        self._number = -1
+        if isinstance(store, LocalStore):
+            self._number = os.open(store.path(found.name), os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, start: int, length: int) -> memoryview:
+        import mmap
+
+        if self._number < 0:
+            return memoryview(self._store.read(self._found.name, start, length))
+        block = getattr(self._own, "block", None)
+        if block is None or len(block) < length:
+            # Not with the file's own length: threads come and go with each file.
+            block = self._own.block = memoryview(mmap.mmap(-1, max(length, 4096)))
+        held = 0
+        while held < length:
+            count = os.preadv(self._number, [block[held:length]], start + held)
+            if not count:
+                break
+            held += count
+        return block[:held]
+
+    def close(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+        self._number = -1
+
+
+def _copy_file(
+    source: Checkpoint, found: Found, dest: Store, name: str, trip: _Trip
+) -> tuple[FileSum, bool]:
+    """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
+    has compared the bytes by itself.  Raises TierError; SaveError: the source has changed."""
+    inner = source.inner(found)
+    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    pieces = _Pieces(source.store, found)
+    try:
+        there = dest.stat(name)
+        if there is not None and there.size_bytes == found.size_bytes:
+            same = _same(pieces, found, dest, name, trip)
+            if same is not None:
+                return _checked(same, inner, found, known), False
+        upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
+        try:
+            count = -(-found.size_bytes // upload.piece_bytes)
+
+            def carry(number: int) -> bytes:
+                start = number * upload.piece_bytes
+                trip.held()
+                data = pieces.read(start, min(upload.piece_bytes, found.size_bytes - start))
+                if len(data) < min(upload.piece_bytes, found.size_bytes - start):
+                    raise TierError(f"{source.where}: {inner} was cut short while it was copied")
+                sums = b"".join(
+                    checksum(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+                )
+                was_there = upload.holds(number, data)
+                if not was_there:
+                    trip.pace.take(len(data))
+                    upload.write(number, data)
+                trip.told(len(data), was_there)
+                return sums
+
+            if upload.is_ordered or trip.concurrency == 1 or count < 2:
+                done = [carry(number) for number in range(count)]
+            else:
+                done = _spread(carry, count, trip.concurrency)
+            sums = _checked(b"".join(done), inner, found, known)
+            upload.finish()
+        finally:
+            upload.close()
+        return sums, upload.is_confirmed
+    finally:
+        pieces.close()
+
+
+def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[bytes]:
+    """Pieces by several threads; the first error ends all."""
+    over = threading.Event()
+
+    def one(number: int) -> bytes:
+        if over.is_set():
+            return b""
+        try:
+            return carry(number)
+        except BaseException:
+            over.set()
+            raise
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: _Trip) -> bytes | None:
+    """Checksums of the source, if the finished file over there has the same bytes."""
+    sums = bytearray()
+    for start in range(0, found.size_bytes, CHUNK_BYTES):
+        trip.held()
+        data = pieces.read(start, min(CHUNK_BYTES, found.size_bytes - start))
+        mine = checksum(data)
+        if checksum(dest.read(name, start, len(data))) != mine:
+            return None
+        sums += mine
+    trip.told(found.size_bytes, True)
+    return bytes(sums)
+
+
+def _checked(sums: bytes, inner: str, found: Found, known: dict[str, FileSum]) -> FileSum:
+    """Raises SaveError where the source is not what its own manifest says."""
+    made = FileSum(inner, found.size_bytes, sums)
+    if known and known.get(inner) != made:
+        raise SaveError(
+            f"{inner}: not what was saved: the fast tier has changed it; not copied to the slow one"
+        )
+    return made
+
+
+def copy_checkpoint(source: Checkpoint, dest: Store, trip: _Trip) -> Manifest:
+    """Copies a checkpoint into another tier and commits it there, verified by reading it back.
+
+    What an earlier attempt has copied is kept where its checksums fit.  A checkpoint of the same
+    name that is another one is replaced in one moment, or, where a store cannot, the new one gets
+    the next free name.  Raises TierError, SaveError.
+    """
+    target = _Target(source, dest)
+    target.begin()
+    wanted = source.files
+    if source.manifest is not None:
+        names = {file.name for file in source.manifest.files}
+        wanted = tuple(found for found in wanted if source.inner(found) in names)
+        if len(wanted) != len(names):
+            raise SaveError(f"{source.where}: a file of its manifest is missing; not copied")
+    sums, unread = [], []
+    for found in wanted:
+        made, is_confirmed = _copy_file(
+            source, found, dest, target.prefix + source.inner(found), trip
+        )
+        sums.append(made)
+        if not is_confirmed:
+            unread.append(made)
+    if source.manifest is None:
+        _unchanged(source)
+    manifest = _manifest_of(source, tuple(sums))
+    _read_back(target, replace(manifest, files=tuple(unread)), trip)
+    manifest = replace(manifest, verified_unix_ns=time.time_ns())
+    target.commit(to_json(manifest))
+    return manifest
+
+
+def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
+    if source.manifest is not None:
+        return replace(source.manifest, files=sums, source=source.identity)
+    return Manifest(
+        sums, source.step, kind=source.kind, created_unix_ns=source.mtime_ns, source=source.identity
+    )
+
+
+def _unchanged(source: Checkpoint) -> None:
+    """Raises TierError where a checkpoint without manifest was written to while it was copied."""
+    for found in source.files:
+        if source.store.stat(found.name) != found:
+            raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
+
+
+def _read_back(target: "_Target", manifest: Manifest, trip: _Trip) -> None:
+    if not manifest.files:
+        return
+    files = tuple(
+        Found(target.prefix + file.name, file.size_bytes, None) for file in manifest.files
+    )
+    copy = Checkpoint(
+        target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
+    )
+    before = 0
+
+    def told(done: int, total: int) -> None:
+        nonlocal before
+        trip.held()
+        trip.pace.take(done - before)
+        before = done
+
+    verdict = verify(copy, "full", told)
+    if not verdict.is_whole:
+        raise TierError(
+            f"{target.store.where(target.place)}: reads back other bytes than were written "
+            f"({verdict.problems[0]}); the fast copy stays"
+        )
+
+
+class _Target:
+    """Where a copy goes.  prefix: before the names of its files, until it is committed."""
+
+    def __init__(self, source: Checkpoint, dest: Store) -> None:
+        self.store, self.name, self.is_folder = dest, source.name, source.is_folder
+        self._source = source
+        self.place = source.name
+        if not self.is_folder:
+            self.prefix = source.folder
+            return
+        if dest.can_rename:
+            self.place = f"{source.name}{PART_SUFFIX}"
+        else:
+            self.name = self.place = self._free_name()
+        self.prefix = f"{self.place}/"
+
+    def _free_name(self) -> str:
+        """On a store that cannot rename folders: a committed name is never written into."""
+        name, again = self._source.name, 1
+        while self.store.stat(f"{name}/{INSIDE}") is not None:
+            again += 1
+            name = f"{self._source.name}.{again}"
+        return name
+
+    def begin(self) -> None:
+        if not self.is_folder:
+            manifest = f"{self.name}{self._source.manifest_name[len(self._source.name) :]}"
+            if self.store.stat(manifest) is not None:
+                self.store.delete(manifest)  # it tells of the file that is about to be replaced
+        elif self.store.can_rename:
+            self.store.put(f"{self.place}/{MARK}", json.dumps({"drain": self.name}).encode())
+        else:
+            self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
+
+    def commit(self, manifest: bytes) -> None:
+        if not self.is_folder:
+            self.store.put(self._source.manifest_name, manifest)
+        elif isinstance(self.store, LocalStore):
+            self._commit_locally(self.store, manifest)
+        else:
+            self.store.put(f"{self.place}/{INSIDE}", manifest)
+            self.store.delete(f"{self.place}/{INCOMPLETE}")
+
+    def _commit_locally(self, store: LocalStore, manifest: bytes) -> None:
+        part, path = store.path(self.place), store.path(self.name)
+        self._drop_strangers(part)
+        store.put(f"{self.place}/{INSIDE}", manifest)
+        try:
+            (part / MARK).unlink(missing_ok=True)
+            for folder, _, _ in os.walk(part):
+                fsync_folder(folder)
+            if not path.exists():
+                part.rename(path)
+                fsync_folder(path.parent)
+                return
+            try:
+                exchange(part, path)
+                fsync_folder(path.parent)
+            except OSError:  # no such call here: a moment without either, which recover() mends
+                discard(path, store.folder)
+                part.rename(path)
+                fsync_folder(path.parent)
+                return
+        except OSError as error:
+            raise TierError(f"{path}: cannot be committed: {error.strerror}") from error
+        discard(part, store.folder)
+
+    def _drop_strangers(self, part: Path) -> None:
+        """Files of an earlier attempt with another version of this checkpoint."""
+        wanted = {self._source.inner(found) for found in self._source.files} | {MARK, INSIDE}
+        for folder, _, names in os.walk(part):
+            for name in names:
+                path = Path(folder) / name
+                if os.fspath(path.relative_to(part)) not in wanted:
+                    path.unlink()
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+class Drainer:
+    """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
+
+    Raises SaveError: another process drains them, or they are one folder; TierError.
+    """
+
+    def __init__(
+        self,
+        fast: str | os.PathLike[str],
+        slow: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        share: Callable[[], float | None] | None = None,
+        told: Callable[[Status], None] = lambda status: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fast, self.slow = LocalStore(fast), open_store(slow)
+        self.settings = settings or Settings()
+        self.stopping = threading.Event()
+        self.status = Status(pid=os.getpid())
+        self._told, self._clock = told, clock
+        self._pace = Pace(self.settings.limit_bps, clock, self.stopping.wait)
+        self._yielding = Yielding(share, clock) if share else None
+        self._lock, self._published_s = threading.Lock(), -math.inf
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._again_s: dict[str, tuple[float, float]] = {}  # name: (not before, delay)
+        self._rate: deque[tuple[float, int]] = deque(maxlen=64)
+        self._arrived: set[str] = set()  # what the slow tier had when it was listed last
+        self._listed_s = self._pruned_s = -math.inf
+        self._claims = ExitStack()
+        _apart(self.fast, self.slow)
+
+    def __enter__(self) -> "Drainer":
+        self._claims.enter_context(claim(self.fast.folder, "drain"))
+        if isinstance(self.slow, LocalStore):
+            self._claims.enter_context(claim(self.slow.folder, "drain"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._say(state="ended", current="")
+        self._publish(is_last=True)
+        self._claims.close()
+
+    def stop(self) -> None:
+        """From a signal handler or another thread: the copy ends after the pieces under way."""
+        self.stopping.set()
+
+    def backlog(self) -> list[Checkpoint]:
+        """What is on the fast tier and not on the slow one, newest first: the newest is worth most
+        if the machine dies.  Raises TierError."""
+        on_fast = [one for one in find(self.fast) if not one.problem]
+        is_known = {one.identity for one in on_fast} <= self._arrived
+        if is_known and self._clock() - self._listed_s < LIST_S:
+            return []
+        on_slow, self._listed_s = find(self.slow), self._clock()
+        self._arrived = {
+            mark
+            for one in on_slow
+            if one.manifest is not None and not one.problem
+            for mark in (one.manifest.source, one.manifest.identity)
+        }
+        missing = [one for one in on_fast if one.identity not in self._arrived]
+        keep = self.settings.keep
+        if keep is None or not missing:
+            return missing
+        # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
+        as_ours = [
+            one if one.is_ours else replace(one, manifest=Manifest((), one.step)) for one in missing
+        ]
+        dropped = {one.name for one in doomed_on_slow([*on_slow, *as_ours], keep)}
+        may_go = [one for one in on_fast if one.is_ours or keep.foreign][keep.fast :]
+        going = {one.name for one in may_go}
+        return [one for one in missing if one.name not in dropped - going]
+
+    def _is_settled(self, one: Checkpoint) -> bool:
+        """Ours are whole by nature; others have to be, and to stay as they are for a while."""
+        if one.manifest is not None:
+            return True
+        identity, since_s = self._seen.get(one.name, ("", 0.0))
+        now_s = self._clock()
+        if identity != one.identity:
+            self._seen[one.name] = (one.identity, now_s)
+            since_s = now_s
+        age_s = time.time() - one.mtime_ns / 1e9
+        is_old = age_s >= self.settings.settle_s or now_s - since_s >= self.settings.settle_s
+        return is_old and verify(one, "sizes").is_whole
+
+    def once(self) -> list[str]:
+        """Drains all there is; returns what could not be drained, with the reason.  Raises Stopped,
+        and TierError where a tier cannot be listed."""
+        failed: dict[str, str] = {}
+        for attempt in range(self.settings.tries):
+            failed = self._round()
+            is_settling = any(not self._is_settled(one) for one in self.backlog())
+            if not set(failed) - set(self.status.damaged) and not is_settling:
+                break
+            if attempt + 1 < self.settings.tries:
+                delay_s = min(MOST_DELAY_S, LEAST_DELAY_S * 2**attempt)
+                self._rest(self.settings.settle_s if not failed else delay_s)
+                self._again_s.clear()
+        return [f"{name}: {why}" for name, why in failed.items()]
+
+    def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
+        """Drains until is_over() and nothing is left to do, or grace_s after it.  Returns what
+        could not be drained.  Raises Stopped."""
+        over_s = math.inf
+        failed: dict[str, str] = {}
+        while True:
+            if over_s == math.inf and is_over():
+                over_s = self._clock()
+            try:
+                failed = self._round()
+                left = bool(self.backlog())
+                state = "idle" if not failed else "waiting"
+            except TierError as error:  # a tier is gone, perhaps for an hour
+                failed, left, state = {"": str(error)}, True, "waiting"
+            self._say(state=state, current="", error="; ".join(failed.values()))
+            self._publish()
+            now_s = self._clock()
+            if over_s < math.inf and (not left or now_s - over_s >= grace_s):
+                return [f"{name}: {why}" for name, why in failed.items()]
+            self._rest(LOOK_S)
+
+    def _rest(self, seconds: float) -> None:
+        if self._yielding:
+            self._yielding.quiet()
+        if self.stopping.wait(seconds):
+            raise Stopped
+
+    def _round(self) -> dict[str, str]:
+        """Each checkpoint that is due, once.  Returns failures by name."""
+        failed, is_new = dict[str, str](), self._listed_s == -math.inf
+        left = self.backlog()
+        if isinstance(self.slow, LocalStore) and not self.status.drained:
+            sweep(self.slow.folder, keep=[one.name for one in left])
+        self._backlog(left)
+        while left:
+            one = left.pop(0)
+            not_before_s, delay_s = self._again_s.get(one.name, (-math.inf, LEAST_DELAY_S))
+            if self._clock() < not_before_s:
+                failed[one.name] = self.status.error or "tried again later"
+                continue
+            if not self._is_settled(one):
+                continue
+            try:
+                self._drain(one)
+                self._again_s.pop(one.name, None)
+                self._say(error="")
+            except (PenstockError, OSError) as error:
+                failed[one.name] = str(error)
+                self._again_s[one.name] = (self._clock() + delay_s, min(MOST_DELAY_S, 2 * delay_s))
+                self._say(error=str(error))
+                if isinstance(error, SaveError):
+                    damaged = dict.fromkeys((*self.status.damaged, one.name))
+                    self._say(damaged=tuple(damaged))
+            is_new = True
+            self._prune()
+            left = [other for other in self.backlog() if other.name not in {*failed, one.name}]
+            self._backlog(left)
+        if is_new and not failed:
+            self._copy_hints()
+        if self._clock() - self._pruned_s >= LIST_S:
+            self._prune()
+        return failed
+
+    def _prune(self) -> None:
+        self._pruned_s = self._clock()
+        if self.settings.keep is not None:
+            with suppress(TierError):  # told by the next round that needs the tier
+                prune(self.fast, self.slow, self.settings.keep)
+
+    def _drain(self, one: Checkpoint) -> None:
+        self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
+        trip = _Trip(self._pace, self.settings.concurrency, self._held, self._through)
+        manifest = copy_checkpoint(one, self.slow, trip)
+        self._say(
+            drained=self.status.drained + 1,
+            drained_bytes=self.status.drained_bytes + manifest.size_bytes,
+            last=one.name,
+            damaged=tuple(name for name in self.status.damaged if name != one.name),
+        )
+
+    def _held(self) -> None:
+        """Before each piece: ends where told to, waits while the training starves."""
+        while True:
+            if self.stopping.is_set():
+                raise Stopped
+            if self._yielding is None:
+                return
+            with self._lock:
+                is_pausing = self._yielding.should_pause()
+            if not is_pausing:
+                return
+            begun_s = self._clock()
+            self._say(state="paused")
+            self._publish()
+            self.stopping.wait(0.1)
+            self._say(state="draining", paused_s=self.status.paused_s + self._clock() - begun_s)
+
+    def _through(self, n_bytes: int, was_there: bool) -> None:
+        with self._lock:
+            now_s = self._clock()
+            self._rate.append((now_s, 0 if was_there else n_bytes))
+            span_s = now_s - self._rate[0][0]
+            rate = sum(count for _, count in self._rate) / span_s if span_s > 0 else 0.0
+            self.status = replace(
+                self.status,
+                done_bytes=self.status.done_bytes + n_bytes,
+                skipped_bytes=self.status.skipped_bytes + (n_bytes if was_there else 0),
+                rate_bps=rate,
+            )
+        self._publish()
+
+    def _backlog(self, left: Sequence[Checkpoint]) -> None:
+        oldest = min((one.mtime_ns for one in left), default=0)
+        self._say(
+            backlog=tuple(one.name for one in left),
+            backlog_bytes=sum(one.size_bytes for one in left),
+            at_risk_s=max(0.0, time.time() - oldest / 1e9) if left else 0.0,
+        )
+
+    def _copy_hints(self) -> None:
+        """Pointers such as TensorFlow's `checkpoint`, when everything they can name is there."""
+        for found in list(self.fast.list()):
+            folder, _, base = found.name.rpartition("/")
+            if base in HINTS and found.size_bytes <= HINT_BYTES and STATE not in folder:
+                data = self.fast.read(found.name)
+                there = self.slow.stat(found.name)
+                if there is None or self.slow.read(found.name) != data:
+                    self.slow.put(found.name, data)
+
+    def _say(self, **facts: Any) -> None:
+        with self._lock:
+            self.status = replace(self.status, **facts)
+
+    def _publish(self, is_last: bool = False) -> None:
+        """The status file, once a second; a tier that cannot be written keeps the old one."""
+        with self._lock:
+            if not is_last and self._clock() - self._published_s < LOOK_S:
+                return
+            self._published_s = self._clock()
+            status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
+        with suppress(TierError):
+            _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
+            _write(self.fast.path(METRICS), open_metrics(status))
+        self._told(status)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, and not synced: it is of this minute."""
+    draft = path.with_name(f"{path.name}.new")
+    with suppress(OSError):
+        draft.write_text(text)
+        draft.replace(path)
+
+
+def _apart(fast: LocalStore, slow: Store) -> None:
+    """Raises SaveError where the tiers are one folder, or one lies in the other."""
+    if not fast.folder.is_dir():
+        raise TierError(f"{fast.url}: no such folder; the fast tier is where the training saves")
+    if isinstance(slow, LocalStore):
+        here, there = fast.folder.resolve(), slow.folder.resolve()
+        if here == there or here in there.parents or there in here.parents:
+            raise SaveError(f"{fast.url} and {slow.url}: one lies in the other; name two folders")
+
+
+def read_status(fast: str | os.PathLike[str]) -> Status | None:
+    """What the drain of this tier said last; None: there was none."""
+    path = Path(fast) / STATUS
+    try:
+        if path.stat().st_size > 1 << 22:
+            return None
+        rows = json.loads(path.read_bytes())
+        if not isinstance(rows, dict):
+            return None
+        known = {one: rows[one] for one in Status.__dataclass_fields__ if one in rows}
+        known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        return Status(**known)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def open_metrics(status: Status) -> str:
+    """A status in OpenMetrics: for node_exporter's text files, or any scraper."""
+    rows = (
+        ("backlog_checkpoints", "gauge", "Checkpoints not on the slow tier", len(status.backlog)),
+        ("backlog_bytes", "gauge", "Their bytes", status.backlog_bytes),
+        ("at_risk_seconds", "gauge", "Age of the oldest of them", status.at_risk_s),
+        ("rate_bytes_per_second", "gauge", "Of the last pieces", status.rate_bps),
+        ("drained_checkpoints", "counter", "Since the drain began", status.drained),
+        ("drained_bytes", "counter", "Since the drain began", status.drained_bytes),
+        ("paused_seconds", "counter", "For the training's data", status.paused_s),
+        ("damaged_checkpoints", "gauge", "Not what was saved", len(status.damaged)),
+        ("failing", "gauge", "1: the last attempt failed", int(bool(status.error))),
+    )
+    lines = []
+    for name, kind, text, value in rows:
+        total = "_total" if kind == "counter" else ""
+        lines += [
+            f"# TYPE penstock_drain_{name} {kind}",
+            f"# HELP penstock_drain_{name} {text}.",
+            f"penstock_drain_{name}{total} {value:g}" if isinstance(value, float)
+            else f"penstock_drain_{name}{total} {value}",
+        ]  # fmt: skip
+    return "\n".join([*lines, "# EOF", ""])
+
+
+# --- from elsewhere -------------------------------------------------------------------------------
+
+
+def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
+    """Brings a checkpoint from the slow tier to the fast one, verified; where it then lies.
+
+    Raises TierError, SaveError.
+    """
+    store = LocalStore(fast)
+    copy_checkpoint(checkpoint, store, _Trip(Pace(None), 4))
+    return store.path(checkpoint.name)
+
+
+def recover(
+    fast: str | os.PathLike[str],
+    slow: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    level: str = "sample",
+    told: Callable[[Status], None] = lambda status: None,
+    drainer: Callable[[Drainer], None] = lambda drainer: None,
+) -> tuple[Choice, list[str]]:
+    """After a job, or before the next: sweeps what it left, drains the rest, and says from which
+    checkpoint to begin, and what could not be drained.
+
+    drainer: is given the Drainer, to stop it.  Raises SaveError: a job saves there, or another
+    drain is at work; TierError, Stopped.
+    """
+    with ExitStack() as stack:
+        working = stack.enter_context(Drainer(fast, slow, settings, told=told))
+        drainer(working)
+        stack.enter_context(claim(fast, "job"))
+        sweep(fast)
+        failed = working.once()
+        if isinstance(working.slow, LocalStore):
+            sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
+    return latest_valid(fast, slow, level), failed
+
+
+@dataclass(slots=True)
+class Drain:
+    """A drain in a process of its own, beside the training; outlives it by at most grace_s.
+
+    fast, slow: the tiers.  limit_bps: bytes a second.  run: a run's folder: the drain pauses while
+    that run's data wait rises.  Its words go to STATE/drain.log on the fast tier.
+    """
+
+    fast: str | os.PathLike[str]
+    slow: str | os.PathLike[str]
+    limit_bps: float | None = None
+    concurrency: int = 2
+    keep: Keep | None = None
+    run: str | os.PathLike[str] | None = None
+    grace_s: float = 600.0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def command(self) -> list[str]:
+        """What start() runs."""
+        words = [sys.executable, "-m", "penstock", "save", "drain", "--watch"]
+        words += ["--follow", str(os.getpid()), "--grace", f"{self.grace_s:g}s"]
+        words += ["--concurrency", str(self.concurrency)]
+        if self.limit_bps:
+            words += ["--limit", f"{int(self.limit_bps)}B/s"]
+        if self.run is not None:
+            words += ["--run", os.fspath(self.run)]
+        if self.keep is not None:
+            words += ["--keep-fast", str(self.keep.fast), "--every", str(self.keep.every)]
+            words += ["--keep-last", str(self.keep.last)] if self.keep.last is not None else []
+            words += ["--best", self.keep.best] if self.keep.best else []
+            words += ["--foreign"] if self.keep.foreign else []
+        return [*words, "--", os.fspath(self.fast), os.fspath(self.slow)]
+
+    def start(self) -> None:
+        """Raises TierError: the fast tier is not there."""
+        _apart(LocalStore(self.fast), open_store(self.slow))
+        folder = Path(self.fast) / STATE
+        try:
+            folder.mkdir(exist_ok=True)
+            with (folder / "drain.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    self.command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C in the training's terminal is not for it
+                )
+        except OSError as error:
+            raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
+
+    def status(self) -> Status | None:
+        """What it said last; None before its first word."""
+        return read_status(self.fast)
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, timeout_s: float = 30.0) -> int | None:
+        """Ends it after the pieces under way; what is half copied is taken up next time.  Its exit
+        status; None: it was not started, or had to be killed."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return None

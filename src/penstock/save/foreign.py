@@ -1,0 +1,647 @@
+"""Whether a file of a framework is whole, by what its own format says of itself.
+
+Knows the bytes of zip archives (torch, Keras), safetensors, DCP's metadata, TensorFlow's index and
+OCDBT; knows no tier.  Nothing here is unpickled: a pickle is read as a list of operations, by
+values that can do nothing.  Each check yields what is wrong in words, and counts the bytes that the
+format protects by no checksum.
+"""
+
+import io
+import json
+import pickletools
+import random
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+__all__ = [
+    "Damage",
+    "Scope",
+    "check_dcp",
+    "check_json",
+    "check_ocdbt",
+    "check_safetensors",
+    "check_tf",
+    "check_zip",
+    "dcp_slices",
+    "tf_entries",
+]
+
+READ_BYTES = 1 << 20
+SAMPLE_PARTS = 16  # of a file, at level sample
+MOST_METADATA_BYTES = 512 << 20
+MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MOST_PICKLED = 50_000_000  # operations
+ITEM_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
+    "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+class Damage(Exception):  # noqa: N818 - a finding, not an accident of ours
+    """What is wrong with a file, in words."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """How far a check goes, and what came of it.  level: sizes, sample or full.
+
+    read: bytes whose checksums were compared; unprotected: bytes that no checksum covers.  told:
+    called with the bytes of each step, for progress.
+    """
+
+    level: str
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    told: Callable[[int], None] = lambda n_bytes: None
+    read_bytes: int = 0
+    unprotected_bytes: int = 0
+    remarks: dict[str, None] = field(default_factory=dict)
+
+    def chosen(self, parts: list[Any]) -> list[Any]:
+        """All, none, or the first, the last and some at random."""
+        if self.level == "full" or (self.level == "sample" and len(parts) <= SAMPLE_PARTS):
+            return parts
+        if self.level == "sizes":
+            return []
+        picked = {0, len(parts) - 1, *self.chance.sample(range(len(parts)), SAMPLE_PARTS - 2)}
+        return [parts[place] for place in sorted(picked)]
+
+    def add(self, n_bytes: int) -> None:
+        self.read_bytes += n_bytes
+        self.told(n_bytes)
+
+
+def check_json(data: bytes, name: str) -> Any:
+    """Raises Damage."""
+    if not data:
+        raise Damage(f"{name}: empty")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Damage(f"{name}: no JSON: cut short or damaged") from error
+
+
+# --- zip: torch.save, Keras -----------------------------------------------------------------------
+
+
+def check_zip(file: BinaryIO, name: str, scope: Scope) -> None:
+    """A zip archive by its directory, and by the CRC-32 of its records.  Raises Damage."""
+    try:
+        archive = zipfile.ZipFile(file)
+        infos = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+        raise Damage(f"{name}: no whole zip archive ({error}): cut short or damaged") from error
+    if not infos:
+        raise Damage(f"{name}: an empty archive")
+    wanted = scope.chosen(infos)
+    wrong, right = [], 0
+    for info in wanted:
+        why = _wrong_record(archive, info, scope)
+        right += not why
+        if why:
+            wrong.append(f"{name}: record {info.filename!r}: {why}")
+    if wrong and not right and len(wanted) > 2 and all("CRC" in one for one in wrong):
+        # torch.serialization.set_crc32_options(False) writes no CRC at all.
+        scope.unprotected_bytes += sum(info.file_size for info in infos)
+        scope.remarks["written without CRC-32: content not checked"] = None
+    elif wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise Damage(f"{wrong[0]}{more}")
+
+
+def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope) -> str:
+    """Why a record is not what the directory says; empty: it is."""
+    try:
+        with archive.open(info) as record:
+            crc, size = 0, 0
+            # Not through zipfile's own check: it says nothing about records that end early.
+            record._expected_crc = None  # type: ignore[attr-defined]
+            while data := record.read(READ_BYTES):
+                crc = zlib.crc32(data, crc)
+                size += len(data)
+                scope.add(len(data))
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        return f"cannot be read: {error}"
+    except (RuntimeError, OSError, struct.error) as error:  # encrypted; past the end
+        return f"cannot be read: {error}"
+    if size != info.file_size:
+        return f"{size:,} bytes of {info.file_size:,}"
+    return "" if crc == info.CRC else "its CRC-32 does not fit: the data have changed"
+
+
+# --- safetensors ----------------------------------------------------------------------------------
+
+
+def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
+    """Header, offsets and size; there is no checksum in the format.  Raises Damage."""
+    if size_bytes < 8:
+        raise Damage(f"{name}: {size_bytes} bytes are no safetensors file")
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > min(MOST_HEADER_BYTES, size_bytes - 8):
+        raise Damage(f"{name}: a header of {length:,} bytes in a file of {size_bytes:,}")
+    header = check_json(file.read(length), f"{name}: header")
+    if not isinstance(header, dict):
+        raise Damage(f"{name}: the header names no tensors")
+    stretches = []
+    for tensor, facts in header.items():
+        if tensor != "__metadata__":
+            stretches.append(_stretch_of(tensor, facts, name))
+    place = 0
+    for start, end in sorted(stretches):
+        if start != place:
+            raise Damage(f"{name}: a gap or an overlap at byte {place:,} of the data")
+        place = end
+    if 8 + length + place != size_bytes:
+        raise Damage(
+            f"{name}: {size_bytes:,} bytes, and its header tells of {8 + length + place:,}"
+        )
+    scope.unprotected_bytes += place
+
+
+def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:
+    try:
+        start, end = facts["data_offsets"]
+        bits = ITEM_BITS.get(facts["dtype"])
+        for extent in facts["shape"]:
+            if not isinstance(extent, int) or extent < 0:
+                raise ValueError
+            bits = bits if bits is None else bits * extent
+        is_right = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
+        is_right = is_right and (bits is None or bits == 8 * (end - start))
+    except (TypeError, ValueError, KeyError) as error:
+        raise Damage(f"{name}: tensor {tensor[:80]!r} is described wrongly") from error
+    if not is_right:
+        raise Damage(f"{name}: tensor {tensor[:80]!r} has bytes that do not fit its shape")
+    return start, end
+
+
+# --- torch.distributed.checkpoint -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where an item of a DCP checkpoint lies."""
+
+    path: str
+    offset: int
+    length: int
+
+
+def check_dcp(
+    metadata: bytes, sizes: dict[str, int], open_file: Callable[[str], BinaryIO], scope: Scope
+) -> None:
+    """Every slice that .metadata names lies within its file and fits its CRC-32.  Raises Damage."""
+    slices = dcp_slices(metadata)
+    if not slices:
+        raise Damage(".metadata: names no data")
+    for one in slices:
+        if one.path not in sizes:
+            raise Damage(f"{one.path}: named in .metadata and not there")
+        if one.offset < 0 or one.length < 0 or one.offset + one.length > sizes[one.path]:
+            raise Damage(
+                f"{one.path}: {sizes[one.path]:,} bytes, and .metadata knows data up to "
+                f"{one.offset + one.length:,}"
+            )
+    files: dict[str, BinaryIO] = {}
+    try:
+        for one in scope.chosen(sorted(slices, key=lambda one: (one.path, one.offset))):
+            if one.path not in files:
+                for file in files.values():
+                    file.close()
+                files = {one.path: open_file(one.path)}
+            _check_slice(files[one.path], one, scope)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _check_slice(file: BinaryIO, one: Slice, scope: Scope) -> None:
+    where = f"{one.path} at {one.offset:,}"
+    window = io.BufferedReader(_Window(file, one.offset, one.length), READ_BYTES)
+    head = window.peek(4)[:4]
+    if head == b"PK\x03\x04":
+        check_zip(window, where, Scope("full", told=scope.told))
+        scope.read_bytes += one.length
+    elif one.length and not any(head):
+        raise Damage(f"{where}: zeros where an item begins: never written")
+    else:
+        scope.unprotected_bytes += one.length
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._place = file, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = max(0, (0, self._place, self._length)[whence] + offset)
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), max(0, self._length - self._place))
+        self._file.seek(self._offset + self._place)
+        data = self._file.read(wanted)
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def dcp_slices(metadata: bytes) -> list[Slice]:
+    """Where a DCP checkpoint's items lie.  Raises Damage."""
+    if not metadata:
+        raise Damage(".metadata: empty")
+    if len(metadata) > MOST_METADATA_BYTES:
+        raise Damage(f".metadata: {len(metadata):,} bytes")
+    top = _inert(metadata)
+    stored = _field(top, "storage_data")
+    if not isinstance(stored, _Map):
+        raise Damage(".metadata: knows nothing of storage")
+    found = []
+    for _, value in stored.pairs:
+        facts = [_field(value, key) for key in ("relative_path", "offset", "length")]
+        if not isinstance(facts[0], str) or not all(isinstance(one, int) for one in facts[1:]):
+            raise Damage(".metadata: an item without a place")
+        found.append(Slice(*facts))
+    return found
+
+
+class _Mark:
+    """Where a group of values begins on the pickle machine's stack."""
+
+
+@dataclass(slots=True, eq=False)
+class _Map:
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Thing:
+    """What a pickle calls an object; here a name and what was said of it."""
+
+    name: Any
+    arguments: Any = None
+    state: Any = None
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+
+
+def _field(thing: Any, key: str) -> Any:
+    states = [thing.state] if isinstance(thing, _Thing) else []
+    if states and isinstance(states[0], tuple):  # (dict, slots)
+        states = list(states[0])
+    for state in states:
+        for name, value in state.pairs if isinstance(state, _Map) else ():
+            if name == key:
+                return value
+    return None
+
+
+def _inert(data: bytes) -> Any:
+    """The value of a pickle, made of numbers, text, lists, _Map and _Thing.  Raises Damage."""
+    machine = _Machine()
+    try:
+        for count, (code, argument, _) in enumerate(pickletools.genops(data)):
+            if count > MOST_PICKLED:
+                raise Damage(".metadata: too long to read")
+            if code.name == "STOP":
+                return machine.stack[-1]
+            machine.step(code.name, argument)
+    except Damage:
+        raise
+    except Exception as error:  # whatever a damaged stream makes of the machine
+        raise Damage(".metadata: no whole pickle: cut short or damaged") from error
+    raise Damage(".metadata: cut short")
+
+
+class _Machine:
+    """Carries out the operations of a pickle upon values that can do nothing."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def _group(self) -> list[Any]:
+        group: list[Any] = []
+        while not isinstance(one := self.stack.pop(), _Mark):
+            group.append(one)
+        return group[::-1]
+
+    def step(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in _PLAIN:
+            stack.append(argument)
+        elif name in _NEW:
+            stack.append(_NEW[name]())
+        elif name in ("PROTO", "FRAME"):
+            pass
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
+            self.memo[len(self.memo) if argument is None else int(argument)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self.memo[int(argument)])
+        elif name in _TUPLES:
+            n = _TUPLES[name]
+            stack[len(stack) - n :] = [tuple(stack[len(stack) - n :])]
+        elif name in ("TUPLE", "LIST", "FROZENSET"):
+            group = self._group()
+            stack.append(tuple(group) if name == "TUPLE" else group)
+        elif name == "DICT":
+            stack.append(_Map(_pairs(self._group())))
+        elif name in ("APPEND", "APPENDS", "ADDITEMS"):
+            more = [stack.pop()] if name == "APPEND" else self._group()
+            (stack[-1].items if isinstance(stack[-1], _Thing) else stack[-1]).extend(more)
+        elif name in ("SETITEM", "SETITEMS"):
+            more = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self._group()
+            stack[-1].pairs.extend(_pairs(more))
+        elif name == "POP":
+            stack.pop()
+        elif name == "POP_MARK":
+            self._group()
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            self._make(name, argument)
+
+    def _make(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name == "GLOBAL":
+            stack.append(_Thing(argument))
+        elif name == "STACK_GLOBAL":
+            inner, module = stack.pop(), stack.pop()
+            stack.append(_Thing(f"{module} {inner}"))
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, made = stack.pop(), stack.pop()
+            stack.append(_Thing(made.name, arguments))
+        elif name == "NEWOBJ_EX":
+            stack.pop()
+            arguments, made = stack.pop(), stack.pop()
+            stack.append(_Thing(made.name, arguments))
+        elif name == "BUILD":
+            state = stack.pop()
+            stack[-1].state = state
+        else:
+            raise Damage(f".metadata: an operation that no such file has: {name}")
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+_PLAIN = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING",
+    "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
+_NEW: dict[str, Callable[[], Any]] = {
+    "MARK": _Mark,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,
+    "EMPTY_DICT": _Map,
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+# --- TensorFlow -----------------------------------------------------------------------------------
+
+# tensorflow/core/lib/io/table_format.txt and format.h; tensor_bundle.proto.
+TABLE_MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
+TRAILER_BYTES = 5  # of a block: how it is compressed, and its CRC-32C
+MASK_DELTA = 0xA282EAD8
+DT_STRING, DT_VARIANT = 7, 21
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in the data files of a TensorFlow checkpoint."""
+
+    key: str
+    dtype: int
+    n_items: int
+    shard: int
+    offset: int
+    size: int
+    crc: int
+
+
+def check_tf(
+    index: bytes, shards: dict[int, int], open_shard: Callable[[int], BinaryIO], scope: Scope
+) -> None:
+    """Every tensor of the index lies within its data file, and its CRC-32C fits.
+
+    shards: sizes of the data files by number.  Raises Damage.
+    """
+    entries = tf_entries(index)
+    for entry in entries:
+        if entry.shard not in shards:
+            raise Damage(f"{entry.key}: its data file, number {entry.shard}, is not there")
+        if entry.offset + entry.size > shards[entry.shard]:
+            raise Damage(
+                f"{entry.key}: reaches to byte {entry.offset + entry.size:,} of a data file of "
+                f"{shards[entry.shard]:,}"
+            )
+    crc32c = _crc32c(scope, sum(entry.size for entry in entries))
+    if crc32c is None:
+        return
+    files: dict[int, BinaryIO] = {}
+    try:
+        for entry in scope.chosen(entries):
+            if entry.shard not in files:
+                files[entry.shard] = open_shard(entry.shard)
+            if entry.dtype == DT_VARIANT:
+                scope.unprotected_bytes += entry.size
+            else:
+                _check_entry(files[entry.shard], entry, crc32c, scope)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _check_entry(file: BinaryIO, entry: Entry, crc32c: Callable[..., int], scope: Scope) -> None:
+    file.seek(entry.offset)
+    crc, rest = 0, entry.size
+    if entry.dtype == DT_STRING:
+        crc, rest = _crc_of_lengths(file, entry, crc32c)
+    while rest:
+        data = file.read(min(READ_BYTES, rest))
+        if not data:
+            break
+        crc = crc32c(data, crc)
+        rest -= len(data)
+    scope.add(entry.size)
+    if rest or _masked(crc) != entry.crc:
+        raise Damage(f"{entry.key}: its CRC-32C does not fit: the data have changed")
+
+
+def _crc_of_lengths(file: BinaryIO, entry: Entry, crc32c: Callable[..., int]) -> tuple[int, int]:
+    """Texts have their lengths before them, summed as numbers of four or eight bytes; the checksum
+    of the lengths follows, and is summed too.  (WriteStringTensor in tensor_bundle.cc.)"""
+    crc, used = 0, 0
+    for _ in range(entry.n_items):
+        value, shift = 0, 0
+        while True:
+            byte = file.read(1)
+            if not byte or shift > 63 or used >= entry.size:
+                raise Damage(f"{entry.key}: lengths of texts that make no sense")
+            used += 1
+            value |= (byte[0] & 0x7F) << shift
+            shift += 7
+            if byte[0] < 0x80:
+                break
+        crc = crc32c(struct.pack("<I" if value <= 0xFFFFFFFF else "<Q", value & (1 << 64) - 1), crc)
+    told = file.read(4)
+    if len(told) < 4 or struct.unpack("<I", told)[0] != _masked(crc):
+        raise Damage(f"{entry.key}: the lengths of its texts have changed")
+    return crc32c(told, crc), max(0, entry.size - used - 4)
+
+
+def _masked(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + MASK_DELTA) & 0xFFFFFFFF
+
+
+def _crc32c(scope: Scope, n_bytes: int) -> Callable[..., int] | None:
+    if scope.level == "sizes":
+        return None
+    try:
+        from crc32c import crc32c
+    except ModuleNotFoundError:
+        scope.unprotected_bytes += n_bytes
+        scope.remarks["CRC-32C not checked: pip install 'penstock[save]'"] = None
+        return None
+    return crc32c  # type: ignore[no-any-return]
+
+
+def tf_entries(index: bytes) -> list[Entry]:
+    """The tensors that an index names, in the order of the data.  Raises Damage."""
+    try:
+        return sorted(_entries(index), key=lambda entry: (entry.shard, entry.offset))
+    except (struct.error, IndexError, ValueError, UnicodeDecodeError) as error:
+        raise Damage("the index cannot be read: cut short or damaged") from error
+
+
+def _entries(index: bytes) -> Iterator[Entry]:
+    footer = index[-FOOTER_BYTES:]
+    if len(footer) < FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != TABLE_MAGIC:
+        raise Damage("the index has no footer: cut short or damaged")
+    place = 0
+    offset, place = _varint(footer, place)
+    size, place = _varint(footer, place)
+    list(_block(index, offset, size))  # holds nothing, and has a checksum
+    offset, place = _varint(footer, place)
+    size, _ = _varint(footer, place)
+    for _, handle in _block(index, offset, size):
+        start, place = _varint(handle, 0)
+        length, _ = _varint(handle, place)
+        for key, value in _block(index, start, length):
+            if key:  # the first, without a name, tells of the whole
+                yield _entry(key.decode("utf-8", "replace"), value)
+
+
+def _block(index: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a block of the table; each key repeats a part of the one before."""
+    if offset + size + TRAILER_BYTES > len(index) or size < 4:
+        raise Damage("the index points beyond its end")
+    block = index[offset : offset + size]
+    trailer = index[offset + size : offset + size + TRAILER_BYTES]
+    try:
+        from crc32c import crc32c
+    except ModuleNotFoundError:
+        pass
+    else:
+        if struct.unpack("<I", trailer[1:])[0] != _masked(crc32c(trailer[:1], crc32c(block))):
+            raise Damage("the index: the checksum of a block does not fit")
+    if trailer[0]:
+        raise Damage("the index is compressed: not a checkpoint's")
+    (restarts,) = struct.unpack("<I", block[-4:])
+    end, place, key = size - 4 - 4 * restarts, 0, b""
+    while place < end:
+        shared, place = _varint(block, place)
+        more, place = _varint(block, place)
+        length, place = _varint(block, place)
+        key = key[:shared] + block[place : place + more]
+        place += more
+        yield key, block[place : place + length]
+        place += length
+
+
+def _entry(key: str, value: bytes) -> Entry:
+    """A BundleEntryProto: dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6."""
+    facts = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}
+    items = 1
+    for number, found in _fields(value):
+        if number == 2 and isinstance(found, bytes):
+            for inner, extent in _fields(found):
+                if inner == 2 and isinstance(extent, bytes):
+                    sizes = [n for one, n in _fields(extent) if one == 1 and isinstance(n, int)]
+                    items *= sizes[0] if sizes else 0
+        elif number in facts and isinstance(found, int):
+            facts[number] = found
+    return Entry(key, facts[1], items, facts[3], facts[4], facts[5], facts[6])
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Fields of a protocol buffer by their numbers."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, place = _varint(message, place)
+            yield number, value
+        elif kind == 2:
+            length, place = _varint(message, place)
+            yield number, message[place : place + length]
+            place += length
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            yield number, int.from_bytes(message[place : place + width], "little")
+            place += width
+        else:
+            raise ValueError("a field of an unknown kind")
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+# --- Orbax ----------------------------------------------------------------------------------------
+
+OCDBT_MAGIC = b"\x0c\xdb\x3a\x2a"
+
+
+def check_ocdbt(data: bytes, name: str, scope: Scope) -> None:
+    """A manifest of OCDBT: magic, its own length, CRC-32C at the end.  Raises Damage."""
+    if len(data) < 16 or data[:4] != OCDBT_MAGIC:
+        raise Damage(f"{name}: no OCDBT manifest: cut short or damaged")
+    (length,) = struct.unpack("<Q", data[4:12])
+    if length != len(data):
+        raise Damage(f"{name}: {len(data):,} bytes of {length:,}")
+    crc32c = _crc32c(scope, 0)
+    if crc32c and struct.unpack("<I", data[-4:])[0] != crc32c(data[:-4]):
+        raise Damage(f"{name}: its CRC-32C does not fit")

@@ -1,0 +1,326 @@
+"""What is a checkpoint in a tier: ours by its manifest, those of frameworks by what lies there.
+
+Knows names, and which files belong together; opens manifests only.  Whether a checkpoint is whole
+is another question: penstock.save.verify.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from penstock.errors import SaveError
+from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
+from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
+from penstock.stores import Found, Store
+
+__all__ = ["HINTS", "INCOMPLETE", "Checkpoint", "find", "newest_first", "step_of"]
+
+INCOMPLETE = (
+    "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
+)
+# Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
+HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
+DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
+
+# Names that a framework gives to what it has not finished.
+_UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.incomplete$|\.partial$")
+_TORCH = (".pt", ".pth", ".ckpt", ".pt2")
+_TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
+_HF_STATE, _DCP, _ORBAX = "trainer_state.json", ".metadata", "_CHECKPOINT_METADATA"
+_HF_CONFIGS = ("config.json", "adapter_config.json")
+_STEP_WORDS = re.compile(
+    r"(?:global_?step|step|iter|ckpt|checkpoint|epoch)[=_\-]*(\d+)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as it lies in a tier.
+
+    name: its folder, its file, or what its files begin with.  files: with their names in the tier.
+    manifest: None: there is none, or it cannot be believed, which `problem` then says.  problem:
+    why it does not count, empty where nothing is known against it.
+    """
+
+    store: Store = field(repr=False)
+    name: str
+    kind: str
+    is_folder: bool
+    files: tuple[Found, ...] = field(repr=False)
+    step: int | None
+    manifest: Manifest | None = field(default=None, repr=False)
+    problem: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def mtime_ns(self) -> int:
+        """When it was made: as its manifest says, else as its youngest file does."""
+        if self.manifest is not None and self.manifest.created_unix_ns:
+            return self.manifest.created_unix_ns
+        return max((file.mtime_ns or 0 for file in self.files), default=0)
+
+    @property
+    def manifest_name(self) -> str:
+        return f"{self.name}/{INSIDE}" if self.is_folder else f"{self.name}{BESIDE}"
+
+    @property
+    def where(self) -> str:
+        return self.store.where(self.name)
+
+    @property
+    def is_ours(self) -> bool:
+        """Committed or drained by us: what may be removed by rule."""
+        return self.manifest is not None
+
+    @property
+    def folder(self) -> str:
+        """What the names in a manifest are relative to, with a / at its end, or empty."""
+        if self.is_folder:
+            return f"{self.name}/"
+        head, slash, _ = self.name.rpartition("/")
+        return head + slash
+
+    def inner(self, found: Found) -> str:
+        """A file's name as a manifest has it."""
+        return found.name[len(self.folder) :]
+
+    @property
+    def identity(self) -> str:
+        """Changes when the checkpoint does: its content where a manifest tells it, else what the
+        store says of its files."""
+        if self.manifest is not None:
+            return self.manifest.identity
+        facts = ((self.inner(one), one.size_bytes, one.mtime_ns) for one in self.files)
+        return f"files:{content_of(facts)}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a checkpoint's name tells: the number after a word such as step, the last such
+    word counting; else the only number of its last part."""
+    last = name.rsplit("/", 1)[-1]
+    again = re.fullmatch(r"(step-\d{8,})\.\d+", last)  # ours, a second time
+    if again:
+        last = again[1]
+    stem = re.sub(r"\.(pth?|ckpt|pt2|safetensors|keras|h5|weights)\b", "", last)
+    words = {match[0].lower()[:4]: match[1] for match in _STEP_WORDS.finditer(stem)}
+    for word in ("step", "glob", "iter", "ckpt", "chec", "epoc"):
+        if word in words:
+            return _whole(words[word])
+    numbers = re.findall(r"\d+", stem)
+    return _whole(numbers[-1]) if numbers and not re.search(r"-of-\d+$", stem) else None
+
+
+def _whole(digits: str) -> int | None:
+    return int(digits) if len(digits) <= 18 else None
+
+
+def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """By step, as a clock may have been set back; among equal steps, and without one, by time."""
+    return sorted(
+        checkpoints,
+        key=lambda one: (-1 if one.step is None else one.step, one.mtime_ns, one.name),
+        reverse=True,
+    )
+
+
+def find(store: Store) -> list[Checkpoint]:
+    """Every checkpoint of a tier, newest first.  Raises TierError."""
+    tree = _Tree(store)
+    return newest_first(tree.below("", 0))
+
+
+class _Folder(NamedTuple):
+    files: dict[str, Found]  # by their own names
+    folders: set[str]
+
+
+class _Tree:
+    """What a store lists, by folder."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
+        for found in store.list():
+            parts = found.name.split("/")
+            if parts[0] == STATE or any(part.endswith(PART_SUFFIX) for part in parts[:-1]):
+                continue
+            self.folders["/".join(parts[:-1])].files[parts[-1]] = found
+            for depth in range(len(parts) - 1, 0, -1):
+                above = self.folders["/".join(parts[: depth - 1])]
+                if parts[depth - 1] in above.folders:
+                    break
+                above.folders.add(parts[depth - 1])
+
+    def below(self, name: str, depth: int) -> Iterator[Checkpoint]:
+        here = self.folders[name]
+        if name:
+            for recognise in _FOLDERS:
+                found = recognise(self, name, here)
+                if found is not None:
+                    yield found
+                    for inner in self._inner_runs(found, name, here):
+                        yield from self.below(inner, depth + 1)
+                    return
+        yield from _singles(self, name, here)
+        if depth < DEEPEST:
+            for folder in sorted(here.folders):
+                yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
+
+    def _inner_runs(self, found: Checkpoint, name: str, here: _Folder) -> list[str]:
+        """A Trainer's output folder holds a model, and checkpoints beside it."""
+        if found.kind != "hf":
+            return []
+        return [f"{name}/{one}" for one in sorted(here.folders) if self._is_hf(f"{name}/{one}")]
+
+    def _is_hf(self, name: str) -> bool:
+        return _HF_STATE in self.folders[name].files
+
+    def all_files(self, name: str, skip: Callable[[str], bool] = lambda name: False) -> list[Found]:
+        found: list[Found] = []
+        stack = [name]
+        while stack:
+            folder = stack.pop()
+            found += self.folders[folder].files.values()
+            stack += [
+                f"{folder}/{one}"
+                for one in self.folders[folder].folders
+                if not skip(f"{folder}/{one}")
+            ]
+        return sorted(found, key=lambda one: one.name)
+
+    def checkpoint(self, name: str, kind: str, files: list[Found], problem: str = "") -> Checkpoint:
+        """A folder."""
+        own = (INSIDE, MARK, INCOMPLETE)
+        kept = tuple(
+            one
+            for one in files
+            if one.name[len(name) + 1 :] not in own and HANDED_IN not in one.name
+        )
+        if not problem and _UNFINISHED.search(name.rsplit("/", 1)[-1]):
+            problem = "its name says that it is not finished"
+        return Checkpoint(self.store, name, kind, True, kept, step_of(name), None, problem)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def _with_manifest(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+    noted = here.files.get(INSIDE)
+    if noted is None:
+        if INCOMPLETE in here.files:
+            files = tree.all_files(name)
+            return tree.checkpoint(name, "files", files, "not all of it has arrived")
+        return None
+    return _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
+
+
+def _believed(checkpoint: Checkpoint, noted: Found) -> Checkpoint:
+    """With what its manifest says, if that can be believed."""
+    where = checkpoint.store.where(noted.name)
+    try:
+        if noted.size_bytes > MOST_BYTES:
+            raise SaveError(f"{where}: a manifest of {noted.size_bytes:,} bytes")
+        manifest = parse(checkpoint.store.read(noted.name), where)
+    except SaveError as error:
+        return replace(checkpoint, problem=str(error).removeprefix(f"{where}: "))
+    step = checkpoint.step if manifest.step is None else manifest.step
+    return replace(checkpoint, manifest=manifest, step=step, kind=manifest.kind)
+
+
+def _dcp(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+    has_data = any(one.endswith(".distcp") for one in here.files)
+    if not has_data and _DCP not in here.files:
+        return None
+    problem = "" if _DCP in here.files else "no .metadata: the save did not end"
+    if _DCP in here.files and not has_data and not _looks_like_dcp(here):
+        return None
+    return tree.checkpoint(name, "dcp", tree.all_files(name), problem)
+
+
+def _looks_like_dcp(here: _Folder) -> bool:
+    return any(one.startswith("__") for one in here.files) or len(here.files) == 1
+
+
+def _orbax(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+    if _ORBAX in here.files or "_METADATA" in here.files or "manifest.ocdbt" in here.files:
+        return tree.checkpoint(name, "orbax", tree.all_files(name))
+    last = name.rsplit("/", 1)[-1]
+    inner = tree.folders[f"{name}/default"].files if "default" in here.folders else {}
+    if ".orbax-checkpoint-tmp" in last or "_METADATA" in inner:
+        problem = "" if "_METADATA" in inner and ".orbax" not in last else "Orbax has not ended it"
+        return tree.checkpoint(name, "orbax", tree.all_files(name), problem)
+    return None
+
+
+def _hf(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+    has_weights = any(one.endswith((".safetensors", ".bin")) for one in here.files)
+    has_config = any(
+        one in _HF_CONFIGS or one.endswith((".safetensors.index.json", ".bin.index.json"))
+        for one in here.files
+    )
+    if _HF_STATE not in here.files and not (has_weights and has_config):
+        return None
+    return tree.checkpoint(name, "hf", tree.all_files(name, tree._is_hf))
+
+
+def _deepspeed(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+    if any(re.fullmatch(r"(?:zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one) for one in here.files):
+        return tree.checkpoint(name, "deepspeed", tree.all_files(name))
+    return None
+
+
+# The first that knows a folder has it.
+_FOLDERS = (_with_manifest, _dcp, _orbax, _hf, _deepspeed)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _singles(tree: _Tree, folder: str, here: _Folder) -> Iterator[Checkpoint]:
+    """Checkpoints that are a file, or several with one beginning."""
+    start = f"{folder}/" if folder else ""
+    for name, found in here.files.items():
+        if name.startswith(".") or name.endswith(BESIDE) or _UNFINISHED.search(name):
+            continue
+        if name.endswith(".index"):
+            yield from _tensorflow(tree, start, name.removesuffix(".index"), here)
+        elif kind := _kind_of(name):
+            single = Checkpoint(tree.store, found.name, kind, False, (found,), step_of(found.name))
+            noted = here.files.get(f"{name}{BESIDE}")
+            yield _believed(single, noted) if noted else single
+
+
+def _kind_of(name: str) -> str:
+    """Of a single file by its ending, and of Hugging Face's by its name; empty: no checkpoint."""
+    if name.endswith(_TORCH) or re.match(r"pytorch_model.*\.bin$", name):
+        return "torch"
+    if name.endswith(".safetensors"):
+        return "safetensors"
+    if name.endswith(".keras"):
+        return "keras"
+    return "hdf5" if name.endswith(".weights.h5") else ""
+
+
+def _tensorflow(tree: _Tree, start: str, prefix: str, here: _Folder) -> Iterator[Checkpoint]:
+    """PREFIX.index and its data files; an index alone is something else's."""
+    data = []
+    for name in here.files:
+        match = _TF_DATA.match(name)
+        if match and match[1] == prefix:
+            data.append((int(match[2]), int(match[3]), here.files[name]))
+    if not data:
+        return
+    problem = "" if len(data) == data[0][1] else "a data file is missing"
+    # The index last: it is what makes the others a checkpoint.
+    files = [found for _, _, found in sorted(data, key=lambda one: one[0])]
+    files.append(here.files[f"{prefix}.index"])
+    name = f"{start}{prefix}"
+    kind = "tensorflow"
+    made = Checkpoint(tree.store, name, kind, False, tuple(files), step_of(name), None, problem)
+    noted = here.files.get(f"{prefix}{BESIDE}")
+    yield _believed(made, noted) if noted else made

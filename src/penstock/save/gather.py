@@ -1,0 +1,241 @@
+"""How the parts of many ranks become one checkpoint: files in a folder, no collective call.
+
+Each rank's writer takes part in a session, which lasts as long as the Checkpointers of one start of
+the job: `STATE/ranks-TOKEN` on the tier.  For each save there
+
+    begun-KEY            rank 0: the part's name; the others may write into it
+    part-KEY-RANK        a rank: mine is there and synced, and these are its checksums
+    failed-KEY-RANK      a rank: mine will never be there, and why
+    done-KEY, failed-KEY rank 0: all of them were, it is committed; or it was given up, and why
+
+Two phases: nothing counts before rank 0 has seen all parts.  TOKEN is new at each start, so that
+what a killed job has left never meets the next one's.  A rank holds a lock as long as its writer
+lives; a lock that is free says at once that nobody will come.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, SaveError, TierError
+from penstock.save.arena import Arena
+from penstock.save.commit import STATE, Claim, Part, abort, begin, claim, commit, join, sweep
+from penstock.save.imagefile import Image, write_image, write_text
+from penstock.save.manifest import Manifest, parse, to_json
+from penstock.stores import fsync_folder
+
+if TYPE_CHECKING:
+    from penstock.save.writer import Job
+
+__all__ = ["Session"]
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.25  # between two looks into the folder, doubled each time
+CLAIM_S = 120.0  # the writer of a killed job may be finishing what it was given
+CLAIM_LOOK_S = 0.2
+NO_ROOT = ""
+
+
+class Session:
+    """What one writer knows of its tier and of the other ranks, from its start to its end.
+
+    Rank 0 claims the tier and sweeps what crashes have left.  Raises SaveError: another job has it.
+    """
+
+    def __init__(
+        self, root: str = NO_ROOT, rank: int = 0, world_size: int = 1, token: str = ""
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._claim: Claim | None = None
+        self._lock: int | None = None
+        self._folder = Path(root) / STATE / f"ranks-{token}"
+        self._turns: dict[int, int] = {}
+        self._older: list[str] = []
+        if root == NO_ROOT:
+            return
+        if rank == 0:
+            self._claim = _claimed(root)
+            sweep(root)
+            _forget_sessions(self._folder)
+        if world_size > 1:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unseen = self._folder / f".lock-{rank}"  # seen only when it is held
+            self._lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # a file system without locks: time decides
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            unseen.rename(self._lock_of(rank))
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Session:
+        return cls(**fields)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._claim is not None:
+            self._claim.close()
+
+    def save(self, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+        """Writes this rank's part; returns when the checkpoint counts: its path and this rank's
+        bytes.  Raises SaveError, TierError: it does not count."""
+        if self.world_size == 1:
+            part = begin(job.root, job.step)
+            try:
+                size = _written(part, job, content, arena)
+                path = commit(part, metrics=job.metrics, kind=job.kind)
+            except BaseException:
+                _abort_quietly(part)
+                raise
+            return str(path), size
+        turn = self._turns[job.step] = self._turns.get(job.step, 0) + 1
+        key = f"{job.step}.{turn}"
+        act = self._lead if self.rank == 0 else self._follow
+        return act(key, job, content, arena)
+
+    def _lead(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+        for older in self._older[:-1]:  # a slow rank may still read of the one before
+            for path in self._folder.glob(f"*-{older}*"):
+                path.unlink(missing_ok=True)
+        self._older = [*self._older[-1:], key]
+        part = begin(job.root, job.step)
+        self._tell(f"begun-{key}", part.name)
+        try:
+            size = _written(part, job, content, arena)
+            ranks = range(1, self.world_size)
+            self._wait(job.timeout_s, lambda: self._missing(key, ranks), key)
+            for rank in ranks:
+                handed = self._folder / f"part-{key}-{rank}"
+                part.sums |= {
+                    one.name: one for one in parse(handed.read_bytes(), str(handed)).files
+                }
+            path = commit(part, world_size=self.world_size, metrics=job.metrics, kind=job.kind)
+        except BaseException as error:
+            self._tell(f"failed-{key}", str(error))
+            _abort_quietly(part)
+            raise
+        self._tell(f"done-{key}", str(path))
+        return str(path), size
+
+    def _follow(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+        name = self._heard(f"begun-{key}", key, job.timeout_s)
+        try:
+            part = join(job.root, name, job.step)
+            size = _written(part, job, content, arena)
+            fsync_folder(part.path)
+        except (PenstockError, OSError) as error:
+            given_up = self._folder / f"failed-{key}"  # then the part is gone, which is the cause
+            if given_up.exists():
+                raise SaveError(given_up.read_text()) from error
+            self._tell(f"failed-{key}-{self.rank}", str(error))
+            raise
+        # Not into the part: it may have been given up, and would come to life again.
+        sums = Manifest(tuple(part.sums.values()), job.step)
+        self._tell(f"part-{key}-{self.rank}", to_json(sums).decode())
+        return self._heard(f"done-{key}", key, job.timeout_s), size
+
+    def _heard(self, name: str, key: str, timeout_s: float) -> str:
+        """What rank 0 says under the name, once it does."""
+
+        def missing() -> list[int]:
+            return [] if (self._folder / name).exists() else [0]
+
+        self._wait(timeout_s, missing, key)
+        return (self._folder / name).read_text()
+
+    def _missing(self, key: str, ranks: range) -> list[int]:
+        return [rank for rank in ranks if not (self._folder / f"part-{key}-{rank}").exists()]
+
+    def _wait(self, timeout_s: float, missing: Callable[[], list[int]], key: str) -> None:
+        """Until nothing is missing.  Raises SaveError: some rank failed, is dead, or is late."""
+        step = key.partition(".")[0]
+        end_s, look_s = time.monotonic() + timeout_s, FIRST_LOOK_S
+        while absent := missing():
+            for path in self._folder.glob(f"failed-{key}*"):
+                if path.name != f"failed-{key}-{self.rank}":
+                    who = path.name.removeprefix(f"failed-{key}").removeprefix("-") or "0"
+                    raise SaveError(f"step {step} was given up: rank {who}: {path.read_text()}")
+            # Looked at again after its lock: it may have handed in just before it ended.
+            dead = [rank for rank in absent if self._is_dead(rank) and rank in missing()]
+            if dead and not any(self._folder.glob(f"failed-{key}*")):
+                raise SaveError(
+                    f"step {step} was given up: rank {dead[0]} has ended; checkpoints before it "
+                    "are as they were"
+                )
+            if time.monotonic() > end_s:
+                raise SaveError(
+                    f"step {step} was given up: no word from rank {absent[0]} in {timeout_s:.0f} "
+                    "s; every rank calls save() with the same steps"
+                )
+            time.sleep(look_s)
+            look_s = min(look_s * 2, LAST_LOOK_S)
+
+    def _is_dead(self, rank: int) -> bool:
+        try:
+            descriptor = os.open(self._lock_of(rank), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # it has not begun
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _lock_of(self, rank: int) -> Path:
+        return self._folder / f"lock-{rank}"
+
+    def _tell(self, name: str, text: str) -> None:
+        with suppress(OSError):  # a full tier; the others hear of it by the clock
+            unseen = self._folder / f".{name}"
+            unseen.write_text(text)
+            unseen.rename(self._folder / name)
+
+
+def _claimed(root: str) -> Claim:
+    end_s = time.monotonic() + CLAIM_S
+    while True:
+        try:
+            return claim(root, "job")
+        except SaveError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(CLAIM_LOOK_S)
+
+
+def _forget_sessions(ours: Path) -> None:
+    """Of starts before this one: whoever was in them has ended, since the tier is ours."""
+    for folder in ours.parent.glob("ranks-*"):
+        if folder != ours:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(part: Part, job: Job, content: bytes, arena: Arena | None) -> int:
+    """This rank's files, synced; their checksums in part.sums.  Returns bytes."""
+    if job.is_empty or arena is None:
+        return 0
+    path = str(part.path / job.file)
+    if job.kind == "torch":
+        image = Image.of_zip(arena.memory, job.sizes, content)
+    else:
+        image = Image(arena.memory, job.body_bytes)
+    part.sums[job.file] = write_image(path, image, job.file)
+    if job.beside:
+        beside = str(part.path / job.beside)
+        part.sums[job.beside] = write_text(beside, content, job.beside)
+    return sum(found.size_bytes for found in part.sums.values())
+
+
+def _abort_quietly(part: Part) -> None:
+    """What it was given up for is the error to tell; what stays is swept at the next start."""
+    with suppress(TierError, OSError):
+        abort(part)

@@ -1,0 +1,209 @@
+"""A checkpoint's files back into the state they came from.  Unpickles nothing by itself: torch.load
+does, and only what weights_only lets it, unless the user has said otherwise.
+
+Two steps, so that nothing is changed before all of it has been read: load(), then apply().
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SaveError
+from penstock.save.snapshot import WORDS, is_array, state_of
+
+__all__ = ["apply", "file_of_rank", "load"]
+
+RANKED = re.compile(r"state(?:-(\d{5,})-of-(\d{5,}))?\.(?:pt|safetensors)")
+MOST_HEADER_BYTES = 1 << 30
+
+
+def file_of_rank(name: str, rank: int, world_size: int) -> str:
+    """What a rank calls its file: alone, as it is."""
+    if world_size == 1:
+        return name
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}-{rank:05d}-of-{world_size:05d}.{ending}"
+
+
+def load(folder: Path, rank: int, world_size: int, weights_only: bool) -> Any:
+    """What a rank saved: torch's containers, or a _Flat of arrays.  Raises SaveError."""
+    path = _file_for(folder, rank, world_size)
+    if path.suffix == ".pt":
+        return _load_torch(path, weights_only)
+    return _Flat(path)
+
+
+def _file_for(folder: Path, rank: int, world_size: int) -> Path:
+    if folder.is_file() and folder.suffix in (".pt", ".pth", ".ckpt"):
+        return folder
+    matches = {path: RANKED.fullmatch(path.name) for path in sorted(folder.glob("state*"))}
+    found = {path: match for path, match in matches.items() if match}
+    if not found:
+        raise SaveError(
+            f"{folder}: whole, but not written by a Checkpointer; load it with the library that "
+            "wrote it"
+        )
+    if len(found) == 1:  # of one rank, or saved by one for all
+        return next(iter(found))
+    own = [
+        path
+        for path, match in found.items()
+        if match[1] is not None and int(match[1]) == rank and int(match[2]) == world_size
+    ]
+    if not own:
+        raise SaveError(
+            f"{folder}: holds the states of {len(found)} ranks, and none of rank {rank} of "
+            f"{world_size}; start as many ranks as saved it, or save sharded states through "
+            "torch.distributed.checkpoint, which divides them anew"
+        )
+    return own[0]
+
+
+def _load_torch(path: Path, weights_only: bool) -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise SaveError(f"{path}: saved with torch, which is not installed here") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=weights_only)
+    except Exception as error:
+        raise SaveError(f"{path}: torch.load: {error}") from error
+
+
+class _Flat:
+    """Arrays and plain values by their paths, from safetensors and the JSON beside it."""
+
+    def __init__(self, path: Path) -> None:
+        beside = path.with_suffix(".json")
+        try:
+            self.arrays = _read_arrays(path)
+            self.scalars = json.loads(beside.read_text())
+        except OSError as error:
+            raise SaveError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise SaveError(f"{beside}: no JSON: {error}") from error
+        if not isinstance(self.scalars, dict):
+            raise SaveError(f"{beside}: not what a Checkpointer writes")
+
+
+def _read_arrays(path: Path) -> dict[str, Any]:
+    """A safetensors file, with every number in it checked before it is used."""
+    import numpy as np
+
+    with suppress(ModuleNotFoundError):  # it comes with JAX, and TensorFlow
+        import ml_dtypes  # noqa: F401 - gives NumPy bfloat16 and the floats of 8 bits
+
+    names = {word: name for name, word in WORDS.items()}
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+            raise SaveError(f"{path}: a header of {length:,} bytes in a file of {size:,}")
+        header = json.loads(file.read(length))
+    data = np.memmap(path, np.uint8, "r") if size > 8 + length else np.zeros(size, np.uint8)
+    arrays = {}
+    for name, facts in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            kind = np.dtype(names[facts["dtype"]])
+            shape = tuple(int(n) for n in facts["shape"])
+            begin, end = (int(n) for n in facts["data_offsets"])
+            n_bytes = kind.itemsize
+            for n in shape:
+                n_bytes *= n
+            is_inside = 0 <= begin <= end <= size - 8 - length and min((*shape, 0)) >= 0
+            if not is_inside or end - begin != n_bytes:
+                raise SaveError(f"{path}: {name}: does not lie in the file")
+            part = data[8 + length + begin : 8 + length + end]
+            arrays[name] = np.frombuffer(part.tobytes(), kind).reshape(shape)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SaveError(f"{path}: {name}: {error!r}") from error
+    return arrays
+
+
+def apply(found: Any, state: MutableMapping[str, Any], where: str) -> None:
+    """Fills the state.  Raises SaveError: what was saved does not fit the program."""
+    if isinstance(found, _Flat):
+        found = _tree(found, state_of(state), "", where)
+    if not isinstance(found, Mapping):
+        raise SaveError(f"{where}: holds a {type(found).__name__} and no mapping")
+    absent = [str(key) for key in state if key not in found]
+    if absent:
+        raise SaveError(
+            f"{where}: has no {', '.join(absent)}; it has {', '.join(map(str, found))}; was it "
+            "saved by another version of the program?"
+        )
+    for key in list(state):
+        target = state[key]
+        try:
+            if callable(getattr(target, "load_state_dict", None)):
+                target.load_state_dict(found[key])
+            else:
+                state[key] = _filled(target, found[key])
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise SaveError(
+                f"{where}: {key}: does not fit this program: {error}; was it saved by another "
+                "version of it?"
+            ) from error
+
+
+def _filled(target: Any, value: Any) -> Any:
+    """The target with the value in it, where it can hold one; else the value."""
+    if isinstance(target, MutableMapping) and isinstance(value, Mapping):
+        absent = [str(key) for key in target if key not in value]
+        if absent:
+            raise KeyError(f"{', '.join(absent)} was not saved")
+        for key in value:
+            target[key] = _filled(target.get(key), value[key])
+        return target
+    if isinstance(target, list | tuple) and isinstance(value, list | tuple):
+        if not any(map(is_array, target)):  # a history, which grows
+            return value
+        if len(target) != len(value):
+            raise ValueError(f"{len(value)} values were saved, and there are {len(target)} now")
+        return type(value)(_filled(*pair) for pair in zip(target, value, strict=True))
+    if is_array(target) and hasattr(value, "shape"):
+        if tuple(target.shape) != tuple(value.shape):
+            raise ValueError(f"shape {tuple(value.shape)} was saved, {tuple(target.shape)} is now")
+        return _array_filled(target, value)
+    return value
+
+
+def _array_filled(target: Any, value: Any) -> Any:
+    if hasattr(target, "untyped_storage"):
+        target.detach().copy_(value)
+        return target
+    import numpy as np
+
+    if isinstance(target, np.ndarray):
+        np.copyto(target, np.asarray(value))
+        return target
+    if hasattr(target, "sharding"):  # JAX's arrays never change: another one, at the same place
+        import jax
+
+        return jax.device_put(np.asarray(value).astype(target.dtype), target.sharding)
+    return value
+
+
+def _tree(found: _Flat, like: Any, path: str, where: str) -> Any:
+    """Containers as in `like`, with what was saved under each path."""
+    if isinstance(like, Mapping):
+        return {
+            key: _tree(found, value, f"{path}/{key}" if path else str(key), where)
+            for key, value in like.items()
+        }
+    if isinstance(like, list | tuple):
+        return type(like)(
+            _tree(found, value, f"{path}/{number}", where) for number, value in enumerate(like)
+        )
+    if path in found.arrays:
+        return found.arrays[path]
+    if path in found.scalars:
+        return found.scalars[path]
+    raise SaveError(f"{where}: has no {path}; was it saved by another version of the program?")

@@ -1,0 +1,275 @@
+"""What a checkpoint consists of, as a file beside it: names, sizes, a checksum for every 4 MiB.
+
+Knows bytes and JSON; knows no folder, no store and no format of a framework.  A manifest may have
+been altered, cut or written by a stranger: what is read here is checked before it is believed.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from penstock.errors import SaveError
+
+__all__ = [
+    "BESIDE",
+    "CHUNK_BYTES",
+    "INSIDE",
+    "FileSum",
+    "Manifest",
+    "Summing",
+    "checksum",
+    "content_of",
+    "n_chunks",
+    "parse",
+    "to_json",
+]
+
+Buffer = bytes | bytearray | memoryview
+
+INSIDE = "penstock-manifest.json"  # of a checkpoint that is a folder
+BESIDE = ".penstock.json"  # after the name of a checkpoint that is a file, or a prefix of files
+VERSION = 1
+# xxh3: 30 GB/s on a core (CRC-32 of the standard library 7, SHA-256 2, the disk 2.6).  It finds
+# accidents; it is no signature.
+ALGORITHM = "xxh3-64"
+SUM_BYTES = 8
+CHUNK_BYTES = 4 << 20
+MOST_BYTES = 256 << 20  # of a manifest: 16 digits for 4 MiB make this 64 TiB
+MOST_RANKS = 10_000_000
+MOST_SIZE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """One file.  sums: SUM_BYTES for each chunk, in order; the last chunk may be shorter."""
+
+    name: str
+    size_bytes: int
+    sums: bytes
+
+    def sum_of(self, chunk: int) -> bytes:
+        return self.sums[chunk * SUM_BYTES : (chunk + 1) * SUM_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint.  step: None where nobody knows it.  kind: of what format the files are.
+
+    source: what was copied, as its tier names it: two manifests with one source are of one
+    checkpoint.  verified_unix_ns: when all of it was read back and compared; 0: never.
+    """
+
+    files: tuple[FileSum, ...]
+    step: int | None = None
+    world_size: int = 1
+    kind: str = "files"
+    metrics: dict[str, float] = field(default_factory=dict)
+    created_unix_ns: int = 0
+    verified_unix_ns: int = 0
+    source: str = ""
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def content(self) -> str:
+        """Equal for equal files, whatever else is known of them."""
+        return content_of((file.name, file.size_bytes, file.sums.hex()) for file in self.files)
+
+    @property
+    def identity(self) -> str:
+        """Of this checkpoint and of its copies; two steps with equal files are two checkpoints."""
+        return f"content:{self.content}:{self.step}:{self.created_unix_ns}"
+
+    def now(self) -> "Manifest":
+        return replace(self, created_unix_ns=time.time_ns())
+
+
+def content_of(facts: Iterable[tuple[Any, ...]]) -> str:
+    """A digest of rows, in any order."""
+    import xxhash
+
+    rows = sorted(json.dumps(row) for row in facts)
+    return xxhash.xxh3_128_hexdigest("\n".join(rows).encode("utf-8", "surrogatepass"))
+
+
+def checksum(data: Buffer) -> bytes:
+    """Of one chunk."""
+    import xxhash
+
+    return xxhash.xxh3_64_digest(data)
+
+
+def n_chunks(size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    return -(-size_bytes // chunk_bytes)
+
+
+class Summing:
+    """Checksums of bytes that come one after another, in pieces of any size."""
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        import xxhash
+
+        self._new = xxhash.xxh3_64
+        self._state, self._room, self._chunk_bytes = self._new(), chunk_bytes, chunk_bytes
+        self._sums = bytearray()
+        self.size_bytes = 0
+
+    def add(self, data: Buffer) -> None:
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            now = rest[: self._room]
+            self._state.update(now)
+            self.size_bytes += len(now)
+            self._room -= len(now)
+            rest = rest[len(now) :]
+            if not self._room:
+                self._close_chunk()
+
+    def _close_chunk(self) -> None:
+        self._sums += self._state.digest()
+        self._state, self._room = self._new(), self._chunk_bytes
+
+    def end(self, name: str) -> FileSum:
+        if self._room < self._chunk_bytes:
+            self._close_chunk()
+        return FileSum(name, self.size_bytes, bytes(self._sums))
+
+
+# --- as JSON --------------------------------------------------------------------------------------
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The file's bytes.  Its last line seals the rest: a changed letter is found."""
+    body = {
+        "penstock": VERSION,
+        "algorithm": ALGORITHM,
+        "chunk_bytes": manifest.chunk_bytes,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "kind": manifest.kind,
+        "metrics": manifest.metrics,
+        "created_unix_ns": manifest.created_unix_ns,
+        "verified_unix_ns": manifest.verified_unix_ns,
+        "source": manifest.source,
+        "files": [
+            {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
+            for file in manifest.files
+        ],
+    }
+    return json.dumps({**body, "seal": _seal(body)}, indent=1).encode() + b"\n"
+
+
+def _seal(body: dict[str, Any]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode())
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """A manifest, checked.  where: for messages.  Raises SaveError."""
+    try:
+        return _parsed(data, where)
+    except _Wrong as error:
+        raise SaveError(f"{where}: {error}; the checkpoint cannot be trusted") from None
+
+
+class _Wrong(Exception):  # noqa: N818 - never leaves this module
+    """What is wrong with a manifest."""
+
+
+def _parsed(data: bytes, where: str) -> Manifest:
+    if len(data) > MOST_BYTES:
+        raise _Wrong(f"a manifest of {len(data):,} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _Wrong("the manifest is no JSON: cut short or damaged") from error
+    if not isinstance(body, dict) or not isinstance(body.get("penstock"), int):
+        raise _Wrong("no manifest of penstock")
+    if body["penstock"] > VERSION:
+        raise SaveError(
+            f"{where}: written by format {body['penstock']}, newest known here is {VERSION}; "
+            "upgrade penstock to read it"
+        )
+    seal = body.pop("seal", None)
+    try:
+        is_sealed = seal == _seal(body)
+    except (ValueError, RecursionError) as error:
+        raise _Wrong("the manifest cannot be read") from error
+    if not is_sealed:
+        raise _Wrong("the manifest was altered or damaged: its seal does not fit")
+    if body.get("algorithm") != ALGORITHM:
+        raise _Wrong(f"checksums of an unknown kind, {body.get('algorithm')!r}")
+    chunk_bytes = _whole(body, "chunk_bytes", 1 << 12, 1 << 30)
+    rows = body.get("files")
+    if not isinstance(rows, list):
+        raise _Wrong("no list of files")
+    files = tuple(_file(row, chunk_bytes) for row in rows)
+    if len({file.name for file in files}) != len(files):
+        raise _Wrong("a file is named twice")
+    step = body.get("step")
+    return Manifest(
+        files=files,
+        step=None if step is None else _whole(body, "step", 0, MOST_SIZE),
+        world_size=_whole(body, "world_size", 1, MOST_RANKS),
+        kind=_text(body, "kind"),
+        metrics=_metrics(body.get("metrics")),
+        created_unix_ns=_whole(body, "created_unix_ns", 0, MOST_SIZE),
+        verified_unix_ns=_whole(body, "verified_unix_ns", 0, MOST_SIZE),
+        source=_text(body, "source"),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _whole(body: dict[str, Any], key: str, least: int, most: int) -> int:
+    value = body.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _Wrong(f"{key} is {str(value)[:40]}")
+    return value
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or len(value) > 4096:
+        raise _Wrong(f"{key} is no text")
+    return value
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or not all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in value.values()
+    ):
+        raise _Wrong("metrics are no numbers")
+    try:
+        return {str(key): float(one) for key, one in value.items()}
+    except OverflowError as error:
+        raise _Wrong("a metric is no number of this world") from error
+
+
+def _file(row: Any, chunk_bytes: int) -> FileSum:
+    if not isinstance(row, dict):
+        raise _Wrong("a file without name")
+    name, sums = _text(row, "name"), row.get("sums")
+    path = PurePosixPath(name)
+    if (
+        not name
+        or "\0" in name
+        or path.is_absolute()
+        or ".." in path.parts
+        or str(path) != name
+        or name == INSIDE
+    ):
+        raise _Wrong(f"a file may not be named {name[:80]!r}")
+    size = _whole(row, "size_bytes", 0, MOST_SIZE)
+    if not isinstance(sums, str) or not re.fullmatch(r"[0-9a-f]*", sums):
+        raise _Wrong(f"{name[:80]}: checksums are no digits")
+    if len(sums) != 2 * SUM_BYTES * n_chunks(size, chunk_bytes):
+        raise _Wrong(f"{name[:80]}: {size:,} bytes and checksums of another number of chunks")
+    return FileSum(name, size, bytes.fromhex(sums))

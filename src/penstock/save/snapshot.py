@@ -1,0 +1,504 @@
+"""A state in memory, copied to where its file has it.  Knows arrays, and nothing of disks.
+
+A snapshot is kept for the run: the first save lays the file out and makes its arena, every later
+one of the same shapes is a copy of the bytes and nothing else.  What blocks the training is take();
+pickled() may run beside it.
+
+Two kinds, by what the state holds: torch's tensors become the file that torch.save would have
+written, NumPy's and JAX's arrays a safetensors file with a small JSON file beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import SaveError
+from penstock.save.arena import Arena
+from penstock.save.image import Layout, arrays_layout, zip_layout
+
+__all__ = [
+    "ARRAYS_FILE",
+    "SCALARS_FILE",
+    "TORCH_FILE",
+    "ArraySnapshot",
+    "Taken",
+    "TorchSnapshot",
+    "holds_tensors",
+    "is_array",
+    "state_of",
+]
+
+TORCH_FILE = "state.pt"
+ARRAYS_FILE = "state.safetensors"
+SCALARS_FILE = "state.json"
+
+ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
+SCALARS = frozenset({int, float, bool, str, type(None)})
+PICKLE_PROTOCOL = 2  # torch's, and all that its restricted reader knows
+
+# NumPy's name of a type → safetensors'.  bfloat16 and the floats of 8 bits come from ml_dtypes.
+WORDS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "float16": "F16",
+    "bfloat16": "BF16", "uint32": "U32", "int32": "I32", "float32": "F32", "uint64": "U64",
+    "int64": "I64", "float64": "F64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What take() gives: how the file lies in the arena, and what pickled() needs.
+
+    sizes: of the arrays of a zip.  is_new: the arena was made for this save."""
+
+    arena: Arena
+    layout: Layout
+    sizes: tuple[int, ...]
+    rest: Any
+    is_new: bool
+
+
+class _Refused(Exception):  # noqa: N818 - what is refused, with the way to it
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.way: list[str] = []
+
+
+class _Changed(Exception):  # noqa: N818 - no error: the shapes are not those of the save before
+    pass
+
+
+def state_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with each thing that has a state_dict() replaced by it."""
+    if not isinstance(state, Mapping):
+        raise SaveError(
+            f"a state is a mapping such as {{'model': model, 'optim': optimizer}}, and this is a "
+            f"{type(state).__name__}"
+        )
+    return {
+        key: value.state_dict() if callable(getattr(value, "state_dict", None)) else value
+        for key, value in state.items()
+    }
+
+
+def holds_tensors(state: Any) -> bool:
+    """Whether some torch.Tensor is in it; False without looking where torch is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    stack = [state]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            return True
+        if isinstance(value, Mapping):
+            stack.extend(value.values())
+        elif isinstance(value, list | tuple):
+            stack.extend(value)
+    return False
+
+
+def is_array(value: Any) -> bool:
+    """NumPy's, JAX's, or another that says its type and shape and gives itself to NumPy."""
+    return hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _named(error: _Refused) -> SaveError:
+    return SaveError(f"state[{']['.join(error.way)}]: {error}")
+
+
+# torch
+
+
+@dataclass(slots=True)
+class _Twin:
+    """A tensor of the arena that looks like one of the state.  key: what it was made for."""
+
+    key: tuple[Any, ...]
+    tensor: Any
+
+
+class TorchSnapshot:
+    """A state with torch's tensors.
+
+    is_weights_only: refuse what torch.load(weights_only=True) would not read.
+    Tensors that share a storage share it in the file; the whole storage is saved, as by torch.save.
+    """
+
+    file = TORCH_FILE
+
+    def __init__(self, is_weights_only: bool = True) -> None:
+        import torch
+
+        self._torch = torch
+        self._is_weights_only = is_weights_only
+        self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._arena: Arena | None = None
+        self._layout = Layout((), 0)
+        self._sizes: tuple[int, ...] = ()
+        self._bytes: list[Any] = []  # per slot: the storage in the arena
+        self._twins: list[_Twin] = []
+        self._checked: frozenset[Any] = frozenset()
+
+    def take(self, state: Mapping[str, Any]) -> Taken:
+        """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
+        is_new = False
+        try:
+            walk = _Walk(self, is_planning=self._arena is None)
+            rest = walk.value(state)
+            walk.is_as_planned()
+        except _Changed:
+            walk = _Walk(self, is_planning=True)
+            rest = walk.value(state)
+        except _Refused as error:
+            raise _named(error) from None
+        if walk.is_planning:
+            is_new = self._plan(walk)
+            walk = _Walk(self, is_planning=False)
+            rest = walk.value(state)
+        for target, source in zip(self._bytes, walk.sources, strict=True):
+            if target is not None:
+                target.copy_(source, True)
+        if walk.has_devices:
+            self._torch.accelerator.synchronize()
+        assert self._arena is not None
+        return Taken(self._arena, self._layout, self._sizes, rest, is_new)
+
+    def _plan(self, walk: _Walk) -> bool:
+        """Lays the file out for what the walk found; True when that took another arena."""
+        torch = self._torch
+        sizes = tuple(source.nbytes() for source in walk.sources)
+        is_new = self._arena is None or sizes != self._sizes
+        if is_new:
+            layout = zip_layout(sizes)
+            before, self._arena = self._arena, None
+            self._bytes, self._twins = [], []
+            if before is not None:
+                before.close()  # first: two arenas may be more than there is memory
+            self._arena = arena = Arena(max(layout.size_bytes, 1))
+            self._layout, self._sizes = layout, sizes
+            if walk.has_devices:
+                _pin(torch, arena)
+            self._bytes = [
+                torch.frombuffer(
+                    arena.memory, dtype=torch.uint8, count=n_bytes, offset=offset
+                ).untyped_storage()
+                if n_bytes
+                else None
+                for n_bytes, offset in zip(sizes, layout.offsets, strict=True)
+            ]
+        self._twins = [self._twin(key) for key in walk.keys]
+        return is_new
+
+    def _twin(self, key: tuple[Any, ...]) -> _Twin:
+        torch = self._torch
+        kind, dtype, shape, stride, offset, needs_gradient, slot = key
+        tensor = torch.empty(0, dtype=dtype)
+        if self._bytes[slot] is not None:
+            tensor = tensor.set_(self._bytes[slot], offset, shape, stride)
+        else:
+            tensor = tensor.as_strided(shape, stride)
+        if kind is torch.nn.Parameter:
+            tensor = torch.nn.Parameter(tensor, requires_grad=needs_gradient)
+        elif needs_gradient:
+            tensor.requires_grad_(True)
+        return _Twin(key, tensor)
+
+    def pickled(self, taken: Taken) -> bytes:
+        """The pickle of what was taken, as torch.save writes it; beside the training, if need be.
+
+        Raises SaveError: it holds what torch.load(weights_only=True) refuses, or nobody can pickle.
+        """
+        slots = {
+            storage.data_ptr(): slot
+            for slot, storage in enumerate(self._bytes)
+            if storage is not None
+        }
+        empty = next((slot for slot, size in enumerate(self._sizes) if not size), len(self._sizes))
+        pickled, seen = _pickled(self._torch, taken.rest, slots, empty)
+        if self._is_weights_only and not seen <= self._checked:
+            _check_weights_only(self._torch, pickled)
+            self._checked |= seen
+        return pickled
+
+    def twin(self, number: int, key: tuple[Any, ...]) -> Any:
+        """The twin of the walk's tensor of that number.  Raises _Changed when it is another."""
+        if number >= len(self._twins) or self._twins[number].key != key:
+            raise _Changed
+        return self._twins[number].tensor
+
+    def fits(self, slot: int, n_bytes: int) -> bool:
+        return slot < len(self._sizes) and self._sizes[slot] == n_bytes
+
+    def n_planned(self) -> tuple[int, int]:
+        return len(self._twins), len(self._sizes)
+
+    def close(self) -> None:
+        """Gives the arena back."""
+        self._bytes, self._twins = [], []
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+def _pin(torch: Any, arena: Arena) -> None:
+    """So that the device copies into it by itself.  Where that is not to be had, slower."""
+    if not torch.cuda.is_available():
+        return
+    whole = torch.frombuffer(arena.memory, dtype=torch.uint8)
+    torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), arena.size_bytes, 0)
+
+
+class _Walk:
+    """One pass over a state: its containers copied, its tensors replaced by their twins."""
+
+    def __init__(self, snapshot: TorchSnapshot, is_planning: bool) -> None:
+        self.torch = snapshot._torch
+        self.plain = snapshot._plain
+        self.snapshot = snapshot
+        self.is_planning = is_planning
+        self.sources: list[Any] = []  # distinct storages, in the order of the file
+        self.keys: list[tuple[Any, ...]] = []
+        self.slots: dict[tuple[int, int], int] = {}
+        self.dtypes: list[Any] = []
+        self.n_tensors = 0
+        self.has_devices = False
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind in self.plain:
+            return self.tensor(value, kind)
+        if kind is dict:
+            return {key: self._inside(key, inner) for key, inner in value.items()}
+        if kind is OrderedDict:  # torch hangs _metadata on it
+            copied: OrderedDict[Any, Any] = OrderedDict(
+                (key, self._inside(key, inner)) for key, inner in value.items()
+            )
+            vars(copied).update(copy.deepcopy(vars(value)))
+            return copied
+        if kind is list:
+            return [self._inside(number, inner) for number, inner in enumerate(value)]
+        if kind is tuple:
+            return tuple(self._inside(number, inner) for number, inner in enumerate(value))
+        if isinstance(value, self.torch.Tensor):
+            raise _Refused(
+                f"a tensor of type {kind.__name__} is not saved here; sharded ones go through "
+                "torch.distributed.checkpoint with penstock.adapters.dcp.TieredWriter"
+            )
+        try:
+            return copy.deepcopy(value)  # the training may change it
+        except Exception as error:
+            raise _Refused(f"a {kind.__name__} cannot be copied: {error}") from error
+
+    def _inside(self, key: Any, value: Any) -> Any:
+        try:
+            return self.value(value)
+        except _Refused as error:
+            error.way.insert(0, repr(key))
+            raise
+
+    def tensor(self, tensor: Any, kind: type) -> Any:
+        try:
+            storage = tensor.untyped_storage()
+            pointer, n_bytes, device = storage.data_ptr(), storage.nbytes(), tensor.get_device()
+        except (RuntimeError, NotImplementedError) as error:
+            raise _Refused(f"a tensor without a plain storage ({tensor.layout})") from error
+        if (not pointer and n_bytes) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            raise _Refused("a tensor that is quantized, conjugated by a flag or on no device")
+        self.has_devices = self.has_devices or device >= 0
+        place = (pointer, device) if n_bytes else (0, -1)
+        slot = self.slots.get(place)
+        if slot is None:
+            slot = self.slots[place] = len(self.sources)
+            if not self.is_planning and not self.snapshot.fits(slot, n_bytes):
+                raise _Changed
+            self.sources.append(storage)
+            self.dtypes.append(tensor.dtype)
+        elif self.dtypes[slot] != tensor.dtype and n_bytes:
+            raise _Refused(
+                "it looks at the bytes of another tensor as another type, which no file of torch "
+                "can say; clone it first"
+            )
+        number = self.n_tensors
+        self.n_tensors += 1
+        key = (
+            kind, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
+            tensor.requires_grad, slot,
+        )  # fmt: skip
+        if self.is_planning:
+            self.keys.append(key)
+            return None
+        return self.snapshot.twin(number, key)
+
+    def is_as_planned(self) -> None:
+        """Raises _Changed when there was more in the save before."""
+        if not self.is_planning and (self.n_tensors, len(self.sources)) != (
+            self.snapshot.n_planned()
+        ):
+            raise _Changed
+
+
+def _pickled(
+    torch: Any, state: Any, slots: Mapping[int, int], empty: int
+) -> tuple[bytes, frozenset[Any]]:
+    """As torch.save pickles: storages by number.  Gives the classes and functions in it too."""
+    import io
+
+    seen: set[Any] = set()
+    typed, untyped = torch.storage.TypedStorage, torch.storage.UntypedStorage
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            kind = type(value)
+            if kind is typed:
+                storage = value._untyped_storage
+                word, count = getattr(torch, value._pickle_storage_type()), value._size()
+            elif kind is untyped:
+                storage, word, count = value, untyped, value.nbytes()
+            else:
+                return None
+            slot = slots.get(storage.data_ptr()) if storage.nbytes() else empty
+            if slot is None:
+                raise SaveError("a tensor inside an object that is no plain container")
+            return ("storage", word, str(slot), "cpu", count)
+
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, type) or callable(value):
+                seen.add(value)
+            return NotImplemented
+
+    buffer = io.BytesIO()
+    try:
+        Pickler(buffer, PICKLE_PROTOCOL).dump(state)
+    except SaveError:
+        raise
+    except Exception as error:
+        raise SaveError(f"the state holds something that cannot be pickled: {error}") from error
+    return buffer.getvalue(), frozenset(seen)
+
+
+def _check_weights_only(torch: Any, pickled: bytes) -> None:
+    import io
+    import zipfile
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+            archive.writestr(f"archive/{name}", content)
+    file.seek(0)
+    unsafe = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    if unsafe:
+        raise SaveError(
+            f"the state holds {', '.join(unsafe)}, which torch.load(weights_only=True) would not "
+            "read back; save tensors and plain values instead (torch.from_numpy of an array), or "
+            "say Checkpointer(weights_only=False) and load with weights_only=False"
+        )
+
+
+# NumPy, JAX
+
+
+class ArraySnapshot:
+    """A state with arrays that are no torch tensors; other values in it are JSON's."""
+
+    file = ARRAYS_FILE
+
+    def __init__(self) -> None:
+        self._arena: Arena | None = None
+        self._layout = Layout((), 0)
+        self._key: tuple[Any, ...] = ()
+        self._targets: list[Any] = []
+
+    def take(self, state: Mapping[str, Any]) -> Taken:
+        """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
+        import numpy as np
+
+        arrays: dict[str, Any] = {}
+        scalars: dict[str, Any] = {}
+        try:
+            _flatten(state, "", arrays, scalars)
+        except _Refused as error:
+            raise _named(error) from None
+        for array in arrays.values():  # of a device: all copies begin before the first is awaited
+            begin = getattr(array, "copy_to_host_async", None)
+            if begin is not None:
+                begin()
+        plain = {name: np.asarray(array) for name, array in arrays.items()}
+        described = {
+            name: (WORDS[array.dtype.name], array.shape, array.nbytes)
+            for name, array in plain.items()
+        }
+        key = tuple(described.items())
+        is_new = self._arena is None or key != self._key
+        if is_new:
+            self._plan(arrays_layout(described), list(plain.values()), key)
+        for target, source in zip(self._targets, plain.values(), strict=True):
+            np.copyto(target, source)
+        assert self._arena is not None
+        return Taken(self._arena, self._layout, (), scalars, is_new)
+
+    def _plan(self, layout: Layout, arrays: list[Any], key: tuple[Any, ...]) -> None:
+        import numpy as np
+
+        before, self._arena, self._targets = self._arena, None, []
+        if before is not None:
+            before.close()
+        arena = Arena(max(layout.size_bytes, 1))
+        arena.memory[: len(layout.head)] = layout.head
+        self._targets = [
+            np.ndarray(array.shape, array.dtype, arena.memory, offset)
+            for array, offset in zip(arrays, layout.offsets, strict=True)
+        ]
+        self._arena, self._layout, self._key = arena, layout, key
+
+    def pickled(self, taken: Taken) -> bytes:
+        """What is no array, as JSON: path → value."""
+        return json.dumps(taken.rest, indent=1).encode()
+
+    def close(self) -> None:
+        """Gives the arena back."""
+        self._targets = []
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, Any]) -> None:
+    """path: the keys on the way, with slashes between them."""
+    if type(value) in SCALARS:
+        scalars[path] = value
+        return
+    if is_array(value):
+        name = getattr(value.dtype, "name", str(value.dtype))
+        if name not in WORDS or sys.byteorder != "little":
+            raise _Refused(f"safetensors has no word for arrays of {name}")
+        arrays[path] = value
+        return
+    if isinstance(value, Mapping):
+        items: list[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    else:
+        raise _Refused(f"a {type(value).__name__} is neither an array nor a value of JSON")
+    names = [str(key) for key, _ in items]
+    if len(set(names)) < len(names) or any("/" in name for name in names):
+        raise _Refused("two keys are the same text, or one has a slash in it")
+    for (key, inner), name in zip(items, names, strict=True):
+        try:
+            _flatten(inner, f"{path}/{name}" if path else name, arrays, scalars)
+        except _Refused as error:
+            error.way.insert(0, repr(key))
+            raise
+
+
+Snapshot = TorchSnapshot | ArraySnapshot
+Opener = Callable[[], Snapshot]

@@ -1,0 +1,249 @@
+"""The two places of one job's checkpoints, as the Checkpointer and the adapters need them.
+
+Knows which tier is which, and asks those who know the rest: what counts, what is whole, what goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import SaveError, TierError
+from penstock.save.commit import STATE
+from penstock.save.drain import Drain, fetch
+from penstock.save.formats import find, newest_first
+from penstock.save.manifest import INSIDE, parse
+from penstock.save.retention import Keep, doomed_on_slow, make_room, prune, remove
+from penstock.save.verify import Choice, latest_valid, remember_failure, verify
+from penstock.stores import LocalStore, Store, open_store
+
+__all__ = ["Chosen", "Tiers", "content_at", "drain_beside", "from_text", "rate_bps", "to_text"]
+
+AnyPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which checkpoint a restart begins from.  path: None: there is none.  rejected: newer ones,
+    and why not, newest first."""
+
+    path: Path | None
+    step: int | None
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """fast: where a save is written; slow: where it is drained to.  One of them may be absent."""
+
+    fast: LocalStore | None
+    slow: Store | None
+
+    @classmethod
+    def of(cls, fast: AnyPath | None, slow: AnyPath | None) -> Tiers:
+        """Raises SaveError: neither; TierError: fast is no folder."""
+        if fast is None and slow is None:
+            raise SaveError("a Checkpointer needs a folder: fast=, slow= or both")
+        stores = [None if place is None else open_store(place) for place in (fast, slow)]
+        if fast is None and not isinstance(stores[1], LocalStore):
+            raise SaveError(
+                f"{slow}: checkpoints are written to a folder first; give fast= a folder on a "
+                "local disk"
+            )
+        if stores[0] is not None and not isinstance(stores[0], LocalStore):
+            raise TierError(f"{fast}: the fast tier is a folder on a local disk, and this is a URL")
+        return cls(stores[0], stores[1])
+
+    @property
+    def root(self) -> str:
+        """The folder that a save is written to."""
+        store = self.fast if self.fast is not None else self.slow
+        assert isinstance(store, LocalStore)
+        return os.fspath(store.folder)
+
+    @property
+    def slow_folder(self) -> Path | None:
+        """Where it is one, and no URL."""
+        return self.slow.folder if isinstance(self.slow, LocalStore) else None
+
+    @property
+    def has_both(self) -> bool:
+        return self.fast is not None and self.slow is not None
+
+    def named(self) -> str:
+        return " and ".join(store.url for store in (self.fast, self.slow) if store is not None)
+
+    def make(self, token: str) -> None:
+        """Makes the folders, and writes a word into the first that other ranks look for.  Raises
+        TierError: missing, read-only."""
+        for store in (self.fast, self.slow):
+            if not isinstance(store, LocalStore):
+                continue
+            folder = store.path(STATE)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                probe = folder / f"seen-{token}"
+                probe.write_text(token)
+                if os.fspath(store.folder) != self.root:
+                    probe.unlink()
+            except OSError as error:
+                raise TierError(
+                    f"{store.url}: cannot be written: {error.strerror}; is the tier mounted, and "
+                    "yours?"
+                ) from error
+
+    def sees(self, token: str) -> bool:
+        """Whether this rank sees what rank 0 has written."""
+        return (Path(self.root) / STATE / f"seen-{token}").exists()
+
+    def settle(self, token: str) -> None:
+        """All ranks have looked."""
+        (Path(self.root) / STATE / f"seen-{token}").unlink(missing_ok=True)
+
+    def warning(self) -> str:
+        """What is odd about the two and is allowed all the same."""
+        if self.fast is None or not isinstance(self.slow, LocalStore):
+            return ""
+        fast, slow = self.fast.folder, self.slow.folder
+        if fast.resolve() == slow.resolve():
+            raise SaveError(f"{fast}: fast and slow are one folder; give one of them only")
+        if fast.stat().st_dev == slow.stat().st_dev:
+            return (
+                f"{fast} and {slow} are on the same device: a save is copied there once more, and "
+                "is no safer for it"
+            )
+        return ""
+
+    # What goes
+
+    def room(self, wanted_bytes: int, keep: Keep, on_full: str) -> str | None:
+        """The folder to save to; None: skip this save.  Raises TierFull."""
+        store = self.fast if self.fast is not None else self.slow
+        assert store is not None
+        word = make_room(store, self.slow if self.fast else None, wanted_bytes, keep, on_full)
+        if word == "slow":
+            assert isinstance(self.slow, LocalStore)
+            return os.fspath(self.slow.folder)
+        return None if word == "skip" else self.root
+
+    def prune(self, keep: Keep) -> None:
+        """Removes what the rules do not keep.  A tier that stands alone is ruled as a slow one, and
+        keeps at least one that is whole.  Raises TierError."""
+        if self.fast is not None and self.slow is not None:
+            prune(self.fast, self.slow, keep)
+            return
+        store = self.fast if self.fast is not None else self.slow
+        assert store is not None
+        there = newest_first(find(store))
+        doomed = doomed_on_slow(there, keep)
+        names = {one.name for one in doomed}
+        if any(verify(one, "sizes").is_whole for one in there if one.name not in names):
+            for one in doomed:
+                remove(one)
+
+    # Which one to begin from
+
+    def choose(self, level: str) -> Chosen:
+        """The newest that is whole.  Raises PenstockError: neither tier can be looked at."""
+        first, second = (self.fast, self.slow) if self.fast is not None else (self.slow, None)
+        assert first is not None
+        found = latest_valid(first, second, level)
+        return Chosen(self._here(found), found.step, found.rejected)
+
+    def _here(self, found: Choice) -> Path | None:
+        """The chosen one's path; one behind a URL is brought to the fast tier first."""
+        if found.path is not None or found.checkpoint is None:
+            return found.path
+        assert self.fast is not None
+        return fetch(found.checkpoint, self.fast.folder)
+
+    def damage(self, chosen: Chosen, why: str) -> str:
+        """Reads the chosen one, which could not be loaded, in full.  What is wrong with it, which
+        is remembered, so that it is not chosen again; empty: it is whole."""
+        for store in (self.fast, self.slow):
+            if store is None or chosen.path is None:
+                continue
+            for checkpoint in find(store):
+                if not isinstance(store, LocalStore) or store.path(checkpoint.name) != chosen.path:
+                    continue
+                problems = verify(checkpoint, "full").problems
+                if problems:
+                    remember_failure(checkpoint, why)
+                    return "; ".join(problems)
+        return ""
+
+    # What is where
+
+    def on_slow(self, name: str, content: str, is_idle: bool) -> str | None:
+        """Where on the slow tier a checkpoint of this name and content is whole, by the manifest
+        that the drain wrote after it had compared; None: not yet.
+
+        is_idle: the drain has nothing to do: then the content may be there under another name,
+        since equal bytes are not copied twice.  Raises TierError."""
+        assert self.slow is not None
+        inside = f"{name}/{INSIDE}"
+        if self.slow.stat(inside) is None:
+            return self._elsewhere(content) if is_idle else None
+        theirs = parse(self.slow.read(inside), self.slow.where(inside))
+        return self.slow.where(name) if theirs.content == content else None
+
+    def _elsewhere(self, content: str) -> str | None:
+        assert self.slow is not None
+        for one in find(self.slow):
+            if one.manifest is not None and one.manifest.content == content and not one.problem:
+                return one.where
+        return None
+
+
+def content_at(path: str) -> str:
+    """Of a committed checkpoint; empty where the drain and its rules were faster than we."""
+    try:
+        return parse((Path(path) / INSIDE).read_bytes(), path).content
+    except OSError:
+        return ""
+
+
+_drains: dict[tuple[str, str], Drain] = {}
+
+
+def drain_beside(
+    fast: AnyPath, slow: AnyPath, keep: Keep | None = None, rate: str | None = None
+) -> Drain:
+    """The drain of these two in this process, started if there is none, or none any more.
+
+    It outlives the training by its own measure.  Raises TierError, SaveError."""
+    key = (os.fspath(fast), os.fspath(slow))
+    drain = _drains.get(key)
+    if drain is None or not drain.is_alive():
+        # Under `penstock run` the drain knows the run, and pauses while its data wait rises.
+        run = os.environ.get("PENSTOCK_RUN")
+        drain = _drains[key] = Drain(*key, rate_bps(rate), keep=keep, run=run)
+        drain.start()
+    return drain
+
+
+def rate_bps(text: str | None) -> float | None:
+    """ "300MB/s" in bytes a second; None for no limit.  Raises SaveError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B/s\s*", text)
+    if not found or not float(found[1]):
+        raise SaveError(f"{text!r} is no rate; say one such as 300MB/s, or None for no limit")
+    base = 1024.0 if found[3] else 1000.0
+    return float(found[1]) * float(base ** " kMGT".index(found[2] or " "))
+
+
+def to_text(chosen: Chosen) -> str:
+    """For the other ranks."""
+    path = None if chosen.path is None else os.fspath(chosen.path)
+    return json.dumps([path, chosen.step, chosen.rejected])
+
+
+def from_text(text: str) -> Chosen:
+    path, step, rejected = json.loads(text)
+    return Chosen(
+        None if path is None else Path(path), step, tuple((one, why) for one, why in rejected)
+    )

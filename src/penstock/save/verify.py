@@ -1,0 +1,507 @@
+"""Whether a checkpoint is whole, and which one to begin from: the newest that is, on any tier.
+
+Knows manifests and the frameworks' own checksums; changes nothing but the list of restarts that
+have failed, which is kept in the tier.
+"""
+
+import json
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock import tiers
+from penstock.errors import PenstockError, SaveError, TierError
+from penstock.save.commit import STATE
+from penstock.save.foreign import (
+    Damage,
+    Scope,
+    check_dcp,
+    check_json,
+    check_ocdbt,
+    check_safetensors,
+    check_tf,
+    check_zip,
+)
+from penstock.save.formats import Checkpoint, find, newest_first
+from penstock.save.manifest import FileSum, Manifest, checksum, n_chunks
+from penstock.stores import Found, LocalStore, Store, open_store
+
+__all__ = [
+    "LEVELS",
+    "Choice",
+    "Verdict",
+    "forgive",
+    "latest_valid",
+    "remember_failure",
+    "remembered",
+    "verify",
+]
+
+LEVELS = ("sizes", "sample", "full")
+STRETCH_CHUNKS = 16
+SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
+LOCAL_READERS = 4
+REMOTE_READERS = 8
+MOST_REMEMBERED = 1000
+MOST_SMALL_BYTES = 64 << 20  # of JSON and text that a framework keeps beside its tensors
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found out about a checkpoint.  problems: empty: it is whole, as far as `level` goes.
+
+    checked_bytes: compared with a checksum; unprotected_bytes: known by their number only, as the
+    format has no checksum for them.
+    """
+
+    checkpoint: Checkpoint
+    level: str
+    problems: tuple[str, ...]
+    checked_bytes: int = 0
+    unprotected_bytes: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The checkpoint to begin from.  path: None: there is none, or it lies behind a URL, which
+    `where` then is.  rejected: newer ones and why not, newest first."""
+
+    path: Path | None
+    step: int | None
+    level: str
+    rejected: tuple[tuple[str, str], ...]
+    where: str = ""
+    checkpoint: Checkpoint | None = field(default=None, repr=False)
+
+
+def verify(
+    checkpoint: Checkpoint,
+    level: str = "full",
+    progress: Progress | None = None,
+    *,
+    seed: int | None = None,
+) -> Verdict:
+    """Checks a checkpoint.  level: sizes (names and sizes), sample (some checksums) or full (all,
+    from the device: pages in memory are let go first).  progress: bytes done, bytes in all.
+
+    What is wrong is in the verdict; raises SaveError for an unknown level only.
+    """
+    if level not in LEVELS:
+        raise SaveError(f"{level!r} is no level; choose {', '.join(LEVELS)}")
+    if checkpoint.problem:
+        return Verdict(checkpoint, level, (checkpoint.problem,))
+    done = 0
+
+    def told(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if progress:
+            progress(done, checkpoint.size_bytes)
+
+    scope = Scope(level, random.Random(seed), told)
+    try:
+        if level == "full":
+            _let_go(checkpoint)
+        if checkpoint.manifest is not None:
+            problems = _by_manifest(checkpoint, checkpoint.manifest, scope)
+        else:
+            problems = _by_format(checkpoint, scope)
+    except (PenstockError, OSError) as error:
+        problems = [f"cannot be read: {error}"]
+    return Verdict(
+        checkpoint, level, tuple(problems), scope.read_bytes, scope.unprotected_bytes,
+        tuple(scope.remarks),
+    )  # fmt: skip
+
+
+def _let_go(checkpoint: Checkpoint) -> None:
+    store = checkpoint.store
+    if isinstance(store, LocalStore):
+        for found in checkpoint.files:
+            with suppress(TierError):
+                tiers.evict(store.path(found.name))
+
+
+# --- by its manifest ------------------------------------------------------------------------------
+
+
+def _by_manifest(checkpoint: Checkpoint, manifest: Manifest, scope: Scope) -> list[str]:
+    sizes = {checkpoint.inner(found): found.size_bytes for found in checkpoint.files}
+    problems = []
+    for file in manifest.files:
+        if file.name not in sizes:
+            problems.append(f"{file.name}: is missing")
+        elif sizes[file.name] != file.size_bytes:
+            problems.append(f"{file.name}: {sizes[file.name]:,} bytes of {file.size_bytes:,}")
+    if problems or scope.level == "sizes":
+        return problems
+    work = [
+        (file, chunk)
+        for file in manifest.files
+        for chunk in range(n_chunks(file.size_bytes, manifest.chunk_bytes))
+    ]
+    if scope.level == "sample" and len(work) > SAMPLE_CHUNKS:
+        ends = {0, len(work) - 1}
+        drawn = ends | set(scope.chance.sample(range(len(work)), SAMPLE_CHUNKS - 2))
+        work = [work[place] for place in sorted(drawn)]
+    wrong = _wrong_chunks(checkpoint, manifest.chunk_bytes, work, scope)
+    return [
+        f"{file.name}: bytes {chunk * manifest.chunk_bytes:,} and on are not what was saved ({why})"
+        for file, chunk, why in wrong[:5]
+    ] + ([f"and {len(wrong) - 5} more chunks"] if len(wrong) > 5 else [])
+
+
+Work = tuple[FileSum, int]
+
+
+def _wrong_chunks(
+    checkpoint: Checkpoint, chunk_bytes: int, work: Sequence[Work], scope: Scope
+) -> list[tuple[FileSum, int, str]]:
+    """Chunks whose checksum does not fit, found by several threads."""
+    waiting: queue.SimpleQueue[Sequence[Work]] = queue.SimpleQueue()
+    is_local = isinstance(checkpoint.store, LocalStore)
+    readers = min(LOCAL_READERS if is_local else REMOTE_READERS, max(1, len(work)))
+    # Stretches, so that the kernel reads ahead while a checksum is computed; several for each
+    # reader, so that all end together.
+    stretch = max(1, min(STRETCH_CHUNKS, len(work) // (4 * readers)))
+    for start in range(0, len(work), stretch):
+        waiting.put(work[start : start + stretch])
+    for _ in range(readers):
+        waiting.put(())
+    lock, wrong = threading.Lock(), list[tuple[FileSum, int, str]]()
+    ended: list[BaseException] = []
+    over = threading.Event()
+
+    def read() -> None:
+        with closing(_chunks_of(checkpoint, chunk_bytes)) as reading:
+            while stretch_of_work := waiting.get():
+                for file, chunk in stretch_of_work:
+                    if over.is_set():
+                        return
+                    try:
+                        data = reading.chunk(file, chunk)
+                        why = "" if checksum(data) == file.sum_of(chunk) else "its checksum differs"
+                        n_bytes = len(data)
+                    except (TierError, OSError) as error:
+                        why, n_bytes = f"cannot be read: {error}", 0
+                    with lock:
+                        if why:
+                            wrong.append((file, chunk, why))
+                        try:
+                            scope.add(n_bytes)
+                        except BaseException as error:  # the drain is told to end
+                            ended.append(error)
+                            over.set()
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(readers)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)  # in pieces, so that Ctrl-C is heard between them
+    finally:
+        over.set()
+    if ended:
+        raise ended[0]
+    return sorted(wrong, key=lambda one: (one[0].name, one[1]))
+
+
+class _Chunks:
+    """Chunks of a checkpoint's files as one thread reads them."""
+
+    def __init__(self, checkpoint: Checkpoint, chunk_bytes: int) -> None:
+        self._store, self._folder = checkpoint.store, checkpoint.folder
+        self._chunk_bytes = chunk_bytes
+
+    def chunk(self, file: FileSum, chunk: int) -> memoryview:
+        start = chunk * self._chunk_bytes
+        length = min(self._chunk_bytes, file.size_bytes - start)
+        return memoryview(self._store.read(self._folder + file.name, start, length))
+
+    def close(self) -> None:
+        """Nothing to close behind a URL."""
+
+
+class _LocalChunks(_Chunks):
+    """Into one block of memory, each file opened once."""
+
+    def __init__(self, checkpoint: Checkpoint, store: LocalStore, chunk_bytes: int) -> None:
+        super().__init__(checkpoint, chunk_bytes)
+        self._local = store
+        self._block = memoryview(bytearray(chunk_bytes))
+        self._name, self._number = "", -1
+
+    def chunk(self, file: FileSum, chunk: int) -> memoryview:
+        if self._name != file.name:
+            self.close()
+            path = self._local.path(self._folder + file.name)
+            self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._name = file.name
+            with suppress(OSError):
+                os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        start, held = chunk * self._chunk_bytes, 0
+        length = min(self._chunk_bytes, file.size_bytes - start)
+        while held < length:
+            count = os.preadv(self._number, [self._block[held:length]], start + held)
+            if not count:
+                break
+            held += count
+        return self._block[:held]
+
+    def close(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+        self._name, self._number = "", -1
+
+
+def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int) -> _Chunks:
+    if isinstance(checkpoint.store, LocalStore):
+        return _LocalChunks(checkpoint, checkpoint.store, chunk_bytes)
+    return _Chunks(checkpoint, chunk_bytes)
+
+
+# --- by its format --------------------------------------------------------------------------------
+
+
+def _by_format(checkpoint: Checkpoint, scope: Scope) -> list[str]:
+    """What the framework's own files say against themselves: the first thing that is wrong."""
+    try:
+        for found in checkpoint.files:
+            _check_tail(checkpoint, found)
+        _CHECKS[checkpoint.kind](checkpoint, scope)
+    except Damage as damage:
+        return [str(damage)]
+    return []
+
+
+def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
+    """A file that ends in a hole was never written to its end: what delayed allocation leaves
+    behind after a power cut.  Raises Damage."""
+    if not found.size_bytes or not isinstance(checkpoint.store, LocalStore):
+        return
+    with checkpoint.store.open(found.name) as file:
+        try:
+            last = os.lseek(file.fileno(), found.size_bytes - 1, os.SEEK_DATA)
+        except OSError as error:
+            import errno
+
+            if error.errno == errno.ENXIO:
+                name = checkpoint.inner(found)
+                raise Damage(f"{name}: its end was never written (a hole in the file)") from None
+            return  # a file system that does not tell
+        assert last == found.size_bytes - 1
+
+
+def _small(checkpoint: Checkpoint, found: Found) -> bytes:
+    if found.size_bytes > MOST_SMALL_BYTES:
+        raise Damage(f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes of text")
+    return checkpoint.store.read(found.name)
+
+
+_OLD_TORCH = b"\x80\x02"  # a pickle of protocol 2
+
+
+def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
+    """A file by its own ending and first bytes.  Raises Damage."""
+    name = checkpoint.inner(found)
+    if not found.size_bytes:
+        raise Damage(f"{name}: empty")
+    if name.endswith(".json"):
+        check_json(_small(checkpoint, found), name)
+        return
+    with closing(checkpoint.store.open(found.name)) as file:
+        if name.endswith(".safetensors"):
+            check_safetensors(file, name, found.size_bytes, scope)
+            return
+        head = file.read(8)
+        file.seek(0)
+        if head.startswith(b"PK\x03\x04"):
+            check_zip(file, name, scope)
+        elif name.endswith((".pt", ".pth", ".ckpt", ".bin", ".keras", ".pt2")):
+            if not head.startswith(_OLD_TORCH) or name.endswith(".keras"):
+                what = "zeros where it begins: never written" if not any(head) else "cut or damaged"
+                raise Damage(f"{name}: {what}")
+            scope.unprotected_bytes += found.size_bytes
+            scope.remarks["written before torch 1.6: nothing in it can be checked"] = None
+        else:
+            scope.unprotected_bytes += found.size_bytes
+
+
+def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
+    for found in checkpoint.files:
+        _check_file(checkpoint, found, scope)
+
+
+def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
+    for found in checkpoint.files:
+        head = checkpoint.store.read(found.name, 0, 48)
+        if not head.startswith(b"\x89HDF\r\n\x1a\n"):
+            raise Damage(f"{checkpoint.inner(found)}: no HDF5 file: cut short or damaged")
+        # Superblock versions 2 and 3 tell the end of the file 28 bytes on, 0 at 40 (offsets of 8).
+        place = {0: 40, 2: 28, 3: 28}.get(head[8], 0)
+        end = int.from_bytes(head[place : place + 8], "little") if place else found.size_bytes
+        if end > found.size_bytes:
+            raise Damage(f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes of {end:,}")
+        scope.unprotected_bytes += found.size_bytes
+
+
+def _check_dcp_folder(checkpoint: Checkpoint, scope: Scope) -> None:
+    by_name = {checkpoint.inner(found): found for found in checkpoint.files}
+    sizes = {name: found.size_bytes for name, found in by_name.items()}
+
+    def opened(name: str) -> BinaryIO:
+        return checkpoint.store.open(by_name[name].name)
+
+    check_dcp(checkpoint.store.read(by_name[".metadata"].name), sizes, opened, scope)
+
+
+def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
+    names = {checkpoint.inner(found) for found in checkpoint.files}
+    for found in checkpoint.files:
+        name = checkpoint.inner(found)
+        if name.endswith(".index.json"):
+            index = check_json(_small(checkpoint, found), name)
+            shards = index.get("weight_map") if isinstance(index, dict) else None
+            if not isinstance(shards, dict):
+                raise Damage(f"{name}: names no files")
+            for shard in sorted({str(one) for one in shards.values()}):
+                if shard not in names:
+                    raise Damage(f"{shard}: named in {name} and not there")
+        if not name.endswith((".txt", ".md", ".jinja")):
+            _check_file(checkpoint, found, scope)
+
+
+_ORBAX_JSON = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", "metadata")
+
+
+def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
+    """What Orbax writes as JSON, and the roots of its trees; its arrays carry no checksum."""
+    for found in checkpoint.files:
+        name = checkpoint.inner(found)
+        last = name.rsplit("/", 1)[-1]
+        if last == "manifest.ocdbt":
+            check_ocdbt(_small(checkpoint, found), name, scope)
+        elif last in _ORBAX_JSON or "array_metadatas/" in name or name.endswith(".json"):
+            check_json(_small(checkpoint, found), name)
+        else:
+            if not found.size_bytes:
+                raise Damage(f"{name}: empty")
+            scope.unprotected_bytes += found.size_bytes
+
+
+def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
+    index, data = checkpoint.files[-1], checkpoint.files[:-1]
+    check_tf(
+        _small(checkpoint, index),
+        {number: found.size_bytes for number, found in enumerate(data)},
+        lambda number: checkpoint.store.open(data[number].name),
+        scope,
+    )
+
+
+_CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
+    "dcp": _check_dcp_folder,
+    "deepspeed": _check_files,
+    "files": _check_files,
+    "hdf5": _check_hdf5,
+    "hf": _check_hf,
+    "keras": _check_files,
+    "orbax": _check_orbax,
+    "safetensors": _check_files,
+    "tensorflow": _check_tensorflow,
+    "torch": _check_files,
+}
+
+
+# --- which one ------------------------------------------------------------------------------------
+
+
+def latest_valid(
+    fast: str | os.PathLike[str] | Store,
+    slow: str | os.PathLike[str] | Store | None = None,
+    level: str = "sample",
+    progress: Progress | None = None,
+) -> Choice:
+    """The newest checkpoint that is whole, over the union of the tiers; a fast copy before a slow.
+
+    Newest by step, as a clock may have been set back.  Those from which a restart has failed are
+    passed over.  A tier that cannot be reached is passed over too, and stands among the rejected.
+    Raises SaveError: no such level.
+    """
+    found: list[Checkpoint] = []
+    rejected: list[tuple[str, str]] = []
+    known: dict[str, str] = {}
+    for tier in (fast, slow):
+        if tier is None:
+            continue
+        store = tier if isinstance(tier, Store) else open_store(tier)
+        try:
+            found += find(store)
+            known |= remembered(store)
+        except PenstockError as error:
+            rejected.append((store.url, f"not looked at: {error}"))
+    for checkpoint in newest_first(found):
+        why = known.get(_key(checkpoint), "")
+        if not why:
+            why = "; ".join(verify(checkpoint, level, progress).problems)
+        if why:
+            rejected.append((checkpoint.where, why))
+            continue
+        store = checkpoint.store
+        path = store.path(checkpoint.name) if isinstance(store, LocalStore) else None
+        return Choice(path, checkpoint.step, level, tuple(rejected), checkpoint.where, checkpoint)
+    return Choice(None, None, level, tuple(rejected))
+
+
+def _key(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.name} {checkpoint.identity}"
+
+
+def remembered(store: Store) -> dict[str, str]:
+    """Checkpoints from which a restart has failed, and how.  A list that cannot be read counts as
+    empty: it must not keep a job from beginning."""
+    with suppress(TierError, ValueError, RecursionError):
+        if store.stat(_FAILED) is not None:
+            rows = json.loads(store.read(_FAILED, 0, 16 << 20))
+            if isinstance(rows, dict):
+                return {str(key): str(why) for key, why in rows.items()}
+    return {}
+
+
+_FAILED = f"{STATE}/failed-restarts.json"
+
+
+def remember_failure(checkpoint: Checkpoint, why: str) -> None:
+    """A restart from this checkpoint has failed: `latest_valid` passes it over from now on.
+
+    Other bytes under the same name are another checkpoint.  Raises TierError: the tier cannot be
+    written.
+    """
+    rows = remembered(checkpoint.store)
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime())
+    rows[_key(checkpoint)] = f"a restart from it failed on {day}: {why}"
+    kept = dict(list(rows.items())[-MOST_REMEMBERED:])
+    checkpoint.store.put(_FAILED, json.dumps(kept, indent=1).encode())
+
+
+def forgive(store: Store) -> int:
+    """Forgets all failed restarts of a tier; how many there were.  Raises TierError."""
+    rows = remembered(store)
+    if rows:
+        store.delete(_FAILED)
+    return len(rows)

@@ -1,0 +1,272 @@
+"""The process that writes snapshots to disk, and its other end in the training.
+
+    training                          writer (python -m penstock.save.writer DESCRIPTOR)
+    Writer.begin(job, arena) ───────► write the files out of the arena, commit
+    Writer.finished() ◄────────────── what became of it
+
+One socket between them: a line of JSON, the pickle behind it, the arena's descriptor with it.
+Nothing that comes over it is unpickled.  The writer has no framework in it; when the training has
+ended, by whatever means, it finishes what it was given and ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, SaveError
+
+if TYPE_CHECKING:
+    from penstock.save.arena import Arena
+
+__all__ = ["Done", "Job", "Writer", "main"]
+
+LINE_BYTES = 64 << 20  # of a job; a state of a million arrays has some 10 MB of sizes
+ENDING_S = 5.0  # between asking a writer to end and ending it
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the writer is to do.
+
+    root: the tier's folder.  file: what lies in the arena, as `kind` says ("zip", "plain").
+    sizes: of a zip's arrays.  body_bytes: of the plain file.  beside: the small file's name, whose
+    content follows the line.  rank, world_size, token, timeout_s: see gather.py.
+    """
+
+    root: str
+    step: int
+    file: str
+    kind: str
+    n_content: int
+    sizes: list[int] = field(default_factory=list)
+    body_bytes: int = 0
+    beside: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    rank: int = 0
+    world_size: int = 1
+    token: str = ""
+    timeout_s: float = 600.0
+    is_empty: bool = False  # this rank has nothing to save, and takes part
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a job.  path: of the committed checkpoint; error: why there is none."""
+
+    step: int
+    path: str = ""
+    size_bytes: int = 0
+    write_s: float = 0.0
+    error: str = ""
+
+
+# In the training
+
+
+_here: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+class Writer:
+    """The other end.  A child that the training forks loses it: it is nobody else's.
+
+    session: what begins with the writer and ends with it: see gather.py.
+    """
+
+    def __init__(self, session: dict[str, Any] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "penstock.save.writer", str(theirs.fileno())]
+        try:
+            # A session of its own: Ctrl-C is for the training, which then closes the writer.
+            self._process = subprocess.Popen(
+                [*command, json.dumps(session or {})],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as error:
+            ours.close()
+            raise SaveError(f"the writer cannot be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._sent: Arena | None = None
+        self.pid = self._process.pid
+        if not _here:
+            os.register_at_fork(after_in_child=_forget_all)
+        _here.add(self)
+
+    def begin(self, job: Job, content: bytes, arena: Arena | None) -> None:
+        """Hands a job over.  Raises SaveError when the writer is gone."""
+        sends_arena = arena is not None and arena is not self._sent
+        line = json.dumps({**asdict(job), "has_arena": sends_arena}).encode() + b"\n"
+        head = len(line).to_bytes(8, "little")
+        try:
+            if sends_arena and arena is not None:
+                socket.send_fds(self._socket, [head], [arena.descriptor])
+                self._sent = arena
+            else:
+                self._socket.sendall(head)
+            self._socket.sendall(line + content)
+        except OSError as error:
+            raise SaveError(self._gone()) from error
+
+    def finished(self) -> Done:
+        """Waits for the job.  Raises SaveError when the writer is gone."""
+        try:
+            line = _line(self._socket)
+        except OSError:
+            line = b""
+        if not line:
+            raise SaveError(self._gone())
+        return Done(**json.loads(line))
+
+    def _gone(self) -> str:
+        try:
+            status: int | None = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        how = "has closed its end"
+        if status is not None:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+        return (
+            f"the process that writes checkpoints (pid {self.pid}) {how}; what it was writing is "
+            "not there, older checkpoints are; the next save starts another"
+        )
+
+    def close(self, wait_s: float | None = None) -> None:
+        """No more jobs; waits until it has ended, and ends it after wait_s.  None: as long as the
+        last job takes."""
+        self._socket.close()
+        _here.discard(self)
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            try:
+                self._process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: closes the end, so that the writer sees when the training has."""
+        self._socket.close()
+
+
+def _forget_all() -> None:
+    for writer in list(_here):
+        writer.forget()
+
+
+def _environment() -> dict[str, str]:
+    """The training's, with the place of this package: the training may have found it by itself."""
+    package = str(Path(__file__).resolve().parents[2])
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{before}" if before else package}
+
+
+# In the writer
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Does jobs until the training's end of the socket is closed."""
+    number, session = (sys.argv[1:] if arguments is None else arguments)[:2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end = socket.socket(fileno=int(number))
+    from penstock.save.gather import Session
+
+    try:
+        opened = Session.of(json.loads(session))
+    except (PenstockError, OSError) as error:
+        _answer(end, Done(-1, error=str(error)))
+        return
+    with opened as here:
+        arena = None
+        _answer(end, Done(-1))
+        while (received := _job(end)) is not None:
+            job, content, descriptor = received
+            if descriptor is not None:
+                if arena is not None:
+                    arena.close()
+                arena = _mapped(descriptor)
+            _answer(end, _do(job, content, arena, here))
+
+
+def _answer(end: socket.socket, done: Done) -> None:
+    line = json.dumps(asdict(done)).encode()
+    with suppress(OSError):  # the training has ended; the checkpoint is there all the same
+        end.sendall(len(line).to_bytes(8, "little") + line)
+
+
+def _mapped(descriptor: int) -> Arena:
+    from penstock.save.arena import Arena
+
+    return Arena(os.fstat(descriptor).st_size, descriptor)
+
+
+def _do(job: Job, content: bytes, arena: Arena | None, here: Any) -> Done:
+    from penstock import recorder
+
+    begin_s = time.perf_counter()
+    span = recorder.begin("local commit", job.step)
+    try:
+        path, size_bytes = here.save(job, content, arena)
+        return Done(job.step, path, size_bytes, time.perf_counter() - begin_s)
+    except PenstockError as error:
+        return Done(job.step, error=str(error))
+    except Exception as error:  # whatever it is, the training is to hear of it
+        return Done(job.step, error=f"{type(error).__name__}: {error}")
+    finally:
+        if span is not None:
+            span.end()
+
+
+def _job(end: socket.socket) -> tuple[Job, bytes, int | None] | None:
+    """The next job; None when there will be none."""
+    try:
+        head, descriptors, _, _ = socket.recv_fds(end, 8, 1)
+        while head and len(head) < 8:
+            head += _exactly(end, 8 - len(head))
+        if not head:
+            return None
+        length = int.from_bytes(head, "little")
+        if length > LINE_BYTES:
+            return None
+        fields = json.loads(_exactly(end, length))
+        fields.pop("has_arena")
+        job = Job(**fields)
+        return job, _exactly(end, job.n_content), descriptors[0] if descriptors else None
+    except (OSError, ValueError):  # cut short: the training was killed in the middle of it
+        return None
+
+
+def _line(end: socket.socket) -> bytes:
+    length = int.from_bytes(_exactly(end, 8), "little")
+    return _exactly(end, min(length, LINE_BYTES))
+
+
+def _exactly(end: socket.socket, n_bytes: int) -> bytes:
+    """Raises OSError when the other end is closed before."""
+    found = bytearray()
+    while len(found) < n_bytes:
+        piece = end.recv(min(n_bytes - len(found), 1 << 20))
+        if not piece:
+            raise ConnectionError("closed")
+        found += piece
+    return bytes(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Which files to stage: the most critical wait removed for the room that they take.
+
+Knows columns, budgets and policies; knows no run, no tier but its costs, and no file system.  What
+a copy is worth is told file by file, so that the best choice under a budget is a knapsack: by worth
+per byte, and exactly where a few large files make that order miss.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TierError
+from penstock.registry import Costs
+from penstock.stage.evidence import Evidence
+from penstock.stage.predict import alike, expected_s, kept_share
+
+__all__ = ["POLICIES", "Choice", "best", "choose", "worth"]
+
+Array = NDArray[Any]
+
+# Whether a read was waited for depends on who else read then: chance, until it was seen often.
+OPENS_OF_ITS_LIKE_CRITICAL = 8.0
+
+NODES = 100_000  # of the exact search: half a second
+GOOD_ENOUGH = 0.999  # of the bound that no choice can pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """is_chosen: for each file.  of_best: at least so much of the worth that any choice under this
+    budget could have; None: a policy that does not look at worth."""
+
+    is_chosen: Array
+    of_best: float | None = None
+
+
+def worth(evidence: Evidence, fast: Costs) -> Array:
+    """Seconds of data wait that a copy of each file is expected to remove.
+
+    Its time in calls, times the part of such time that was waited for, less what is left on the
+    fast tier.  Both are moved towards those of files of its size on its device, by how seldom it
+    was opened.
+    """
+    if not len(evidence):
+        return np.zeros(0)
+    kept = kept_share(evidence, fast)
+    like, time_s = alike(evidence), expected_s(evidence)
+    opens = np.maximum(1.0, evidence.opens)
+    if evidence.wait_s is None:
+        critical = np.ones(len(evidence))  # no training: all time counts alike
+    else:
+        blocked = np.bincount(like, evidence.blocking_s)
+        in_calls = np.maximum(1e-12, np.bincount(like, evidence.time_s))
+        own = opens / (opens + OPENS_OF_ITS_LIKE_CRITICAL)
+        its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
+        critical = own * its + (1 - own) * np.minimum(1.0, blocked / in_calls)[like]
+    found = time_s * critical * (1 - kept)
+    # Faults of mappings are no calls: what they block is all that is known.
+    found = np.where(evidence.is_mapped, evidence.blocking_s * (1 - kept), found)
+    result: Array = np.where(evidence.size_bytes > 0, found, 0.0)
+    return result
+
+
+# --- the best, and plain policies ----------------------------------------------------------------
+
+
+def best(value: Array, size: Array, budget: int) -> Choice:
+    """The files of most value that fit into a budget: exact, or of_best says how near.
+
+    value: seconds, not negative.  size: bytes.
+    """
+    is_chosen = np.zeros(len(value), bool)
+    order = _by_density(value, size)
+    order = order[(value[order] > 0) & (size[order] <= budget)]
+    if not len(order):
+        return Choice(is_chosen, 1.0)
+    picked = _filled(order, size, budget)
+    bound = _bound(value[order], size[order], budget)
+    total = float(value[picked].sum())
+    if total < GOOD_ENOUGH * bound:
+        exact, is_whole = _searched(value[order].tolist(), size[order].tolist(), budget, total)
+        if exact is not None:
+            picked = order[exact]
+            total = float(value[picked].sum())
+        if is_whole:
+            bound = total
+    is_chosen[picked] = True
+    return Choice(is_chosen, min(1.0, total / bound) if bound else 1.0)
+
+
+def _by_density(value: Array, size: Array) -> Array:
+    density = value / np.maximum(1, size)
+    order: Array = np.lexsort((size, -density))
+    return order
+
+
+def _filled(order: Array, size: Array, budget: int) -> Array:
+    """In this order whatever still fits: the longest beginning, then again from what is left."""
+    picked, room = [], int(budget)
+    left = order
+    while len(left):
+        left = left[size[left] <= room]
+        if not len(left):
+            break
+        n = int(np.searchsorted(np.cumsum(size[left]), room, side="right"))
+        picked.append(left[:n])
+        room -= int(size[left[:n]].sum())
+        left = left[n + 1 :]
+    return np.concatenate(picked) if picked else order[:0]
+
+
+def _bound(value: Array, size: Array, budget: int) -> float:
+    """What cutting one file in two would give: no choice has more (Dantzig 1957)."""
+    ends = np.cumsum(size)
+    n = int(np.searchsorted(ends, budget, side="right"))
+    total = float(value[:n].sum())
+    if n < len(value):
+        room = budget - (int(ends[n - 1]) if n else 0)
+        total += float(value[n]) * room / int(size[n])
+    return total
+
+
+def _searched(
+    value: list[float], size: list[int], budget: int, least: float
+) -> tuple[list[int] | None, bool]:
+    """Depth first, the denser first, cut off by the bound: a better choice than `least`, if one was
+    found, and whether the search was whole."""
+    values, sizes = [0.0], [0]
+    for one, n_bytes in zip(value, size, strict=True):
+        values.append(values[-1] + one)
+        sizes.append(sizes[-1] + n_bytes)
+    count = len(value)
+
+    def bound(place: int, room: int) -> float:
+        end = bisect_right(sizes, sizes[place] + room) - 1
+        more = values[end] - values[place]
+        if end < count:
+            more += value[end] * (room - sizes[end] + sizes[place]) / size[end]
+        return more
+
+    found: list[int] | None = None
+    taken: list[int] = []
+    stack: list[tuple[int, int, float, int, bool]] = [(0, budget, 0.0, 0, False)]
+    for _ in range(NODES):
+        if not stack:
+            return found, True
+        place, room, total, depth, takes = stack.pop()
+        del taken[depth:]
+        if takes:
+            taken.append(place - 1)
+            depth += 1
+        if total > least:
+            least, found = total, list(taken)
+        if place == count or total + bound(place, room) <= least * (1 + 1e-12):
+            continue
+        stack.append((place + 1, room, total, depth, False))
+        if size[place] <= room:
+            stack.append((place + 1, room - size[place], total + value[place], depth, True))
+    return found, False
+
+
+def _smallest(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
+    return np.argsort(size, kind="stable")
+
+
+def _hottest(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
+    times = evidence.read_bytes / np.maximum(1, evidence.size_bytes)
+    return np.lexsort((size, -times))
+
+
+def _random(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
+    return np.random.default_rng(seed).permutation(len(size))
+
+
+def _by_directory(evidence: Evidence, value: Array, size: Array, budget: int) -> Array:
+    """Whole folders, those of most value per byte first."""
+    folders = np.array([path.rpartition("/")[0] for path in evidence.paths])
+    _, folder = np.unique(folders, return_inverse=True)
+    folder = folder.reshape(-1)
+    values = np.bincount(folder, value)
+    sizes = np.bincount(folder, size).astype(np.int64)
+    chosen = _filled(_by_density(values, sizes), sizes, budget)
+    is_chosen: Array = np.isin(folder, chosen)
+    return is_chosen
+
+
+_ORDERS: dict[str, Callable[[Evidence, Array, Array, int], Array]] = {
+    "small": _smallest,
+    "hottest": _hottest,
+    "random": _random,
+}
+
+# gain is ours; small is what was done by hand in tf-Darshan: all files below the size that fits.
+POLICIES = ("gain", "small", "hottest", "directory", "random")
+
+
+def choose(
+    evidence: Evidence, value: Array, size: Array, budget: int, policy: str = "gain", seed: int = 0
+) -> Choice:
+    """Files for a budget by a policy.  size: what a copy takes.  Raises TierError: no such one."""
+    if policy == "gain":
+        return best(value, size, budget)
+    if policy == "directory":
+        return Choice(_by_directory(evidence, value, size, budget))
+    if policy not in _ORDERS:
+        raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
+    order = _ORDERS[policy](evidence, value, size, seed)
+    is_chosen = np.zeros(len(size), bool)
+    if policy == "small":  # a threshold: nothing larger than what no longer fits
+        n = int(np.searchsorted(np.cumsum(size[order]), budget, side="right"))
+        is_chosen[order[:n]] = True
+    else:
+        is_chosen[_filled(order, size, budget)] = True
+    return Choice(is_chosen)

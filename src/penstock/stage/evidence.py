@@ -1,0 +1,222 @@
+"""What a run says about staging: its files as columns, and its loader's batches.  Knows the tables
+of a run; judges nothing and reads no file of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import QueryError
+from penstock.questions import prepare, query
+
+__all__ = ["MOST_BATCHES", "Batches", "Evidence", "evidence_of"]
+
+Array = NDArray[Any]
+
+# Of the passes with the most wait; a batch takes a microsecond of each simulation, and a plan makes
+# some fifteen.
+MOST_BATCHES = 20_000
+LEAST_SLOTS = 3  # of the run's time: bandwidth that was seen less often is chance
+
+_QUERIES = (
+    "stage_files", "stage_batches", "stage_reads", "stage_levels", "training", "concurrency",
+    "epochs",
+)  # fmt: skip
+
+
+class Tables(Protocol):
+    """What is needed of a run; see penstock.measures.Tables."""
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """Batches that workers fetched, pass after pass, in the order in which the step loop took them.
+
+    pass_number, worker: whole numbers; start_s, end_s: of the fetch; asked_s, got_s: of the wait;
+    is_counted: it is in the wall time.
+    batch, file, file_s: three columns of another length: time of a batch's fetch in a file's calls.
+    """
+
+    pass_number: Array
+    worker: Array
+    start_s: Array
+    end_s: Array
+    asked_s: Array
+    got_s: Array
+    is_counted: Array
+    batch: Array
+    file: Array
+    file_s: Array
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """The files of a run that were read and not written: columns of one length.
+
+    device: st_dev when recorded.  opens, reads, read_bytes, time_s: of the whole run.  blocking_s:
+    the part of time_s in which the step loop was blocked.  is_mapped: read through memory.
+    open_s: the part of time_s in opens.  is_asked: stat or access came shortly before the open.
+    wait_s, wall_s: data wait and wall time, means over main processes; None: no training was seen.
+    levels: bandwidth by reads under way.  batches: None where no worker fetched.  check_s: what it
+    costs at each open of a staged file to see that its source is unchanged.
+    """
+
+    paths: tuple[str, ...]
+    resolved: tuple[str | None, ...]
+    device: Array
+    size_bytes: Array
+    opens: Array
+    reads: Array
+    read_bytes: Array
+    time_s: Array
+    blocking_s: Array
+    is_mapped: Array
+    open_s: Array
+    is_asked: Array
+    wait_s: float | None = None
+    wall_s: float | None = None
+    levels: tuple[tuple[float, float], ...] = ()
+    batches: Batches | None = None
+    epochs: int = 1
+    check_s: float | Array = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def evidence_of(run: Tables) -> Evidence:
+    """Asks the tables of a run.  Raises QueryError."""
+    with run.connection.cursor() as engine:
+        prepare(engine, _QUERIES)
+        files = _columns(engine, "stage_files")
+        training = _columns(engine, "training")
+        levels = _levels(engine)
+        epochs = _columns(engine, "epochs")
+        batches = _batches(engine, files["file"])
+    wait_s, wall_s = _only(training, "data_wait_s"), _only(training, "wall_s")
+    notes = []
+    if not len(files["file"]):
+        notes.append("no data file was read by a call that was recorded")
+    if wait_s is None:
+        notes.append("no training was seen: time in calls stands for wait")
+    return Evidence(
+        tuple(_plain(files["path"]).tolist()),
+        tuple(None if path is None else str(path) for path in _objects(files["resolved_path"])),
+        _plain(files["device"]).astype(np.int64),
+        _plain(files["size_bytes"]).astype(np.int64),
+        _plain(files["opens"]),
+        _plain(files["reads"]),
+        _plain(files["read_bytes"]),
+        _plain(files["time_s"]),
+        _plain(files["blocking_s"]),
+        _plain(files["mapped_bytes"]) > 0,
+        _plain(files["open_s"]),
+        _plain(files["is_asked"]).astype(bool),
+        wait_s,
+        wall_s,
+        levels,
+        batches,
+        max(1, len(_plain(epochs["epoch"]))),
+        notes=tuple(notes),
+    )
+
+
+def _levels(engine: duckdb.DuckDBPyConnection) -> tuple[tuple[float, float], ...]:
+    """As it was measured; else as the run showed it, which mixes in what else went on."""
+    run, measured = _columns(engine, "concurrency"), _columns(engine, "stage_levels")
+    shown = [
+        (float(level), float(bps))
+        for level, slots, bps in zip(
+            _plain(run["level"]), _plain(run["slots"]), _plain(run["bandwidth_bps"]), strict=True
+        )
+        if slots >= LEAST_SLOTS
+    ]
+    told = [
+        (float(level), float(bps))
+        for level, bps in zip(
+            _plain(measured["level"]), _plain(measured["bandwidth_bps"]), strict=True
+        )
+    ]
+    return tuple(told if len(told) > 1 else shown)
+
+
+def _columns(engine: duckdb.DuckDBPyConnection, name: str) -> dict[str, Array]:
+    try:
+        columns: dict[str, Array] = engine.execute(query(name)).fetchnumpy()
+    except duckdb.Error as error:
+        raise QueryError(f"queries/{name}.sql: {error}") from error
+    return columns
+
+
+def _plain(column: Array) -> Array:
+    """A column without a mask: where it has NULLs they are zero, which none of these means."""
+    return column.filled(0) if isinstance(column, np.ma.MaskedArray) else column
+
+
+def _objects(column: Array) -> list[Any]:
+    return list(column.tolist())
+
+
+def _only(columns: dict[str, Array], name: str) -> float | None:
+    values = columns[name].tolist()
+    return None if not values or values[0] is None else float(values[0])
+
+
+def _batches(engine: duckdb.DuckDBPyConnection, files: Array) -> Batches | None:
+    told = {name: _plain(column) for name, column in _columns(engine, "stage_batches").items()}
+    if not len(told["pass"]):
+        return None
+    kept = _longest_passes(told)
+    told = {name: column[kept] for name, column in told.items()}
+    reads = {name: _plain(column) for name, column in _columns(engine, "stage_reads").items()}
+    order = np.argsort(told["fetch_id"], kind="stable")
+    place = np.searchsorted(told["fetch_id"][order], reads["fetch_id"])
+    place = np.minimum(place, len(order) - 1)
+    batch = order[place]
+    file = np.searchsorted(files, reads["file"])
+    is_known = (
+        (told["fetch_id"][batch] == reads["fetch_id"])
+        & (file < len(files))
+        & (files[np.minimum(file, max(0, len(files) - 1))] == reads["file"])
+        if len(files)
+        else np.zeros(len(batch), bool)
+    )
+    return Batches(
+        told["pass"],
+        told["worker"] - 1,
+        told["start_ns"] / 1e9,
+        told["end_ns"] / 1e9,
+        told["asked_ns"] / 1e9,
+        told["got_ns"] / 1e9,
+        told["in_wall"].astype(bool),
+        batch[is_known],
+        file[is_known],
+        reads["ns"][is_known] / 1e9,
+    )
+
+
+def _longest_passes(told: dict[str, Array]) -> Array:
+    """Which batches to keep: whole passes, those with the most wait first, up to MOST_BATCHES."""
+    numbers, place = np.unique(told["pass"], return_inverse=True)
+    waited = np.bincount(place, told["got_ns"] - told["asked_ns"])
+    counts = np.bincount(place)
+    kept = np.zeros(len(numbers), bool)
+    room = MOST_BATCHES
+    for number in np.argsort(-waited, kind="stable").tolist():
+        if room <= 0:
+            break
+        kept[number] = True
+        room -= int(counts[number])
+    chosen = np.flatnonzero(kept[place])
+    return chosen[: max(MOST_BATCHES, 1)]

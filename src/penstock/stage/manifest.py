@@ -1,0 +1,621 @@
+"""What a tier holds: its copies, the manifest of them, and the map by which opens find them.
+
+Knows the bytes of docs/FORMAT-stage.md; copies nothing and chooses nothing.  All that is read here
+may be damaged or foreign: a line that is not whole is skipped, a map that is none is refused.
+"""
+
+import fcntl
+import json
+import mmap
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TierError
+from penstock.registry import Tier
+
+__all__ = [
+    "CHUNK_BYTES",
+    "HEADER",
+    "MOST_PATH_BYTES",
+    "SLOT",
+    "Entry",
+    "Identity",
+    "Map",
+    "Place",
+    "current_map",
+    "hashes",
+    "write_map",
+]
+
+VERSION = 1
+MAGIC = b"PSTKSTG\0"
+BYTE_ORDER = 0x01020304
+MOST_PATH_BYTES = 4095  # PATH_MAX less the NUL
+MOST_LINE_BYTES = 1 << 20  # names of a file with thousands of hard links; longer is damage
+CHUNK_BYTES = 64 << 20  # what is copied, checked and remembered at once of a large file
+COMPARE_INO = 1
+
+HEADER = np.dtype(
+    {
+        "names": [
+            "magic", "version", "byte_order", "map_bytes", "slots", "slots_at", "entries",
+            "blob_at", "blob_bytes", "tier_at", "tier_bytes", "slot_bytes", "made_unix_ns",
+            "retired",
+        ],
+        "formats": [
+            "S8", "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u4", "<u4",
+            "<i8", "<u4",
+        ],
+        "offsets": [0, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 76, 80, 88],
+        "itemsize": 128,
+    }
+)  # fmt: skip
+SLOT = np.dtype(
+    {
+        "names": [
+            "hash", "path_at", "copy_at", "path_bytes", "copy_bytes", "size_bytes", "mtime_s",
+            "ctime_s", "mtime_ns", "ctime_ns", "ino", "dev", "flags", "is_staged", "is_dropped",
+        ],
+        "formats": [
+            "<u8", "<u8", "<u8", "<u4", "<u4", "<u8", "<i8", "<i8", "<u4", "<u4", "<u8", "<u8",
+            "<u4", "u1", "u1",
+        ],
+        "offsets": [0, 8, 16, 24, 28, 32, 40, 48, 56, 60, 64, 72, 80, 84, 85],
+        "itemsize": 96,
+    }
+)  # fmt: skip
+RETIRED_AT = 88
+_AT: dict[str, int] = {name: place[1] for name, place in (SLOT.fields or {}).items()}
+
+Bytes = NDArray[np.uint8]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a file from a changed one."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    ino: int
+    dev: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        return cls(
+            status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev
+        )
+
+    def is_same(self, other: "Identity", is_ino_kept: bool = True) -> bool:
+        """dev is never compared: it may differ from mount to mount."""
+        mine, others = (
+            (one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino * is_ino_kept)
+            for one in (self, other)
+        )
+        return mine == others
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A copy: of what, where below staged/, and its checksum.  names: other paths of the source.
+
+    gain_s: the wait that it was expected to remove.  is_ino_kept: see FORMAT-stage.md, flags.
+    """
+
+    source: str
+    copy: str
+    identity: Identity
+    checksum: str
+    names: tuple[str, ...] = ()
+    gain_s: float = 0.0
+    is_ino_kept: bool = True
+
+    @property
+    def is_url(self) -> bool:
+        """Not a file that a program opens by path: kept, verified, never in the map."""
+        return not self.source.startswith("/")
+
+    def line(self) -> bytes:
+        """Itself as a line of the manifest."""
+        facts = {"source": self.source, "copy": self.copy, **asdict(self.identity)}
+        facts |= {"checksum": self.checksum, "gain_s": self.gain_s}
+        if self.names:
+            facts["names"] = list(self.names)
+        if not self.is_ino_kept:
+            facts["is_ino_kept"] = False
+        return json.dumps(facts).encode() + b"\n"
+
+
+def _entry(facts: Mapping[str, Any]) -> Entry:
+    """Raises ValueError, KeyError, TypeError: not what `line` writes."""
+    names = facts.get("names", [])
+    texts = [facts["source"], facts["copy"], facts["checksum"], *names]
+    numbers = [facts[key] for key in ("size_bytes", "mtime_ns", "ctime_ns", "ino", "dev")]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ValueError("a path that is none")
+    if not all(type(number) is int and -(1 << 63) <= number < 1 << 64 for number in numbers):
+        raise ValueError("a number that is none")
+    copy = facts["copy"]
+    if copy.startswith("/") or not {"", ".", ".."}.isdisjoint(copy.split("/")):
+        raise ValueError("a copy outside of the tier")
+    gain_s = float(facts.get("gain_s", 0.0))
+    if not abs(gain_s) < 1e12 or numbers[0] < 0:
+        raise ValueError("a number that is none")
+    for text in texts:
+        os.fsencode(text)  # UnicodeEncodeError is a ValueError
+    return Entry(
+        facts["source"],
+        copy,
+        Identity(*numbers),
+        facts["checksum"],
+        tuple(names),
+        gain_s,
+        facts.get("is_ino_kept", True) is not False,
+    )
+
+
+class Place:
+    """Where a tier keeps what is ours: copies, manifest, map, parts.  Raises TierError."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.copies = tier.path / "staged"
+        self.own = tier.path / ".penstock"
+        self.parts = self.own / "parts"
+        self.manifest = self.own / "manifest.jsonl"
+        self.map = self.own / "staged.map"
+
+    def make(self) -> None:
+        """Makes its folders, for their owner only: a copy may be of a file in a private folder."""
+        try:
+            if not self.tier.path.is_dir():
+                raise TierError(
+                    f"{self.tier.path}: tier {self.tier.name} is not there; mount it, or "
+                    f"penstock tiers remove {self.tier.name}"
+                )
+            for folder in (self.own, self.copies, self.parts):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise TierError(
+                f"{self.tier.path}: cannot be written: {error.strerror}; "
+                f"tier {self.tier.name} needs a folder of your own"
+            ) from error
+
+    def begin_filling(self) -> int:
+        """A descriptor that says, as long as it is open, that the map names copies to come."""
+        try:
+            descriptor = os.open(self.own / "filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise TierError(f"{self.own}: cannot be written: {error.strerror}") from error
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
+
+    def is_filling(self) -> bool:
+        """Whether a filling is under way."""
+        try:
+            descriptor = os.open(self.own / "filling", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While the manifest or the map changes; whoever holds it holds it shortly."""
+        try:
+            descriptor = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise TierError(f"{self.own}: cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def copy_path(self, entry: Entry) -> Path:
+        """Where the copy is."""
+        return self.copies / entry.copy
+
+    def entries(self) -> dict[str, Entry]:
+        """All copies that the manifest knows, by `copy`; the last line of each counts.
+
+        Raises TierError: it cannot be read, or is of another version.
+        """
+        found: dict[str, Entry] = {}
+        try:
+            with open(self.manifest, "rb") as file:
+                while line := file.readline(MOST_LINE_BYTES):
+                    if line.endswith(b"\n"):
+                        self._take(line, found)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise TierError(f"{self.manifest}: cannot be read: {error.strerror}") from error
+        return found
+
+    def _take(self, line: bytes, found: dict[str, Entry]) -> None:
+        try:
+            facts = json.loads(line)
+            if not isinstance(facts, dict):
+                return
+            if "version" in facts:
+                if facts["version"] != VERSION:
+                    raise TierError(
+                        f"{self.manifest}: of version {facts['version']!r}, known here is "
+                        f"{VERSION}; use the penstock that wrote it, or evict with it"
+                    )
+            elif "gone" in facts:
+                found.pop(facts["gone"], None)
+            else:
+                entry = _entry(facts)
+                found[entry.copy] = entry
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return  # a line that a crash cut: its copy is made again
+
+    def append(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
+        """Adds copies, and says that others are gone.  Raises TierError."""
+        lines = b"".join(
+            [entry.line() for entry in entries]
+            + [json.dumps({"gone": copy}).encode() + b"\n" for copy in gone]
+        )
+        if not lines:
+            return
+        try:
+            with self.locked(), open(self.manifest, "ab+") as file:
+                end = file.seek(0, os.SEEK_END)
+                if not end:
+                    lines = _first_line(self.tier) + lines
+                else:
+                    file.seek(end - 1)
+                    if file.read(1) != b"\n":  # a crash cut the last line
+                        lines = b"\n" + lines
+                file.write(lines)
+        except OSError as error:
+            raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
+
+    def compact(self) -> None:
+        """Writes the manifest anew with one line a copy, once most of it is of the past."""
+        try:
+            with self.locked():
+                entries = self.entries()
+                if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
+                    return
+                draft = self.own / f".manifest-{os.getpid()}"
+                with open(draft, "wb") as file:
+                    file.write(_first_line(self.tier))
+                    file.writelines(entry.line() for entry in entries.values())
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(self.manifest)
+        except OSError as error:
+            raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
+
+
+def _first_line(tier: Tier) -> bytes:
+    facts = {"version": VERSION, "tier": tier.name, "chunk_bytes": CHUNK_BYTES}
+    return json.dumps(facts).encode() + b"\n"
+
+
+# --- the map -------------------------------------------------------------------------------------
+
+
+def hashes(paths: Sequence[bytes]) -> Hashes:
+    """FNV-1a of each path, 64 bits, all paths byte by byte at once."""
+    lengths = np.fromiter(map(len, paths), np.int64, len(paths))
+    data = np.frombuffer(b"".join(paths), np.uint8)
+    starts = np.cumsum(lengths) - lengths
+    order = np.argsort(-lengths, kind="stable")
+    ordered = lengths[order]
+    found = np.full(len(paths), 0xCBF29CE484222325, np.uint64)
+    prime = np.uint64(0x100000001B3)
+    for place in range(int(ordered[0]) if len(paths) else 0):
+        # All that are longer than this stand in front.
+        longer = order[: int(np.searchsorted(-ordered, -place, side="left"))]
+        found[longer] = (found[longer] ^ data[starts[longer] + place]) * prime
+    return found
+
+
+def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
+    """The slot of each hash, as if they were put in one after the other, by linear probing."""
+    mask = slots - 1
+    place = ((found ^ (found >> np.uint64(32))) & np.uint64(mask)).astype(np.int64)
+    is_taken = np.zeros(slots, bool)
+    left = np.arange(len(found))
+    while len(left):
+        wanted = place[left]
+        is_free = ~is_taken[wanted]
+        candidates = left[is_free]
+        _, firsts = np.unique(place[candidates], return_index=True)
+        is_taken[place[candidates[firsts]]] = True
+        is_placed = np.zeros(len(found), bool)
+        is_placed[candidates[firsts]] = True
+        left = left[~is_placed[left]]
+        place[left] = (place[left] + is_taken[place[left]]) & mask
+    return place
+
+
+def _rows(place: Place, entries: Iterable[Entry]) -> list[tuple[bytes, bytes, Entry]]:
+    """Every path that is to be found, with its copy's; of two entries for one path the last."""
+    rows: dict[bytes, tuple[bytes, bytes, Entry]] = {}
+    for entry in entries:
+        if entry.is_url:
+            continue
+        copy = os.fsencode(place.copy_path(entry))
+        for name in (entry.source, *entry.names):
+            path = os.fsencode(name)
+            if len(path) <= MOST_PATH_BYTES and len(copy) <= MOST_PATH_BYTES:
+                rows[path] = (path, copy, entry)
+    return list(rows.values())
+
+
+def _map_bytes(
+    rows: Sequence[tuple[bytes, bytes, Entry]], tier: Tier, pending: frozenset[str]
+) -> bytes:
+    slots = 8
+    while slots < 2 * len(rows):
+        slots *= 2
+    paths, copies = [row[0] for row in rows], [row[1] for row in rows]
+    name = os.fsencode(tier.name)
+    blob = b"\0" + b"\0".join([name, *paths, *copies]) + b"\0"
+    lengths = np.fromiter(map(len, [name, *paths, *copies]), np.int64, 1 + 2 * len(rows))
+    blob_at = HEADER.itemsize + slots * SLOT.itemsize
+    at = blob_at + 1 + np.cumsum(lengths + 1) - lengths - 1
+    table = np.zeros(slots, SLOT)
+    found = hashes(paths)
+    place = _placed(found, slots)
+    n = len(rows)
+    known = [row[2].identity for row in rows]
+    columns: dict[str, Any] = {
+        "hash": found,
+        "path_at": at[1 : n + 1],
+        "copy_at": at[n + 1 :],
+        "path_bytes": lengths[1 : n + 1],
+        "copy_bytes": lengths[n + 1 :],
+        "size_bytes": [one.size_bytes for one in known],
+        "mtime_s": [one.mtime_ns // 10**9 for one in known],
+        "mtime_ns": [one.mtime_ns % 10**9 for one in known],
+        "ctime_s": [one.ctime_ns // 10**9 for one in known],
+        "ctime_ns": [one.ctime_ns % 10**9 for one in known],
+        "ino": np.array([one.ino for one in known], np.uint64),
+        "dev": np.array([one.dev for one in known], np.uint64),
+        "flags": [COMPARE_INO * row[2].is_ino_kept for row in rows],
+        "is_staged": [row[2].copy not in pending for row in rows],
+    }
+    for column, values in columns.items():
+        table[column][place] = values
+    header = np.zeros(1, HEADER)
+    header["magic"], header["version"], header["byte_order"] = MAGIC, VERSION, BYTE_ORDER
+    header["map_bytes"] = blob_at + len(blob)
+    header["slots"], header["slots_at"], header["entries"] = slots, HEADER.itemsize, n
+    header["blob_at"], header["blob_bytes"] = blob_at, len(blob)
+    header["tier_at"], header["tier_bytes"] = at[0], len(name)
+    header["slot_bytes"], header["made_unix_ns"] = SLOT.itemsize, time.time_ns()
+    return header.tobytes() + table.tobytes() + blob
+
+
+def write_map(
+    place: Place,
+    entries: Iterable[Entry],
+    pending: frozenset[str] = frozenset(),
+    fresh: frozenset[str] = frozenset(),
+) -> Path:
+    """Puts a map of these copies in place of the one before.  Call it under the lock.
+
+    pending: copies that are not there yet.  fresh: copies made anew, whose drops are forgotten.
+    Raises TierError.
+    """
+    known = list(entries)
+    draft = place.own / f".map-{os.getpid()}"
+    try:
+        with open(draft, "wb") as file:
+            file.write(_map_bytes(_rows(place, known), place.tier, pending))
+            file.flush()
+            os.fsync(file.fileno())
+        before = _opened(place.map)
+        try:
+            draft.replace(place.map)
+            if before is not None:
+                before.retire()
+                _take_over(place, before, known, fresh)
+        finally:
+            if before is not None:
+                before.close()
+    except OSError as error:
+        raise TierError(f"{place.map}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return place.map
+
+
+def _opened(path: Path) -> "Map | None":
+    try:
+        return Map(path)
+    except TierError:
+        return None
+
+
+def _take_over(
+    place: Place, before: "Map", entries: Iterable[Entry], fresh: frozenset[str]
+) -> None:
+    """What programs dropped stays dropped, unless the copy was made anew since."""
+    dropped = before.dropped()
+    if not dropped:
+        return
+    with Map(place.map) as now:
+        for entry in entries:
+            if entry.copy in fresh or entry.is_url:
+                continue
+            if not dropped.isdisjoint(map(os.fsencode, (entry.source, *entry.names))):
+                now.mark(entry, "is_dropped", 1)
+
+
+class Map:
+    """An open map: look-ups as the redirector makes them, and marks in place.
+
+    Raises TierError: not there, not a map, of another version or byte order, cut short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "r+b") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0)
+        except FileNotFoundError:
+            cure = "penstock stage copy makes it"
+            raise TierError(f"{path}: nothing is staged here; {cure}") from None
+        except (OSError, ValueError) as error:
+            raise TierError(f"{path}: cannot be read: {error}") from error
+        try:
+            self._check()
+        except BaseException:
+            self._bytes.close()
+            raise
+
+    def _check(self) -> None:
+        size = len(self._bytes)
+        cure = "penstock stage copy writes it anew"
+        if size < HEADER.itemsize or self._bytes[:8] != MAGIC:
+            raise TierError(f"{self.path}: no map of staged files; {cure}")
+        header = np.frombuffer(self._bytes[: HEADER.itemsize], HEADER)[0]
+        if header["version"] != VERSION or header["byte_order"] != BYTE_ORDER:
+            raise TierError(
+                f"{self.path}: version {header['version']} of another penstock or machine; {cure}"
+            )
+        self.slots, at = int(header["slots"]), int(header["slots_at"])
+        self._blob_at, blob_bytes = int(header["blob_at"]), int(header["blob_bytes"])
+        ends = (int(header["map_bytes"]), self._blob_at + blob_bytes)
+        is_whole = ends == (size, size) and at + self.slots * SLOT.itemsize <= self._blob_at
+        is_table = self.slots > 0 and not self.slots & (self.slots - 1) and at >= HEADER.itemsize
+        if not (is_whole and is_table and header["slot_bytes"] == SLOT.itemsize):
+            raise TierError(f"{self.path}: cut short or damaged; {cure}")
+        self._slots_at = at
+        self.entries = int(header["entries"])
+
+    def _table(self) -> NDArray[Any]:
+        """The slots as they are now: a copy, so that the mapping may be closed."""
+        end = self._slots_at + self.slots * SLOT.itemsize
+        return np.frombuffer(self._bytes[self._slots_at : end], SLOT)
+
+    def _text(self, at: int, length: int) -> bytes:
+        if at < self._blob_at or at + length > len(self._bytes):
+            raise TierError(f"{self.path}: damaged; penstock stage copy writes it anew")
+        return self._bytes[at : at + length]
+
+    def slot(self, number: int) -> NDArray[Any]:
+        """One slot, a copy."""
+        at = self._slots_at + number * SLOT.itemsize
+        row: NDArray[Any] = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT)[0]
+        return row
+
+    def find(self, path: bytes) -> int | None:
+        """The slot of a path; None: not in the map."""
+        wanted = int(hashes([path])[0])
+        number = (wanted ^ (wanted >> 32)) & (self.slots - 1)
+        for _ in range(self.slots):
+            row = self.slot(number)
+            if not row["path_at"]:
+                return None
+            if int(row["hash"]) == wanted and path == self._text(
+                int(row["path_at"]), int(row["path_bytes"])
+            ):
+                return number
+            number = (number + 1) & (self.slots - 1)
+        return None
+
+    def copy_of(self, path: bytes) -> bytes | None:
+        """Where a path's copy is, if the map says that it is to be served."""
+        number = self.find(path)
+        if number is None:
+            return None
+        row = self.slot(number)
+        if not row["is_staged"] or row["is_dropped"]:
+            return None
+        return self._text(int(row["copy_at"]), int(row["copy_bytes"]))
+
+    def mark(self, entry: Entry, column: str, value: int, identity: Identity | None = None) -> None:
+        """Sets is_staged or is_dropped of all names of a copy; first who its source is now."""
+        for name in (entry.source, *entry.names):
+            number = self.find(os.fsencode(name))
+            if number is None:
+                continue
+            at = self._slots_at + number * SLOT.itemsize
+            if identity is not None:
+                row = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT).copy()
+                row["size_bytes"], row["ino"] = identity.size_bytes, identity.ino
+                row["mtime_s"], row["mtime_ns"] = divmod(identity.mtime_ns, 10**9)
+                row["ctime_s"], row["ctime_ns"] = divmod(identity.ctime_ns, 10**9)
+                row["dev"] = identity.dev
+                low, high = _AT["size_bytes"], _AT["flags"]
+                self._bytes[at + low : at + high] = row.tobytes()[low:high]
+            self._bytes[at + _AT[column]] = value
+
+    def dropped(self) -> set[bytes]:
+        """The paths that programs dropped."""
+        table = self._table()
+        rows = table[(table["is_dropped"] != 0) & (table["path_at"] != 0)]
+        return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
+
+    def staged(self) -> set[bytes]:
+        """The paths that are served from their copies, if they are unchanged."""
+        table = self._table()
+        is_served = (table["is_staged"] != 0) & (table["is_dropped"] == 0)
+        rows = table[is_served & (table["path_at"] != 0)]
+        return {self._text(int(row["path_at"]), int(row["path_bytes"])) for row in rows}
+
+    def is_retired(self) -> bool:
+        """Whether a newer one is in its place."""
+        return self._bytes[RETIRED_AT] != 0
+
+    def retire(self) -> None:
+        """Says to those who have it mapped that a newer one is in its place."""
+        self._bytes[RETIRED_AT] = 1
+
+    def close(self) -> None:
+        self._bytes.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def current_map(tier: Tier) -> Path:
+    """The tier's map, written anew if the manifest is younger (a copying that was killed).
+
+    Raises TierError: the tier is not there, nothing is staged.
+    """
+    place = Place(tier)
+    if not tier.path.is_dir():
+        raise TierError(
+            f"{tier.path}: tier {tier.name} is not there; mount it, or run without --staged"
+        )
+    if place.is_filling():
+        with suppress(TierError), Map(place.map):
+            return place.map
+    try:
+        told_ns = place.manifest.stat().st_mtime_ns
+    except OSError:
+        raise TierError(
+            f"{tier.name}: nothing is staged there; penstock stage copy RUN --to {tier.name}"
+        ) from None
+    with suppress(OSError, TierError), Map(place.map):
+        if place.map.stat().st_mtime_ns >= told_ns:
+            return place.map
+    with place.locked():
+        return write_map(place, place.entries().values())

@@ -1,0 +1,463 @@
+"""A plan: which files of a run go to a tier, what that is expected to bring, and the curve of it.
+
+Knows evidence, tiers, choices and predictions; copies nothing.  A plan is a file of JSON lines, the
+first of them what it is as a whole, so that a million files can be read one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import tiers
+from penstock.errors import MissingDependency, TierError
+from penstock.registry import Tier
+from penstock.stage.choose import POLICIES, choose, worth
+from penstock.stage.copy import Wanted, stored_bytes
+from penstock.stage.evidence import Evidence
+from penstock.stage.manifest import Place
+from penstock.stage.predict import UNLIKE, Prediction, Predictor
+from penstock.words import count, per_cent, show
+
+__all__ = [
+    "Compared",
+    "Plan",
+    "Point",
+    "facts_of",
+    "is_plan",
+    "load",
+    "picture",
+    "plan",
+    "store",
+    "table_of",
+]
+
+Array = NDArray[Any]
+Progress = Callable[[str, float], None]
+
+VERSION = 1
+MOST_LINE_BYTES = 1 << 20
+CURVE_POINTS = 10
+ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
+KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """If the best of this many bytes were staged: the data wait that would be gone."""
+
+    size_bytes: int
+    gain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What another policy would bring with the same room."""
+
+    policy: str
+    files: int
+    size_bytes: int
+    gain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """gain_s: data wait that is expected to be gone, of wait_s in wall_s (None: not measured).
+
+    how: remade or summed, see Prediction.  of_best: at least this share of what any choice could
+    reach.  files, size_bytes: chosen; all_files, all_bytes: what the run read.  copy_s: at the
+    slower of the tiers' ceilings; None: not measured.  wanted: the files, by gain per byte.
+    """
+
+    run: str
+    tier: str
+    policy: str
+    budget_bytes: int
+    files: int
+    size_bytes: int
+    all_files: int
+    all_bytes: int
+    gain_s: float
+    how: str
+    off: float | None
+    of_best: float | None
+    wait_s: float | None
+    wall_s: float | None
+    epochs: int
+    copy_s: float | None
+    curve: tuple[Point, ...]
+    compared: tuple[Compared, ...]
+    notes: tuple[str, ...]
+    wanted: tuple[Wanted, ...] = field(default=(), repr=False)
+
+
+def plan(
+    run: str,
+    evidence: Evidence,
+    tier: Tier,
+    *,
+    budget_bytes: int | None = None,
+    policy: str = "gain",
+    slow_bps: float | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Chooses files of a run for a tier.  budget_bytes: None is the tier's capacity, or what is
+    free.  slow_bps: what the source gives at most, for the time of copying.
+
+    Raises TierError: a tier that was not measured, one without room, nothing to stage.
+    """
+    if tier.costs is None:
+        raise TierError(f"{tier.name}: not measured; penstock tiers measure {tier.name}")
+    if policy not in POLICIES:
+        raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
+    tell = progress or (lambda what, share: None)
+    notes = list(evidence.notes)
+    budget = _budget(tier, budget_bytes, notes)
+    size = stored_bytes(np.maximum(evidence.size_bytes, 0))
+    tell("asking files", 0.05)
+    evidence = replace(evidence, check_s=_check_s(evidence, notes))
+    tell("weighing files", 0.1)
+    value = worth(evidence, tier.costs)
+    is_fit = _fit(evidence, tier, size, budget, notes)
+    value, size = np.where(is_fit, value, 0.0), np.where(is_fit, size, budget + 1)
+    choice = choose(evidence, value, size, budget, policy)
+    tell("remaking the loader", 0.3)
+    predictor = Predictor(evidence, tier.costs)
+    found = predictor.predict(choice.is_chosen)
+    _say_how(found, predictor, notes)
+    curve = _curve(predictor, value, size, tell)
+    compared = [
+        _compared(other, evidence, value, size, budget, predictor)
+        for other in POLICIES
+        if other != policy
+    ]
+    chosen = np.flatnonzero(choice.is_chosen)
+    if not len(chosen):
+        notes.append("nothing is worth staging: no file's reads were waited for")
+    chosen = chosen[np.argsort(-value[chosen] / np.maximum(1, size[chosen]), kind="stable")]
+    total = int(evidence.size_bytes[chosen].sum())
+    speeds = [bps for bps in (slow_bps, tier.write_bps) if bps]
+    paths, gains = evidence.paths, value.tolist()
+    return Plan(
+        run, tier.name, policy, budget, len(chosen), total, len(evidence),
+        int(evidence.size_bytes.sum()), found.gain_s, found.how, found.off, choice.of_best,
+        evidence.wait_s, evidence.wall_s, evidence.epochs,
+        total / min(speeds) if speeds else None, tuple(curve), tuple(compared), tuple(notes),
+        tuple(Wanted(_real_path(paths[place]), gains[place]) for place in chosen.tolist()),
+    )  # fmt: skip
+
+
+def _budget(tier: Tier, told: int | None, notes: list[str]) -> int:
+    """What may be staged: what is told, within the capacity and what is free."""
+    free = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES
+    held = sum(int(stored_bytes(one.identity.size_bytes)) for one in Place(tier).entries().values())
+    room = free + held
+    if tier.capacity_bytes is not None:
+        room = min(room, tier.capacity_bytes)
+    if told is not None and told > room:
+        notes.append(
+            f"the budget of {show(told, 'B')} is more than {tier.name} holds: {show(room, 'B')}"
+        )
+    budget = room if told is None else min(told, room)
+    if budget <= 0:
+        raise TierError(f"{tier.name}: full: {tier.path} has no room; penstock stage evict")
+    return budget
+
+
+def _fit(evidence: Evidence, tier: Tier, size: Array, budget: int, notes: list[str]) -> Array:
+    """Which files may be staged at all; says why others may not."""
+    device = tier.path.stat().st_dev
+    is_same = evidence.device == device
+    is_large = size > budget
+    if is_same.any():
+        notes.append(
+            f"{count(int(is_same.sum()), 'file')} on the same device as {tier.name}: no gain"
+        )
+    if is_large.any():
+        largest = show(int(evidence.size_bytes[is_large].max()), "B")
+        notes.append(
+            f"{count(int(is_large.sum()), 'file')} larger than the budget, up to {largest}: a file "
+            "is staged whole"
+        )
+    fit: Array = ~is_same & ~is_large
+    return fit
+
+
+def _check_s(evidence: Evidence, notes: list[str]) -> Array:
+    """What it costs to ask for a source at each open: by device, of files that are asked now, but
+    no more than opening one took in the run; where none is there, as much as that.  Where the
+    program itself asks before it opens, it is what asking again costs."""
+    found = np.zeros(len(evidence))
+    missing = 0
+    for device in np.unique(evidence.device).tolist():
+        files = np.flatnonzero(evidence.device == device)
+        opens = max(1.0, float(evidence.opens[files].sum()))
+        most_s = float(evidence.open_s[files].sum()) / opens
+        step = max(1, len(files) // ASKED_FILES)
+        told_s = list(_stat_s(evidence.paths[place] for place in files[::step].tolist()))
+        missing += len(files[::step]) - len(told_s)
+        if len(told_s) >= min(ASKED_LEAST, len(files)):
+            first_s, again_s = (
+                min(most_s, sum(one) / len(told_s)) for one in zip(*told_s, strict=True)
+            )
+            found[files] = np.where(evidence.is_asked[files], again_s, first_s)
+        else:
+            found[files] = most_s
+    if missing:
+        notes.append(f"of the files that were asked for, {missing:,} are not there any more")
+    return found
+
+
+def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
+    """Seconds to ask for each file that is there, and to ask again at once."""
+    for told in paths:
+        begun_s = time.perf_counter()
+        path = _real_path(told)
+        try:
+            os.stat(path)  # noqa: PTH116
+            middle_s = time.perf_counter()
+            os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
+        yield middle_s - begun_s, time.perf_counter() - middle_s
+
+
+def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
+    if found.how == "summed" and predictor.evidence.batches is None:
+        notes.append(
+            "no worker fetched batches: the gain is the wait in calls of the files, less what is "
+            "left of it on the tier"
+        )
+    if predictor.off is not None and predictor.off > UNLIKE:
+        notes.append(
+            f"the remade loader waits {per_cent(predictor.off)} more or less than the run did: "
+            "take the gain for a guess"
+        )
+
+
+def _compared(
+    policy: str,
+    evidence: Evidence,
+    value: Array,
+    size: Array,
+    budget: int,
+    predictor: Predictor,
+) -> Compared:
+    is_chosen = choose(evidence, value, size, budget, policy).is_chosen
+    return Compared(
+        policy,
+        int(is_chosen.sum()),
+        int(evidence.size_bytes[is_chosen].sum()),
+        predictor.predict(is_chosen).gain_s,
+    )
+
+
+def _curve(predictor: Predictor, value: Array, size: Array, tell: Progress) -> Iterator[Point]:
+    """The gain by bytes: of the files of most value per byte, more and more of them."""
+    order = np.argsort(-value / np.maximum(1, size), kind="stable")
+    order = order[value[order] > 0]
+    yield Point(0, 0.0)
+    if not len(order):
+        return
+    ends = np.cumsum(size[order])
+    is_chosen = np.zeros(len(value), bool)
+    done = 0
+    for step in range(1, CURVE_POINTS + 1):
+        n = max(1, int(np.searchsorted(ends, ends[-1] * step / CURVE_POINTS, side="right")))
+        if n <= done:
+            continue
+        is_chosen[order[done:n]] = True
+        done = n
+        tell("drawing the curve", 0.4 + 0.6 * step / CURVE_POINTS)
+        total = int(predictor.evidence.size_bytes[order[:n]].sum())
+        yield Point(total, predictor.predict(is_chosen).gain_s)
+
+
+def _real_path(told: str) -> str:
+    r"""The path that a table tells: there bytes that are no UTF-8 stand as \xff."""
+    if "\\x" not in told or os.path.lexists(told):
+        return told
+    data = re.sub(rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), told.encode())
+    return os.fsdecode(data)
+
+
+# --- as a file -----------------------------------------------------------------------------------
+
+
+def store(made: Plan, path: Path) -> None:
+    """Writes a plan, whole or not at all.  Raises TierError."""
+    facts = {"penstock_plan": VERSION, **asdict(made)}
+    del facts["wanted"]
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(draft, "w", encoding="ascii") as file:
+            file.write(json.dumps(facts) + "\n")
+            for one in made.wanted:
+                file.write(json.dumps({"path": one.path, "gain_s": one.gain_s}) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        raise TierError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file begins as a plan does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(17) == b'{"penstock_plan":'
+    except OSError:
+        return False
+
+
+def load(path: Path) -> tuple[Wanted, ...]:
+    """The files of a plan.  Raises TierError: not one, of another version, a damaged line."""
+    try:
+        with open(path, "rb") as file:
+            head = json.loads(file.readline(MOST_LINE_BYTES))
+            if not isinstance(head, dict) or head.get("penstock_plan") != VERSION:
+                raise TierError(f"{path}: no plan of this version; penstock stage plan makes one")
+            return tuple(_lines(file))
+    except OSError as error:
+        raise TierError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TierError(f"{path}: damaged ({error}); penstock stage plan makes it anew") from error
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[Wanted]:
+    for line in file:
+        told = json.loads(line)
+        wanted = Wanted(told["path"], float(told["gain_s"]))
+        if not isinstance(wanted.path, str) or not math.isfinite(wanted.gain_s):
+            raise ValueError("a line that is no file")
+        if not wanted.path.startswith("/") or ".." in wanted.path.split("/"):
+            raise ValueError(f"{wanted.path!r}: no absolute path")
+        yield wanted
+
+
+# --- shown ---------------------------------------------------------------------------------------
+
+
+def table_of(made: Plan) -> Any:
+    """A plan as something that rich prints."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    of_wait = f" of {show(made.wait_s, 's')} data wait" if made.wait_s is not None else ""
+    lines: list[Any] = [
+        Text(
+            f"{count(made.files, 'file')} of {made.all_files:,}, {show(made.size_bytes, 'B')} of "
+            f"{show(made.all_bytes, 'B')}: expected to remove {show(made.gain_s, 's')}{of_wait}",
+            "bold",
+        ),
+        Text(_sentence(made)),
+        Text(""),
+    ]
+    curve = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, justify in (("staged", "right"), ("removes", "right"), ("", "left")):
+        curve.add_column(name, justify=justify)  # type: ignore[arg-type]
+    most = max((point.gain_s for point in made.curve), default=0.0)
+    for point in made.curve[1:]:
+        bar = "█" * round(30 * point.gain_s / most) if most > 0 else ""
+        curve.add_row(show(point.size_bytes, "B"), show(point.gain_s, "s"), Text(bar, "cyan"))
+    lines += [curve, Text("")]
+    others = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("by", "files", "bytes", "removes"):
+        others.add_column(name, justify="left" if name == "by" else "right")
+    mine = Compared(made.policy, made.files, made.size_bytes, made.gain_s)
+    for one in (mine, *made.compared):
+        others.add_row(
+            one.policy, f"{one.files:,}", show(one.size_bytes, "B"), show(one.gain_s, "s")
+        )
+    lines.append(others)
+    lines += [Text(note, "dim") for note in made.notes]
+    return Group(*lines)
+
+
+def _sentence(made: Plan) -> str:
+    parts = []
+    if made.of_best is not None:
+        parts.append(f"at least {100 * made.of_best:.1f} % of what any choice could remove")
+    if made.copy_s is not None:
+        parts.append(f"copying takes {show(made.copy_s, 's')}")
+        per_epoch_s = made.gain_s / made.epochs
+        if per_epoch_s > 0:
+            epochs = math.ceil(made.copy_s / per_epoch_s)
+            parts.append(f"paid back after {count(max(1, epochs), 'epoch')}")
+    return ", ".join(parts) or "the time of copying is not known"
+
+
+def picture(made: Plan, path: Path) -> None:
+    """The curve as a page (.html) or a picture (.png, .svg, .pdf).
+
+    Raises MissingDependency; TierError: another suffix, a file that cannot be written.
+    """
+    gb = [point.size_bytes / 1e9 for point in made.curve]
+    gain_s = [point.gain_s for point in made.curve]
+    marks = [(one.policy, one.size_bytes / 1e9, one.gain_s) for one in made.compared]
+    marks.append((made.policy, made.size_bytes / 1e9, made.gain_s))
+    try:
+        if path.suffix == ".html":
+            _page(gb, gain_s, marks, path)
+        elif path.suffix in (".png", ".svg", ".pdf"):
+            _figure(gb, gain_s, marks, path)
+        else:
+            raise TierError(f"{path}: choose a name that ends in .html, .png, .svg or .pdf")
+    except OSError as error:
+        raise TierError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+X_TITLE, Y_TITLE = "staged (GB)", "data wait removed (s)"
+Marks = Sequence[tuple[str, float, float]]
+
+
+def _page(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path) -> None:
+    try:
+        import plotly.graph_objects as go
+    except ModuleNotFoundError as error:
+        raise MissingDependency("a page needs an extra: pip install 'penstock[html]'") from error
+    figure = go.Figure(go.Scatter(x=gb, y=gain_s, mode="lines+markers", name="best by gain"))
+    for name, x, y in marks:
+        figure.add_scatter(x=[x], y=[y], mode="markers+text", text=[name], name=name)
+    figure.update_traces(textposition="top center")
+    figure.update_layout(xaxis_title=X_TITLE, yaxis_title=Y_TITLE, template="simple_white")
+    text = figure.to_html(include_plotlyjs=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "a picture needs an extra: pip install 'penstock[bench]'; a page (.html) does not"
+        ) from error
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(gb, gain_s, marker="o", markersize=3, label="best by gain")
+    for name, x, y in marks:
+        axes.plot([x], [y], "s", markersize=5)
+        axes.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4))
+    axes.set_xlabel(X_TITLE)
+    axes.set_ylabel(Y_TITLE)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def facts_of(made: Plan) -> Mapping[str, Any]:
+    """A plan as what JSON holds, without its files."""
+    facts = asdict(made)
+    facts["wanted"] = len(made.wanted)
+    return facts

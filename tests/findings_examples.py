@@ -1,0 +1,296 @@
+"""Runs whose trouble is known: one for each rule, made by hand.  Knows no rule.
+
+The tests judge them, and docs/findings.md shows what a terminal says of them.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from penstock.measures import Measures, measure
+from synthetic import MS, Synthetic, loop, reads
+
+S = 1000 * MS
+
+
+def a_file(run: Synthetic, path: str = "/data/a.jpg", size: int = 60_000) -> str:
+    run.file(path, size=size)
+    return path
+
+
+def files_of(ms: float, *, stat_ms: float = 0.01, stats: int = 1) -> Callable[..., Synthetic]:
+    """A job that opens, examines and reads a file a batch."""
+
+    def job(**more: object) -> Synthetic:
+        run = Synthetic()
+
+        def fetch(at: int, batch: int, process: int) -> int:
+            path = a_file(run, f"/data/{batch}.jpg")
+            at = reads(run, at, process, op="open", ms=stat_ms, path=path)
+            at = reads(run, at, process, op="stat", ms=stat_ms, path=path, n=stats)
+            return reads(run, at, process, ms=ms, path=path)
+
+        loop(run, fetch, **more)  # type: ignore[arg-type]
+        return run
+
+    return job
+
+
+def big_reads(*, ceiling: float | None = None, size: int = 4_000_000) -> Synthetic:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin", size)
+        return reads(run, at, process, ms=40, size=size, path=path, offset=0)
+
+    loop(run, fetch, batches=60, workers=1, compute_ms=5)
+    run.note("mount", "/\text4\t/dev/sda")
+    if ceiling:
+        run.ceiling("/", "read", ceiling)
+    return run
+
+
+def lmdb_like(offsets: Callable[[int], int]) -> Synthetic:
+    run = Synthetic()
+    a_file(run, "/data/data.mdb", 1 << 30)
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        for i in range(8):
+            at = reads(run, at, process, path="/data/data.mdb", op="pread", ms=3, size=8192,
+                       offset=offsets(batch * 8 + i))  # fmt: skip
+        return at
+
+    loop(run, fetch, batches=60, workers=1, compute_ms=5)
+    return run
+
+
+def anywhere(number: int) -> int:
+    """Where in a gigabyte the n-th record lies, in no order."""
+    return (number * 7_919_137 + 1) % (1 << 30) // 4096 * 4096
+
+
+def cliff(*, memory: int | None, slow_from: int = 60) -> Synthetic:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin", 1 << 20)
+        return reads(run, at, process, ms=4 if batch < slow_from else 20, size=1 << 20, path=path)
+
+    loop(run, fetch, batches=120, workers=0, compute_ms=10)
+    if memory:
+        run.note("memory_bytes", str(memory))
+    return run
+
+
+def twice_over(kind: str) -> Synthetic:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/mnt/data/{batch % 30}.bin", 1 << 20)
+        return reads(run, at, process, ms=20, size=1 << 20, path=path)
+
+    loop(run, fetch, batches=60, workers=0, compute_ms=10)
+    run.note("mount", "/\text4\t/dev/sda")
+    run.note("mount", f"/mnt\t{kind}\tserver:/export")
+    return run
+
+
+def mapped(faults: int, *, delay: float = 0.05) -> Synthetic:
+    """Batches of 30 ms, a tenth of it on a processor, from a file that is mapped."""
+    run = Synthetic()
+    run.call("mmap", 1, 2, path=a_file(run, "/data/data.mdb", 1 << 30), asked=1 << 30)
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        end = at + 30 * MS
+        if faults:
+            run.span("fetch faults", end + 2, end + 3, process=process, index=batch, a=1, b=faults)
+        return end
+
+    loop(run, fetch, batches=50, workers=1, compute_ms=5, busy=0.1, delay=delay)
+    return run
+
+
+def unequal(slow: float) -> Synthetic:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin")
+        return reads(run, at, process, ms=20 * (slow if process == 3 else 1), path=path)
+
+    loop(run, fetch, batches=80, workers=4, compute_ms=6)
+    return run
+
+
+def two_ranks(slow_ms: float) -> Synthetic:
+    run = Synthetic()
+    for rank, ms in ((0, 10.0), (1, slow_ms)):
+        loop(run, lambda at, batch, process, ms=ms: reads(run, at, process, ms=ms, size=1 << 20),
+             batches=50, workers=0, compute_ms=20, main=1 + 10 * rank, rank=rank)  # fmt: skip
+    return run
+
+
+def with_tail(every: int, factor: float) -> Synthetic:
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin")
+        for i in range(10):
+            is_slow = every and (batch * 10 + i) % every == 0
+            at = reads(run, at, process, ms=factor if is_slow else 1, path=path)
+        return at
+
+    loop(run, fetch, batches=100, workers=0, compute_ms=5)
+    return run
+
+
+def crowded(kept: float, size: int = 4 << 20, crowd: int = 4) -> Synthetic:
+    """Phases of one and of four (crowd) readers at once, one after the other; together they get
+    `kept` of what one gets."""
+    run = Synthetic()
+    at = 1000 * MS
+    for phase in range(40):
+        readers = 1 if phase % 2 else crowd
+        took = int(5 * MS * readers / (kept if readers > 1 else 1))
+        until = at + 800 * MS
+        while at < until:
+            for reader in range(readers):
+                path = a_file(run, f"/data/{reader}.bin", 1 << 30)
+                begun = at + reader * took // readers
+                run.call("pread", begun, begun + took, path=path, moved=size, process=2 + reader,
+                         offset=0)  # fmt: skip
+            at += took
+    run.fetch(1000 * MS, 1100 * MS, 0, process=2, cpu=0, delay=0)
+    run.wait(1000 * MS, 1100 * MS, 0)
+    run.step(1100 * MS, 1100 * MS + 1, 0)
+    run.fetch(1100 * MS, at, 1, process=2, cpu=0, delay=0)
+    run.wait(1100 * MS + 1, at, 1)
+    run.step(at, at + MS, 1)
+    run.process(1, end=at + 2 * MS)
+    for worker in range(crowd):
+        run.worker(2 + worker, start=1000 * MS, end=at, number=worker)
+    return run
+
+
+def decoding(cpu: float, delay: float, cpus: int | None = None) -> Synthetic:
+    run = Synthetic()
+    if cpus:
+        run.note("cpus", str(cpus))
+    loop(run, lambda at, batch, process: at + 30 * MS, batches=60, workers=1, compute_ms=5,
+         busy=cpu, delay=delay)  # fmt: skip
+    return run
+
+
+def saving(
+    *,
+    ranks: int = 1,
+    size: int = 50_000_000,
+    grows: int = 0,
+    every: int = 20,
+    ms: int = 200,
+    other_bps: float = 0,
+) -> Synthetic:
+    """other_bps: what another tier was measured to write."""
+    run = Synthetic()
+    if other_bps:
+        run.ceiling("/mnt/nvme", "write", other_bps)
+    for rank in range(ranks):
+        main = 1 + 10 * rank
+        path = f"/out/{rank}.pt"
+        run.file(path, path_class="output", size=0)
+
+        def save(now: int, batch: int, main: int = main, rank: int = rank, path: str = path) -> int:
+            if batch % every != every - 1:
+                return now
+            end = now + ms * MS
+            run.call("write", now, end, path=path, moved=size + rank * grows, process=main)
+            run.span("checkpoint", now, end, index=batch, process=main)
+            return end
+
+        loop(run, lambda at, batch, process: at + 1000, workers=0, compute_ms=10, main=main,
+             between=save, rank=rank if ranks > 1 else None)  # fmt: skip
+    run.note("mount", "/\text4\t/dev/sda")
+    return run
+
+
+def without_steps(*, stats: int = 1, size: int = 60_000, read_ms: float = 1) -> Synthetic:
+    """A program that is no training, or a foreign recording of one: half of its time is I/O."""
+    run = Synthetic()
+    at = 0
+    for number in range(50):
+        path = a_file(run, f"/data/{number}", size)
+        at = reads(run, at, 1, op="open", path=path, ms=0.1, n=stats)
+        at = reads(run, at, 1, path=path, ms=read_ms, size=size)
+    run.process(1, end=2 * at)
+    return run
+
+
+def asking_again(empty_ms: float) -> Synthetic:
+    """Each file is asked at its end whether there is more."""
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin")
+        at = reads(run, at, process, ms=5, path=path)
+        return reads(run, at, process, ms=empty_ms, size=0, path=path)
+
+    loop(run, fetch, batches=60, workers=0, compute_ms=5)
+    return run
+
+
+def restarting(load_s: float) -> Synthetic:
+    run = Synthetic()
+    a_file(run, "/data/model.pt", 1 << 30)
+    run.span("restore", MS, int(load_s * S))
+    reads(run, 2 * MS, 1, path="/data/model.pt", ms=load_s * 900, size=1 << 30, offset=0)
+    loop(run, lambda at, batch, process: at + 1000, workers=0, start=int(load_s * S) + MS)
+    return run
+
+
+def costly(cost_ns: int) -> Synthetic:
+    run = files_of(1, stats=50)(batches=60)
+    run.note("event_cost_ns", str(cost_ns))
+    return run
+
+
+def short_of_workers() -> Synthetic:
+    run = files_of(30)(batches=60, workers=2, compute_ms=5, busy=0.1)
+    run.note("cpus", "16")
+    return run
+
+
+def starting_slowly() -> Synthetic:
+    run = Synthetic()
+    loop(run, lambda at, batch, process: at + (3 * S if not batch else MS), batches=100,
+         workers=1, compute_ms=10)  # fmt: skip
+    return run
+
+
+# By rule: a run in which it finds something.
+EXAMPLES: dict[str, Callable[[], Synthetic]] = {
+    "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
+    "D2": lambda: files_of(20)(batches=40, workers=1, compute_ms=5),
+    "D3": lambda: big_reads(ceiling=105e6),
+    "D4": lambda: lmdb_like(anywhere),
+    "D5": lambda: cliff(memory=64 << 20),
+    "D6": lambda: twice_over("nfs4"),
+    "D7": lambda: mapped(12),
+    "D8": lambda: unequal(2.5),
+    "D9": lambda: with_tail(50, 40),
+    "W1": short_of_workers,
+    "W2": lambda: decoding(0.9, 0.05),
+    "W3": lambda: decoding(0.4, 0.5, cpus=2),
+    "W4": starting_slowly,
+    "C1": saving,
+    "C2": lambda: saving(other_bps=2e9),
+    "C3": lambda: saving(ranks=4),
+    "C4": lambda: restarting(40),
+    "E1": lambda: asking_again(3),
+    "E2": lambda: crowded(0.5),
+    "X1": lambda: files_of(20)(batches=20, folded_events=5000),
+    "X2": lambda: costly(200_000),
+}
+
+
+@cache
+def example(rule: str) -> Measures:
+    """The measures of a rule's example; made once."""
+    return measure(EXAMPLES[rule]())

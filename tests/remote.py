@@ -1,0 +1,78 @@
+"""Servers on loopback for tests of remote tiers: S3 by moto, SFTP by asyncssh.  Fixtures."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.stores import Store, open_store
+
+__all__ = ["BUCKET", "s3", "s3_server", "sftp_server"]
+
+BUCKET = "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, tmp_path: Path) -> Store:
+    store = open_store(
+        f"s3://{BUCKET}/{tmp_path.name}",
+        key="a",
+        secret="b",
+        client_kwargs={"endpoint_url": s3_server, "region_name": "us-east-1"},
+    )
+    if not store._fs.exists(BUCKET):
+        store.call("create_bucket", Bucket=BUCKET)
+    return store
+
+
+@pytest.fixture(scope="session")
+def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    asyncssh = pytest.importorskip("asyncssh", reason="asyncssh is not installed")
+    pytest.importorskip("paramiko", reason="paramiko is not installed")
+    root = tmp_path_factory.mktemp("sftp")
+    loop, ready, port = asyncio.new_event_loop(), threading.Event(), [0]
+
+    class Anyone(asyncssh.SSHServer):
+        def begin_auth(self, username: str) -> bool:
+            return False
+
+    async def serve() -> None:
+        server = await asyncssh.create_server(
+            Anyone,
+            "127.0.0.1",
+            0,
+            server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+            sftp_factory=lambda chan: asyncssh.SFTPServer(chan, chroot=os.fspath(root)),
+        )
+        port[0] = server.sockets[0].getsockname()[1]
+        ready.set()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield port[0], root
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)

@@ -1,0 +1,501 @@
+"""The Checkpointer: what it blocks for, what it leaves, what it says when something is wrong."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import SaveError, TierError, TierFull
+from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.formats import find
+from penstock.save.gather import Session
+from penstock.save.tiered import rate_bps
+from penstock.save.verify import verify
+from penstock.stores import LocalStore
+
+torch = pytest.importorskip("torch", reason="most states are torch's")
+
+
+def state(step: int = 1, n: int = 1000) -> dict[str, Any]:
+    return {"w": np.full(n, float(step)), "step": step}
+
+
+def saved(folder: Path, *steps: int, **options: Any) -> None:
+    with Checkpointer(folder, **options) as ckpt:
+        for step in steps:
+            ckpt.save(step, state(step)).local.result(30)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_a_model_and_its_optimizer_come_back_and_training_goes_on_alike(tmp_path: Path) -> None:
+    def training(until: int, ckpt: Checkpointer) -> list[float]:
+        torch.manual_seed(3)
+        model = torch.nn.Linear(20, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        everything: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer,
+            "random": torch.get_rng_state(),
+            "losses": [],
+        }
+        first = ckpt.restore(everything, default=0)
+        torch.set_rng_state(everything["random"])
+        losses: list[float] = list(everything["losses"])
+        for step in range(first, until):
+            loss = (model(torch.randn(8, 20)) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            everything |= {"random": torch.get_rng_state(), "losses": losses}
+            ckpt.save(step + 1, everything)
+        return losses
+
+    with Checkpointer(tmp_path / "whole") as ckpt:
+        whole = training(12, ckpt)
+    with Checkpointer(tmp_path / "cut") as ckpt:
+        training(5, ckpt)
+    with Checkpointer(tmp_path / "cut") as ckpt:
+        assert training(12, ckpt) == whole
+        assert ckpt.restored is not None
+        assert ckpt.restored.step == 5
+
+
+def test_what_lies_there_loads_with_torch_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    with Checkpointer(tmp_path) as ckpt:
+        path = ckpt.save(7, {"model": model, "note": "x"}).local.result(30)
+        model.weight.data.zero_()
+    program = f"""
+import torch
+found = torch.load({str(Path(str(path)) / "state.pt")!r}, weights_only=True)
+assert found["note"] == "x" and found["model"]["weight"].abs().sum() > 0
+import sys
+assert not any(name.startswith("penstock") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+
+
+def test_the_three_futures_come_in_order_and_say_where(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    with Checkpointer(fast, slow) as ckpt:
+        handle = ckpt.save(3, state(3))
+        assert handle.staged.done()
+        assert handle.local.result(30) == str(fast / "step-00000003")
+        assert handle.durable.result(60) == str(slow / "step-00000003")
+        assert ckpt.at_risk().step == 3
+        assert ckpt.at_risk().backlog == 0
+        [known] = ckpt.saves
+        assert known.block_s is not None
+        assert known.local_s is not None
+        assert known.durable_s is not None
+        assert known.block_s < known.local_s < known.durable_s
+    assert all(verify(one, "full").is_whole for one in find(LocalStore(slow)))
+
+
+def test_the_slow_tier_alone_serves_a_restart_on_another_node(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
+        ckpt.save(4, state(4)).durable.result(60)
+    other = state(0)
+    with Checkpointer(tmp_path / "other-node", tmp_path / "slow") as ckpt:
+        assert ckpt.restore(other) == 4
+        assert ckpt.restored is not None
+        assert ckpt.restored.path == tmp_path / "slow" / "step-00000004"
+    assert other["w"][0] == 4.0
+
+
+def test_a_damaged_newest_is_passed_over_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 1, 2, keep=Keep(last=5))
+    file = tmp_path / "step-00000002" / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found = state(0)
+    with caplog.at_level(logging.WARNING), Checkpointer(tmp_path, level="full") as ckpt:
+        assert ckpt.restore(found) == 1
+    assert found["w"][0] == 1.0
+    assert "step-00000002" in caplog.text
+
+
+def test_a_file_that_cannot_be_loaded_is_looked_at_and_remembered(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"w": torch.full((1000,), float(step))}).local.result(30)
+    file = tmp_path / "step-00000002" / "state.pt"
+    content = bytearray(file.read_bytes())
+    content[content.index(b"data.pkl") + 60] ^= 0xFF  # in the pickle; sizes stay as they are
+    file.write_bytes(content)
+    found = {"w": torch.zeros(1000)}
+    with Checkpointer(tmp_path, level="sizes") as ckpt:
+        assert ckpt.restore(found) == 1
+        assert found["w"][0] == 1
+        assert ckpt.restore(found) == 1
+        assert ckpt.restored is not None
+        assert "a restart from it failed" in ckpt.restored.rejected[0][1]
+
+
+def test_nothing_there_is_the_default_or_a_sentence(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state(), default=0) == 0
+        with pytest.raises(SaveError, match="no checkpoint there"):
+            ckpt.restore(state())
+
+
+def test_when_nothing_is_whole_a_default_is_no_way_to_lose_the_run(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    (tmp_path / "step-00000001" / "state.safetensors").write_bytes(b"short")
+    with Checkpointer(tmp_path) as ckpt, pytest.raises(SaveError, match="no checkpoint is whole"):
+        ckpt.restore(state(), default=0)
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        ({"model": torch.nn.Linear(4, 2)}, "(?s)model: does not fit.*size mismatch"),
+        ({"model": torch.nn.Linear(3, 2), "new": 1}, "has no new"),
+        ({"model": {"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}}, "shape"),
+        ({"model": {"more": 1}}, "more was not saved"),
+    ],
+)
+def test_a_program_that_has_changed_is_told_and_nothing_older_is_tried(
+    tmp_path: Path, now: dict[str, Any], says: str
+) -> None:
+    with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"model": torch.nn.Linear(3, 2)})
+        ckpt.save(2, {"model": torch.nn.Linear(3, 2)}).local.result(30)
+        with pytest.raises(SaveError, match=says):
+            ckpt.restore(now)
+        assert ckpt.restored is not None
+        assert ckpt.restored.step == 2
+
+
+def test_a_clock_set_back_changes_nothing_steps_decide(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, keep=Keep(last=5))
+    for path in (tmp_path / "step-00000001").iterdir():
+        os.utime(path, (2e9, 2e9))
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state()) == 2
+
+
+def test_the_same_device_is_said_and_the_same_folder_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), Checkpointer(tmp_path / "a", tmp_path / "b"):
+        pass
+    assert "on the same device" in caplog.text
+    with pytest.raises(SaveError, match="one folder"):
+        Checkpointer(tmp_path / "a", tmp_path / "a")
+
+
+def test_a_tier_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TierError, match=r"file/run.*mounted"):
+        Checkpointer(tmp_path / "file" / "run")
+    with pytest.raises(SaveError, match="needs a folder"):
+        Checkpointer()
+
+
+def test_two_jobs_in_one_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import gather
+
+    monkeypatch.setattr(gather, "CLAIM_S", 0.3)
+    with Checkpointer(tmp_path), pytest.raises(SaveError, match="another job has this folder"):
+        Session(str(tmp_path))
+
+
+def test_a_writer_that_dies_is_named_at_the_handle_and_at_the_next_save(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, state(1)).local.result(30)
+        assert ckpt._writer is not None
+        os.kill(ckpt._writer.pid, signal.SIGKILL)
+        handle = ckpt.save(2, state(2))
+        with pytest.raises(SaveError, match="killed by signal 9"):
+            handle.local.result(30)
+        with pytest.raises(SaveError, match="killed by signal 9"):
+            ckpt.save(3, state(3))
+        ckpt.save(4, state(4)).local.result(30)
+    assert names(tmp_path)[-1] == "step-00000004"
+    assert "step-00000002" not in names(tmp_path)
+
+
+def test_a_failed_save_may_be_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), Checkpointer(tmp_path, on_error="warn") as ckpt:
+        assert ckpt._writer is not None
+        os.kill(ckpt._writer.pid, signal.SIGKILL)
+        assert isinstance(ckpt.save(1, state(1)).local.exception(30), SaveError)
+        ckpt.save(2, state(2)).local.result(30)
+    assert "killed by signal 9" in caplog.text
+
+
+def test_a_full_tier_is_said_with_path_and_bytes_and_the_older_stays(
+    tmp_path: Path, small_disk: Callable[[int], Any]
+) -> None:
+    with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
+        ckpt.save(1, {"w": np.ones(1 << 20)}).local.result(30)
+        handle = ckpt.save(2, {"w": np.ones(5 << 20)})
+        error = handle.local.exception(30)
+        assert "state.safetensors" in str(error)
+        assert "full after" in str(error)
+        assert names(disk) == ["step-00000001"]
+        found = {"w": np.zeros(1 << 20)}
+        assert ckpt.restore(found) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Callable[[int], Any]:
+    @contextmanager
+    def made(size_bytes: int) -> Iterator[Path]:
+        folder = tmp_path / "small"
+        folder.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder],
+            capture_output=True,
+        )
+        if mounted.returncode:
+            pytest.skip("a file system cannot be mounted here: needs root")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+    return made
+
+
+def test_no_room_skips_or_fails_as_it_was_told(
+    tmp_path: Path, small_disk: Callable[[int], Any]
+) -> None:
+    with small_disk(24 << 20) as disk:
+        with Checkpointer(disk, keep=Keep(last=9), on_full="skip") as ckpt:
+            ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(30)
+            handle = ckpt.save(2, {"w": np.ones(2 << 20)})
+            assert handle.local.result(1) is None
+            assert ckpt.saves[-1].is_skipped
+        with Checkpointer(disk, tmp_path / "slow", on_full="direct") as ckpt:
+            ckpt.save(3, {"w": np.ones(10)}).local.result(30)
+            ckpt._snapshot_bytes = lambda: 20 << 20  # type: ignore[method-assign]
+            path = ckpt.save(4, {"w": np.ones(10)}).local.result(30)
+            assert path == str(tmp_path / "slow" / "step-00000004")
+
+
+def test_waiting_where_nothing_can_be_freed_is_an_error(
+    tmp_path: Path, small_disk: Callable[[int], Any]
+) -> None:
+    with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
+        ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(30)
+        with pytest.raises(TierFull, match="no drain can free any"):
+            ckpt.save(2, {"w": np.ones(2 << 20)})
+
+
+def test_what_the_rules_do_not_keep_goes(tmp_path: Path) -> None:
+    saved(tmp_path, *range(1, 7), keep=Keep(last=2, every=3))
+    assert names(tmp_path) == ["step-00000003", "step-00000005", "step-00000006"]
+
+
+def test_a_committed_name_is_never_written_again(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    before = (tmp_path / "step-00000001" / "state.safetensors").read_bytes()
+    with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
+        ckpt.save(1, state(9)).local.result(30)
+    assert (tmp_path / "step-00000001" / "state.safetensors").read_bytes() == before
+    assert names(tmp_path) == ["step-00000001", "step-00000001.2"]
+
+
+def test_a_forked_worker_does_not_keep_the_writer_alive(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt._writer is not None
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        try:
+            begin_s = time.monotonic()
+            ckpt.close()
+            assert time.monotonic() - begin_s < 20
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+JOB = """
+import os, sys, time
+import numpy as np
+from penstock.save.checkpointer import Checkpointer, Keep
+
+fast, slow, until = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
+mine = {"w": np.zeros(300_000), "step": 0}
+with Checkpointer(fast, slow, keep=Keep(fast=2, last=2)) as ckpt:
+    step = ckpt.restore(mine, default=0)
+    assert (mine["w"] == step).all() and mine["step"] == step, "a mixture"
+    print("began at", step, flush=True)
+    while step < until:
+        step += 1
+        mine["w"][:] = step
+        mine["step"] = step
+        handle = ckpt.save(step, mine)
+        handle.local.add_done_callback(lambda done, step=step: done.exception() or os.write(
+            1, f"local {step}\\n".encode()))
+"""
+
+
+@pytest.mark.parametrize("victims", ["training", "writer", "both"])
+def test_killed_at_random_it_resumes_from_what_was_said_to_be_there(
+    tmp_path: Path, victims: str
+) -> None:
+    """A short round; benchmarks/soak_save.py does a thousand."""
+    chance = random.Random(7)
+    program = tmp_path / "job.py"
+    program.write_text(JOB)
+    shared = set(os.listdir("/dev/shm"))
+    promised = 0
+    for _ in range(4):
+        job = subprocess.Popen(
+            [sys.executable, program, tmp_path / "fast", "", "100000"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert job.stdout is not None
+        first = job.stdout.readline()
+        assert first.startswith("began at"), first + (job.stderr.read() if job.stderr else "")
+        assert int(first.split()[-1]) >= promised
+        time.sleep(chance.uniform(0.05, 0.6))
+        writers = children(job.pid)
+        for pid in (writers if victims != "training" else []) + (
+            [job.pid] if victims != "writer" else []
+        ):
+            os.kill(pid, signal.SIGKILL)
+        told, _ = job.communicate(timeout=60)
+        said = [int(line.split()[1]) for line in told.splitlines() if line.startswith("local")]
+        promised = max([promised, *said])
+        for pid in writers:
+            gone(pid)
+    left = [path for path in (tmp_path / "fast").glob("*") if path.suffix != ".part"]
+    assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "fast")))
+    assert left
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def gone(pid: int) -> None:
+    """Returns when a process has ended: a writer finishes what it was given."""
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        try:
+            if ") Z" in Path(f"/proc/{pid}/stat").read_text():
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} does not end")
+
+
+def test_the_report_shows_the_block_and_the_writer_s_own_writes(
+    recorded: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = recorded(
+        textwrap.dedent(
+            f"""
+            import torch
+            from penstock.save.checkpointer import Checkpointer
+            model = torch.nn.Linear(1000, 1000)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with Checkpointer({str(tmp_path / "fast")!r}) as ckpt:
+                for step in range(12):
+                    model(torch.randn(8, 1000)).sum().backward()
+                    optimizer.step()
+                    if step in (4, 8):
+                        ckpt.save(step, {{"model": model}}).local.result(60)
+                [first, second] = ckpt.saves
+                assert first.is_first and not second.is_first
+            """
+        )
+    )
+    spans = run.sql(
+        "select name, count(*), count(distinct process) from spans "
+        "where name in ('checkpoint', 'snapshot', 'local commit') group by name order by name"
+    ).fetchall()
+    assert spans == [("checkpoint", 2, 1), ("local commit", 2, 1), ("snapshot", 2, 1)]
+
+
+def test_lost_time_is_measured_from_the_optimizer_s_own_steps(tmp_path: Path) -> None:
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.randn(8, 10)).sum().backward()
+        optimizer.step()
+        other.step()  # a second optimizer makes no second step
+
+    with Checkpointer(tmp_path) as ckpt:
+        for _ in range(30):
+            step()
+        ckpt.save(30, {"model": model}).local.result(30)
+        assert ckpt.saves[-1].lost_s is None  # no step has ended since
+        for _ in range(5):
+            step()
+        assert len(ckpt._steps) == 35
+        lost_s = ckpt.saves[-1].lost_s
+        block_s = ckpt.saves[-1].block_s
+        assert lost_s is not None
+        assert block_s is not None
+        assert lost_s >= block_s * 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"),
+    [
+        ("300MB/s", 300e6),
+        ("1.5 GiB/s", 1.5 * 2**30),
+        ("20 kB/s", 20e3),
+        ("5B/s", 5.0),
+        (None, None),
+    ],
+)
+def test_rates_are_read(text: str | None, bps: float | None) -> None:
+    assert rate_bps(text) == bps
+
+
+@pytest.mark.parametrize("text", ["fast", "300", "MB/s", "-5MB/s", "0MB/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(SaveError, match="is no rate"):
+        rate_bps(text)
+
+
+def test_jax_arrays_come_back_where_they_were(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax", reason="JAX's arrays need JAX")
+    import jax.numpy as jnp
+
+    parameters = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3, jnp.bfloat16)}
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"params": parameters, "step": 1})
+        found: dict[str, Any] = {
+            "params": jax.tree.map(jnp.zeros_like, parameters),
+            "step": 0,
+        }
+        assert ckpt.restore(found) == 1
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: bool((a == b).all()), found["params"], parameters)
+    )
+    assert found["params"]["b"].dtype == jnp.bfloat16
+    assert found["step"] == 1

@@ -1,0 +1,323 @@
+"""Each framework's training, killed at random, goes on with the losses that it would have had."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from penstock.save.formats import find
+from penstock.save.verify import verify
+from penstock.stores import LocalStore
+
+# Every program is run as PROGRAM FAST SLOW and prints "LOSS STEP VALUE" after each step.
+BEGIN = """
+import os, sys, time
+fast, slow = sys.argv[1:3]
+
+def say(step, loss):
+    loss = float(loss.detach() if hasattr(loss, "detach") else loss)
+    os.write(1, f"LOSS {step} {loss!r}\\n".encode())
+    time.sleep(0.05)  # so that a kill finds it in its steps, and not at its end
+"""
+
+DCP = """
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from penstock.adapters.save.torch import TieredReader, TieredWriter
+
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.manual_seed(1)
+model = torch.nn.Linear(20, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+state = {"model": model.state_dict(), "momentum": torch.zeros(1, 20), "bias": torch.zeros(1)}
+reader = TieredReader.latest(fast, slow)
+step = 0
+if reader is not None:
+    dcp.load(state, storage_reader=reader)
+    step = reader.step
+    model.load_state_dict(state["model"])
+    optimizer.state[model.weight]["momentum_buffer"] = state["momentum"].clone()
+    optimizer.state[model.bias]["momentum_buffer"] = state["bias"].clone()
+stager = DefaultStager(StagingOptions(False, True, False, False))
+saved = None
+while step < 30:
+    torch.manual_seed(step)
+    loss = (model(torch.randn(8, 20)) - 1).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    step += 1
+    say(step, loss)
+    if step % 3 == 0:
+        if saved is not None:
+            saved.result()
+        state = {
+            "model": model.state_dict(),
+            "momentum": optimizer.state[model.weight]["momentum_buffer"],
+            "bias": optimizer.state[model.bias]["momentum_buffer"],
+        }
+        saved = dcp.async_save(
+            state, storage_writer=TieredWriter(fast, slow, step), async_stager=stager)
+        saved = getattr(saved, "upload_completion", saved)
+saved.result()
+"""
+
+LIGHTNING = """
+import logging, warnings
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from penstock.adapters.save.lightning import TieredCheckpointIO
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(20, 1)
+    def training_step(self, batch, number):
+        # Of the step, since a loader without a state begins its epoch anew when Lightning resumes.
+        batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(self.global_step))
+        loss = (self.layer(batch) - 1).square().mean()
+        say(self.global_step + 1, loss.detach())
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+torch.manual_seed(2)
+data = torch.utils.data.DataLoader(torch.randn(240, 20), batch_size=8)
+plugin = TieredCheckpointIO(fast, slow)
+trainer = Trainer(
+    max_epochs=1, accelerator="cpu", plugins=[plugin], logger=False, enable_progress_bar=False,
+    enable_model_summary=False,
+    callbacks=[ModelCheckpoint(dirpath=slow, every_n_train_steps=3, save_top_k=-1)],
+)
+trainer.fit(Module(), data, ckpt_path=plugin.latest())
+"""
+
+TRANSFORMERS = """
+import warnings
+warnings.filterwarnings("ignore")
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from penstock.adapters.save.transformers import DrainCallback, last_valid_checkpoint
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(20, 1)
+    def forward(self, x):
+        loss = (self.layer(x) - 1).square().mean()
+        self.last = loss.item()
+        return {"loss": loss}
+
+class Say(TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        say(state.global_step, model.last)
+
+torch.manual_seed(2)
+data = [{"x": row} for row in torch.randn(240, 20)]
+arguments = TrainingArguments(
+    output_dir=fast, per_device_train_batch_size=8, max_steps=30, save_steps=3, use_cpu=True,
+    report_to=[], disable_tqdm=True, logging_strategy="no", seed=5,
+)
+trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=[Say(), DrainCallback(slow)])
+trainer.train(resume_from_checkpoint=last_valid_checkpoint(fast, slow))
+"""
+
+KERAS = """
+import numpy as np, keras
+from penstock.adapters.save.keras import TieredBackupAndRestore
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.default_rng(2).normal(size=(64, 20)).astype("float32")
+
+class Say(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        say(epoch + 1, logs["loss"])
+
+model.fit(x, x[:, :1], epochs=30, batch_size=16, shuffle=False, verbose=0,
+          callbacks=[TieredBackupAndRestore(slow, fast=fast), Say()])
+"""
+
+TENSORFLOW = """
+import tensorflow as tf
+from penstock.adapters.save.tensorflow import TieredCheckpointManager
+
+tf.random.set_seed(1)
+weights = tf.Variable(tf.random.stateless_normal((20, 1), seed=(1, 2)))
+velocity = tf.Variable(tf.zeros((20, 1)))
+step = tf.Variable(0, dtype=tf.int64)
+checkpoint = tf.train.Checkpoint(weights=weights, velocity=velocity, step=step)
+manager = TieredCheckpointManager(checkpoint, slow, 3, fast=fast)
+manager.restore_or_initialize()
+while int(step) < 30:
+    batch = tf.random.stateless_normal((8, 20), seed=(int(step), 3))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((batch @ weights - 1) ** 2)
+    velocity.assign(0.9 * velocity + tape.gradient(loss, weights))
+    weights.assign_sub(0.05 * velocity)
+    step.assign_add(1)
+    say(int(step), loss)
+    if int(step) % 3 == 0:
+        manager.save(int(step))
+"""
+
+ORBAX = """
+import jax, jax.numpy as jnp
+import orbax.checkpoint as ocp
+from penstock.adapters.save.orbax import TieredSteps
+
+steps = TieredSteps(fast, slow)
+params = {"w": jnp.zeros((20, 1)), "b": jnp.zeros(1)}
+found = steps.latest()
+step = 0
+if found is not None:
+    with ocp.CheckpointManager(found.folder) as reader:
+        params = reader.restore(found.step, args=ocp.args.StandardRestore(params))
+    step = found.step
+manager = ocp.CheckpointManager(fast, options=ocp.CheckpointManagerOptions(max_to_keep=4))
+
+@jax.jit
+def update(params, step):
+    x = jax.random.normal(jax.random.key(step), (8, 20))
+    loss, gradient = jax.value_and_grad(
+        lambda p: jnp.mean((x @ p["w"] + p["b"] - 1) ** 2))(params)
+    return loss, jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient)
+
+while step < 30:
+    loss, params = update(params, step)
+    step += 1
+    say(step, loss)
+    if step % 3 == 0:
+        manager.save(step, args=ocp.args.StandardSave(params))
+        steps.finished(manager)
+"""
+
+HOSTS = {
+    "dcp": (DCP, ("torch",)),
+    "lightning": (LIGHTNING, ("torch", "lightning")),
+    "transformers": (TRANSFORMERS, ("torch", "transformers", "accelerate")),
+    "keras": (KERAS, ("keras", "tensorflow")),
+    "tensorflow": (TENSORFLOW, ("tensorflow",)),
+    "orbax": (ORBAX, ("jax", "orbax.checkpoint")),
+}
+
+
+class Job:
+    """A training in two folders; losses by step, as it has said them."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.program = folder, folder / "program.py"
+        self.program.write_text(BEGIN + source)
+        self.losses: dict[int, float] = {}
+        self.first = 0
+
+    def run(self, until: int | None = None) -> None:
+        """To its end; or kills it, and its writer, as soon as it has done the step `until`."""
+        (self.folder / "fast").mkdir(exist_ok=True)
+        job = subprocess.Popen(
+            [sys.executable, self.program, self.folder / "fast", self.folder / "slow"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                              "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow",
+                              "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+        assert job.stdout is not None
+        self.first = 0
+        for line in job.stdout:
+            if not line.startswith("LOSS"):
+                continue
+            _, step, loss = line.split()
+            self.first = self.first or int(step)
+            known = self.losses.setdefault(int(step), float(loss))
+            assert known == float(loss), f"step {step}: {loss}, and before the kill {known}"
+            if until is not None and int(step) >= until:
+                job.send_signal(signal.SIGKILL)
+                break
+        _, said = job.communicate(timeout=100)
+        assert until is not None or job.returncode == 0, said[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", HOSTS)
+def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: Path) -> None:
+    source, needs = HOSTS[host]
+    for module in needs:
+        if find_spec(module.partition(".")[0]) is None:  # to import it here would cost its seconds
+            pytest.skip(f"{host} is tested with {module}: make test installs it")
+    whole = Job(tmp_path / "whole", source)
+    whole.run()
+    assert sorted(whole.losses) == list(range(1, 31))
+    cut = Job(tmp_path / "cut", source)
+    cut.run(until=random.Random(host).randint(8, 20))
+    cut.run()
+    assert cut.first > 1, "it began anew"
+    assert cut.losses == whole.losses
+    slow = tmp_path / "cut" / "slow"
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s and not find(LocalStore(slow)):
+        time.sleep(0.1)
+    assert find(LocalStore(slow)), "nothing was drained"
+    assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "cut" / "fast")))
+
+
+SHARDED = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor, zeros
+from penstock.adapters.save.torch import TieredReader, TieredWriter
+
+fast, what = sys.argv[1:3]
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+whole = torch.arange(24.0 * 5).reshape(24, 5)
+if what == "save":
+    for step in (1, 2):
+        dcp.save({"w": distribute_tensor(whole * step, mesh, [Shard(0)])},
+                 storage_writer=TieredWriter(fast, None, step))
+else:
+    state = {"w": zeros(24, 5, device_mesh=mesh, placements=[Shard(1)])}
+    reader = TieredReader.latest(fast)
+    dcp.load(state, storage_reader=reader)
+    assert torch.equal(state["w"].full_tensor(), whole * 2), state["w"].full_tensor()
+    print("rank", dist.get_rank(), "has step", reader.step, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_sharded_states_of_four_ranks_are_read_by_two_and_by_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="DCP is torch's")
+    program = tmp_path / "program.py"
+    program.write_text(SHARDED)
+
+    def torchrun(n: int, what: str) -> str:
+        finished = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone",
+             f"--nproc-per-node={n}", program, tmp_path / "fast", what],
+            capture_output=True, text=True, timeout=200,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        return finished.stdout
+
+    torchrun(4, "save")
+    there = sorted(path.name for path in (tmp_path / "fast").iterdir() if path.name[0] != ".")
+    assert there == ["step-00000001", "step-00000002"]
+    assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "fast")))
+    assert torchrun(2, "load").count("has step 2") == 2
+    assert torchrun(1, "load").count("has step 2") == 1

@@ -1,0 +1,278 @@
+"""Many ranks, one checkpoint: it counts when all parts are there, or not at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import SaveError
+from penstock.save.formats import find
+from penstock.save.verify import verify
+from penstock.stores import LocalStore
+
+# A rank as a program: texts are gathered through files, as no framework is needed to try it.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from penstock.errors import SaveError
+from penstock.save.checkpointer import Checkpointer
+from penstock.save.ranks import World
+
+rank, size, fast, meeting, what = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+turn = 0
+
+def gather(text):
+    global turn
+    turn += 1
+    here = Path(meeting) / f"{turn}.{rank}.new"
+    here.write_text(text)
+    here.rename(Path(meeting) / f"{turn}.{rank}.txt")
+    found = [Path(meeting) / f"{turn}.{other}.txt" for other in range(size)]
+    while not all(path.exists() for path in found):
+        time.sleep(0.005)
+    return [path.read_text() for path in found]
+
+def say(*words):
+    print(*words, flush=True)
+
+def state(step):
+    return {"w": np.full(200_000, 100.0 * step + rank), "step": step}
+
+ckpt = Checkpointer(fast, world=World(rank, size, gather), rank_timeout_s=20)
+exec(what)
+ckpt.close()
+"""
+
+
+def ranks(tmp_path: Path, what: str, size: int = 4) -> list[tuple[int, str]]:
+    """Runs `what` in each rank; status and words of each."""
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    meeting = tmp_path / f"meeting-{len(list(tmp_path.glob('meeting-*')))}"
+    meeting.mkdir()
+    running = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), str(size), tmp_path / "fast", meeting, what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        said = [process.communicate(timeout=60)[0] for process in running]
+    except subprocess.TimeoutExpired:
+        for process in running:
+            process.kill()
+        words = [process.communicate()[0] for process in running]
+        raise AssertionError(f"ranks hang: {words}") from None
+    return [(process.returncode, text) for process, text in zip(running, said, strict=True)]
+
+
+def values(folder: Path) -> set[float]:
+    """The first number of each rank's array, read without any of our code for loading."""
+    numpy = pytest.importorskip("safetensors.numpy", reason="the judge is safetensors itself")
+    return {float(numpy.load_file(path)["w"][0]) for path in folder.glob("*.safetensors")}
+
+
+def test_a_checkpoint_of_four_ranks_holds_four_parts_and_each_gets_its_own(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        """
+for step in (1, 2):
+    handle = ckpt.save(step, state(step))
+say(Path(handle.local.result(20)).name)
+mine = {"w": np.zeros(200_000), "step": 0}
+say(ckpt.restore(mine), mine["w"][0] == 200 + rank, mine["step"])
+""",
+    )
+    assert [status for status, _ in said] == [0] * 4, said
+    assert all(text.splitlines() == ["step-00000002", "2 True 2"] for _, text in said), said
+    for step in (1, 2):
+        folder = tmp_path / "fast" / f"step-{step:08d}"
+        assert values(folder) == {100.0 * step + rank for rank in range(4)}
+        assert json.loads((folder / "penstock-manifest.json").read_text())["world_size"] == 4
+    assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "fast")))
+
+
+def test_a_dead_rank_ends_that_checkpoint_only(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        """
+ckpt.save(1, state(1)).local.result(20)
+if rank == 2:
+    os.kill(ckpt._writer.pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+begin = time.monotonic()
+try:
+    ckpt.save(2, state(2)).local.result(30)
+except SaveError as error:
+    say(error)
+say(time.monotonic() - begin < 15)
+""",
+    )
+    assert [status for status, _ in said] == [0, 0, -signal.SIGKILL, 0], said
+    assert "rank 2 has ended" in said[0][1]
+    assert all("step 2 was given up" in said[rank][1] for rank in (0, 1, 3))
+    assert all("True" in said[rank][1] for rank in (0, 1, 3))
+    left = {path.name for path in (tmp_path / "fast").iterdir()}
+    assert left == {".penstock", "step-00000001"}
+
+
+def test_a_rank_that_cannot_write_is_named_to_all(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        """
+handle = ckpt.save(1, {"w": np.zeros(10)})
+handle.local.result(20)
+if rank == 1:
+    import penstock.save.checkpointer as module
+    name = module.loading.file_of_rank
+    module.loading.file_of_rank = lambda *args: "no/such/folder/" + name(*args)
+try:
+    ckpt.save(2, {"w": np.zeros(10)}).local.result(20)
+except SaveError as error:
+    say(error)
+""",
+        size=2,
+    )
+    assert "rank 1: " in said[0][1]
+    assert "No such file" in said[1][1]
+    assert not (tmp_path / "fast" / "step-00000002").exists()
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_ranks_killed_in_a_save_never_leave_a_mixture(tmp_path: Path, late: int) -> None:
+    """As DCP does when it saves over an existing folder: half of step 2, half of step 1."""
+    said = ranks(
+        tmp_path,
+        f"""
+ckpt.save(1, state(1)).local.result(20)
+gather("")
+if rank != {late}:
+    ckpt.save(2, state(2))
+    time.sleep(0.3)
+os.kill(ckpt._writer.pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert [status for status, _ in said] == [-signal.SIGKILL] * 4, said
+    again = ranks(
+        tmp_path,
+        """
+mine = {"w": np.zeros(200_000), "step": 0}
+say(ckpt.restore(mine), mine["w"][0] - rank, mine["step"])
+""",
+    )
+    assert [text.split() for _, text in again] == [["1", "100.0", "1"]] * 4
+    assert not list((tmp_path / "fast").glob("*.part"))
+
+
+def test_one_rank_saves_for_all(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        """
+ckpt.save(1, state(1) if rank == 0 else None).local.result(20)
+mine = {"w": np.zeros(200_000), "step": 0}
+say(ckpt.restore(mine), mine["w"][0])
+""",
+        size=3,
+    )
+    assert [text.split() for _, text in said] == [["1", "100.0"]] * 3
+
+
+def test_other_numbers_of_ranks_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    ranks(tmp_path, "ckpt.save(1, state(1)).local.result(20)", size=3)
+    said = ranks(
+        tmp_path,
+        """
+try:
+    ckpt.restore({"w": np.zeros(200_000), "step": 0}, default=0)
+except SaveError as error:
+    say(error)
+""",
+        size=2,
+    )
+    assert all("states of 3 ranks" in text for _, text in said), said
+
+
+TORCH = """
+import sys
+import torch
+import torch.distributed as dist
+from penstock.save.checkpointer import Checkpointer
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+with Checkpointer(sys.argv[1]) as ckpt:
+    mine = torch.randn(1000)
+    for step in (10, 20):
+        path = ckpt.save(step, {"w": mine * step}).local.result(60)
+    back = {"w": torch.zeros(1000)}
+    assert ckpt.restore(back) == 20
+    assert torch.equal(back["w"], mine * 20)
+print("rank", rank, "has", path, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_with_four_ranks_over_gloo(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torchrun is torch's")
+    program = tmp_path / "job.py"
+    program.write_text(TORCH)
+    finished = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
+         program, tmp_path / "fast"],
+        capture_output=True, text=True, timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.count("step-00000020") == 4
+    assert len(list((tmp_path / "fast" / "step-00000020").glob("state-*.pt"))) == 4
+
+
+def test_mpi_is_a_world_where_mpi4py_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that a world is made of, at the seam; no MPI is installed here."""
+
+    class Comm:
+        def __init__(self) -> None:
+            self.duplicates = 0
+
+        def Get_size(self) -> int:  # noqa: N802 - MPI's name
+            return 3
+
+        def Get_rank(self) -> int:  # noqa: N802
+            return 1
+
+        def Dup(self) -> "Comm":  # noqa: N802
+            self.duplicates += 1
+            return self
+
+        def allgather(self, text: str) -> list[str]:
+            return ["zero", text, "two"]
+
+    class Module:
+        COMM_WORLD: Any = Comm()
+
+    from penstock.save import ranks as module
+
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Module)  # type: ignore[arg-type]
+    world = module.found_world()
+    assert (world.rank, world.size, world.agreed("x")) == (1, 3, "zero")
+    assert Module.COMM_WORLD.duplicates == 1
+
+
+def test_skipping_is_refused_for_many_ranks(tmp_path: Path) -> None:
+    from penstock.save.checkpointer import Checkpointer
+    from penstock.save.ranks import World
+
+    with pytest.raises(SaveError, match="would not agree"):
+        Checkpointer(tmp_path, world=World(0, 2, lambda text: [text, text]), on_full="skip")

@@ -1,0 +1,716 @@
+"""Indexes of tar, TFRecord and folders; the value itself, its bytes and its cache; what decodes a
+record; `penstock feed`.  LMDB's walk has a file of its own."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import PENSTOCK
+from penstock.errors import FeedError
+from penstock.feed import decode, tar, tfrecord, verify
+from penstock.feed.index import (
+    CACHED_RECORDS,
+    Index,
+    cache_paths,
+    from_bytes,
+    kind_of,
+    open_index,
+    to_bytes,
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "penstock" / "index"
+
+
+def records(index: Index) -> list[tuple[bytes, bytes]]:
+    data = [Path(file).read_bytes() for file in index.files]
+    places = zip(index.file.tolist(), index.offset.tolist(), index.length.tolist(), strict=True)
+    return [
+        (index.key(number), data[file][at : at + n_bytes])
+        for number, (file, at, n_bytes) in enumerate(places)
+    ]
+
+
+# --- tar -----------------------------------------------------------------------------------------
+
+
+def tarred(
+    path: Path, members: Iterable[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT
+) -> None:
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, data in members:
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+
+
+def samples(seed: int, n: int, prefix: str = "") -> list[tuple[str, bytes]]:
+    rng = random.Random(seed)
+    return [
+        (f"{prefix}{number:05d}.{extension}", rng.randbytes(rng.choice([0, 1, 511, 512, 9000])))
+        for number in range(n)
+        for extension in ("jpg", "cls", "seg.PNG")
+    ]
+
+
+FORMS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("prefix", ["", "train/n01440764/", "a long folder name é/" * 5])
+def test_samples_of_a_tar_come_apart_as_tarfile_sees_them(
+    tmp_path: Path, form: int, prefix: str
+) -> None:
+    members = samples(1, 30, prefix)
+    tarred(tmp_path / "a.tar", members, form)
+    index = open_index(tmp_path / "a.tar")
+    assert index.kind == "tar"
+    found = records(index)
+    assert [key for key, _ in found] == [f"{prefix}{n:05d}".encode() for n in range(30)]
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        truth = {info.name: archive.extractfile(info).read() for info in archive}  # type: ignore
+    assert truth == dict(members)
+    for key, record in found:
+        parts = decode.sample(record)
+        assert list(parts) == ["jpg", "cls", "seg.png"]
+        for extension, name in (("jpg", "jpg"), ("cls", "cls"), ("seg.png", "seg.PNG")):
+            assert parts[extension] == truth[f"{key.decode()}.{name}"]
+    assert verify.check(tmp_path / "a.tar").problems == []
+
+
+def test_what_is_no_member_of_a_sample_is_passed_over(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind, data in (
+            ("train", tarfile.DIRTYPE, b""),
+            ("train/README", tarfile.REGTYPE, b"no dot"),
+            ("train/.hidden", tarfile.REGTYPE, b"no stem"),
+            ("train/1.jpg", tarfile.REGTYPE, b"one"),
+            ("train/link", tarfile.SYMTYPE, b""),
+            ("train/1.cls", tarfile.REGTYPE, b"7"),
+            ("__index__", tarfile.REGTYPE, b"about"),
+        ):
+            about = tarfile.TarInfo(name)
+            about.type, about.size, about.linkname = kind, len(data), "1.jpg"
+            archive.addfile(about, io.BytesIO(data))
+    ((key, record),) = records(open_index(tmp_path / "a.tar"))
+    assert key == b"train/1"
+    assert {name: bytes(part) for name, part in decode.sample(record).items()} == {
+        "jpg": b"one",
+        "cls": b"7",
+    }
+
+
+def test_shards_are_one_data_set_in_their_order(tmp_path: Path) -> None:
+    for shard in range(3):
+        tarred(tmp_path / f"s-{shard:03d}.tar", samples(shard, 4, f"{shard}-"))
+    asked: list[Any] = [
+        tmp_path,
+        tmp_path / "*.tar",
+        tmp_path / "s-{000..002}.tar",
+        [tmp_path / f"s-{shard:03d}.tar" for shard in range(3)],
+    ]
+    for path in asked:
+        index = open_index(path)
+        assert len(index) == 12
+        assert index.key(4) == b"1-00000"
+        assert index.file.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+        assert index.find(b"2-00003") == 11
+        assert index.find(b"2-00004") == -1
+
+
+@pytest.mark.parametrize("cut", [1, 511, 700, 1024, 5000])
+def test_a_truncated_tar_is_told(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.tar"
+    tarred(path, [(f"{n}.bin", bytes([n]) * 700) for n in range(20)])
+    size = 20 * (512 + 1024)
+    path.write_bytes(path.read_bytes()[: size - cut])
+    with pytest.raises(FeedError, match=r"a\.tar.*truncated"):
+        open_index(path)
+
+
+def test_a_damaged_header_is_told_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    tarred(path, [(f"{n}.bin", bytes(700)) for n in range(20)])
+    data = bytearray(path.read_bytes())
+    data[3 * 1536 + 130] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FeedError, match=r"a\.tar: the header at 4,608 does not sum up"):
+        open_index(path)
+
+
+def test_verify_names_samples_that_are_no_neighbours(tmp_path: Path) -> None:
+    tarred(tmp_path / "a.tar", [("1.jpg", b"a"), ("2.jpg", b"b"), ("1.cls", b"c"), ("1.cls", b"d")])
+    said = [problem.what for problem in verify.check(tmp_path / "a.tar").problems]
+    assert any("b'1' of record 0" in what for what in said)
+    assert any("two files 'cls'" in what for what in said)
+
+
+@given(st.binary(max_size=3000), st.integers(0, 40), st.integers(1, 255))
+@settings(max_examples=100, deadline=None)
+def test_whatever_bytes_a_tar_has_it_ends(noise: bytes, place: int, flip: int) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        about = tarfile.TarInfo("é" * 60 + ".bin")
+        about.size = len(noise)
+        archive.addfile(about, io.BytesIO(noise))
+    for data in (noise, bytearray(out.getvalue())):
+        if isinstance(data, bytearray):
+            data[(place * 37) % len(data)] ^= flip
+        said, found = taken_apart(data)
+        assert not said or said.startswith("a tar")
+        for member in found:
+            assert 0 <= member.begin < member.data <= member.data + member.size <= len(data)
+
+
+def taken_apart(data: bytes | bytearray) -> tuple[str, list[tar.Member]]:
+    view, found = memoryview(data), []
+    try:
+        for member in tar.members(lambda at, n: view[at : at + n], 0, len(view), "a tar"):
+            found.append(member)
+    except FeedError as error:
+        return str(error), found
+    return "", found
+
+
+# --- TFRecord ------------------------------------------------------------------------------------
+
+
+def slow_crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def slow_masked(data: bytes) -> bytes:
+    crc = slow_crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def tfrecords(payloads: Iterable[bytes]) -> bytes:
+    parts = []
+    for payload in payloads:
+        length = struct.pack("<Q", len(payload))
+        parts += [length, slow_masked(length), payload, slow_masked(payload)]
+    return b"".join(parts)
+
+
+def test_the_sum_is_crc_32c() -> None:
+    assert slow_crc32c(b"123456789") == 0xE3069283  # the check value of every CRC catalogue
+    for data in (
+        b"",
+        b"1",
+        b"123",
+        b"123456789",
+        bytes(32),
+        b"\xff" * 32,
+        bytes(1024),
+        bytes(5000),
+    ):
+        flat = np.frombuffer(b"??" + data, np.uint8)
+        (found,) = tfrecord.crc32c(flat, np.array([2]), np.array([len(data)]))
+        assert found == slow_crc32c(data), len(data)
+
+
+@given(st.lists(st.binary(max_size=5000), max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_sums_of_many_are_the_sums_of_each(parts: list[bytes]) -> None:
+    length = np.array([len(part) for part in parts], np.int64)
+    flat = np.frombuffer(b"".join(parts), np.uint8)
+    found = tfrecord.crc32c(flat, np.cumsum(length) - length, length)
+    assert found.tolist() == [slow_crc32c(part) for part in parts]
+
+
+def test_the_payloads_of_a_tfrecord_are_its_records(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    payloads = [rng.randbytes(rng.choice([0, 1, 3, 100, 5000, 40_000])) for _ in range(60)]
+    (tmp_path / "a.tfrecord").write_bytes(tfrecords(payloads))
+    index = open_index(tmp_path / "a.tfrecord")
+    assert index.kind == "tfrecord"
+    assert [record for _, record in records(index)] == payloads
+    assert index.key(7) == b"a.tfrecord/00000007"
+    assert index.find(b"a.tfrecord/00000059") == 59
+    checked = verify.check(tmp_path / "a.tfrecord")
+    assert (checked.n_records, checked.problems) == (60, [])
+
+
+@pytest.mark.slow
+def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="the extra [frameworks] is not installed")
+    program = (
+        "import sys, tensorflow as tf\n"
+        "with tf.io.TFRecordWriter(sys.argv[1]) as writer:\n"
+        "    for n in range(50): writer.write(bytes([n]) * (n * 97))\n"
+    )
+    path = tmp_path / "train-00000-of-00001"
+    subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True)
+    for asked in (path, tmp_path):  # by its first bytes: the name says nothing
+        found = records(open_index(asked))
+        assert [record for _, record in found] == [bytes([n]) * (n * 97) for n in range(50)]
+    assert verify.check(path).problems == []
+
+
+@pytest.mark.parametrize("size", [40, 6000])
+def test_each_byte_of_a_tfrecord_flipped_is_found(tmp_path: Path, size: int) -> None:
+    data = tfrecords([bytes([n]) * size for n in range(4)])
+    path = tmp_path / "a.tfrecord"
+    for place in range(0, len(data), 1 if size < 100 else 499):
+        broken = bytearray(data)
+        broken[place] ^= 0x10
+        path.write_bytes(broken)
+        checked = verify.check_files("tfrecord", (str(path),))
+        assert checked.problems, place
+        assert all(str(path) in problem.file for problem in checked.problems)
+        record = place // (size + 16)
+        assert checked.problems[0].record in (None, record)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 20, 56, 60, 100])
+def test_a_truncated_tfrecord_is_told(tmp_path: Path, cut: int) -> None:
+    data = tfrecords([b"x" * 40] * 5)
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(data[:-cut])
+    if cut == 56:  # a whole record: nothing in the format counts them
+        assert len(open_index(path)) == 4
+        return
+    with pytest.raises(FeedError, match=r"a\.tfrecord.*truncated"):
+        open_index(path)
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def test_each_file_below_a_folder_is_a_record(tmp_path: Path) -> None:
+    truth = {
+        f"class {n % 3}/{n}.jpg".encode(): random.Random(n).randbytes(n * 10) for n in range(40)
+    }
+    for key, data in truth.items():
+        path = tmp_path / "images" / key.decode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "images" / ".hidden").write_bytes(b"no record")
+    index = open_index(tmp_path / "images")
+    assert index.kind == "folder"
+    assert records(index) == sorted(truth.items())
+    assert index.find(b"class 1/7.jpg") == sorted(truth).index(b"class 1/7.jpg")
+    (tmp_path / "images" / "class 1" / "7.jpg").write_bytes(b"another")
+    with pytest.raises(FeedError, match=r"class 1/7\.jpg has changed"):
+        index.check()
+    assert dict(records(open_index(tmp_path / "images")))[b"class 1/7.jpg"] == b"another"
+
+
+def test_links_are_followed_and_circles_refused(tmp_path: Path) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "one.jpg").write_bytes(b"one")
+    (tmp_path / "images" / "a" / "1.jpg").symlink_to(tmp_path / "one.jpg")
+    assert records(open_index(tmp_path / "images")) == [(b"a/1.jpg", b"one")]
+    (tmp_path / "images" / "a" / "up").symlink_to(tmp_path / "images")
+    with pytest.raises(FeedError, match="reached twice"):
+        open_index(tmp_path / "images")
+    (tmp_path / "images" / "a" / "up").unlink()
+    (tmp_path / "images" / "a" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
+    with pytest.raises(FeedError, match=r"2\.jpg is a link to nothing"):
+        open_index(tmp_path / "images")
+
+
+# --- which files ---------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_a_data_set_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "a.tar.gz").write_bytes(b"\x1f\x8b" + bytes(600))
+    (tmp_path / "bad.tar").write_bytes(b"x" * 2000)
+    tarred(tmp_path / "a.tar", samples(0, 1))
+    (tmp_path / "a.tfrecord").write_bytes(tfrecords([b"1"]))
+    cases: list[tuple[Any, str]] = [
+        (tmp_path / "gone.tar", "no such file"),
+        (tmp_path / "*.parquet", "matches no file"),
+        (tmp_path / "empty", "no file in it"),
+        (tmp_path / "notes.txt", "no LMDB, tar or TFRecord"),
+        (tmp_path / "a.tar.gz", "compressed as a whole"),
+        (tmp_path / "bad.tar", "does not begin like one"),
+        (tmp_path / "s-{00..02}.tar", r"s-00\.tar: no such file; a shard is missing"),
+        ([tmp_path / "a.tar", tmp_path / "a.tfrecord"], "tar and tfrecord together"),
+        ([tmp_path / "a.tar", tmp_path / "a.tar"], "named twice"),
+        ([], "names no file"),
+    ]
+    for path, said in cases:
+        with pytest.raises(FeedError, match=said):
+            open_index(path)
+    with pytest.raises(FeedError, match="only an LMDB has databases"):
+        open_index(tmp_path / "a.tar", database="images")
+
+
+def test_a_pipe_is_no_data_set(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(FeedError, match="no file and no folder"):
+        open_index(tmp_path / "a.tar")
+
+
+def test_a_folder_of_lmdbs_is_one_data_set(tmp_path: Path) -> None:
+    for name in (b"tower", b"church"):
+        with lmdb.open(str(tmp_path / name.decode())) as env, env.begin(write=True) as txn:
+            txn.put(name, b"of " + name)
+            txn.put(b"key", b"twice")
+    index = open_index(tmp_path)
+    assert records(index) == [
+        (b"church", b"of church"), (b"key", b"twice"), (b"key", b"twice"), (b"tower", b"of tower"),
+    ]  # fmt: skip
+    assert [index.find(key) for key in (b"church", b"key", b"tower", b"dome")] == [0, 1, 3, -1]
+
+
+def test_shards_in_folders_are_not_taken_for_records(tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        tarred(tmp_path / part / "0.tar", samples(0, 2, part))
+    with pytest.raises(FeedError, match=r"tars in folders of their own.*\*\*"):
+        open_index(tmp_path)
+    assert len(open_index(tmp_path / "**" / "*.tar")) == 4
+    assert len(open_index(tmp_path, kind="folder")) == 2
+
+
+def test_a_shard_that_its_neighbours_count_is_missed(tmp_path: Path) -> None:
+    for shard in (0, 1, 3):
+        path = tmp_path / f"train-{shard:05d}-of-00004"
+        path.write_bytes(tfrecords([b"%d" % shard]))
+    for asked in (tmp_path, tmp_path / "train-*"):
+        with pytest.raises(FeedError, match="train-00002-of-00004 is missing"):
+            open_index(asked)
+    assert len(open_index([tmp_path / f"train-{shard:05d}-of-00004" for shard in (0, 1, 3)])) == 3
+    (tmp_path / "train-00002-of-00004").write_bytes(b"")
+    assert len(open_index(sorted(tmp_path.glob("train*")), kind="tfrecord")) == 3
+
+
+NOBODY = 65534
+
+
+def test_a_file_that_may_not_be_read_is_told() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are their owner's alone
+        path, closed = Path(folder) / "a.tar", Path(folder) / "closed"
+        tarred(path, samples(0, 1))
+        closed.mkdir()
+        tarred(closed / "b.tar", samples(0, 1))
+        Path(folder).chmod(0o755)
+        path.chmod(0)
+        closed.chmod(0)
+        asked = (path, closed / "b.tar", closed)
+        was = os.geteuid()
+        try:
+            os.seteuid(was or NOBODY)
+            said = [refused(each) for each in asked]
+        finally:
+            os.seteuid(was)
+        closed.chmod(0o700)
+    for each, told in zip(asked, said, strict=True):
+        assert str(each) in told
+        assert "Permission denied" in told
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(FeedError) as caught:
+        open_index(path, cache=False)
+    return str(caught.value)
+
+
+# --- the value, its bytes, its cache -------------------------------------------------------------
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    for shard in range(2):
+        tarred(tmp_path / f"{shard}.tar", samples(shard, 9, f"{shard}-"))
+    return open_index(tmp_path / "*.tar")
+
+
+def same(one: Index, other: Index) -> bool:
+    fields = [field.name for field in dataclasses.fields(Index)]
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+def test_an_index_survives_its_bytes(index: Index) -> None:
+    again = from_bytes(to_bytes(index))
+    assert same(index, again)
+    again.check()
+    assert [array.dtype for array in (again.file, again.offset, again.length, again.key_end)] == [
+        np.uint32, np.int64, np.int64, np.int64,
+    ]  # fmt: skip
+    assert b"pickle" not in to_bytes(index)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_bytes_come_for_an_index_they_are_one_or_an_error(data: st.DataObject) -> None:
+    whole = Index(
+        path="a.tar", kind="tar", files=("/a.tar",), file=np.zeros(2, np.uint32),
+        offset=np.array([0, 700]), length=np.array([600, 30]),
+        keys=np.frombuffer(b"onetwo", np.uint8), key_end=np.array([3, 6]),
+        fingerprint=np.array([(1000, 1, -1)], "<i8,<i8,<i8").tobytes(),
+    )  # fmt: skip
+    raw = bytearray(to_bytes(whole))
+    body = data.draw(st.booleans())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(28 if body else 0, len(raw) - 1))
+        raw[place] ^= data.draw(st.integers(1, 255))
+    if body:  # as one would who makes it on purpose
+        import zlib
+
+        struct.pack_into("<I", raw, 12, zlib.crc32(raw[28:]))
+    try:
+        found = from_bytes(bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw) - 3]))]))
+    except FeedError:
+        return
+    sizes = np.frombuffer(found.fingerprint, "<i8").reshape(-1, 3)[:, 0]
+    for number in range(len(found)):
+        assert isinstance(found.key(number), bytes)
+        assert found.offset[number] >= 0
+        assert found.offset[number] + found.length[number] <= sizes[found.file[number]]
+
+
+def big_tar(path: Path, n: int = CACHED_RECORDS) -> None:
+    tarred(path, ((f"{number:05d}.bin", b"%d" % number) for number in range(n)))
+
+
+def test_a_cached_index_is_used_until_its_file_changes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tar"
+    big_tar(path)
+    made = open_index(path)
+    (kept,) = cache.iterdir()
+    calls: list[str] = []
+    walk = tar.spans
+    monkeypatch.setattr(tar, "spans", lambda *args: calls.append(args[0]) or walk(*args))
+    assert same(open_index(path), made)
+    assert calls == []
+    kept.write_bytes(kept.read_bytes()[:-20])  # damaged: made again, without a word
+    assert same(open_index(path), made)
+    assert calls == [str(path)]
+    assert same(from_bytes(kept.read_bytes()), made)
+    open_index(path, cache=False)
+    assert len(calls) == 2
+    big_tar(path, CACHED_RECORDS + 1)
+    assert len(open_index(path)) == CACHED_RECORDS + 1
+    assert [entry.name for entry in cache.iterdir()] == [kept.name]
+
+
+def test_a_small_index_leaves_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:
+    big_tar(tmp_path / "a.tar", 10)
+    open_index(tmp_path / "a.tar")
+    assert not cache.exists()
+
+
+def test_an_index_beside_its_data_travels_with_it(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    big_tar(folder / "a.tar")
+    made = open_index(folder / "a.tar", cache="beside")
+    assert sorted(os.listdir(folder)) == [".a.tar.penstock-index", "a.tar"]
+    assert not cache.exists()
+    folder.rename(tmp_path / "there")
+    moved = open_index(tmp_path / "there")
+    assert not cache.exists()
+    assert moved.files == (str(tmp_path / "there" / "a.tar"),)
+    assert np.array_equal(moved.offset, made.offset)
+
+
+def test_a_cache_that_cannot_be_written_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big_tar(tmp_path / "a.tar")
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(open_index(tmp_path / "a.tar")) == CACHED_RECORDS
+    assert len(open_index(tmp_path / "a.tar", cache=tmp_path / "own")) == CACHED_RECORDS
+    assert len(list((tmp_path / "own").iterdir())) == 1
+
+
+def test_another_files_index_in_the_cache_is_not_taken(tmp_path: Path, cache: Path) -> None:
+    big_tar(tmp_path / "a.tar")
+    big_tar(tmp_path / "b.tar")
+    open_index(tmp_path / "a.tar")
+    (kept,) = cache.iterdir()
+    place = cache_paths((str(tmp_path / "b.tar"),), "tar", None)[-1]
+    place.write_bytes(kept.read_bytes())
+    assert open_index(tmp_path / "b.tar").files == (str(tmp_path / "b.tar"),)
+
+
+def test_kinds_are_told_by_the_first_bytes(tmp_path: Path) -> None:
+    tarred(tmp_path / "one", samples(0, 1))
+    (tmp_path / "two").write_bytes(tfrecords([b"1"]))
+    lmdb.open(str(tmp_path / "three"), subdir=False).close()
+    assert [kind_of(tmp_path / name) for name in ("one", "two", "three")] == [
+        "tar", "tfrecord", "lmdb",
+    ]  # fmt: skip
+
+
+# --- decoders ------------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    value &= (1 << 64) - 1
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def caffe(
+    shape: tuple[int, int, int], label: int, data: bytes = b"", floats: Iterable[float] = ()
+) -> bytes:
+    out = b"".join(bytes([8 * n + 8]) + varint(size) for n, size in enumerate(shape))
+    out += b"\x22" + varint(len(data)) + data if data else b""
+    out += b"\x28" + varint(label)
+    packed = struct.pack(f"<{len(list(floats))}f", *floats)
+    return out + (b"\x32" + varint(len(packed)) + packed if packed else b"")
+
+
+def test_a_datum_is_what_caffe_wrote() -> None:
+    pixels = bytes(range(24))
+    found = decode.datum(caffe((3, 2, 4), 281, pixels))
+    assert found.array().tolist() == np.arange(24).reshape(3, 2, 4).tolist()
+    assert (found.label, found.is_encoded) == (281, False)
+    assert decode.datum(caffe((1, 1, 2), -5, floats=[0.5, 2.0])).array().tolist() == [[[0.5, 2.0]]]
+    assert decode.datum(caffe((1, 1, 2), -5, floats=[0.5, 2.0])).label == -5
+    with pytest.raises(FeedError, match=r"shape \(3, 2, 5\) with 24 values"):
+        decode.datum(caffe((3, 2, 5), 0, pixels)).array()
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_whatever_bytes_a_record_has_it_is_named_and_not_run(data: bytes) -> None:
+    assert decode.content_of(data)
+    readers: list[Callable[[bytes], Any]] = [
+        decode.datum, decode.npy, decode.sample, lambda record: decode.datum(record).array(),
+    ]  # fmt: skip
+    for read in readers:
+        with contextlib.suppress(FeedError):
+            read(data)
+
+
+def test_pictures_and_arrays_come_out_as_they_went_in() -> None:
+    image = pytest.importorskip("PIL.Image", reason="the extra [images] is not installed")
+    pixels = np.random.default_rng(1).integers(0, 255, (5, 7, 3), np.uint8)
+    out = io.BytesIO()
+    image.fromarray(pixels).save(out, "PNG")
+    assert np.array_equal(decode.decoded(out.getvalue()), pixels)
+    assert decode.image(memoryview(out.getvalue())).shape == (5, 7, 3)
+    with pytest.raises(FeedError, match="cannot be decoded"):
+        decode.image(out.getvalue()[:40])
+    saved = io.BytesIO()
+    np.save(saved, pixels)
+    assert np.array_equal(decode.decoded(saved.getvalue()), pixels)
+
+
+def test_a_pickle_is_named_and_left_alone() -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (os.system, ("exit 1",))
+
+    for record in (pickle.dumps({"a": 1}), pickle.dumps(Trap.__reduce__(Trap()))):
+        assert decode.content_of(record) == decode.PICKLE
+        with pytest.raises(FeedError, match="is a pickle, and to load one is to run it"):
+            decode.decoded(record)
+    saved = io.BytesIO()
+    np.save(saved, np.array([{"a": 1}], object))
+    with pytest.raises(FeedError, match="without running it"):
+        decode.npy(saved.getvalue())
+
+
+# --- penstock feed -------------------------------------------------------------------------------
+
+
+def penstock(*words: Any, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [PENSTOCK, "feed", *map(str, words)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done
+    return done
+
+
+def test_inspect_says_what_is_in_a_data_set(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "a"), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for n in range(20):
+            txn.put(b"%06d" % n, caffe((3, 8, 8), n, bytes(192)))
+    facts = json.loads(penstock("inspect", tmp_path / "a", "--json").stdout)
+    assert facts["records"] == 20
+    assert facts["lmdb"][0]["data_version"] == 1
+    assert (facts["first_key"], facts["last_key"]) == ("000000", "000019")
+    assert facts["looks_like"] == ["Caffe Datum"]
+    tarred(tmp_path / "a.tar", [("1.txt", b"words"), ("1.jpg", b"\xff\xd8\xff")])
+    assert "look like: txt (text) + jpg (JPEG)" in penstock("inspect", tmp_path / "a.tar").stdout
+    said = penstock("inspect", tmp_path / "a").stdout
+    assert "lmdb: 20 records" in said
+    assert "look like: Caffe Datum" in said
+
+
+def test_verify_says_what_is_damaged_by_its_status_too(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}.tfrecord").write_bytes(tfrecords([b"x" * 100] * 5))
+    assert "15 records" in penstock("verify", tmp_path).stdout
+    data = bytearray((tmp_path / "1.tfrecord").read_bytes())
+    data[2 * 116 + 30] ^= 1
+    (tmp_path / "1.tfrecord").write_bytes(data)
+    (tmp_path / "2.tfrecord").write_bytes(data[:50])
+    said = penstock("verify", tmp_path, status=1).stdout
+    assert "1.tfrecord: record 2 has not the sum" in said
+    assert "2.tfrecord" in said
+    facts = json.loads(penstock("verify", tmp_path, "--json", status=1).stdout)
+    assert len(facts["problems"]) == 2
+    gone = penstock("verify", tmp_path / "gone", status=2)
+    assert "no such file" in gone.stderr
+    assert len(gone.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "other", ["a.tfrecord", "shard.tar", "cat.JPEG", "class1/cat.png", "more.lmdb/data.mdb"]
+)
+def test_an_lmdb_among_other_records_is_refused_and_among_labels_is_not(
+    tmp_path: Path, other: str
+) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 20) as env, env.begin(write=True) as txn:
+        txn.put(b"a", b"1")
+    for name in ("README.md", "labels.pkl", "classes.csv", "lock.mdb", ".hidden.tar"):
+        (tmp_path / name).touch()
+    assert len(open_index(tmp_path)) == 1
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).touch()
+    with pytest.raises(FeedError, match=f"other records, such as .*{other}"):
+        open_index(tmp_path)
+    assert len(open_index(tmp_path / "data.mdb")) == 1
+
+
+def test_verify_refuses_what_is_not_read_here_and_calls_it_no_damage(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "many"), map_size=1 << 20, max_dbs=2) as env:
+        for name, is_dup in ((b"images", False), (b"labels", True)):
+            with env.begin(write=True, db=env.open_db(name, dupsort=is_dup)) as txn:
+                txn.put(b"a", b"1")
+    for options in ([], ["--database", "labels"], ["--database", "none"]):
+        said = penstock("verify", tmp_path / "many", *options, status=2)
+        assert (said.stdout, len(said.stderr.splitlines())) == ("", 1)
+        assert "--database NAME" in said.stderr or "'images', 'labels'" in said.stderr
+    assert "1 record," in penstock("verify", tmp_path / "many", "--database", "images").stdout

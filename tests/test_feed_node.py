@@ -1,0 +1,311 @@
+"""Reader processes and ranks of one node: every record once, and whoever is killed is noticed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import FeedError
+from penstock.feed import Feed, NodeFeed, attach, open_index, share
+from penstock.feed.share import Readers
+
+LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
+
+N = 240
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[bytes, bytes]:
+    sizes = random.Random(4)
+    return {b"%06d" % i: sizes.randbytes(sizes.choice([9, 3000, 20_000])) for i in range(N)}
+
+
+@pytest.fixture(scope="module")
+def path(records: dict[bytes, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("node") / "train.lmdb"
+    with lmdb.open(str(folder), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for key, value in records.items():
+            txn.put(key, value)
+    return folder
+
+
+def shared() -> set[str]:
+    """What of ours or of Python's shared memory is in /dev/shm; others use it meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("penstock-feed", "psm_"))}
+
+
+def in_children(n: int, work: Callable[[int, Path], None], folder: Path) -> list[int]:
+    """Runs work(rank, folder) in n forked processes; their exit statuses."""
+    children = []
+    for rank in range(n):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                work(rank, folder)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block", "global"])
+@pytest.mark.parametrize(("readers", "stagger"), [(1, 0), (3, 0), (3, 1), (None, 2)])
+def test_ranks_of_a_node_get_each_record_once_in_each_epoch(
+    path: Path,
+    records: dict[bytes, bytes],
+    tmp_path: Path,
+    shuffle: str,
+    readers: int | None,
+    stagger: int,
+) -> None:
+    def work(rank: int, folder: Path) -> None:
+        feed = attach(token, rank)
+        with open(folder / f"{rank}", "wb") as said:
+            for _ in range(2):
+                n_batches = len(feed)
+                for batch in feed:
+                    n_batches -= 1
+                    for record in batch:
+                        assert record.tobytes() == records[record.key]
+                        said.write(b"%d %s\n" % (feed.epoch, record.key))
+                assert not n_batches
+
+    with NodeFeed(
+        path,
+        8,
+        ranks=range(3),
+        world_size=3,
+        shuffle=shuffle,
+        seed=2,
+        readers=readers,
+        stagger=stagger,
+        buffer_bytes=8 << 20,
+        pool_bytes=200_000,
+    ) as node:
+        token = node.token
+        assert in_children(3, work, tmp_path) == [0, 0, 0]
+    lines = [line for rank in range(3) for line in (tmp_path / f"{rank}").read_bytes().splitlines()]
+    assert sorted(lines) == sorted(b"%d %s" % (epoch, key) for epoch in (0, 1) for key in records)
+
+
+def test_a_rank_of_a_node_gets_what_a_feed_of_its_own_gives(path: Path) -> None:
+    options: dict[str, Any] = {"shuffle": "global", "seed": 3, "world_size": 2}
+    with NodeFeed(path, 8, ranks=[1], buffer_bytes=4 << 20, epoch=4, **options) as node:
+        shared = node.rank(1)
+        assert shared.epoch == 4
+        found = [batch.keys for batch in shared]
+        state = shared.state_dict()
+    with Feed(path, 8, rank=1, **options) as feed:
+        feed.set_epoch(4)
+        assert [batch.keys for batch in feed] == found
+        assert feed.state_dict() == state
+
+
+def test_a_node_goes_on_from_a_state(path: Path) -> None:
+    with Feed(path, 8, shuffle="block", seed=1) as feed:
+        going = iter(feed)
+        begun = [next(going).keys for _ in range(7)]
+        state = feed.state_dict()
+        rest = [batch.keys for batch in going]
+    with NodeFeed(path, 8, ranks=[0], world_size=1, shuffle="block", seed=1, state=state) as node:
+        found = [batch.keys for batch in node.rank(0)]
+    keys = [
+        sorted(key for batch in part for key in batch) for part in (begun + found, begun + rest)
+    ]
+    assert keys[0] == keys[1]
+
+
+def test_the_memory_has_no_name_and_the_readers_end_with_the_feed(path: Path) -> None:
+    before = shared()
+    with NodeFeed(path, 8, ranks=[0], world_size=1, readers=2) as node:
+        readers = node.processes
+        assert shared() == before
+        assert all(Path(f"/proc/{reader}").exists() for reader in readers)
+        next(iter(node.rank(0)))
+    assert not any(Path(f"/proc/{reader}").exists() for reader in readers)
+
+
+# Who is killed is noticed
+
+
+@pytest.fixture
+def stopped(path: Path) -> Iterator[tuple[NodeFeed, Any]]:
+    """A feed whose readers wait for their rank, which waits for nothing yet."""
+    with NodeFeed(
+        path, 4, ranks=[0], world_size=1, readers=2, shuffle="global", buffer_bytes=1 << 20
+    ) as node:
+        yield node, node.rank(0)
+
+
+def test_a_reader_that_is_killed_is_named_and_nobody_hangs(stopped: tuple[NodeFeed, Any]) -> None:
+    node, feed = stopped
+    going = iter(feed)
+    next(going)
+    for process in node.processes:
+        os.kill(process, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(FeedError, match=r"reader [01] of .*train.lmdb \(process \d+\) has ended"):
+        list(going)
+    assert time.monotonic() - began < 10
+
+
+def test_readers_end_when_their_owner_is_killed_and_ranks_are_told(
+    path: Path, tmp_path: Path
+) -> None:
+    before = shared()
+    program = """
+        import sys, time
+        from penstock.feed import NodeFeed
+        node = NodeFeed(sys.argv[1], 4, ranks=[0], world_size=1, shuffle="global", readers=2,
+                        buffer_bytes=1 << 20)
+        print(node.token, *node.processes, flush=True)
+        time.sleep(100)
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), path], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    token, *readers = owner.stdout.readline().split()
+    feed = attach(token, 0)
+    going = iter(feed)
+    next(going)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 20
+    while any(_runs(int(reader)) for reader in readers):
+        assert time.monotonic() < deadline, "a reader outlives its owner"
+        os.sched_yield()
+    with pytest.raises(FeedError, match="has ended"):
+        list(going)
+    assert shared() == before
+    with pytest.raises(FeedError, match="has ended"):
+        attach(token, 0)
+
+
+def _runs(process: int) -> bool:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_rank_that_is_killed_holds_up_no_other(
+    path: Path, records: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    def work(rank: int, folder: Path) -> None:
+        feed = attach(token, rank)
+        going = iter(feed)
+        next(going)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        n = 1 + sum(1 for _ in going)
+        (folder / "seen").write_text(str(n))
+
+    with NodeFeed(
+        path, 4, ranks=[0, 1], world_size=2, shuffle="global", readers=1, buffer_bytes=1 << 20
+    ) as node:
+        token = node.token
+        assert in_children(2, work, tmp_path) == [signal.SIGKILL, 0]
+    assert (tmp_path / "seen").read_text() == str(N // 2 // 4)
+
+
+def test_a_rank_that_never_comes_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "STARTED_S", 1.0)
+    with NodeFeed(
+        path, 4, ranks=[0, 1], world_size=2, shuffle="global", readers=1, buffer_bytes=1 << 20
+    ) as node:
+        feed = node.rank(1)
+        with pytest.raises(FeedError, match="rank 0 of this node has not attached"):
+            list(feed)
+
+
+# What goes wrong
+
+
+def test_a_file_that_was_cut_short_is_an_error_of_the_rank_that_reads_it(
+    path: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "data.mdb"
+    copy.write_bytes((path / "data.mdb").read_bytes())
+    index = open_index(copy)
+    with NodeFeed(
+        index, 8, ranks=[0], world_size=1, shuffle="global", buffer_bytes=1 << 20
+    ) as node:
+        feed = node.rank(0)
+        going = iter(feed)
+        next(going)
+        os.truncate(copy, copy.stat().st_size // 3)
+        with pytest.raises(FeedError, match=r"truncated since|changed since"):
+            list(going)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"ranks": [0, 0]}, "each of this node once"),
+        ({"ranks": []}, "each of this node once"),
+        ({"ranks": [2]}, "each of this node once"),
+        ({"readers": 65}, "1 to 64"),
+        ({"shuffle": "cache-aware"}, "use Feed"),
+        ({"buffer_bytes": 1000}, "too few"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(path: Path, wrong: dict[str, Any], said: str) -> None:
+    options = {"ranks": [0], "world_size": 2} | wrong
+    with pytest.raises(FeedError, match=said):
+        NodeFeed(path, 8, **options)
+
+
+def test_no_room_for_the_memory_is_said(path: Path) -> None:
+    with pytest.raises(FeedError, match=r"no shared memory|lower buffer_bytes"):
+        NodeFeed(path, 8, ranks=[0], world_size=1, buffer_bytes=1 << 55)
+
+
+@pytest.mark.parametrize("token", ["", "penstock-feed:1:2:3", "penstock-feed:x:1:1", "a:1:2:3"])
+def test_a_token_of_nothing_is_refused(token: str) -> None:
+    with pytest.raises(FeedError):
+        attach(token, 0)
+
+
+def test_a_rank_of_another_node_is_refused_and_one_attaches_once(path: Path) -> None:
+    with NodeFeed(path, 8, ranks=[1], world_size=2) as node:
+        with pytest.raises(FeedError, match="not of this node"):
+            node.rank(0)
+        feed = node.rank(1)
+        with pytest.raises(FeedError, match="attached before"):
+            node.rank(1)
+        feed.close()
+
+
+# How many readers
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_readers_are_halved_while_that_costs_nothing(most: int, enough: int) -> None:
+    readers = Readers(most)
+    for _ in range(20):
+        readers = readers.after(100.0 * min(1.0, readers.active / enough))
+    assert readers.is_settled
+    # A power of two below: at least what is needed, or all there are.
+    assert readers.active >= min(most, WORTH * enough) - 1e-9
+    assert readers.active == 1 or readers.active // 2 < enough
+
+
+WORTH = 0.95

@@ -1,0 +1,447 @@
+"""FeedDataset, the stream and hints under torch's DataLoader: the same items as py-lmdb gives."""
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import penstock
+from penstock.adapters.torch import FeedDataset, feed_stream
+from penstock.errors import FeedError
+from penstock.feed import Record, hinted, open_index
+from penstock.feed.hint import Hints
+from penstock.feed.read import library
+from penstock.tiers import evict, resident_bytes
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make setup")
+data = torch.utils.data
+
+LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
+
+N = 200
+
+
+@pytest.fixture(scope="module")
+def records() -> list[bytes]:
+    sizes = random.Random(3)
+    return [sizes.randbytes(sizes.choice([50, 3000, 20_000])) for _ in range(N)]
+
+
+@pytest.fixture(scope="module")
+def path(records: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch") / "train.lmdb"
+    with lmdb.open(str(folder), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i, value in enumerate(records):
+            txn.put(b"%06d" % i, value)
+    return folder
+
+
+def decode(record: Record) -> tuple[str, bytes]:
+    return record.key.decode(), record.tobytes()
+
+
+class Plain(data.Dataset):  # type: ignore[misc,name-defined]
+    """As it is written everywhere: py-lmdb, opened in each worker."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.env = None
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> bytes:
+        if self.env is None:
+            self.env = lmdb.open(self.path, readonly=True, lock=False, readahead=False)
+        with self.env.begin() as txn:
+            return bytes(txn.get(b"%06d" % i))
+
+
+# Map-style
+
+
+@pytest.mark.parametrize("workers", ["", "fork", "spawn"])
+def test_a_loader_gives_what_py_lmdb_gives_in_the_same_order(
+    path: Path, records: list[bytes], workers: str
+) -> None:
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "collate_fn": list}
+    if workers:
+        options |= {"num_workers": 2, "multiprocessing_context": workers}
+    found = []
+    for dataset in (FeedDataset(path), Plain(path)):
+        torch.manual_seed(5)
+        if workers == "spawn" and isinstance(dataset, Plain):
+            options |= {"num_workers": 0, "multiprocessing_context": None}
+        found.append([item for batch in data.DataLoader(dataset, **options) for item in batch])
+    assert found[0] == found[1]
+    assert sorted(found[0]) == sorted(records)
+
+
+def test_items_by_number_slice_of_numbers_and_from_the_end(
+    path: Path, records: list[bytes]
+) -> None:
+    dataset = FeedDataset(path, decode=decode)
+    assert len(dataset) == N
+    assert dataset[7] == ("000007", records[7])
+    assert dataset[-1] == (f"{N - 1:06}", records[-1])
+    assert [key for key, _ in dataset.__getitems__([5, 5, 199, 0])] == [
+        "000005",
+        "000005",
+        "000199",
+        "000000",
+    ]
+    with pytest.raises(IndexError, match=f"of a data set of {N}"):
+        dataset[N]
+
+
+def test_a_batch_larger_than_the_buffer_is_read_in_parts(path: Path, records: list[bytes]) -> None:
+    dataset = FeedDataset(path, buffer_bytes=64 << 10)
+    assert dataset.__getitems__(list(range(N))) == records
+    small = FeedDataset(path, buffer_bytes=8 << 10)
+    large = max(range(N), key=lambda i: len(records[i]))
+    with pytest.raises(FeedError, match="do not fit the buffer"):
+        small[large]
+
+
+def test_distributed_samplers_share_the_records(path: Path, records: list[bytes]) -> None:
+    dataset, found = FeedDataset(path), []
+    for rank in range(3):
+        sampler = data.distributed.DistributedSampler(dataset, 3, rank, drop_last=True)
+        loader = data.DataLoader(dataset, 8, sampler=sampler, collate_fn=list)
+        found += [item for batch in loader for item in batch]
+    assert len(found) == N // 3 * 3
+    assert set(found) <= set(records)
+
+
+def test_decoding_without_a_copy_is_collated_before_the_next_batch_comes(
+    path: Path, records: list[bytes]
+) -> None:
+    dataset = FeedDataset(path, decode=lambda record: torch.tensor(record[:50]))
+    loader = data.DataLoader(dataset, 10)
+    whole = torch.cat(list(loader))
+    assert [bytes(row.tolist()) for row in whole] == [value[:50] for value in records]
+
+
+# A stream
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", ["none", "block", "global"])
+def test_a_stream_gives_every_record_once_whoever_reads(
+    path: Path, records: list[bytes], workers: int, shuffle: str
+) -> None:
+    found = []
+    for rank in range(2):
+        stream = feed_stream(path, 8, decode, rank=rank, world_size=2, shuffle=shuffle, seed=1)
+        loader = data.DataLoader(stream, 10, num_workers=workers, collate_fn=list)
+        found += [item for batch in loader for item in batch]
+    assert sorted(found) == [(f"{i:06}", value) for i, value in enumerate(records)]
+
+
+def test_a_stream_goes_on_from_its_state_and_changes_with_the_epoch(path: Path) -> None:
+    def keys(stream: Any) -> list[str]:
+        return [key for key, _ in stream]
+
+    stream = feed_stream(path, 10, decode, shuffle="global")
+    first = keys(stream)
+    stream.set_epoch(1)
+    second = keys(stream)
+    assert sorted(first) == sorted(second)
+    assert first != second
+    stream.set_epoch(1)
+    going = iter(stream)
+    begun = [next(going)[0] for _ in range(30)]
+    other = feed_stream(path, 10, decode, shuffle="global")
+    other.load_state_dict(stream.state_dict())
+    assert begun + keys(other) == second
+
+
+# Ranks
+
+
+def test_four_ranks_of_torchrun_share_one_index_and_read_each_record_once(
+    path: Path, records: list[bytes], tmp_path: Path
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, pathlib
+            import torch.distributed as dist
+            from penstock.adapters.torch import shared_index, feed_stream
+            from penstock.errors import FeedError
+            from penstock.feed import index
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+            if rank:  # nobody else may make one
+                index._files_of = None
+            found = shared_index(sys.argv[1])
+            stream = feed_stream(found, 8, lambda r: r.key.decode(), shuffle="global", seed=2)
+            pathlib.Path(sys.argv[2], f"keys-{rank}").write_text("\\n".join(stream))
+            if not rank:
+                index._files_of = lambda *_: (_ for _ in ()).throw(FeedError("gone"))
+            try:
+                shared_index("/nowhere")
+            except FeedError as error:
+                pathlib.Path(sys.argv[2], f"error-{rank}").write_text(str(error))
+            dist.destroy_process_group()
+            """
+        )
+    )
+    finished = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "4",
+            program,
+            path,
+            tmp_path,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    keys = [
+        key for rank in range(4) for key in (tmp_path / f"keys-{rank}").read_text().splitlines()
+    ]
+    assert sorted(keys) == [f"{i:06}" for i in range(N)]
+    assert {(tmp_path / f"error-{rank}").read_text() for rank in range(4)} == {"rank 0: gone"}
+
+
+# Hints
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_hinted_loader_gives_the_same_batches_in_the_same_order(path: Path, workers: int) -> None:
+    found = []
+    for change in (lambda loader: loader, hinted):
+        torch.manual_seed(6)
+        loader = change(
+            data.DataLoader(Plain(path), 16, shuffle=True, collate_fn=list, num_workers=workers)
+        )
+        assert len(loader) == -(-N // 16)
+        found.append([list(loader), list(loader)])  # two epochs
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 16])
+def test_hints_run_ahead_of_the_order_by_so_many_records(path: Path, batch_size: Any) -> None:
+    order = random.Random(1).sample(range(N), N)
+    items: list[Any] = order
+    if batch_size:
+        items = [order[i : i + batch_size] for i in range(0, N, batch_size)]
+    hints = Hints(path, ahead=32)
+    given: list[int] = []
+    hints.give = given.extend  # type: ignore[assignment,method-assign]
+    n_passed = 0
+    for item, expected in zip(hints.along(items), items, strict=True):
+        assert item == expected
+        n_passed += batch_size or 1
+        assert len(given) >= min(N, n_passed + 32)
+        assert len(given) <= n_passed + 32 + (batch_size or 1)
+    assert given == order
+
+
+def test_what_was_hinted_is_in_memory_and_nothing_else(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(100):
+            txn.put(b"%06d" % i, os.urandom(300_000))
+    index = open_index(tmp_path)
+    file = tmp_path / "data.mdb"
+    evict(file)
+    if resident_bytes(file):
+        pytest.skip("this file system keeps pages: what was hinted cannot be told")
+    hints = Hints(index)
+    hints.hint_now([3, 50, 51])
+    expected = 3 * 300_000
+    # The kernel reads what it was told before we look, or soon: wait for it by reading it.
+    with open(file, "rb", buffering=0) as raw:
+        for i in (3, 50, 51):
+            os.pread(raw.fileno(), 300_000, int(index.offset[i]))
+    resident = resident_bytes(file)
+    assert resident is not None
+    assert expected <= resident <= 3 * expected
+    assert hints.n_hinted == 3
+
+
+def test_a_wrong_hint_is_no_error(path: Path, records: list[bytes]) -> None:
+    loader = data.DataLoader(Plain(path), 16, collate_fn=list)
+    wrong = hinted(loader, record_of=lambda i: [b"no such key", -5, 10**9][i % 3])
+    assert [item for batch in wrong for item in batch] == records
+
+
+def test_a_data_set_whose_place_or_order_is_not_known_is_asked_for(path: Path) -> None:
+    class Nowhere(Plain):
+        def __init__(self) -> None:
+            self.n = 1
+
+    with pytest.raises(FeedError, match="say where its data lies"):
+        hinted(data.DataLoader(Nowhere()))
+    with pytest.raises(FeedError, match="say which is which"):
+        hinted(_shorter(path))
+    with pytest.raises(FeedError, match="Feed reads streams"):
+        hinted(data.DataLoader(feed_stream(path, 8)))
+
+
+def _shorter(path: Path) -> Any:
+    class Shorter(Plain):
+        def __len__(self) -> int:
+            return N - 1
+
+    return data.DataLoader(Shorter(path))
+
+
+def test_subsets_and_keys_are_followed(path: Path, records: list[bytes]) -> None:
+    class Keyed(Plain):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.keys = [b"%06d" % i for i in reversed(range(N))]
+
+    hinted_loader = hinted(data.DataLoader(data.Subset(Keyed(path), [0, 5]), 1))
+    sampler = hinted_loader.batch_sampler
+    assert sampler._hints._records([0, 1]).tolist() == [N - 1, N - 6]
+    assert sampler.batch_size == 1
+
+
+def test_an_image_folder_is_hinted_by_its_samples(tmp_path: Path) -> None:
+    class Images:
+        def __init__(self, root: Path) -> None:
+            self.root = str(root)
+            found = sorted(root.rglob("*.jpg"), reverse=True)
+            self.samples = [(str(path), 0) for path in found]
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, i: int) -> int:
+            return len(Path(self.samples[i][0]).read_bytes())
+
+    for i in range(9):
+        place = tmp_path / f"class{i % 3}" / f"{i}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(bytes(i + 1))
+    images = Images(tmp_path)
+    loader = hinted(data.DataLoader(images, 3))
+    hints = loader.batch_sampler._hints
+    files = [hints.index.files[hints.index.file[i]] for i in hints._records(range(9))]
+    assert files == [path for path, _ in images.samples]
+    assert sum(int(batch.sum()) for batch in loader) == sum(range(1, 10))
+
+
+def test_the_library_says_whether_ranges_are_held(path: Path) -> None:
+    assert library().penstock_feed_held(-1, None, None, None, 0) == 0
+
+
+# Under `penstock run`
+
+
+def test_a_model_is_trained_from_an_lmdb_and_the_reads_are_in_the_report(
+    path: Path, recorded: Callable[..., Any]
+) -> None:
+    run = recorded(
+        """
+        import sys, torch
+        from penstock.adapters.torch import FeedDataset
+        def decode(record):
+            return torch.tensor(record[:32]).float() / 255, float(record.size > 1000)
+        loader = torch.utils.data.DataLoader(
+            FeedDataset(sys.argv[1], decode), 20, shuffle=True, num_workers=1)
+        model = torch.nn.Linear(32, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x)[:, 0], y.float()).backward()
+            optimizer.step()
+        """,
+        args=[path],
+    )
+    [(reads, moved)] = run.sql(
+        "select count(*), sum(moved_bytes) from events "
+        "where op = 'pread' and path like '%/data.mdb' and errno = 0"
+    )
+    assert reads >= 10
+    assert moved >= open_index(path).total_bytes
+    [(steps,)] = run.sql("select count(*) from spans where kind = 'step'")
+    assert steps >= N // 20
+
+
+def test_a_data_set_whose_lmdb_changes_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 24) as env:
+        with env.begin(write=True) as txn:
+            for i in range(50):
+                txn.put(b"%03d" % i, bytes([i]) * 5000)
+        dataset = FeedDataset(tmp_path)
+        assert dataset[7] == bytes([7]) * 5000
+        for new in range(3):
+            with env.begin(write=True) as txn:
+                for i in range(50):
+                    txn.put(b"%03d" % i, bytes([200 + new]) * 5000)
+            with pytest.raises(FeedError, match="changed since it was indexed"):
+                dataset[7]
+            with pytest.raises(FeedError, match="changed since it was indexed"):
+                dataset.__getitems__([3, 4])
+        assert FeedDataset(tmp_path)[7] == bytes([202]) * 5000
+
+
+class HoldsItsEnvironment:
+    """A data set as many are: opened when it is made, and no path kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.env = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, number: int) -> bytes:
+        with self.env.begin() as txn:
+            return bytes(txn.get(b"%06d" % number))
+
+
+def test_a_data_set_that_holds_only_its_environment_is_hinted(
+    path: Path, records: list[bytes]
+) -> None:
+    dataset = HoldsItsEnvironment(path)
+    loader = hinted(data.DataLoader(dataset, 10, shuffle=True, collate_fn=list))
+    assert sorted(item for batch in loader for item in batch) == sorted(records)
+    assert loader.batch_sampler._hints.index.path == str(path)
+    dataset.env.close()
+    with pytest.raises(FeedError, match="names no path"):
+        hinted(data.DataLoader(dataset, 10))
+
+
+def test_small_records_are_read_and_not_what_lies_between_them(tmp_path: Path) -> None:
+    """A shuffled batch of records of 3 KB, each fifth of a data set: pages that no record asked for
+    are read only where that saves a request."""
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(5000):
+            txn.put(b"%06d" % i, bytes(3000), append=True)
+    dataset = FeedDataset(tmp_path)
+    numbers = random.Random(5).sample(range(5000), 1000)
+    dataset.__getitems__(numbers)
+    index = dataset.index
+    first = index.offset[numbers] // 4096
+    last = (index.offset[numbers] + 2999) // 4096
+    needed = 4096 * len({*first.tolist(), *last.tolist()})
+    assert dataset._reader.reading.tally.read_bytes < 1.3 * needed
+
+
+def test_an_item_is_named_by_a_whole_number(path: Path, records: list[bytes]) -> None:
+    dataset = FeedDataset(path)
+    for wrong in (2.5, "1", None):
+        with pytest.raises(TypeError, match="whole number"):
+            dataset[wrong]  # type: ignore[index]
+    assert dataset.__getitems__([]) == []
+    assert dataset.__getitems__([torch.tensor(3), 4]) == records[3:5]

@@ -1,0 +1,116 @@
+"""`penstock stage copy`, then `penstock run --staged`: what the one writes the other reads."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PENSTOCK
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("penstock.registry") is None,
+    reason="this checkout has no penstock.stage yet",
+)
+
+OLD_NS = 1_600_000_000_000_000_000
+NAMES = [b"a", b"b c", b"line\nbreak", b"no utf-8 \xff", b"deep/er/d"]
+PROGRAM = """
+import os, sys
+for folder, _, names in os.walk(b"."):
+    for name in names:
+        path = os.path.join(folder, name)
+        with open(path, "rb") as file:
+            assert file.read() == path[2:] * 100, path
+            assert os.fstat(file.fileno()) == os.stat(path)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, work: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs penstock in the working folder, with tiers of its own."""
+    environment = os.environ | {"PENSTOCK_TIERS": str(tmp_path / "tiers.json")}
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PENSTOCK, *words],
+            cwd=work, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def staged(command: Callable[..., Any], tmp_path: Path, work: Path) -> Path:
+    """The folder of the tier `fast`, which has a copy of each file of the working folder."""
+    for name in NAMES:
+        path = Path(os.fsdecode(os.fsencode(work) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name * 100)
+        os.utime(path, ns=(OLD_NS, OLD_NS))
+    tier = tmp_path / "fast"
+    tier.mkdir()
+    for words in (("tiers", "add", "fast", tier), ("stage", "copy", work, "--to", "fast")):
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
+    return tier
+
+
+def opens_of(folder: Path) -> dict[str, int]:
+    from penstock.run import open_run
+
+    with open_run(folder) as run:
+        return dict(run.sql("select outcome, sum(opens)::bigint from staged group by 1").fetchall())
+
+
+def test_a_program_reads_what_was_staged(
+    command: Callable[..., Any], staged: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    done = command(
+        "run", "-q", "-o", folder, "--verify", "--staged", "fast", sys.executable, "-c", PROGRAM
+    )
+    assert done.returncode == 0, done.stderr
+    assert opens_of(folder) == {"served": len(NAMES)}
+
+
+def test_a_dropped_copy_is_told_and_staged_again(
+    command: Callable[..., Any], staged: Path, tmp_path: Path, work: Path
+) -> None:
+    program = "open('a', 'r+b').close(); open('a', 'rb').close()"
+    first, second = tmp_path / "first", tmp_path / "second"
+    command("run", "-q", "-o", first, "--staged", "fast", sys.executable, "-c", program)
+    assert opens_of(first) == {"dropped": 1, "written": 1}
+    assert "1 dropped" in command("stage", "status", "fast").stdout
+    assert command("stage", "copy", work, "--to", "fast").returncode == 0
+    command(
+        "run", "-q", "-o", second, "--staged", "fast", sys.executable, "-c", "open('a').close()"
+    )
+    assert opens_of(second) == {"served": 1}
+
+
+def test_a_copy_that_is_not_what_was_staged_is_refused(
+    command: Callable[..., Any], staged: Path, work: Path
+) -> None:
+    copy = Path(f"{staged}/staged{os.path.realpath(work)}/a")
+    status = copy.stat()
+    copy.chmod(0o600)
+    copy.write_bytes(b"x" * status.st_size)
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    done = command("run", "-q", "--verify", "--staged", "fast", "touch", "ran")
+    assert done.returncode == 1
+    assert "1 copy is not what was staged; nothing was run" in done.stderr
+    assert not (work / "ran").exists()
+
+
+def test_a_tier_that_is_none_is_said_before_anything_runs(
+    command: Callable[..., Any], work: Path
+) -> None:
+    done = command("run", "-q", "--staged", "nowhere", "touch", "ran")
+    assert (done.returncode, (work / "ran").exists()) == (2, False)
+    assert "no such tier" in done.stderr
+    assert command("run", "-q", "--verify", "touch", "ran").returncode == 2

@@ -1,0 +1,529 @@
+"""Whole or not: our manifests, and what frameworks really write, damaged in every way at hand."""
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import SaveError
+from penstock.save import foreign
+from penstock.save.commit import begin, commit
+from penstock.save.formats import find, step_of
+from penstock.save.manifest import CHUNK_BYTES, INSIDE
+from penstock.save.verify import forgive, latest_valid, remember_failure, verify
+from penstock.stores import LocalStore
+
+
+def saved(root: Path, step: int, data: bytes) -> Path:
+    part = begin(root, step)
+    part.write("model.pt", [data])
+    return commit(part)
+
+
+def only(root: Path) -> Any:
+    (one,) = find(LocalStore(root))
+    return one
+
+
+def is_whole(root: Path, level: str = "full") -> bool:
+    return verify(only(root), level).is_whole
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# Ours
+
+
+def test_any_flipped_bit_zeroed_block_zero_tail_and_cut_is_found(tmp_path: Path) -> None:
+    data = os.urandom(CHUNK_BYTES + 70_000)
+    path = saved(tmp_path, 1, data) / "model.pt"
+    chance = random.Random(1)
+    for _ in range(60):
+        place = chance.randrange(len(data))
+        flip(path, place, bit := chance.randrange(8))
+        assert not is_whole(tmp_path), place
+        flip(path, place, bit)
+    assert is_whole(tmp_path)
+    for start in (0, 4096, CHUNK_BYTES - 4096, CHUNK_BYTES, len(data) - 4096):
+        damaged = bytearray(data)
+        damaged[start : start + 4096] = bytes(4096)
+        path.write_bytes(damaged)
+        assert not is_whole(tmp_path), start
+    path.write_bytes(data[:-50_000] + bytes(50_000))
+    assert not is_whole(tmp_path)
+    for cut in (0, 1, len(data) - 1, CHUNK_BYTES):
+        path.write_bytes(data[:cut])
+        assert not is_whole(tmp_path, "sizes"), cut
+    path.unlink()
+    verdict = verify(only(tmp_path), "sizes")
+    assert verdict.problems == ("model.pt: is missing",)
+
+
+def test_a_flipped_bit_anywhere_in_a_small_checkpoint_is_found(tmp_path: Path) -> None:
+    """Every byte of the data and of the manifest, one after another."""
+    folder = saved(tmp_path, 1, os.urandom(200))
+    for name in ("model.pt", INSIDE):
+        data = (folder / name).read_bytes()
+        for place in range(len(data)):
+            flip(folder / name, place, place % 8)
+            assert not is_whole(tmp_path), (name, place)
+            (folder / name).write_bytes(data)
+    assert is_whole(tmp_path)
+
+
+def test_a_sample_reads_some_and_full_reads_all(tmp_path: Path) -> None:
+    saved(tmp_path, 1, bytes(3 * CHUNK_BYTES + 1))
+    one = only(tmp_path)
+    assert verify(one, "sizes").checked_bytes == 0
+    assert verify(one, "full").checked_bytes == 3 * CHUNK_BYTES + 1
+    told: list[int] = []
+    verify(one, "full", lambda done, total: told.append(done))
+    assert max(told) == 3 * CHUNK_BYTES + 1
+    with pytest.raises(SaveError, match="no level"):
+        verify(one, "deep")
+
+
+# Which one
+
+
+def test_the_newest_whole_one_is_chosen_and_why_not_a_newer_is_said(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    good = saved(slow, 200, b"good")
+    saved(slow, 100, b"older")
+    flip(saved(fast, 400, b"x" * 100) / "model.pt", 50)
+    (saved(fast, 300, b"y" * 100) / "model.pt").unlink()
+    choice = latest_valid(fast, slow)
+    assert (choice.path, choice.step) == (good, 200)
+    assert [Path(where).name for where, _ in choice.rejected] == ["step-00000400", "step-00000300"]
+    assert "not what was saved" in choice.rejected[0][1]
+    assert "is missing" in choice.rejected[1][1]
+
+
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from penstock.save.manifest import parse, to_json
+
+    for step, when in ((1, 2_000_000_000), (2, 1_000_000_000)):
+        path = saved(tmp_path, step, b"x") / INSIDE
+        manifest = replace(parse(path.read_bytes(), ""), created_unix_ns=when * 10**9)
+        path.write_bytes(to_json(manifest))
+    assert latest_valid(tmp_path).step == 2
+
+
+def test_a_restart_that_failed_is_remembered_until_it_is_forgiven(tmp_path: Path) -> None:
+    first, second = saved(tmp_path, 1, b"1"), saved(tmp_path, 2, b"2")
+    choice = latest_valid(tmp_path)
+    assert choice.path == second
+    remember_failure(choice.checkpoint, "loss is nan")
+    choice = latest_valid(tmp_path)
+    assert choice.path == first
+    assert "a restart from it failed" in choice.rejected[0][1]
+    assert "loss is nan" in choice.rejected[0][1]
+    assert forgive(LocalStore(tmp_path)) == 1
+    assert latest_valid(tmp_path).path == second
+
+
+def test_no_checkpoint_is_a_choice_too_and_a_missing_tier_no_end(tmp_path: Path) -> None:
+    assert latest_valid(tmp_path / "none", tmp_path / "neither").path is None
+    path = saved(tmp_path, 1, b"1")
+    choice = latest_valid(tmp_path, "sftp://nobody@127.0.0.1:1/x") if _has_paramiko() else None
+    if choice is not None:
+        assert choice.path == path
+
+
+def _has_paramiko() -> bool:
+    try:
+        import paramiko  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return False  # a URL that cannot be opened is refused before any tier is looked at
+
+
+def test_a_list_of_failures_that_was_damaged_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1, b"1")
+    (tmp_path / ".penstock").mkdir(exist_ok=True)
+    for text in ("", "[]", "{", "[" * 100_000):
+        (tmp_path / ".penstock" / "failed-restarts.json").write_text(text)
+        assert latest_valid(tmp_path).path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-00001000", 1000), ("step-00001000.2", 1000), ("checkpoint-500", 500),
+        ("epoch=3-step=1200.ckpt", 1200), ("global_step77", 77), ("iter_0000100", 100),
+        ("ckpt-12", 12), ("model.ckpt-31", 31), ("1000", 1000), ("last.ckpt", None),
+        ("runs/3/best.pt", None), ("epoch_9.pt", 9), ("model-00001-of-00004.safetensors", None),
+        ("weights.0042.weights.h5", 42), ("9" * 30, None),
+    ],
+)  # fmt: skip
+def test_the_step_is_told_by_the_name(name: str, step: int | None) -> None:
+    assert step_of(name) == step
+
+
+def test_a_folder_full_of_other_things_holds_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("data/img-1.jpg", "x.index", "notes.txt", "config.json", "a/b/.hidden.pt",
+                 ".cache/model.pt.tmp", "tmp-checkpoint-5/x"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"something")
+    assert find(LocalStore(tmp_path)) == []
+
+
+# Frameworks.  Each writes what it writes; then it is damaged.
+
+
+def damages(path: Path, n: int, seed: int = 0) -> Iterator[tuple[str, int]]:
+    """The file with a flipped bit in its data, n times, and as it was between."""
+    data = path.read_bytes()
+    chance = random.Random(seed)
+    for _ in range(n):
+        place = chance.randrange(len(data))
+        flip(path, place, chance.randrange(8))
+        yield "bit", place
+        path.write_bytes(data)
+
+
+def cuts(path: Path) -> Iterator[int]:
+    data = path.read_bytes()
+    for cut in (0, 1, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:cut])
+        yield cut
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def _state(torch: Any) -> dict[str, Any]:
+    return {
+        "model": {f"layer{n}": torch.randn(64, 64) for n in range(6)},
+        "optim": {"step": 3, "lr": 0.1, "moments": [torch.randn(1000), torch.ones(10).bool()]},
+    }
+
+
+def test_torch_files_are_judged_by_their_own_crc(torch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "epoch=1-step=10.ckpt"
+    torch.save(_state(torch), path)
+    one = only(tmp_path)
+    assert (one.kind, one.step) == ("torch", 10)
+    verdict = verify(one, "full")
+    assert verdict.is_whole
+    assert verdict.checked_bytes > 6 * 64 * 64 * 4
+    records = _record_places(path)
+    harmless = 0
+    for what, place in damages(path, 60):
+        is_found = not is_whole(tmp_path)
+        is_payload = any(start <= place < end for start, end in records)
+        assert is_found or not is_payload, (what, place)
+        harmless += not is_found
+    assert harmless < 45
+    for cut in cuts(path):
+        assert not is_whole(tmp_path, "sizes"), cut
+    data = path.read_bytes()
+    path.write_bytes(bytes(len(data)))
+    assert not is_whole(tmp_path, "sizes")
+
+
+def _record_places(path: Path) -> list[tuple[int, int]]:
+    import struct
+    import zipfile
+
+    places = []
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        for info in archive.infolist():
+            file.seek(info.header_offset + 26)
+            name, extra = struct.unpack("<HH", file.read(4))
+            start = info.header_offset + 30 + name + extra
+            places.append((start, start + info.file_size))
+    return places
+
+
+def test_torch_files_without_crc_are_not_called_damaged(torch: Any, tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(_state(torch), tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    verdict = verify(only(tmp_path), "full")
+    assert verdict.is_whole
+    assert verdict.remarks == ("written without CRC-32: content not checked",)
+    assert verdict.unprotected_bytes > 0
+
+
+def test_old_torch_files_are_said_to_be_unprotected(torch: Any, tmp_path: Path) -> None:
+    torch.save(_state(torch), tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    verdict = verify(only(tmp_path), "full")
+    assert verdict.is_whole
+    assert "before torch 1.6" in verdict.remarks[0]
+
+
+def test_dcp_folders_are_judged_by_metadata_and_the_crc_of_every_slice(
+    torch: Any, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    root = tmp_path / "run"
+    dcp.save(_state(torch), checkpoint_id=root / "step-5")
+    one = only(root)
+    assert (one.kind, one.step) == ("dcp", 5)
+    assert verify(one, "full").is_whole
+    slices = foreign.dcp_slices((root / "step-5" / ".metadata").read_bytes())
+    reference = pickle.loads((root / "step-5" / ".metadata").read_bytes())  # torch's own way
+    assert sorted((s.path, s.offset, s.length) for s in slices) == sorted(
+        (info.relative_path, info.offset, info.length) for info in reference.storage_data.values()
+    )
+    (data,) = (root / "step-5").glob("*.distcp")
+    payload = [
+        (s.offset + start, s.offset + end)
+        for s in slices
+        for start, end in _slice_records(data, s.offset, s.length)
+    ]
+    for what, place in damages(data, 40):
+        if any(start <= place < end for start, end in payload):
+            assert not is_whole(root), (what, place)
+    for cut in cuts(data):
+        assert not is_whole(root, "sizes"), cut
+    metadata = root / "step-5" / ".metadata"
+    for cut in cuts(metadata):
+        assert not is_whole(root, "sizes"), cut
+    metadata.unlink()
+    assert verify(only(root), "sizes").problems == ("no .metadata: the save did not end",)
+
+
+def _slice_records(path: Path, offset: int, length: int) -> list[tuple[int, int]]:
+    copy = path.with_name("slice.tmp")
+    copy.write_bytes(path.read_bytes()[offset : offset + length])
+    try:
+        return _record_places(copy)
+    finally:
+        copy.unlink()
+
+
+def test_nothing_in_a_metadata_file_is_executed(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path}/executed",)
+
+    folder = tmp_path / "run" / "step-1"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"x")
+    (folder / ".metadata").write_bytes(pickle.dumps({"storage_data": Evil()}))
+    assert not is_whole(tmp_path / "run")
+    assert not (tmp_path / "executed").exists()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_as_metadata_end_in_a_finding(data: bytes) -> None:
+    for start in (b"", b"\x80\x04", b"\x80\x04}("):
+        with contextlib.suppress(foreign.Damage):
+            foreign.dcp_slices(start + data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=120))
+def test_any_bytes_as_an_index_end_in_a_finding(data: bytes) -> None:
+    footer = data[:40].ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+    for index in (data, data + footer):
+        with contextlib.suppress(foreign.Damage):
+            foreign.tf_entries(index)
+
+
+def test_safetensors_have_sizes_only_and_the_verdict_says_so(torch: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    path = tmp_path / "model-7.safetensors"
+    safetensors.save_file({"a": torch.randn(100, 10), "b": torch.ones(5).half()}, path)
+    verdict = verify(only(tmp_path), "full")
+    assert verdict.is_whole
+    assert verdict.unprotected_bytes == 100 * 10 * 4 + 5 * 2
+    for cut in cuts(path):
+        assert not is_whole(tmp_path, "sizes"), cut
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    data = path.read_bytes()
+    for place in range(8):
+        flip(path, place, 1)
+        assert not is_whole(tmp_path, "sizes"), place
+        path.write_bytes(data)
+    path.write_bytes(data[:header] + bytes(len(data) - header) + b"more")
+    assert not is_whole(tmp_path, "sizes")
+
+
+def test_a_tail_that_was_never_written_is_found_without_any_checksum(
+    torch: Any, tmp_path: Path
+) -> None:
+    """As delayed allocation leaves it after a power cut: the length is there, not the blocks."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    path = tmp_path / "model-7.safetensors"
+    safetensors.save_file({"a": torch.randn(100_000)}, path)
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    os.truncate(path, size)
+    with path.open("rb") as file:
+        try:
+            is_told = os.lseek(file.fileno(), size - 1, os.SEEK_DATA) is None
+        except OSError:
+            is_told = True
+    if not is_told:
+        pytest.skip("this file system does not tell holes")
+    assert "never written" in verify(only(tmp_path), "sizes").problems[0]
+
+
+def test_hugging_face_folders_are_whole_when_every_shard_is(torch: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    folder = tmp_path / "checkpoint-500"
+    folder.mkdir()
+    for n in (1, 2):
+        safetensors.save_file(
+            {f"w{n}": torch.randn(50)}, folder / f"model-0000{n}-of-00002.safetensors"
+        )
+    shards = {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (folder / "trainer_state.json").write_text('{"global_step": 500}')
+    torch.save({"m": torch.randn(50)}, folder / "optimizer.pt")
+    one = only(tmp_path)
+    assert (one.kind, one.step) == ("hf", 500)
+    assert verify(one, "full").is_whole
+    for name in ("optimizer.pt", "trainer_state.json", "model-00002-of-00002.safetensors"):
+        for cut in cuts(folder / name):
+            assert not is_whole(tmp_path, "sizes"), (name, cut)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert "named in model.safetensors.index.json" in verify(only(tmp_path), "sizes").problems[0]
+
+
+def test_a_trainers_folder_holds_a_model_and_checkpoints_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "output"
+    for folder in (out, out / "checkpoint-10", out / "checkpoint-20"):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        if folder != out:
+            (folder / "trainer_state.json").write_text("{}")
+    found = {one.name: len(one.files) for one in find(LocalStore(tmp_path))}
+    assert found == {"output": 2, "output/checkpoint-10": 3, "output/checkpoint-20": 3}
+
+
+MADE = """
+    import sys, os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    root = sys.argv[1]
+"""
+
+
+def made_by(source: str, root: Path) -> None:
+    """In a process of its own: frameworks do not like each other."""
+    program = textwrap.dedent(MADE) + textwrap.dedent(source)
+    finished = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+
+
+def test_tensorflow_checkpoints_are_judged_by_their_own_crc(tmp_path: Path) -> None:
+    pytest.importorskip("crc32c", reason="crc32c is not installed")
+    if not _has("tensorflow"):
+        pytest.skip("tensorflow is not installed")
+    made_by(
+        """
+        import tensorflow as tf
+        made = tf.train.Checkpoint(
+            a=tf.Variable(tf.random.normal([64, 64])), b=tf.Variable(["texts", "of", "any length"]),
+            n=tf.Variable(3, dtype=tf.int64))
+        manager = tf.train.CheckpointManager(made, root, max_to_keep=3)
+        manager.save(checkpoint_number=12)
+        """,
+        tmp_path / "run",
+    )
+    root = tmp_path / "run"
+    one = only(root)
+    assert (one.name, one.kind, one.step) == ("ckpt-12", "tensorflow", 12)
+    verdict = verify(one, "full")
+    assert verdict.is_whole, verdict.problems
+    assert verdict.checked_bytes >= 64 * 64 * 4
+    data, index = root / "ckpt-12.data-00000-of-00001", root / "ckpt-12.index"
+    for _, place in damages(data, 40):
+        assert not is_whole(root), place
+    for _, place in damages(index, 40, seed=1):
+        assert not is_whole(root) or place >= index.stat().st_size - 48, place  # footer's padding
+    for path in (data, index):
+        for cut in cuts(path):
+            assert not is_whole(root, "sizes") or not cut, (path.name, cut)
+    data.unlink()
+    assert find(LocalStore(root)) == []
+
+
+def test_orbax_steps_are_known_and_their_json_is_looked_at(tmp_path: Path) -> None:
+    if not _has("orbax.checkpoint"):
+        pytest.skip("orbax is not installed")
+    made_by(
+        """
+        import jax.numpy as np
+        import orbax.checkpoint as ocp
+        manager = ocp.CheckpointManager(root)
+        for step in (10, 20):
+            state = {"w": np.arange(5000.0), "b": np.ones(3)}
+            manager.save(step, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+        manager.close()
+        """,
+        tmp_path / "run",
+    )
+    root = tmp_path / "run"
+    assert [(one.name, one.kind, one.step) for one in find(LocalStore(root))] == [
+        ("20", "orbax", 20), ("10", "orbax", 10),
+    ]  # fmt: skip
+    assert latest_valid(root, level="full").step == 20
+    jsons = list((root / "20").rglob("*METADATA"))
+    assert jsons
+    for path in jsons:
+        data = path.read_bytes()
+        path.write_bytes(b"")
+        assert latest_valid(root, level="sizes").step == 10, path
+        path.write_bytes(data)
+    for path in (root / "20").rglob("manifest.ocdbt"):
+        for cut in cuts(path):
+            assert latest_valid(root, level="sizes").step == 10, (path, cut)
+    (root / "20").rename(root / "20.orbax-checkpoint-tmp-1")
+    assert latest_valid(root).step == 10
+
+
+def _has(name: str) -> bool:
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_a_keras_file_is_a_zip_and_judged_as_one(tmp_path: Path) -> None:
+    import zipfile
+
+    path = tmp_path / "model-3.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", os.urandom(10_000))
+    assert is_whole(tmp_path)
+    flip(path, 5000)
+    assert not is_whole(tmp_path)
+    path.write_bytes(b"no zip at all, and long enough to be one")
+    assert not is_whole(tmp_path, "sizes")

@@ -1,0 +1,522 @@
+"""Which files are chosen, what they are expected to bring, and what a plan says of it."""
+
+import itertools
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import registry
+from penstock.errors import TierError
+from penstock.registry import Costs, Tier
+from penstock.stage import plan as plans
+from penstock.stage.choose import POLICIES, best, choose, worth
+from penstock.stage.copy import Wanted, stored_bytes
+from penstock.stage.evidence import Batches, Evidence, evidence_of
+from penstock.stage.predict import Predictor
+from synthetic import Synthetic
+
+MS = 1_000_000
+FREE = Costs(0.0, 0.0, 0.0)  # a fast tier that costs nothing
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def evidence(
+    sizes: Any,
+    time_s: Any,
+    blocking_s: Any = None,
+    *,
+    opens: float = 1.0,
+    wait_s: float | None = 100.0,
+    batches: Batches | None = None,
+    paths: tuple[str, ...] | None = None,
+) -> Evidence:
+    n = len(sizes)
+    sizes = np.asarray(sizes, np.int64)
+    time_s = np.asarray(time_s, float)
+    return Evidence(
+        paths or tuple(f"/data/{number}" for number in range(n)),
+        (None,) * n,
+        np.ones(n, np.int64),
+        sizes,
+        np.full(n, opens),
+        np.full(n, opens),
+        sizes * opens,
+        time_s,
+        time_s / 2 if blocking_s is None else np.asarray(blocking_s, float),
+        np.zeros(n, bool),
+        time_s / 10,
+        np.zeros(n, bool),
+        wait_s,
+        200.0,
+        (),
+        batches,
+    )
+
+
+# Choosing
+
+
+def exhaustive(value: list[float], size: list[int], budget: int) -> float:
+    """The most value of any set that fits: all of them looked at."""
+    sets = itertools.chain.from_iterable(
+        itertools.combinations(range(len(value)), n) for n in range(len(value) + 1)
+    )
+    return max(
+        sum(value[one] for one in chosen)
+        for chosen in sets
+        if sum(size[one] for one in chosen) <= budget
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(1, 1000)), min_size=1, max_size=11),
+    st.integers(0, 5000),
+)
+def test_the_choice_is_the_best_that_any_search_finds(
+    items: list[tuple[float, int]], budget: int
+) -> None:
+    value, size = [one[0] for one in items], [one[1] for one in items]
+    found = best(np.array(value), np.array(size, np.int64), budget)
+    chosen = np.flatnonzero(found.is_chosen).tolist()
+    assert sum(size[one] for one in chosen) <= budget
+    total = sum(value[one] for one in chosen)
+    most = exhaustive(value, size, budget)
+    assert total >= 0.98 * most
+    assert found.of_best is not None
+    assert total >= found.of_best * most * (1 - 1e-9)
+
+
+def test_a_dense_small_file_does_not_keep_a_large_one_out() -> None:
+    # By value per byte the first goes first, and then the second does not fit.
+    found = best(np.array([10.0, 90.0]), np.array([10, 100], np.int64), 100)
+    assert found.is_chosen.tolist() == [False, True]
+    assert found.of_best == 1.0
+
+
+def test_a_million_files_are_chosen_within_the_bound() -> None:
+    chance = np.random.default_rng(0)
+    size = chance.lognormal(11.5, 1.0, 1_000_000).astype(np.int64)
+    value = chance.gamma(2.0, 0.003, 1_000_000)
+    budget = int(size.sum() // 5)
+    found = best(value, size, budget)
+    assert size[found.is_chosen].sum() <= budget
+    assert found.of_best is not None
+    assert found.of_best > 0.999
+
+
+def test_small_files_that_pay_latency_go_before_large_ones_of_the_same_bytes() -> None:
+    # 3 ms a file and 100 MB/s: what a copy of 100 KB brings per byte is four times that of 4 MB.
+    sizes = [100_000] * 50 + [4_000_000] * 10
+    known = evidence(sizes, [0.003 + size / 100e6 for size in sizes])
+    value = worth(known, FREE)
+    found = choose(known, value, known.size_bytes, 5_000_000)
+    assert found.is_chosen[:50].all()
+    assert not found.is_chosen[50:].any()
+
+
+def test_one_slow_read_of_one_small_file_does_not_put_it_before_its_like() -> None:
+    time_s = [0.004] * 99 + [0.4]
+    value = worth(evidence([100_000] * 100, time_s), FREE)
+    assert value[99] < 0.3 * 0.4 / 2 + 0.01
+    assert value.sum() == pytest.approx(sum(time_s) / 2, rel=0.05)
+
+
+def test_a_file_that_was_often_slow_is_believed() -> None:
+    time_s = [0.4] * 99 + [40.0]
+    value = worth(evidence([100_000] * 100, time_s, opens=100.0), FREE)
+    assert value[99] == pytest.approx(20.0, rel=0.1)
+
+
+def test_what_the_fast_tier_still_costs_is_taken_off() -> None:
+    known = evidence([1_000_000] * 4, [0.02] * 4)
+    assert worth(known, Costs(0.0, 0.0, 0.01 / 1e6)).sum() == pytest.approx(0.02)
+    assert worth(known, Costs(1.0, 0.0, 0.0)).sum() == 0
+
+
+def test_no_policy_passes_the_budget_and_none_but_the_best_passes_the_best() -> None:
+    chance = random.Random(4)
+    sizes = [chance.randrange(1000, 5_000_000) for _ in range(300)]
+    time_s = [0.003 + size / 80e6 * chance.uniform(0.5, 2) for size in sizes]
+    paths = tuple(f"/data/{number % 7}/{number}" for number in range(300))
+    known = evidence(sizes, time_s, paths=paths)
+    value, size = worth(known, FREE), stored_bytes(known.size_bytes)
+    budget = int(size.sum() // 4)
+    totals = {}
+    for policy in POLICIES:
+        chosen = choose(known, value, size, budget, policy).is_chosen
+        assert size[chosen].sum() <= budget
+        totals[policy] = value[chosen].sum()
+    assert max(totals, key=lambda policy: totals[policy]) == "gain"
+    assert totals["gain"] > 1.1 * totals["random"]
+
+
+def test_the_choice_beats_the_threshold_of_tf_darshan_on_the_same_bytes() -> None:
+    # Malware-like: log-normal sizes, median 4 MB; half of the large files lie on a slower server.
+    chance = np.random.default_rng(7)
+    sizes = chance.lognormal(np.log(4e6), 1.2, 2000).astype(np.int64)
+    bps = np.where(np.arange(2000) % 2, 40e6, 400e6)
+    known = evidence(sizes, 0.008 + sizes / bps)
+    known = Evidence(
+        *(
+            np.arange(2000) % 2 if name == "device" else getattr(known, name)
+            for name in Evidence.__dataclass_fields__
+        )
+    )
+    value, size = worth(known, FREE), stored_bytes(known.size_bytes)
+    for share in (0.05, 0.1, 0.3):
+        budget = int(size.sum() * share)
+        ours = value[choose(known, value, size, budget).is_chosen].sum()
+        threshold = value[choose(known, value, size, budget, "small").is_chosen].sum()
+        assert ours > 1.05 * threshold
+
+
+def test_an_unknown_policy_names_those_that_there_are() -> None:
+    known = evidence([1], [1.0])
+    with pytest.raises(TierError, match="one of gain, small, hottest, directory, random"):
+        choose(known, np.ones(1), np.ones(1), 1, "best")
+
+
+# Predicting
+
+
+def pipeline(
+    n_batches: int, n_workers: int, read_s: float, step_s: float, other_s: float = 0.0
+) -> Batches:
+    """A loader that fetches batches of one file each, two ahead for each worker, remade by hand."""
+    ahead, fetch_s = 2 * n_workers, read_s + other_s
+    start, end, asked, got = [], [], [], []
+    free = [0.0] * n_workers
+    done = 0.0
+    for number in range(n_batches):
+        begin = max(free[number % n_workers], got[number - ahead] if number >= ahead else 0.0)
+        start.append(begin)
+        end.append(begin + fetch_s)
+        free[number % n_workers] = end[-1]
+        asked.append(done + (step_s if number else 0.0))
+        done = max(asked[-1], end[-1])
+        got.append(done)
+    numbers = np.arange(n_batches)
+    return Batches(
+        np.ones(n_batches, np.int64),
+        numbers % n_workers,
+        np.array(start),
+        np.array(end),
+        np.array(asked),
+        np.array(got),
+        numbers > 0,
+        numbers,
+        numbers,
+        np.full(n_batches, read_s),
+    )
+
+
+def wait_s(batches: Batches) -> float:
+    return float((batches.got_s - batches.asked_s)[batches.is_counted].sum())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("step_s", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("n_workers", [1, 4])
+def test_a_loader_that_fetches_ahead_is_remade(share: float, step_s: float, n_workers: int) -> None:
+    before = pipeline(400, n_workers, 0.050, step_s, 0.004)
+    after = pipeline(400, n_workers, 0.050 * (1 - share), step_s, 0.004)
+    known = evidence([100_000] * 400, [0.050] * 400, wait_s=wait_s(before), batches=before)
+    costs = Costs(0.050 * (1 - share), 0.0, 0.0)
+    found = Predictor(known, costs).predict(np.ones(400, bool))
+    assert found.how == "remade"
+    assert found.off is None or found.off < 0.01
+    assert found.gain_s == pytest.approx(wait_s(before) - wait_s(after), rel=0.02, abs=0.01)
+
+
+def test_a_step_that_is_longer_than_fetching_hides_all_that_is_left() -> None:
+    before = pipeline(200, 2, 0.040, 0.015)
+    known = evidence([1000] * 200, [0.040] * 200, wait_s=wait_s(before), batches=before)
+    # Two of four batches are there at once; the other two, 40 ms, hide in the 60 ms of four steps.
+    found = Predictor(known, FREE).predict(np.arange(200) // 2 % 2 == 0)
+    assert found.gain_s == pytest.approx(wait_s(before), rel=0.05)
+
+
+def test_a_worker_that_gets_the_slow_files_only_holds_the_others_up() -> None:
+    before = pipeline(200, 2, 0.040, 0.015)
+    known = evidence([1000] * 200, [0.040] * 200, wait_s=wait_s(before), batches=before)
+    found = Predictor(known, FREE).predict(np.arange(200) % 2 == 0)
+    assert abs(found.gain_s) < 0.05
+
+
+def test_nothing_chosen_gains_nothing() -> None:
+    before = pipeline(100, 2, 0.040, 0.005)
+    known = evidence([1000] * 100, [0.040] * 100, wait_s=wait_s(before), batches=before)
+    assert Predictor(known, FREE).predict(np.zeros(100, bool)).gain_s == pytest.approx(0, abs=1e-9)
+
+
+def test_without_workers_the_gain_is_the_wait_in_calls() -> None:
+    known = evidence([1000] * 4, [0.5] * 4, [0.5, 0.5, 0.1, 0.0])
+    found = Predictor(known, Costs(0.25, 0.0, 0.0)).predict(np.ones(4, bool))
+    assert found.how == "summed"
+    assert found.gain_s == pytest.approx(1.1 / 2)
+
+
+def test_a_device_that_gives_less_to_more_readers_is_relieved() -> None:
+    # Eight workers, all at a disk that gives 94 MB/s to one and 77 to sixteen; much decoding, so
+    # that with half of the files gone fewer are at the disk at once.
+    before = pipeline(400, 8, 0.040, 0.0, 0.040)
+    known = evidence([1000] * 400, [0.040] * 400, wait_s=wait_s(before), batches=before)
+    seeking = Evidence(
+        *(
+            ((1.0, 94e6), (2.0, 92e6), (4.0, 84e6), (8.0, 80e6)) if name == "levels" else value
+            for name in Evidence.__dataclass_fields__
+            for value in [getattr(known, name)]
+        )
+    )
+    half = np.arange(400) % 2 == 0
+    plain = Predictor(known, FREE).predict(half).gain_s
+    relieved = Predictor(seeking, FREE).predict(half).gain_s
+    assert plain < relieved < wait_s(before)
+
+
+# From a run
+
+
+def two_file_run(workers: bool) -> Synthetic:
+    """Ten batches, each of one read of /data/a (20 ms) and one of /data/b (5 ms); steps of 1 ms."""
+    run = Synthetic()
+    run.process(end=400 * MS)
+    if workers:
+        run.worker(2, end=400 * MS)
+    reader = 2 if workers else 1
+    for name, size in (("a", 2 * MIB), ("b", MIB)):
+        run.file(f"/data/{name}", size=size)
+    for number in range(10):
+        first = number * 30 * MS
+        run.fetch(first, first + 27 * MS, number, process=reader, cpu=2 * MS, delay=0)
+        run.call("open", first, first + MS, path="/data/a", process=reader)
+        run.call("read", first + MS, first + 20 * MS, path="/data/a", moved=2 * MIB, process=reader)
+        run.call("open", first + 20 * MS, first + 21 * MS, path="/data/b", process=reader)
+        run.call(
+            "read", first + 21 * MS, first + 25 * MS, path="/data/b", moved=MIB, process=reader
+        )
+        run.wait(first, first + 28 * MS, number)
+        run.step(first + 28 * MS, first + 30 * MS, number)
+    return run
+
+
+@pytest.mark.parametrize("workers", [True, False])
+def test_evidence_is_what_the_files_cost(workers: bool) -> None:
+    found = evidence_of(two_file_run(workers))
+    assert found.paths == ("/data/a", "/data/b")
+    assert found.size_bytes.tolist() == [2 * MIB, MIB]
+    assert found.opens.tolist() == found.reads.tolist() == [10, 10]
+    assert found.time_s.tolist() == pytest.approx([0.2, 0.05])
+    # Nine waits: the first batch belongs to the start.
+    assert found.blocking_s.tolist() == pytest.approx([0.18, 0.045])
+    assert (found.batches is not None) == workers
+    if found.batches is not None:
+        assert len(found.batches) == 10
+        assert found.batches.file_s.reshape(-1).sum() == pytest.approx(0.25)
+
+
+def test_bandwidth_by_readers_is_that_of_the_ceilings_if_there_are_some() -> None:
+    run = two_file_run(True)
+    assert len(evidence_of(run).levels) < 2
+    run = two_file_run(True)
+    for threads, bps in ((1, 90e6), (2, 94e6), (4, 80e6)):
+        run.ceiling("/data", "read", bps)
+        run.ceilings[-1]["threads"] = threads
+    run.ceiling("/other", "read", 9e9)
+    assert evidence_of(run).levels == ((1.0, 90e6), (2.0, 94e6), (4.0, 80e6))
+
+
+def test_files_that_the_job_wrote_and_libraries_are_no_candidates() -> None:
+    run = two_file_run(True)
+    run.file("/data/log", size=10)
+    run.call("read", 0, MS, path="/data/log", moved=10, process=2)
+    run.call("write", MS, 2 * MS, path="/data/log", moved=10, process=2)
+    run.file("/usr/lib/libc.so.6", path_class="library", size=10)
+    run.call("read", 0, MS, path="/usr/lib/libc.so.6", moved=10)
+    assert evidence_of(run).paths == ("/data/a", "/data/b")
+
+
+def test_a_file_that_the_program_asks_for_before_it_opens_is_asked_again_for_little(
+    tier: Tier, tmp_path: Path
+) -> None:
+    run = two_file_run(False)
+    assert evidence_of(run).is_asked.tolist() == [False, False]
+    run = two_file_run(False)
+    run.call("stat", 0, 0, path="/data/a")
+    run.call("stat", 290 * MS, 291 * MS, path="/data/b")  # after it was opened
+    assert evidence_of(run).is_asked.tolist() == [True, False]
+    known = evidence([MIB] * 20, [1.0] * 20, paths=tuple(f"{tmp_path}/{n}" for n in range(20)))
+    for path in known.paths:
+        Path(path).touch()
+    known.is_asked[:10] = True
+    told = plans._check_s(known, [])
+    assert 0 < told[0] <= told[10] <= 0.1
+
+
+def test_of_a_mapped_container_what_faults_blocked_counts() -> None:
+    run = Synthetic()
+    run.process(end=400 * MS)
+    run.worker(2, end=400 * MS)
+    run.file("/data/data.mdb", size=8 * MIB)
+    run.call("open", 0, 1, path="/data/data.mdb", process=2)
+    run.call("mmap", 1, 2, path="/data/data.mdb", asked=8 * MIB, process=2)
+    for number in range(5):
+        first = number * 30 * MS
+        run.fetch(first + 10, first + 20 * MS, number, cpu=5 * MS, delay=0)
+        run.span("fetch faults", first + 20 * MS, first + 20 * MS + 1, process=2, index=number, b=7)
+        run.wait(first + 5, first + 21 * MS, number)
+        run.step(first + 21 * MS, first + 29 * MS, number)
+    found = evidence_of(run)
+    assert found.paths == ("/data/data.mdb",)
+    assert found.is_mapped.tolist() == [True]
+    # Four counted waits, of each 15 ms neither on a processor nor in a call.
+    assert found.blocking_s.tolist() == pytest.approx([0.060], rel=0.02)
+    assert worth(found, FREE).tolist() == pytest.approx([0.060], rel=0.02)
+
+
+# Plans
+
+
+@pytest.fixture
+def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
+    monkeypatch.setenv(registry.ENVIRONMENT, str(tmp_path / "tiers.json"))
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    registry.add("fast", folder, 10 * MIB)
+    return registry.set_measured("fast", Costs(20e-6, 2e-6, 1 / 5e9), [])
+
+
+def test_a_plan_says_what_it_takes_and_what_it_brings(tier: Tier) -> None:
+    made = plans.plan("run", evidence_of(two_file_run(False)), tier, budget_bytes=2 * MIB)
+    assert [one.path for one in made.wanted] == ["/data/a"]
+    assert (made.files, made.size_bytes, made.all_files) == (1, 2 * MIB, 2)
+    # Of 0.18 s what is left: at each of ten opens 1 ms to ask for the source (as long as an open
+    # took, as it is not there to be asked), and 20 MiB at 5 GB/s, of 200 ms.
+    assert made.gain_s == pytest.approx(0.18 * (1 - 0.0144 / 0.2), rel=0.01)
+    assert made.curve[-1].gain_s == pytest.approx(0.2, rel=0.05)
+    assert [one.policy for one in made.compared] == ["small", "hottest", "directory", "random"]
+    assert made.of_best == 1.0
+
+
+def test_files_that_cannot_gain_are_left_out_and_it_says_why(tier: Tier, tmp_path: Path) -> None:
+    known = evidence([MIB, 20 * MIB, MIB], [1.0, 5.0, 1.0])
+    known.device[2] = tmp_path.stat().st_dev
+    made = plans.plan("run", known, tier)
+    assert [one.path for one in made.wanted] == ["/data/0"]
+    assert any("1 file larger than the budget, up to 21" in note for note in made.notes)
+    assert any("1 file on the same device as fast: no gain" in note for note in made.notes)
+
+
+def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> None:
+    bare = registry.add("bare", tier.path)
+    with pytest.raises(TierError, match="penstock tiers measure bare"):
+        plans.plan("run", evidence([1], [1.0]), bare)
+
+
+def test_a_run_without_training_is_planned_by_time_in_calls(tier: Tier) -> None:
+    run = Synthetic()
+    run.process(end=100 * MS)
+    run.file("/data/a", size=MIB)
+    run.call("read", 0, 50 * MS, path="/data/a", moved=MIB)
+    made = plans.plan("run", evidence_of(run), tier)
+    assert made.files == 1
+    assert any("no training was seen" in note for note in made.notes)
+
+
+def test_a_plan_is_read_as_it_was_written(tier: Tier, tmp_path: Path) -> None:
+    made = plans.plan("run", evidence_of(two_file_run(True)), tier)
+    path = tmp_path / "plan.jsonl"
+    plans.store(made, path)
+    assert plans.is_plan(path)
+    assert plans.load(path) == made.wanted
+    assert not plans.is_plan(tmp_path / "tiers.json")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{}", b"[]", b'{"path": "rel", "gain_s": 1}', b'{"path": "/a/../b", "gain_s": 1}',
+     b'{"path": "/a", "gain_s": NaN}', b"\xff", b'{"path": 3, "gain_s": 1}', b"[" * 100_000],
+)  # fmt: skip
+def test_a_damaged_plan_is_refused(tier: Tier, tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "plan.jsonl"
+    path.write_bytes(b'{"penstock_plan": 1}\n' + line + b"\n")
+    with pytest.raises(TierError, match=r"plan\.jsonl"):
+        plans.load(path)
+
+
+def test_a_path_told_with_escapes_is_found_again(tmp_path: Path) -> None:
+    name = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    Path(name).touch()
+    told = f"{tmp_path}/caf\\xe9"
+    assert plans._real_path(told) == name
+    literal = f"{tmp_path}/a\\xe9"
+    Path(literal).touch()
+    assert plans._real_path(literal) == literal
+
+
+def test_the_curve_is_drawn_as_a_page_and_as_a_picture(tier: Tier, tmp_path: Path) -> None:
+    made = plans.plan("run", evidence_of(two_file_run(True)), tier)
+    for package, name in (("plotly", "curve.html"), ("matplotlib", "curve.svg")):
+        pytest.importorskip(package, reason=f"{package} draws it: an extra")
+        plans.picture(made, tmp_path / name)
+        assert "data wait removed" in (tmp_path / name).read_text()
+    with pytest.raises(TierError, match=r"ends in \.html"):
+        plans.picture(made, tmp_path / "curve.gif")
+
+
+# The registry
+
+
+def test_tiers_are_named_kept_and_forgotten(tier: Tier, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    registry.add("slow", other)
+    assert [one.name for one in registry.registered()] == ["fast", "slow"]
+    assert registry.tier_of("fast") == registry.tier_of(tier.path) == tier
+    assert registry.add("fast", tier.path, 5).costs == tier.costs
+    assert registry.add("fast", other).costs is None
+    registry.remove("fast")
+    with pytest.raises(TierError, match=r"no such tier \(slow\)"):
+        registry.tier_of("fast")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.binary(max_size=60)
+    | st.sampled_from(
+        [
+            b'{"version": 2, "tiers": {}}',
+            b'{"version": 1, "tiers": []}',
+            b'{"version": 1, "tiers": {"a": {}}}',
+            b'{"version": 1, "tiers": {"a": {"path": "/", "capacity_bytes": -1}}}',
+            b'{"version": 1, "tiers": {"a": {"path": "/", "costs": {"open_s": "1"}}}}',
+            b'{"version": 1, "tiers": {"a": {"path": "/", "read_bps": 1e999}}}',
+        ]
+    )
+)
+def test_a_damaged_registry_says_so(text: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch, __import__("tempfile").NamedTemporaryFile() as file:
+        patch.setenv(registry.ENVIRONMENT, file.name)
+        Path(file.name).write_bytes(text)
+        with pytest.raises(TierError, match="penstock tiers add"):
+            registry.registered()
+
+
+def test_costs_are_those_of_a_clock_that_counts(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    found = registry.measure_costs(tmp_path, lambda: float(next(ticks)))
+    assert found.open_s == 1.0
+    assert found.byte_s == 0.0
+    assert found.call_s == 1.0
+    assert not list(tmp_path.iterdir())
+
+
+def test_wanted_is_a_plain_value() -> None:
+    assert Wanted("/a") == Wanted("/a", 0.0)

@@ -1,0 +1,164 @@
+"""penstock tiers and penstock stage as they are typed, from a recorded run to a served copy."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from conftest import PENSTOCK
+from penstock import registry
+from penstock.registry import Costs
+
+Say = Callable[..., subprocess.CompletedProcess[str]]
+
+needs_library = pytest.mark.skipif(
+    not Path(penstock.__file__).with_name("librec.so").exists(),
+    reason="the recorder is not built: make native",
+)
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Runs a command in tmp_path, where a tier named fast was measured to cost next to nothing."""
+    monkeypatch.setenv(registry.ENVIRONMENT, str(tmp_path / "tiers.json"))
+    (tmp_path / "tier").mkdir()
+    registry.add("fast", tmp_path / "tier")
+    registry.set_measured("fast", Costs(1e-6, 1e-7, 1e-11), [])
+
+    def run(*words: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [PENSTOCK, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == status, (words, done.stdout, done.stderr)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.bin").write_bytes(os.urandom(50_000))
+    return sorted(folder.iterdir())
+
+
+@needs_library
+def test_from_a_run_to_copies_that_are_verified_and_evicted(
+    say: Say, files: list[Path], tmp_path: Path
+) -> None:
+    if (tmp_path / "tier").stat().st_dev == Path("/dev/shm").stat().st_dev:
+        pytest.skip("the temporary folder is where the files of this test would be")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import glob, penstock\n"
+        "for number, path in enumerate(sorted(glob.glob('data/*.bin'))):\n"
+        "    with penstock.step(number):\n"
+        "        open(path, 'rb').read()\n"
+    )
+    say("run", "-q", "-o", "run", sys.executable, program)
+    told = json.loads(say("stage", "plan", "run", "--to", "fast", "--json").stdout)
+    # The tier lies on the sources' own device here: the plan says so and takes nothing.
+    assert told["files"] == 0
+    assert any("same device as fast: no gain" in note for note in told["notes"])
+    assert told["all_files"] == 8
+    said = say("stage", "copy", "data", "--to", "fast")
+    assert said.stdout.startswith("8 files copied, 400 kB")
+    assert "8 of 8 files lie on the same device" in said.stderr
+    assert say("stage", "status", "fast").stdout.startswith("8 files staged, 400 kB")
+    assert "copies of 8 files, 400 kB read, 0 damaged" in say("stage", "verify", "fast").stdout
+    copy = tmp_path / "tier" / "staged" / str(files[0]).lstrip("/")
+    copy.chmod(0o600)
+    copy.write_bytes(b"damaged")
+    assert "7 bytes instead of 50,000" in say("stage", "verify", "fast", status=1).stderr
+    say("stage", "verify", "fast", "--evict", status=1)
+    assert say("stage", "copy", "data", "--to", "fast").stdout.startswith("1 file copied")
+    say("stage", "evict", "fast", "--free", "100KB")
+    assert json.loads(say("stage", "status", "fast", "--json").stdout)["copies"] == 6
+    assert "copies of 6 files removed" in say("stage", "evict", "fast").stdout
+
+
+@needs_library
+def test_a_plan_for_another_device_is_copied_in_its_order(
+    say: Say, files: list[Path], tmp_path: Path
+) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system to stage to")
+    folder = memory / f"penstock-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        say("tiers", "add", "memory", folder, "--capacity", "1MB", "--no-measure")
+        registry.set_measured("memory", Costs(1e-6, 1e-7, 1e-11), [])
+        program = tmp_path / "train.py"
+        program.write_text(
+            "import glob, penstock\n"
+            "for number, path in enumerate(sorted(glob.glob('data/*.bin'))):\n"
+            "    with penstock.step(number):\n"
+            "        open(path, 'rb').read()\n"
+        )
+        say("run", "-q", "-o", "run", sys.executable, program)
+        shown = say(
+            "stage", "plan", "run", "--to", "memory", "--budget", "250KB", "-o", "plan.jsonl"
+        ).stdout
+        assert "4 files of 8, 200 kB of 400 kB: expected to remove" in shown
+        assert "random" in shown
+        copied = say("stage", "copy", "plan.jsonl", "--to", "memory", "--json").stdout
+        assert json.loads(copied)["copied"] == 4
+        assert json.loads(say("tiers", "list", "--json").stdout)[1]["name"] == "memory"
+        assert "200 kB" in say("tiers", "list").stdout
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_filling_in_the_background_returns_when_the_map_is_there(
+    say: Say, files: list[Path], tmp_path: Path
+) -> None:
+    said = say("stage", "fill", "data", "--to", "fast", "--limit", "1MB/s", "--background").stdout
+    assert said.startswith("filling fast at 1 MB/s, process ")
+    assert (tmp_path / "tier" / ".penstock" / "staged.map").exists()
+    pid = int(said.split("process ")[1].split(";")[0])
+    deadline_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline_s:
+        if not Path(f"/proc/{pid}/cmdline").read_bytes():
+            break  # it has ended and waits for its parent
+        time.sleep(0.05)
+    assert json.loads(say("stage", "status", "fast", "--json").stdout)["copies"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("stage", "copy", "data", "--to", "slow"), "no such tier (fast)"),
+        (("stage", "copy", "nowhere", "--to", "fast"), "no run, plan or folder is there"),
+        (("stage", "copy", "data", "--to", "fast", "--budget", "1GB"), "--budget chooses files"),
+        (("stage", "copy", "data", "--to", "fast", "--rank", "3"), "rank 3 of 1"),
+        (("stage", "copy", "data", "--to", "fast", "--limit", "fast"), "write 500MB or 1GiB"),
+        (("stage", "fill", "data", "--to", "fast"), "give --limit 50MB/s"),
+        (("stage", "evict", "fast", "--free", "1GB", "--stale"), "not both"),
+        (("tiers", "add", "no name", "."), "a tier's name is letters"),
+        (("tiers", "add", "x", "nowhere"), "no such folder"),
+        (("tiers", "remove", "slow"), "no such tier (fast)"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    say: Say, files: list[Path], words: tuple[str, ...], sentence: str
+) -> None:
+    said = say(*words, status=2).stderr
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_every_command_explains_itself_with_an_example(say: Say) -> None:
+    from penstock.cli.stage import stage_group, tiers_group
+
+    for group in (stage_group, tiers_group):
+        for name in group.commands:
+            assert f"penstock {group.name} {name}" in say(group.name or "", name, "--help").stdout

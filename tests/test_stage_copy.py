@@ -1,0 +1,731 @@
+"""Copies on a tier: whole, checked, never twice, and what the map says of them."""
+
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import registry
+from penstock.errors import TierError
+from penstock.registry import Tier
+from penstock.stage import copy as copying
+from penstock.stage import manifest, map_of
+from penstock.stage.copy import Pace, Wanted, below, copy, evict, status, verify
+from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
+    monkeypatch.setenv(registry.ENVIRONMENT, str(tmp_path / "tiers.json"))
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    return registry.add("fast", folder)
+
+
+def filled(folder: Path, count: int, n_bytes: int = 5000) -> dict[str, bytes]:
+    """Files with bytes of their own, below two folders."""
+    chance = random.Random(count)
+    made = {}
+    for number in range(count):
+        path = folder / f"class{number % 2}" / f"{number}.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(chance.randbytes(n_bytes + number))
+        made[str(path)] = path.read_bytes()
+    return made
+
+
+def copies(tier: Tier) -> dict[str, bytes]:
+    place = Place(tier)
+    return {entry.source: place.copy_path(entry).read_bytes() for entry in place.entries().values()}
+
+
+# Copying
+
+
+def test_every_file_is_there_whole_with_its_time_and_in_the_map(source: Path, tier: Tier) -> None:
+    made = filled(source, 40)
+    found = copy(tier, below(source))
+    assert (found.copied, found.was_there, found.skipped) == (40, 0, {})
+    assert copies(tier) == made
+    with Map(map_of("fast")) as served:
+        for path in made:
+            at = served.copy_of(os.fsencode(path))
+            assert at is not None
+            assert os.stat(at).st_mtime_ns == os.stat(path).st_mtime_ns
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_what_is_there_and_unchanged_is_not_copied_again(source: Path, tier: Tier) -> None:
+    made = filled(source, 10)
+    copy(tier, below(source))
+    changed = next(iter(made))
+    Path(changed).write_bytes(b"other")
+    found = copy(tier, below(source))
+    assert (found.copied, found.was_there) == (1, 9)
+    assert copies(tier) == made | {changed: b"other"}
+
+
+def test_a_copy_that_was_damaged_or_removed_is_made_again(source: Path, tier: Tier) -> None:
+    made = filled(source, 4)
+    copy(tier, below(source))
+    one, two, *_ = Place(tier).entries().values()
+    Place(tier).copy_path(one).unlink()
+    path = Place(tier).copy_path(two)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    assert copy(tier, below(source)).copied == 2
+    assert copies(tier) == made
+
+
+def test_names_with_newlines_and_bytes_that_are_no_utf8(source: Path, tier: Tier) -> None:
+    names = [b"new\nline", b"caf\xe9", b"tab\t", b'quote"', b" ", "日本".encode()]
+    for name in names:
+        with open(os.path.join(os.fsencode(source), name), "wb") as file:
+            file.write(b"bytes of " + name)
+    copy(tier, below(source))
+    with Map(map_of("fast")) as served:
+        for name in names:
+            at = served.copy_of(os.path.join(os.fsencode(source), name))
+            assert at is not None
+            assert Path(os.fsdecode(at)).read_bytes() == b"bytes of " + name
+    assert not verify(tier).corrupted
+
+
+def test_links_of_one_file_are_one_copy_under_all_their_names(source: Path, tier: Tier) -> None:
+    (source / "file").write_bytes(b"bytes")
+    os.link(source / "file", source / "hard")
+    (source / "soft").symlink_to("file")
+    (source / "folder").mkdir()
+    (source / "linked").symlink_to("folder")
+    (source / "folder" / "inside").write_bytes(b"more")
+    found = copy(tier, [*below(source), Wanted(str(source / "linked" / "inside"))])
+    assert found.copied == 2
+    with Map(map_of("fast")) as served:
+        at = {served.copy_of(os.fsencode(source / name)) for name in ("file", "hard", "soft")}
+        assert len(at) == 1
+        assert None not in at
+        assert served.copy_of(os.fsencode(source / "linked" / "inside")) == served.copy_of(
+            os.fsencode(source / "folder" / "inside")
+        )
+
+
+def test_what_is_no_file_is_left_out_and_counted(source: Path, tier: Tier) -> None:
+    os.mkfifo(source / "pipe")
+    (source / "dangling").symlink_to("nowhere")
+    (source / "file").write_bytes(b"x")
+    found = copy(tier, [*below(source), Wanted(str(source / "gone")), Wanted("/\0")])
+    assert found.copied == 1
+    assert found.skipped == {
+        "no regular file": 1,
+        "gone": 2,
+        "no path that a file can have": 1,
+    }
+
+
+def test_an_empty_file_is_a_copy_too(source: Path, tier: Tier) -> None:
+    (source / "empty").touch()
+    copy(tier, below(source))
+    assert copies(tier) == {str(source / "empty"): b""}
+    assert not verify(tier).corrupted
+
+
+def test_large_files_are_copied_in_chunks_and_checked_as_the_whole(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (copying, manifest):
+        monkeypatch.setattr(module, "CHUNK_BYTES", MIB)
+    data = random.Random(1).randbytes(5 * MIB + 17)
+    (source / "large").write_bytes(data)
+    assert copy(tier, below(source)).copied_bytes == len(data)
+    assert copies(tier) == {str(source / "large"): data}
+    (entry,) = Place(tier).entries().values()
+    assert entry.checksum == told_checksum(data, MIB)
+    assert not verify(tier).corrupted
+
+
+def told_checksum(data: bytes, chunk_bytes: int) -> str:
+    """As FORMAT-stage.md says it, by other means than the package's."""
+    import xxhash
+
+    digests = [
+        xxhash.xxh3_64(data[first : first + chunk_bytes]).digest()
+        for first in range(0, max(1, len(data)), chunk_bytes)
+    ]
+    if len(digests) == 1:
+        return f"xxh3_64:{digests[0].hex()}"
+    return f"xxh3_64/{chunk_bytes}:{xxhash.xxh3_64(b''.join(digests)).hexdigest()}"
+
+
+def test_ranks_copy_shares_that_are_disjoint_and_together_all(source: Path, tier: Tier) -> None:
+    made = filled(source, 60)
+    counts = [copy(tier, below(source), rank=rank, world_size=4).copied for rank in range(4)]
+    assert sum(counts) == 60
+    assert all(5 < count < 30 for count in counts)
+    assert copies(tier) == made
+    with pytest.raises(TierError, match="rank 4 of 4"):
+        copy(tier, below(source), rank=4, world_size=4)
+
+
+def test_two_stagings_at_once_copy_no_file_twice(source: Path, tier: Tier) -> None:
+    made = filled(source, 200)
+    script = """
+        import sys
+        from penstock import registry
+        from penstock.stage.copy import below, copy
+        print(copy(registry.tier_of("fast"), below(sys.argv[1]), threads=3).copied)
+    """
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), source], stdout=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    assert [one.wait() for one in running] == [0, 0, 0]
+    counts = [int(one.stdout.read()) for one in running if one.stdout]
+    lines = Place(tier).manifest.read_text().count('"checksum"')
+    # A file that one has found missing may be copied by another before it is looked at.
+    assert sum(counts) == lines == 200
+    assert copies(tier) == made
+
+
+def test_the_rate_is_that_of_all_threads_together() -> None:
+    clock = [0.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    pace = Pace(1000.0, lambda: clock[0], sleep)
+    for _ in range(50):
+        pace.wait(100)
+    assert 4.8 <= clock[0] <= 5.0
+    assert max(slept) <= 0.11
+
+
+def test_progress_ends_with_all_bytes(source: Path, tier: Tier) -> None:
+    made = filled(source, 20)
+    seen: list[tuple[int, int]] = []
+    copy(tier, below(source), progress=lambda done, total: seen.append((done, total)))
+    total = sum(map(len, made.values()))
+    assert all(done <= whole == total for done, whole in seen)
+
+
+# Trouble
+
+
+def test_a_tier_that_is_too_small_is_refused_before_anything_is_copied(
+    source: Path, tier: Tier
+) -> None:
+    filled(source, 10, 10_000)
+    small = registry.add("fast", tier.path, capacity_bytes=50_000)
+    with pytest.raises(TierError, match=r"0\.1 MB are to be copied.*0\.1 MB.*are taken"):
+        copy(small, below(source))
+    assert copies(small) == {}
+
+
+def test_a_full_disk_stops_the_copying_and_what_is_staged_stays_valid(
+    source: Path, tmp_path: Path, tier: Tier
+) -> None:
+    made = filled(source, 40, 60_000)
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True
+    ).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here: needs root")
+    try:
+        full = registry.add("full", mount)
+        # What is free is looked at first; here another takes it meanwhile.
+        before, copying.tiers.free_bytes = copying.tiers.free_bytes, lambda folder: 1 << 40
+        try:
+            with pytest.raises(TierError, match=r"full after .* files.*staged and valid"):
+                copy(full, below(source))
+        finally:
+            copying.tiers.free_bytes = before
+        there = copies(full)
+        assert 5 < len(there) < 20
+        assert all(made[path] == data for path, data in there.items())
+        assert not verify(full).corrupted
+        assert not list(Place(full).parts.iterdir())
+        with Map(map_of("full")) as served:
+            assert {os.fsdecode(path) for path in served.staged()} == set(there)
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_a_limit_on_the_size_of_files_is_told(source: Path, tier: Tier) -> None:
+    (source / "large").write_bytes(bytes(3 * MIB))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        with pytest.raises(TierError, match="File too large"):
+            copy(tier, below(source))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert copies(tier) == {}
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_a_source_that_grows_while_it_is_copied_is_copied_as_it_is_then(
+    source: Path, tier: Tier
+) -> None:
+    path = source / "file"
+    path.write_bytes(b"before")
+
+    class Growing(Pace):
+        def wait(self, n_bytes: int) -> None:
+            if path.read_bytes() == b"before":
+                path.write_bytes(b"after it grew")
+
+    assert copy(tier, below(source), pace=Growing(None), threads=1).copied == 1
+    assert copies(tier) == {str(path): b"after it grew"}
+
+
+def test_a_source_that_never_rests_is_left_out(source: Path, tier: Tier) -> None:
+    path = source / "file"
+    path.write_bytes(b"0")
+
+    class Restless(Pace):
+        def wait(self, n_bytes: int) -> None:
+            path.write_bytes(path.read_bytes() + b"0")
+
+    found = copy(tier, below(source), pace=Restless(None), threads=1)
+    assert found.skipped == {"changed while it was copied": 1}
+    assert copies(tier) == {}
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_ctrl_c_leaves_no_part_behind(source: Path, tier: Tier) -> None:
+    filled(source, 30)
+
+    def interrupted(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy(tier, below(source), progress=interrupted, pace=Pace(100_000.0))
+    assert not list(Place(tier).parts.iterdir())
+    assert not verify(tier).corrupted
+
+
+KILLED = """
+    import sys
+    from penstock import registry
+    from penstock.stage import copy as copying
+    from penstock.stage import manifest
+    copying.CHUNK_BYTES = manifest.CHUNK_BYTES = 1 << 16
+    print("go", flush=True)
+    copying.copy(
+        registry.tier_of("fast"), copying.below(sys.argv[1]), limit_bps=float(sys.argv[2])
+    )
+"""
+
+
+def test_after_a_kill_anywhere_all_that_is_told_is_whole_and_the_rest_follows(
+    source: Path, tier: Tier
+) -> None:
+    made = filled(source, 20, 20_000)
+    (source / "large").write_bytes(random.Random(2).randbytes(700_000))
+    made[str(source / "large")] = (source / "large").read_bytes()
+    chance = random.Random(5)
+    for _ in range(6):
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), source, "3e6"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            running.stdout.readline()
+            time.sleep(chance.random() * 0.3)
+            running.kill()
+        for path, data in copies(tier).items():
+            assert data == made[path]
+    subprocess.run([*command[:-1], "1e12"], check=True)
+    assert copies(tier) == made
+    assert not verify(tier).corrupted
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_a_large_file_goes_on_where_the_kill_left_it(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (copying, manifest):
+        monkeypatch.setattr(module, "CHUNK_BYTES", MIB)
+    data = random.Random(3).randbytes(6 * MIB)
+    (source / "large").write_bytes(data)
+    place = Place(tier)
+    place.make()
+    (one,), _ = copying.find(below(source), place)
+    work = copying._Work(place, Pace(None), len(data), None)
+    large = copying._Large(work, one)
+    assert large.begin() == [n * MIB for n in range(6)]
+    for first in (0, 3 * MIB):
+        large.copy_chunk(first)
+    large.part.close(is_kept=True)  # what a kill leaves
+    passed: list[int] = []
+
+    class Counting(Pace):
+        def wait(self, n_bytes: int) -> None:
+            passed.append(n_bytes)
+
+    assert copy(tier, below(source), pace=Counting(None)).copied == 1
+    assert sum(passed) == 4 * MIB
+    assert copies(tier) == {str(source / "large"): data}
+    assert not verify(tier).corrupted
+
+
+def test_a_kill_between_line_and_copy_leaves_no_older_copy_of_the_same_size_and_time(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = source / "file"
+    path.write_bytes(b"before")
+    copy(tier, below(source))
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_bytes(b"behind")
+    os.utime(path, ns=times)
+
+    def killed(work: copying._Work, entry: Entry) -> None:
+        work.place.append([entry])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying._Work, "tell", killed)
+        with pytest.raises(KeyboardInterrupt):
+            copy(tier, below(source))
+    with Map(map_of("fast")) as served:
+        at = served.copy_of(os.fsencode(path))
+        assert at is None or not os.path.exists(at)
+    assert copy(tier, below(source)).copied == 1
+    assert copies(tier) == {str(path): b"behind"}
+
+
+def test_the_same_device_is_said_to_gain_nothing(source: Path, tier: Tier) -> None:
+    filled(source, 2)
+    (note,) = copy(tier, below(source)).notes
+    assert "2 of 2 files lie on the same device" in note
+
+
+def test_a_tier_that_is_gone_or_read_only_says_so(tmp_path: Path, tier: Tier, source: Path) -> None:
+    filled(source, 2)
+    tier.path.rmdir()
+    with pytest.raises(TierError, match="is not there"):
+        copy(tier, below(source))
+    with pytest.raises(TierError, match="is not there"):
+        map_of("fast")
+    with pytest.raises(TierError, match="no such folder"):
+        registry.add("other", tmp_path / "nowhere")
+
+
+# Verify, status, evict
+
+
+def test_verify_finds_every_kind_of_damage(source: Path, tier: Tier) -> None:
+    filled(source, 6, 10_000)
+    copy(tier, below(source))
+    place = Place(tier)
+    entries = sorted(place.entries().values(), key=lambda one: one.copy)
+    flipped, cut, gone, touched, swapped, _ = (place.copy_path(entry) for entry in entries)
+    for path in (flipped, cut, touched):
+        path.chmod(0o600)
+    times = (flipped.stat().st_atime_ns, flipped.stat().st_mtime_ns)
+    with open(flipped, "r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)[0]
+        file.seek(5000)
+        file.write(bytes([byte ^ 1]))
+    os.utime(flipped, ns=times)
+    os.truncate(cut, 100)
+    gone.unlink()
+    os.utime(touched)
+    swapped.unlink()
+    swapped.mkdir()
+    found = verify(tier)
+    assert [one.why for one in found.corrupted] == [
+        "other bytes than were copied",
+        f"100 bytes instead of {entries[1].identity.size_bytes:,}",
+        "gone",
+        "changed",
+        "no regular file",
+    ]
+    swapped.rmdir()
+    verify(tier, is_mending=True)
+    assert verify(tier).copies == 1
+    with Map(map_of("fast")) as served:
+        assert len(served.staged()) == 1
+
+
+def test_status_counts_what_has_become_of_the_sources(source: Path, tier: Tier) -> None:
+    made = filled(source, 5)
+    copy(tier, below(source))
+    changed, gone, *_ = made
+    Path(changed).write_bytes(b"other")
+    os.unlink(gone)
+    found = status(tier)
+    assert (found.copies, found.stale, found.orphans, found.missing) == (5, 1, 1, 0)
+    assert found.size_bytes == sum(map(len, made.values()))
+
+
+def test_eviction_takes_the_useless_first_then_those_of_least_gain_per_byte(
+    source: Path, tier: Tier
+) -> None:
+    for name, size in (("a", 4000), ("b", 4000), ("c", 8000), ("d", 4000)):
+        (source / name).write_bytes(bytes(size))
+    gains = {"a": 1.0, "b": 2.0, "c": 2.5, "d": 9.0}
+    copy(tier, [Wanted(str(source / name), gain) for name, gain in gains.items()])
+    (source / "d").write_bytes(b"changed")
+    assert evict(tier, free_bytes=8000) == (2, 8000)
+    assert {Path(path).name for path in copies(tier)} == {"b", "c"}
+    assert evict(tier) == (2, 12000)
+    assert copies(tier) == {}
+    assert not list(Place(tier).copies.iterdir())
+
+
+def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:
+    (tier.path / "mine").write_bytes(b"user's")
+    filled(source, 3)
+    copy(tier, below(source))
+    beside = next(Place(tier).copies.rglob("*.bin")).parent / "users"
+    beside.write_bytes(b"user's too")
+    evict(tier)
+    assert (tier.path / "mine").read_bytes() == b"user's"
+    assert beside.read_bytes() == b"user's too"
+
+
+# The map
+
+
+def fnv(path: bytes) -> int:
+    """FNV-1a as its authors write it."""
+    found = 0xCBF29CE484222325
+    for byte in path:
+        found = ((found ^ byte) * 0x100000001B3) % (1 << 64)
+    return found
+
+
+SLOT_NAMES = (
+    "size", "mtime", "ctime", "mtime_ns", "ctime_ns", "ino", "dev", "flags", "staged", "dropped",
+)  # fmt: skip
+
+
+def looked_up(path: Path, wanted: bytes) -> tuple[bytes, dict[str, int]] | None:
+    """A second reader of FORMAT-stage.md, by struct alone: what a C program does."""
+    data = path.read_bytes()
+    magic, version, order, size, slots, slots_at, _, blob_at, blob, *_ = struct.unpack_from(
+        "<8sIIQQQQQQ", data
+    )
+    assert (magic, version, order, size) == (b"PSTKSTG\0", 1, 0x01020304, len(data))
+    assert blob_at + blob == size
+    assert data[blob_at] == data[-1] == 0
+    number = (fnv(wanted) ^ (fnv(wanted) >> 32)) & (slots - 1)
+    while True:
+        slot = struct.unpack_from("<QQQIIQqqIIQQIBB", data, slots_at + 96 * number)
+        if not slot[1]:
+            return None
+        if slot[0] == fnv(wanted) and data[slot[1] : slot[1] + slot[3] + 1] == wanted + b"\0":
+            copy_path = data[slot[2] : slot[2] + slot[4]]
+            names = [
+                "size",
+                "mtime",
+                "ctime",
+                "mtime_ns",
+                "ctime_ns",
+                "ino",
+                "dev",
+                "flags",
+                "staged",
+                "dropped",
+            ]
+            return copy_path, dict(zip(names, slot[5:], strict=True))
+        number = (number + 1) & (slots - 1)
+
+
+def entry_of(path: str, size: int = 1) -> Entry:
+    return Entry(path, path.lstrip("/"), Identity(size, -1, 2_000_000_001, 3, 4), "xxh3_64:00")
+
+
+PATHS = st.lists(
+    st.binary(min_size=1, max_size=60)
+    .filter(lambda name: b"\0" not in name and b"/" not in name and name not in (b".", b".."))
+    .map(lambda name: os.fsdecode(b"/" + name)),
+    unique=True,
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PATHS)
+def test_every_path_is_found_by_a_second_reader_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[str]
+) -> None:
+    place = Place(Tier("t", tmp_path_factory.mktemp("map")))
+    place.make()
+    entries = [entry_of(path, number) for number, path in enumerate(paths)]
+    path = write_map(place, entries)
+    for entry in entries:
+        found = looked_up(path, os.fsencode(entry.source))
+        assert found is not None
+        at, slot = found
+        assert at == os.fsencode(place.copy_path(entry))
+        assert slot == {
+            "size": entry.identity.size_bytes,
+            "mtime": -1, "mtime_ns": 999_999_999, "ctime": 2, "ctime_ns": 1,
+            "ino": 3, "dev": 4, "flags": 1, "staged": 1, "dropped": 0,
+        }  # fmt: skip
+        assert looked_up(path, os.fsencode(entry.source) + b"x") is None or (
+            f"{entry.source}x" in paths
+        )
+
+
+def test_hashes_of_many_are_those_of_each() -> None:
+    chance = random.Random(0)
+    paths = [b"", b"a", *(chance.randbytes(chance.randrange(200)) for _ in range(200))]
+    assert hashes(paths).tolist() == [fnv(path) for path in paths]
+    assert hashes([]).tolist() == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_map_is_refused_or_read_but_never_more(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    place = Place(Tier("t", tmp_path_factory.mktemp("map")))
+    place.make()
+    path = write_map(place, [entry_of(f"/f{number}") for number in range(5)])
+    damaged = bytearray(path.read_bytes())
+    # The file's length goes with the name of the temporary folder: places are drawn as shares.
+    if data.draw(st.booleans()):
+        damaged = damaged[: int(data.draw(st.floats(0, 1)) * len(damaged))]
+    for share, byte in data.draw(st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)))):
+        if damaged:
+            damaged[int(share * len(damaged))] = byte
+    path.write_bytes(damaged)
+    try:
+        with Map(path) as found:
+            for number in range(5):
+                found.copy_of(f"/f{number}".encode())
+            found.dropped()
+            found.staged()
+    except TierError:
+        pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=80) | st.from_type(dict).map(lambda _: b"{}"), max_size=20))
+def test_a_hostile_manifest_brings_no_copy_outside_of_the_tier(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    place = Place(Tier("t", tmp_path_factory.mktemp("manifest")))
+    place.make()
+    good = entry_of("/data/a")
+    outside = [
+        json.dumps(json.loads(good.line()) | {"copy": copy_path}).encode()
+        for copy_path in ("../x", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\0b")
+    ]
+    nested = [b"[" * 5000, b'{"gone": []}', b'{"version": 1}', b"null", b'"text"', b"7"]
+    place.manifest.write_bytes(b"\n".join([*lines, *outside, *nested, good.line()]))
+    entries = place.entries()
+    assert "data/a" in entries
+    for entry in entries.values():
+        assert place.copy_path(entry).resolve().is_relative_to(place.copies)
+
+
+def test_a_line_that_a_crash_cut_costs_only_itself(source: Path, tier: Tier) -> None:
+    filled(source, 3)
+    copy(tier, below(source))
+    place = Place(tier)
+    data = place.manifest.read_bytes()
+    place.manifest.write_bytes(data[:-20])
+    assert len(place.entries()) == 2
+    assert copy(tier, below(source)).copied == 1
+    assert len(place.entries()) == 3
+
+
+def test_a_newer_manifest_is_refused_in_a_sentence(tier: Tier) -> None:
+    place = Place(tier)
+    place.make()
+    place.manifest.write_bytes(b'{"version": 9}\n')
+    with pytest.raises(TierError, match="of version 9, known here is 1"):
+        place.entries()
+
+
+def test_what_a_program_dropped_stays_dropped_until_it_is_copied_anew(
+    source: Path, tier: Tier
+) -> None:
+    made = filled(source, 4)
+    copy(tier, below(source))
+    first = next(iter(made))
+    place = Place(tier)
+    with Map(place.map) as served:
+        entry = place.entries()[first.lstrip("/")]
+        served.mark(entry, "is_dropped", 1)
+        assert served.copy_of(os.fsencode(first)) is None
+    with place.locked():
+        write_map(place, place.entries().values())
+    with Map(place.map) as served:
+        assert served.dropped() == {os.fsencode(first)}
+    assert copy(tier, below(source)).copied == 1
+    with Map(place.map) as served:
+        assert not served.dropped()
+        assert len(served.staged()) == 4
+
+
+def test_an_older_map_says_that_a_newer_is_in_its_place(source: Path, tier: Tier) -> None:
+    filled(source, 2)
+    copy(tier, below(source))
+    with Map(Place(tier).map) as older:
+        filled(source, 4)
+        copy(tier, below(source))
+        assert older._bytes[manifest.RETIRED_AT] == 1
+        assert len(older.staged()) == 2
+
+
+def test_a_map_that_a_kill_left_old_is_written_anew_when_it_is_asked_for(
+    source: Path, tier: Tier
+) -> None:
+    filled(source, 2)
+    copy(tier, below(source))
+    place = Place(tier)
+    os.utime(place.map, ns=(0, 0))
+    place.append([entry_of("/late")])
+    with Map(map_of("fast")) as served:
+        assert b"/late" in served.staged()
+
+
+def test_nothing_staged_says_what_to_do(tier: Tier) -> None:
+    with pytest.raises(TierError, match="penstock stage copy"):
+        map_of("fast")
+
+
+def test_the_format_in_the_docs_is_that_of_the_code() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "FORMAT-stage.md").read_text()
+    told = {}
+    for line in text.splitlines():
+        for part in (line[4:49], line[49:]):
+            words = part.split()
+            if len(words) >= 3 and words[0].isdigit() and words[1][0] in "u8is":
+                told[words[2]] = int(words[0])
+    known = {
+        name: offset
+        for dtype in (manifest.HEADER, manifest.SLOT)
+        for name, (_, offset, *_) in dtype.fields.items()
+    }
+    assert {name: told.get(name) for name in known} == known

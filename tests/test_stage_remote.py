@@ -1,0 +1,96 @@
+"""Staging from object stores and SFTP: real servers on loopback."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("penstock.stores", reason="penstock.stores is not there")
+from penstock import registry
+from penstock.errors import TierError
+from penstock.registry import Tier
+from penstock.stage import copy as copying
+from penstock.stage import manifest
+from penstock.stage.copy import copy, status, verify
+from penstock.stage.manifest import Place
+from penstock.stores import Store, open_store
+from remote import s3, s3_server, sftp_server
+
+__all__ = ["s3", "s3_server", "sftp_server"]
+
+FILES = {"a.bin": 10_000, "class1/b.bin": 2_500_000, "class1/empty": 0, "class2/c": 3}
+
+
+@pytest.fixture
+def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
+    monkeypatch.setenv(registry.ENVIRONMENT, str(tmp_path / "tiers.json"))
+    (tmp_path / "tier").mkdir()
+    return registry.add("fast", tmp_path / "tier")
+
+
+@pytest.fixture(params=["s3", "sftp", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        made: Store = request.getfixturevalue("s3")
+    elif request.param == "sftp":
+        port, _ = request.getfixturevalue("sftp_server")
+        url = f"sftp://me@127.0.0.1:{port}/{tmp_path.name}"
+        made = open_store(url, password="-", host_key_policy="auto_add")
+    else:
+        pytest.importorskip("fsspec", reason="fsspec is not installed")
+        made = open_store(f"memory://{tmp_path.name}")
+    return made
+
+
+def filled(store: Store) -> dict[str, bytes]:
+    data = {name: os.urandom(size) for name, size in FILES.items()}
+    for name, one in data.items():
+        store.put(name, one)
+    return data
+
+
+def copies(tier: Tier, store: Store) -> dict[str, bytes]:
+    place = Place(tier)
+    first = len(store.url.rstrip("/")) + 1
+    return {
+        entry.source[first:]: place.copy_path(entry).read_bytes()
+        for entry in place.entries().values()
+    }
+
+
+def test_what_is_in_a_store_is_copied_checked_and_not_copied_again(
+    store: Store, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (copying, manifest):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 20)
+    data = filled(store)
+    found = copy(tier, (), store=store, threads=2)
+    assert (found.copied, found.skipped) == (4, {})
+    assert "give the program that path" in found.notes[0]
+    assert copies(tier, store) == data
+    assert not verify(tier).corrupted
+    assert copy(tier, (), store=store).was_there == 4
+    store.put("a.bin", b"of another size")
+    assert copy(tier, (), store=store).copied == 1
+    assert copies(tier, store)["a.bin"] == b"of another size"
+    assert status(tier).orphans == 0
+
+
+def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with pytest.raises(TierError, match="holds no file"):
+        copy(tier, (), store=open_store(f"memory://{tmp_path.name}-none"))
+
+
+def test_a_name_that_leaves_the_tier_is_left_out(tmp_path: Path, tier: Tier) -> None:
+    class Hostile:
+        url = "s3://bucket/x"
+
+        def list(self, prefix: str = "") -> Any:
+            found = pytest.importorskip("penstock.stores").Found
+            return iter([found("../../etc/passwd", 3, None), found("a//b", 3, None)])
+
+    found = copy(tier, (), store=Hostile())  # type: ignore[arg-type]
+    assert found.skipped == {"a name that no path can have": 2}
+    assert not list(Place(tier).copies.iterdir())
