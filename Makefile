@@ -2,10 +2,12 @@
 #
 #   PYTHON     the interpreter that .venv is made from, 3.11 or newer
 #   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
+#   JOBS       how many tests `make test` runs side by side; auto: as many as there are processors
 #   LADDER     what `make experiments` hands to `penstock bench ladder`, such as "--repeats 1 --for 2s"
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
+JOBS ?= auto
 TESTS ?=
 LADDER ?=
 CC ?= cc
@@ -57,7 +59,7 @@ demo: $(venv)/.package ## train a small model on slow input for a minute; the re
 	$(bin)/penstock report demo/run --html demo/run.html
 
 test: $(venv)/.package $(venv)/.tested ## every test, against the installed package
-	$(bin)/python -m pytest $(TESTS)
+	$(bin)/python -m pytest -n $(JOBS) $(TESTS)
 
 lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
 	$(bin)/ruff format --check src tests benchmarks

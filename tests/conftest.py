@@ -1,6 +1,8 @@
 """Programs whose I/O is known, run under the recorder that is installed."""
 
+import fcntl
 import gc
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,7 +17,29 @@ from typing import Any
 import pytest
 
 WORKLOADS = Path(__file__).parent / "workloads"
+ALONE = "@alone"
 PENSTOCK = Path(sysconfig.get_path("scripts")) / "penstock"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests run side by side with -n; those marked `alone` afterwards."""
+    from sidebyside import SideBySide
+
+    return SideBySide(ALONE, config, log)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The mark `alone` shows in a test's id: what divides the tests knows nothing else of it."""
+    if metafunc.definition.get_closest_marker("alone"):
+        metafunc.fixturenames.append("_alone")
+        metafunc.parametrize("_alone", [None], ids=[ALONE])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: long tests first, as the last to begin decides when all are done."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_unconfigure() -> None:
@@ -76,19 +100,36 @@ def recorded(tmp_path: Path, recorded_command: Callable[..., Any]) -> Callable[.
 
 
 @pytest.fixture(scope="session")
-def workload(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a file or folder once a session, whichever worker comes first: made_once(key, make),
+    where make(path) makes it.  Nobody writes to it afterwards."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made-once"
+    folder.mkdir(exist_ok=True)
+
+    def made(key: Sequence[str], make: Callable[[Path], object]) -> Path:
+        name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+        place = folder / name / Path(key[0]).stem
+        with open(folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():
+                draft = folder / name / "draft" / place.name
+                shutil.rmtree(draft.parent, ignore_errors=True)  # of one that failed
+                draft.parent.mkdir(parents=True)
+                make(draft)
+                draft.rename(place)
+        return place
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def workload(made_once: Callable[..., Path]) -> Callable[..., Path]:
     """Compiles tests/workloads/NAME.c or .cc, each combination of flags once a session."""
-    folder = tmp_path_factory.mktemp("workloads")
-    built: dict[tuple[str, ...], Path] = {}
 
     def build(name: str, *flags: str) -> Path:
-        key = (name, *flags)
-        if key not in built:
-            program = folder / f"{len(built)}" / Path(name).stem
-            program.parent.mkdir()
-            _compile(WORKLOADS / (name if "." in name else f"{name}.c"), program, flags)
-            built[key] = program
-        return built[key]
+        source = WORKLOADS / (name if "." in name else f"{name}.c")
+        return made_once((source.name, *flags), lambda program: _compile(source, program, flags))
 
     return build
 

@@ -177,6 +177,7 @@ def fio(path: Path, *options: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"])
 
 
+@pytest.mark.alone
 @needs_fuse
 @needs_fio
 def test_fio_finds_the_latency(folder: Path) -> None:
@@ -186,6 +187,7 @@ def test_fio_finds_the_latency(folder: Path) -> None:
     assert found["clat_ns"]["mean"] / 1e9 < 0.008
 
 
+@pytest.mark.alone
 @needs_fuse
 @needs_fio
 def test_fio_finds_the_bandwidth_that_all_share(folder: Path) -> None:
@@ -194,6 +196,7 @@ def test_fio_finds_the_bandwidth_that_all_share(folder: Path) -> None:
     assert 0.6 * 50e6 < found["bw_bytes"] < 1.06 * 50e6
 
 
+@pytest.mark.alone
 @needs_fuse
 @needs_fio
 def test_fio_finds_the_rate_that_all_share(folder: Path) -> None:
@@ -202,6 +205,7 @@ def test_fio_finds_the_rate_that_all_share(folder: Path) -> None:
     assert 0.6 * 500 < found["iops"] < 1.06 * 500
 
 
+@pytest.mark.alone
 @needs_fuse
 @needs_fio
 def test_a_slot_serves_one_request_at_a_time(folder: Path) -> None:
@@ -236,6 +240,7 @@ def test_what_hides_another_limit_is_not_measured_as_it() -> None:
 # Tiers that stay, and what is left of those that were killed
 
 
+@pytest.mark.alone
 @needs_fuse
 def test_a_tier_that_was_made_is_listed_and_removed(folder: Path) -> None:
     tier = make("slow", folder, Speed(latency_s=1e-3), is_verified=False)
@@ -252,6 +257,7 @@ def test_a_tier_that_was_made_is_listed_and_removed(folder: Path) -> None:
         remove("slow")
 
 
+@pytest.mark.alone
 @needs_fuse
 def test_a_tier_that_cannot_keep_its_speed_is_refused_and_undone(folder: Path) -> None:
     with pytest.raises(TierError, match=r"of 900 GB/s asked; this machine cannot keep it"):
@@ -279,6 +285,7 @@ def test_a_make_that_is_ended_can_be_undone(folder: Path, number: signal.Signals
     assert os.listdir(folder) == ["file"]
 
 
+@pytest.mark.alone
 @needs_fuse
 @pytest.mark.parametrize("speed", [Speed(bandwidth_bps=1e6), Speed(requests_hz=50, latency_s=5e-3)])
 def test_what_is_very_slow_is_measured_too(folder: Path, speed: Speed) -> None:
@@ -394,6 +401,7 @@ def test_a_note_with_one_wrong_part_is_no_tier_or_the_same(data: st.DataObject) 
 # The command line
 
 
+@pytest.mark.alone
 @needs_fuse
 def test_the_command_line_makes_lists_and_removes(folder: Path) -> None:
     def say(*words: str) -> subprocess.CompletedProcess[str]:

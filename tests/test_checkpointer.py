@@ -356,6 +356,7 @@ with Checkpointer(fast, slow, keep=Keep(fast=2, last=2)) as ckpt:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("victims", ["training", "writer", "both"])
 def test_killed_at_random_it_resumes_from_what_was_said_to_be_there(
     tmp_path: Path, victims: str

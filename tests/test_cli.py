@@ -242,6 +242,7 @@ def test_python_m_penstock_is_penstock() -> None:
     assert finished.stdout.startswith("penstock ")
 
 
+@pytest.mark.alone
 def test_help_takes_less_than_150_ms_and_loads_no_engine() -> None:
     # 60 ms on one EPYC core; the best of five leaves out a busy moment.
     took = []

@@ -130,6 +130,7 @@ def test_a_node_goes_on_from_a_state(path: Path) -> None:
     assert keys[0] == keys[1]
 
 
+@pytest.mark.alone
 def test_the_memory_has_no_name_and_the_readers_end_with_the_feed(path: Path) -> None:
     before = shared()
     with NodeFeed(path, 8, ranks=[0], world_size=1, readers=2) as node:
@@ -164,6 +165,7 @@ def test_a_reader_that_is_killed_is_named_and_nobody_hangs(stopped: tuple[NodeFe
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.alone
 def test_readers_end_when_their_owner_is_killed_and_ranks_are_told(
     path: Path, tmp_path: Path
 ) -> None:

@@ -240,6 +240,7 @@ data = data.with_options(options)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_keras_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
     recorded: Recorded, work: Path
@@ -268,6 +269,7 @@ def test_keras_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
     holds_within_two_per_cent_of_wall(measure(run), *truth)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_loops_wait_and_its_share_in_file_calls_are_what_the_job_clocked(
     recorded: Recorded, work: Path

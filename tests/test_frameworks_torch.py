@@ -198,6 +198,7 @@ def test_accelerates_own_loop_counts_each_wait_once(recorded: Recorded) -> None:
     assert restores == [(1,)]
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @needs("torch", "lightning")
 def test_lightnings_wait_and_its_share_in_file_calls_are_what_the_job_clocked(

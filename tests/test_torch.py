@@ -663,6 +663,7 @@ def test_a_torch_without_our_names_is_left_as_it_is() -> None:
         assert vars(module) == before
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_batch_costs_at_most_twenty_microseconds() -> None:
     # 13 us on one EPYC core without workers, where the main process pays for both sides.  Processor
