@@ -20,23 +20,24 @@ from bars import scratch
 
 from penstock import registry
 from penstock.errors import TierError
-from penstock.stage import copy as copying
 from penstock.stage import manifest
-from penstock.stage.copy import below, copy, verify
+from penstock.stage.copy import copy
+from penstock.stage.held import verify
 from penstock.stage.manifest import Map, Place
+from penstock.stage.source import below
 
 CHUNK = 1 << 16  # of large files, so that small ones are large here
 PROGRAM = f"""
 import sys
 from penstock import registry
-from penstock.stage import copy as copying, manifest
-copying.CHUNK_BYTES = manifest.CHUNK_BYTES = {CHUNK}
+from penstock.stage import copy as copying, held, manifest, source
+manifest.CHUNK_BYTES = {CHUNK}
 tier = registry.tier_of("soak")
 print("go", flush=True)
 if sys.argv[1] == "evict":
-    copying.evict(tier, free_bytes=300_000)
+    held.evict(tier, free_bytes=300_000)
 else:
-    copying.copy(tier, copying.below(sys.argv[2]), limit_bps=float(sys.argv[3]), threads=3)
+    copying.copy(tier, source.below(sys.argv[2]), limit_bps=float(sys.argv[3]), threads=3)
 """
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     chance = random.Random(seed)
-    copying.CHUNK_BYTES = manifest.CHUNK_BYTES = CHUNK
+    manifest.CHUNK_BYTES = CHUNK
     folder = scratch("soak_stage")
     print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
     kills = 0

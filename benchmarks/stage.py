@@ -28,9 +28,11 @@ from bars import PENSTOCK, ROOT, Bar, report, scratch
 from penstock import registry, tiers
 from penstock.bench.tier import slow
 from penstock.stage.choose import best, worth
-from penstock.stage.copy import below, copy, evict, stored_bytes
+from penstock.stage.copy import copy
 from penstock.stage.evidence import Evidence
+from penstock.stage.held import evict, stored_bytes
 from penstock.stage.plan import plan
+from penstock.stage.source import below
 
 TRAIN = ROOT / "benchmarks" / "stage_train.py"
 COMMAND = "python benchmarks/stage.py"

@@ -16,9 +16,10 @@ from penstock.errors import TierError
 from penstock.registry import Costs, Tier
 from penstock.stage import plan as plans
 from penstock.stage.choose import POLICIES, best, choose, worth
-from penstock.stage.copy import Wanted, stored_bytes
 from penstock.stage.evidence import Batches, Evidence, evidence_of
+from penstock.stage.held import stored_bytes
 from penstock.stage.predict import Predictor
+from penstock.stage.source import Wanted
 from synthetic import Synthetic
 
 MS = 1_000_000

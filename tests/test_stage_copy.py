@@ -16,13 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import registry
+from penstock import registry, tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import copy as copying
 from penstock.stage import manifest, map_of
-from penstock.stage.copy import Pace, Wanted, below, copy, evict, status, verify
+from penstock.stage.copy import copy
+from penstock.stage.held import evict, status, verify
 from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
+from penstock.stage.part import Large
+from penstock.stage.source import Wanted, below, find
+from penstock.stage.work import Pace, Work
 
 MIB = 1 << 20
 
@@ -152,8 +155,7 @@ def test_an_empty_file_is_a_copy_too(source: Path, tier: Tier) -> None:
 def test_large_files_are_copied_in_chunks_and_checked_as_the_whole(
     source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (copying, manifest):
-        monkeypatch.setattr(module, "CHUNK_BYTES", MIB)
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", MIB)
     data = random.Random(1).randbytes(5 * MIB + 17)
     (source / "large").write_bytes(data)
     assert copy(tier, below(source)).copied_bytes == len(data)
@@ -191,7 +193,8 @@ def test_two_stagings_at_once_copy_no_file_twice(source: Path, tier: Tier) -> No
     script = """
         import sys
         from penstock import registry
-        from penstock.stage.copy import below, copy
+        from penstock.stage.copy import copy
+        from penstock.stage.source import below
         print(copy(registry.tier_of("fast"), below(sys.argv[1]), threads=3).copied)
     """
     running = [
@@ -257,12 +260,12 @@ def test_a_full_disk_stops_the_copying_and_what_is_staged_stays_valid(
     try:
         full = registry.add("full", mount)
         # What is free is looked at first; here another takes it meanwhile.
-        before, copying.tiers.free_bytes = copying.tiers.free_bytes, lambda folder: 1 << 40
+        before, tiers.free_bytes = tiers.free_bytes, lambda folder: 1 << 40
         try:
             with pytest.raises(TierError, match=r"full after .* files.*staged and valid"):
                 copy(full, below(source))
         finally:
-            copying.tiers.free_bytes = before
+            tiers.free_bytes = before
         there = copies(full)
         assert 5 < len(there) < 20
         assert all(made[path] == data for path, data in there.items())
@@ -333,13 +336,12 @@ def test_ctrl_c_leaves_no_part_behind(source: Path, tier: Tier) -> None:
 KILLED = """
     import sys
     from penstock import registry
-    from penstock.stage import copy as copying
     from penstock.stage import manifest
-    copying.CHUNK_BYTES = manifest.CHUNK_BYTES = 1 << 16
+    from penstock.stage.copy import copy
+    from penstock.stage.source import below
+    manifest.CHUNK_BYTES = 1 << 16
     print("go", flush=True)
-    copying.copy(
-        registry.tier_of("fast"), copying.below(sys.argv[1]), limit_bps=float(sys.argv[2])
-    )
+    copy(registry.tier_of("fast"), below(sys.argv[1]), limit_bps=float(sys.argv[2]))
 """
 
 
@@ -368,15 +370,14 @@ def test_after_a_kill_anywhere_all_that_is_told_is_whole_and_the_rest_follows(
 def test_a_large_file_goes_on_where_the_kill_left_it(
     source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (copying, manifest):
-        monkeypatch.setattr(module, "CHUNK_BYTES", MIB)
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", MIB)
     data = random.Random(3).randbytes(6 * MIB)
     (source / "large").write_bytes(data)
     place = Place(tier)
     place.make()
-    (one,), _ = copying.find(below(source), place)
-    work = copying._Work(place, Pace(None), len(data), None)
-    large = copying._Large(work, one)
+    (one,), _ = find(below(source), place)
+    work = Work(place, Pace(None), len(data), None)
+    large = Large(work, one)
     assert large.begin() == [n * MIB for n in range(6)]
     for first in (0, 3 * MIB):
         large.copy_chunk(first)
@@ -403,12 +404,12 @@ def test_a_kill_between_line_and_copy_leaves_no_older_copy_of_the_same_size_and_
     path.write_bytes(b"behind")
     os.utime(path, ns=times)
 
-    def killed(work: copying._Work, entry: Entry) -> None:
+    def killed(work: Work, entry: Entry) -> None:
         work.place.append([entry])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying._Work, "tell", killed)
+        patch.setattr(Work, "tell", killed)
         with pytest.raises(KeyboardInterrupt):
             copy(tier, below(source))
     with Map(map_of("fast")) as served:

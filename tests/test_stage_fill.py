@@ -9,9 +9,12 @@ from penstock import registry
 from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage import map_of
-from penstock.stage.copy import Pace, Wanted, copy, verify
+from penstock.stage.copy import copy
 from penstock.stage.fill import fill
+from penstock.stage.held import verify
 from penstock.stage.manifest import Map, Place
+from penstock.stage.source import Wanted
+from penstock.stage.work import Pace
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ pytest.importorskip("penstock.stores", reason="penstock.stores is not there")
 from penstock import registry
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import copy as copying
 from penstock.stage import manifest
-from penstock.stage.copy import copy, status, verify
+from penstock.stage.copy import copy
+from penstock.stage.held import status, verify
 from penstock.stage.manifest import Place
 from penstock.stores import Store, open_store
 from remote import s3, s3_server, sftp_server
@@ -62,8 +62,7 @@ def copies(tier: Tier, store: Store) -> dict[str, bytes]:
 def test_what_is_in_a_store_is_copied_checked_and_not_copied_again(
     store: Store, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (copying, manifest):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1 << 20)
     data = filled(store)
     found = copy(tier, (), store=store, threads=2)
     assert (found.copied, found.skipped) == (4, {})

@@ -206,7 +206,7 @@ def _map_of(tier: str, is_verified: bool) -> Path:
 
     if is_verified:
         from penstock.registry import tier_of
-        from penstock.stage.copy import verify
+        from penstock.stage.held import verify
 
         with ended_like_ctrl_c(), Progress("reading the copies") as progress:
             bad = verify(tier_of(tier), progress=progress.advance).corrupted

@@ -14,8 +14,9 @@ from penstock.errors import TierError
 
 if TYPE_CHECKING:
     from penstock.registry import Tier
-    from penstock.stage.copy import Copied, Wanted
+    from penstock.stage.copy import Copied
     from penstock.stage.plan import Plan
+    from penstock.stage.source import Wanted
 
 __all__ = ["stage_group", "tiers_group"]
 
@@ -318,8 +319,8 @@ def stage_copy(
 
 def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[Wanted]:
     from penstock.bench.ceiling import is_run
-    from penstock.stage import copy as copying
     from penstock.stage import plan as plans
+    from penstock.stage.source import below
 
     path = Path(what)
     if path.is_dir() and is_run(path):
@@ -332,7 +333,7 @@ def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[W
         raise click.UsageError("--budget chooses files of a RUN; a plan or folder is copied whole")
     if not path.exists():
         raise TierError(f"{what}: no run, plan or folder is there; a URL is copied, not filled")
-    return copying.below(path)
+    return below(path)
 
 
 def _tell_copied(found: Copied, tier: Tier, as_json: bool) -> None:
@@ -465,11 +466,11 @@ def stage_status(tier: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from penstock.registry import tier_of
-    from penstock.stage import copy as copying
+    from penstock.stage import held
     from penstock.words import count, show
 
     with working("looking") as progress:
-        found = copying.status(tier_of(tier), progress.advance)
+        found = held.status(tier_of(tier), progress.advance)
     if as_json:
         print_json(asdict(found))
         return
@@ -502,12 +503,12 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
       penstock stage evict fast
     """
     from penstock.registry import tier_of
-    from penstock.stage import copy as copying
+    from penstock.stage import held
     from penstock.words import count, show
 
     if stale and free_bytes is not None:
         raise click.UsageError("--free or --stale, not both")
-    copies, n_bytes = copying.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
+    copies, n_bytes = held.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
     click.echo(f"copies of {count(copies, 'file')} removed, {show(n_bytes, 'B')}")
 
 
@@ -523,11 +524,11 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
       penstock stage verify fast --evict && penstock stage copy plan.jsonl --to fast
     """
     from penstock.registry import tier_of
-    from penstock.stage import copy as copying
+    from penstock.stage import held
     from penstock.words import count, show
 
     with working("verifying") as progress:
-        found = copying.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
+        found = held.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
     bad = [(one.entry.source, one.why) for one in found.corrupted]
     if as_json:
         print_json({"copies": found.copies, "stale": found.stale, "corrupted": bad})

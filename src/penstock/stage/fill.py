@@ -16,8 +16,11 @@ from penstock import tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage.choose import best
-from penstock.stage.copy import Copied, Progress, Wanted, copy, drop, stored_bytes
+from penstock.stage.copy import Copied, copy
+from penstock.stage.held import drop, stored_bytes
 from penstock.stage.manifest import Place
+from penstock.stage.source import Wanted
+from penstock.stage.work import Progress
 
 __all__ = ["LEAST_BPS", "fill"]
 

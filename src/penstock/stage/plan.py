@@ -23,10 +23,11 @@ from penstock import tiers
 from penstock.errors import MissingDependency, TierError
 from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, choose, worth
-from penstock.stage.copy import Wanted, stored_bytes
 from penstock.stage.evidence import Evidence
+from penstock.stage.held import stored_bytes
 from penstock.stage.manifest import Place
 from penstock.stage.predict import UNLIKE, Prediction, Predictor
+from penstock.stage.source import Wanted
 from penstock.words import count, per_cent, show
 
 __all__ = [

@@ -1,0 +1,69 @@
+"""Checksums of copies: of what was read, and of what lies there.  Knows bytes; knows no tier.
+
+A file of several chunks has the checksum of its chunks' digests, so that threads can copy them in
+any order.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from penstock import tiers
+from penstock.stage import manifest
+
+__all__ = ["KIND", "Hash", "checksum", "checksum_of", "new_hash"]
+
+KIND = "xxh3_64"  # checksums that catch what disks and copies do to bytes, not what people do
+PIECE_BYTES = 4 << 20
+LEAST_CHUNK_BYTES = 4096  # a smaller one is no manifest of ours
+
+
+class Hash(Protocol):
+    def update(self, data: Any, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+def new_hash() -> Hash:
+    import xxhash
+
+    found: Hash = xxhash.xxh3_64()
+    return found
+
+
+def checksum(digests: Sequence[bytes], chunk_bytes: int) -> str:
+    if len(digests) == 1:
+        return f"{KIND}:{digests[0].hex()}"
+    whole = new_hash()
+    for digest in digests:
+        whole.update(digest)
+    return f"{KIND}/{chunk_bytes}:{whole.digest().hex()}"
+
+
+def checksum_of(path: tiers.AnyPath, kind: str, tell: Callable[[int], None] | None = None) -> str:
+    """The checksum of a file that is there, as the manifest has it.  kind: what stands there before
+    the colon.  Raises OSError; ValueError: no kind that is known here."""
+    name, _, told = kind.partition("/")
+    chunk_bytes = int(told or manifest.CHUNK_BYTES)
+    if name != KIND or chunk_bytes < LEAST_CHUNK_BYTES:
+        raise ValueError(f"{kind}: no checksum that is known here")
+    digests = []
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        for first in range(0, max(size, 1), chunk_bytes):
+            hashed = new_hash()
+            at, end = first, min(first + chunk_bytes, size)
+            while at < end:
+                got = os.preadv(descriptor, [buffer[: end - at]], at)
+                if not got:
+                    break
+                hashed.update(buffer[:got])
+                at += got
+                if tell is not None:
+                    tell(got)
+            digests.append(hashed.digest())
+    finally:
+        os.close(descriptor)
+    return checksum(digests, chunk_bytes)

@@ -1,0 +1,396 @@
+"""One file on its way to a tier: whole or not there, checked, held by a lock on its part.
+
+Knows one source and one part; knows no other file.  Who copies a file holds a lock on its part, so
+that processes, ranks and two stagings at once share the work and none is done twice.  Large files
+are copied in chunks, and what is known of them lies beside their part: a copying that was killed
+goes on there.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from penstock.errors import TierError
+from penstock.stage import manifest
+from penstock.stage.checksum import KIND, checksum, new_hash
+from penstock.stage.manifest import Entry, Identity, Place, hashes
+from penstock.stage.source import Source, found_again, identity_in, touched_ns
+from penstock.stage.work import Stopped, Work
+
+__all__ = ["Changed", "Large", "Part", "sweep", "tasks_of"]
+
+PIECE_BYTES = 4 << 20
+ATTEMPTS = 3
+
+
+class Part:
+    """A copy under way, held by a lock on it.  None of ours: another process holds it."""
+
+    def __init__(self, work: Work, source: Source) -> None:
+        self.work, self.source = work, source
+        name = f"{int(hashes([os.fsencode(source.path)])[0]):016x}"
+        self.path = work.place.parts / f"{name}.part"
+        self.known = work.place.parts / f"{name}.known"
+        self.descriptor = -1
+        self.reader = -1
+        self.moved_bytes = 0  # of this attempt
+
+    def hold(self) -> bool:
+        """Opens and locks the part.  False: another process is at it, or has just been."""
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            try:
+                is_it = os.path.samestat(os.fstat(descriptor), self.path.stat())
+            except FileNotFoundError:
+                is_it = False
+            if is_it:  # not one that its holder has just renamed or removed
+                self.descriptor = descriptor
+                if not self.is_made():
+                    return True
+                self.close()
+                return False
+            os.close(descriptor)
+
+    def is_made(self) -> bool:
+        """Whether another process has made the copy since it was looked for."""
+        path = f"{self.work.place.copies}/{self.source.copy}"
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        one = self.source.identity
+        is_it = (status.st_size, status.st_mtime_ns) == (one.size_bytes, one.mtime_ns)
+        return is_it and (status.st_ino, status.st_ctime_ns) != self.source.before
+
+    def begin(self) -> None:
+        """Opens the source.  Raises Changed, OSError, TierError."""
+        if self.source.store is not None:
+            self.check()
+            return
+        self.reader = os.open(self.source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with suppress(OSError):
+            os.posix_fadvise(self.reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        self.check()
+
+    def check(self) -> None:
+        """Raises Changed: the source is not what it was when it was found."""
+        if self.source.store is not None:
+            told = self.source.store.stat(self.source.name)
+            if told is None or identity_in(told) != self.source.identity:
+                raise Changed
+            return
+        now = Identity.of(os.fstat(self.reader))
+        if not now.is_same(self.source.identity):
+            raise Changed
+
+    def chunk(self, first: int) -> bytes:
+        """Copies a chunk from there and returns their digest.  Raises Changed, Stopped."""
+        hashed = new_hash()
+        buffer = _buffer()
+        at, end = first, min(first + manifest.CHUNK_BYTES, self.source.identity.size_bytes)
+        while at < end:
+            if self.work.is_over:
+                raise Stopped
+            piece = buffer[: end - at]
+            self.work.pace.wait(len(piece))
+            got = self.read(piece, at)
+            if not got:
+                raise Changed
+            hashed.update(piece[:got])
+            put = 0
+            while put < got:
+                put += os.pwrite(self.descriptor, piece[put:got], at + put)
+            at += got
+            self.moved_bytes += got
+            self.work.moved(got)
+        return hashed.digest()
+
+    def read(self, piece: memoryview, at: int) -> int:
+        """Bytes of the source from there."""
+        if self.source.store is None:
+            return os.preadv(self.reader, [piece], at)
+        data = self.source.store.read(self.source.name, at, len(piece))
+        piece[: len(data)] = data
+        return len(data)
+
+    def finish(self, digests: Sequence[bytes]) -> None:
+        """Makes the part a copy.  Raises Changed, TierError, OSError."""
+        size, mtime_ns = self.source.identity.size_bytes, self.source.identity.mtime_ns
+        self.check()
+        os.ftruncate(self.descriptor, size)
+        mode = 0o400 if self.reader < 0 else os.fstat(self.reader).st_mode & 0o555 | 0o400
+        os.fchmod(self.descriptor, mode)
+        os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
+        os.fsync(self.descriptor)
+        if os.fstat(self.descriptor).st_mtime_ns != mtime_ns:
+            raise TierError(
+                f"{self.work.place.tier.path}: this file system keeps times too coarsely; a copy "
+                "could not be told from a changed one, choose another tier"
+            )
+        copy = self.source.copy
+        path = f"{self.work.place.copies}/{copy}"
+        folder = path.rpartition("/")[0]
+        with self.work.lock:
+            self.work.folders.add(folder)
+        source = self.source
+        entry = Entry(
+            source.path,
+            copy,
+            source.identity,
+            checksum(digests, manifest.CHUNK_BYTES),
+            source.names,
+            source.gain_s,
+            source.is_ino_kept,
+        )
+        # A copy that the line is not about must not stand under its name, wherever a kill comes:
+        # its size and time may be the same.
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        self.work.tell(entry)
+        try:
+            os.rename(self.path, path)  # noqa: PTH104
+        except FileNotFoundError:
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+            os.rename(self.path, path)  # noqa: PTH104
+        with suppress(OSError):
+            self.known.unlink(missing_ok=True)
+        self.work.finished(entry)
+
+    def close(self, is_kept: bool = False) -> None:
+        """Lets go; what is no copy yet is removed, unless another attempt goes on with it."""
+        if self.reader >= 0:
+            os.close(self.reader)
+        if self.descriptor >= 0:
+            if not is_kept:
+                with suppress(OSError):
+                    if os.path.samestat(os.fstat(self.descriptor), self.path.stat()):
+                        self.path.unlink()
+                        self.known.unlink(missing_ok=True)
+            os.close(self.descriptor)
+        self.reader = self.descriptor = -1
+
+
+class Changed(Exception):  # noqa: N818 - an answer, not an error
+    """The source is not what it was."""
+
+
+_threads = threading.local()
+
+
+def _buffer() -> memoryview:
+    """This thread's own."""
+    if not hasattr(_threads, "buffer"):
+        _threads.buffer = memoryview(bytearray(PIECE_BYTES))
+    found: memoryview = _threads.buffer
+    return found
+
+
+class Large:
+    """A file of several chunks, which several threads copy."""
+
+    def __init__(self, work: Work, source: Source) -> None:
+        self.part = Part(work, source)
+        self.firsts = range(0, source.identity.size_bytes, manifest.CHUNK_BYTES)
+        self.digests: dict[int, bytes] = {}
+        self.left = len(self.firsts)
+        self.has_failed = False
+
+    def begin(self) -> list[int] | None:
+        """What is to be copied; None: another process is at it.  Raises Changed, OSError."""
+        if not self.part.hold():
+            return None
+        try:
+            self.part.begin()
+            self.digests = self._remembered()
+        except BaseException:
+            self.part.close()
+            raise
+        done = sum(
+            min(manifest.CHUNK_BYTES, self.part.source.identity.size_bytes - first)
+            for first in self.digests
+        )
+        self.part.work.moved(done)
+        missing = [first for first in self.firsts if first not in self.digests]
+        self.left = len(missing)
+        return missing
+
+    def _remembered(self) -> dict[int, bytes]:
+        """The chunks that an earlier attempt at this very file has made durable."""
+        head = self._head()
+        size = self.part.source.identity.size_bytes
+        try:
+            lines = self.part.known.read_bytes().split(b"\n")[:-1]
+        except OSError:
+            lines = []
+        found = {}
+        if lines and lines[0] == head and os.fstat(self.part.descriptor).st_size == size:
+            for line in lines[1:]:
+                first, _, digest = line.partition(b" ")
+                with suppress(ValueError):
+                    number, known = int(first), bytes.fromhex(digest.decode())
+                    if number in self.firsts and len(known) == 8:
+                        found[number] = known
+        if not found:
+            os.ftruncate(self.part.descriptor, 0)
+            os.ftruncate(self.part.descriptor, size)
+            self.part.known.write_bytes(head + b"\n")
+        return found
+
+    def _head(self) -> bytes:
+        one = self.part.source.identity
+        facts = (KIND, manifest.CHUNK_BYTES, one.size_bytes, one.mtime_ns, one.ctime_ns)
+        return repr((*facts, self.part.source.path)).encode("ascii", "backslashreplace")
+
+    def copy_chunk(self, first: int) -> None:
+        """Copies one; whoever copies the last finishes the file."""
+        digest = self.part.chunk(first)
+        os.fdatasync(self.part.descriptor)
+        with open(self.part.known, "ab") as file:
+            file.write(b"%d %s\n" % (first, digest.hex().encode()))
+        with self.part.work.lock:
+            self.digests[first] = digest
+
+    def finish(self) -> None:
+        self.part.finish([self.digests[first] for first in self.firsts])
+
+
+def _copy_small(work: Work, source: Source) -> None:
+    for attempt in range(ATTEMPTS):
+        part = Part(work, source)
+        if not part.hold():
+            with work.lock:
+                work.elsewhere += 1
+                work.done_bytes += source.identity.size_bytes
+            return
+        try:
+            part.begin()
+            part.finish([part.chunk(0)])
+            return
+        except Changed:
+            part.close()
+            work.moved(-part.moved_bytes)
+            again = None
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(source.tick_ns / 1e9)
+                again = found_again(source)
+            if again is None or time.time_ns() - touched_ns(again) < again.tick_ns:
+                work.skip("changed while it was copied", source)
+                return
+            source = again
+        finally:
+            part.close()
+
+
+def tasks_of(work: Work, sources: Sequence[Source]) -> Iterator[Callable[[], None]]:
+    """What threads take one after the other; large files first, so that none is last alone."""
+    ordered = sources
+    if not work.is_ordered:
+        ordered = sorted(sources, key=lambda one: -one.identity.size_bytes)
+    for source in ordered:
+        if source.identity.size_bytes <= manifest.CHUNK_BYTES:
+            yield _task(work, source, _copy_small)
+            continue
+        large = Large(work, source)
+        work.large.append(large)
+        try:
+            firsts = large.begin()
+        except Changed:
+            work.skip("changed while it was copied", source)
+            continue
+        except FileNotFoundError:
+            work.skip("gone", source)
+            continue
+        if firsts is None:
+            with work.lock:
+                work.elsewhere += 1
+                work.done_bytes += source.identity.size_bytes
+        elif not firsts:
+            _end_large(work, large)
+        for first in firsts or ():
+            yield _chunk_task(work, large, first)
+
+
+def _task(work: Work, source: Source, do: Callable[[Work, Source], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            do(work, source)
+        except FileNotFoundError as error:
+            if error.filename != source.path:
+                raise
+            work.skip("gone", source)
+        except PermissionError as error:
+            if error.filename != source.path:
+                raise
+            work.skip("not readable", source)
+
+    return run
+
+
+def _chunk_task(work: Work, large: Large, first: int) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            if not large.has_failed:
+                large.copy_chunk(first)
+        except Changed:
+            large.has_failed = True
+        except BaseException:
+            large.has_failed = True
+            raise
+        finally:
+            with work.lock:
+                large.left -= 1
+                is_last = not large.left
+            if is_last and not work.is_over:
+                _end_large(work, large)
+            elif is_last:
+                large.part.close()
+
+    return run
+
+
+def _end_large(work: Work, large: Large) -> None:
+    try:
+        if large.has_failed:
+            raise Changed
+        large.finish()
+    except Changed:
+        work.skip("changed while it was copied", large.part.source)
+    finally:
+        large.part.close()
+
+
+def sweep(place: Place, missing: Sequence[Source]) -> None:
+    """Removes the parts that a kill left, but those of large files which are wanted now."""
+    wanted = {
+        f"{number:016x}"
+        for number in hashes(
+            [
+                os.fsencode(source.path)
+                for source in missing
+                if source.identity.size_bytes > manifest.CHUNK_BYTES
+            ]
+        ).tolist()
+    }
+    for path in place.parts.iterdir():
+        if path.stem in wanted:
+            continue
+        if path.suffix == ".known":
+            if not path.with_suffix(".part").exists():
+                path.unlink(missing_ok=True)
+            continue
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                path.with_suffix(".known").unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,198 @@
+"""Files that are to be copied, as they are found: one for all its names, with what tells it from a
+changed one.  Knows file systems and stores; knows nothing of copies but where they would lie.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock import tiers
+from penstock.errors import TierError
+from penstock.stage import manifest
+from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place
+
+if TYPE_CHECKING:
+    from penstock.stores import Found, Store
+
+__all__ = [
+    "Source",
+    "Wanted",
+    "below",
+    "count",
+    "find",
+    "find_in",
+    "found_again",
+    "identity_in",
+    "touched_ns",
+]
+
+# A change within one tick of a file system's clock shows in no time: these tick with the kernel,
+# at most 10 ms; servers and FUSE may tick in whole seconds, FAT in two.
+LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "ext3", "ext2", "zfs", "f2fs")
+LOCAL_TICK_NS, OTHER_TICK_NS = 20_000_000, 2_000_000_000
+
+# File systems whose inode numbers are made up at each mount.
+FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file to be copied, by the path with which programs open it.  gain_s: see Entry."""
+
+    path: str
+    gain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file as it was found: one for all its names."""
+
+    path: str  # resolved
+    identity: Identity
+    names: tuple[str, ...]
+    gain_s: float
+    is_ino_kept: bool
+    tick_ns: int
+    before: tuple[int, int] | None = None  # the copy that was there when it was found wanting
+    store: "Store | None" = None  # where it is, if not in this machine's file systems
+    name: str = ""  # in the store
+
+    @property
+    def copy(self) -> str:
+        """Where its copy goes, below staged/."""
+        if self.store is None:
+            return self.path.lstrip("/")
+        return "url/" + self.path.replace("://", "/")
+
+
+def below(folder: tiers.AnyPath) -> Iterator[Wanted]:
+    """All files below a folder, by path; links to folders are not followed.  Raises TierError."""
+    if not os.path.isdir(folder):  # noqa: PTH112 - also bytes that are no UTF-8
+        yield Wanted(os.path.abspath(folder))  # noqa: PTH100
+        return
+    for place, folders, names in os.walk(os.path.abspath(folder)):  # noqa: PTH100
+        folders.sort()
+        yield from (Wanted(f"{place}/{name}") for name in sorted(names))
+
+
+def find(
+    wanted: Iterable[Wanted], place: Place, progress: Callable[[int], None] | None = None
+) -> tuple[list[Source], dict[str, int]]:
+    """Resolves and asks each file; hard links and symlinks of one file become one source.
+
+    Also says why others were left out, and how many for each reason.
+    """
+    found: dict[tuple[int, int], Source] = {}
+    skipped: dict[str, int] = {}
+    folders: dict[str, str] = {}
+    kinds: dict[int, str] = {}
+    ours = os.path.realpath(place.tier.path) + "/"
+    for number, want in enumerate(wanted):
+        if progress is not None and number % 1000 == 0:
+            progress(number)
+        try:
+            path, status = _resolved(want.path, folders)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "no path that a file can have"
+            count(skipped, "gone" if isinstance(error, FileNotFoundError) else str(why).lower())
+            continue
+        why_not = _unfit(path, status, ours, place)
+        if why_not:
+            count(skipped, why_not)
+            continue
+        key = (status.st_dev, status.st_ino)
+        before = found.get(key)
+        names = {want.path, path, *((before.path, *before.names) if before else ())}
+        first = before.path if before else path
+        if status.st_dev not in kinds:
+            kinds[status.st_dev] = tiers.mount_of(path).kind.partition(".")[0]
+        kind = kinds[status.st_dev]
+        found[key] = Source(
+            first,
+            Identity.of(status),
+            tuple(sorted(names - {first})),
+            want.gain_s + (before.gain_s if before else 0.0),
+            kind not in FORGETFUL,
+            LOCAL_TICK_NS if kind in LOCAL else OTHER_TICK_NS,
+        )
+    return list(found.values()), skipped
+
+
+def identity_in(told: "Found") -> Identity:
+    """A store tells no more; where it tells no time, a file of the same size is the same."""
+    return Identity(told.size_bytes, told.mtime_ns or 0, 0, 0, 0)
+
+
+def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]:
+    """The files in a store.  Raises TierError."""
+    found: list[Source] = []
+    skipped: dict[str, int] = {}
+    for told in store.list():
+        source = Source(
+            f"{store.url.rstrip('/')}/{told.name}",
+            identity_in(told),
+            (),
+            0.0,
+            False,
+            0,
+            None,
+            store,
+            told.name,
+        )
+        if {"", ".", ".."} & set(source.copy.split("/")):
+            count(skipped, "a name that no path can have")
+        elif len(os.fsencode(f"{place.copies}/{source.copy}")) > MOST_PATH_BYTES:
+            count(skipped, "path too long for a copy")
+        else:
+            found.append(source)
+    if not found and not skipped:
+        raise TierError(f"{store.url}: holds no file that can be seen")
+    return found, skipped
+
+
+def count(skipped: dict[str, int], why: str) -> None:
+    skipped[why] = skipped.get(why, 0) + 1
+
+
+def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
+    """A path without links, and what is there.  Folders are resolved once."""
+    folder, _, name = path.rpartition("/")
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder or "/", strict=True).rstrip("/")
+    resolved = f"{folders[folder]}/{name}"
+    status = os.lstat(resolved)
+    if stat.S_ISLNK(status.st_mode) or name in ("", ".", ".."):
+        resolved = os.path.realpath(resolved, strict=True)
+        status = os.stat(resolved)  # noqa: PTH116 - text, as all paths here
+    return resolved, status
+
+
+def _unfit(path: str, status: os.stat_result, ours: str, place: Place) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return "no regular file"
+    if path.startswith(ours):
+        return "lies on the tier already"
+    if len(os.fsencode(f"{place.copies}{path}")) > MOST_PATH_BYTES:
+        return "path too long for a copy"
+    if not os.access(path, os.R_OK):
+        return "not readable"
+    return ""
+
+
+def found_again(source: Source) -> Source | None:
+    """The source as it is now; None: it is gone, or large, or no file of this machine."""
+    if source.store is not None:
+        return None
+    try:
+        status = os.stat(source.path)  # noqa: PTH116
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode) or status.st_size > manifest.CHUNK_BYTES:
+        return None
+    return replace(source, identity=Identity.of(status))
+
+
+def touched_ns(source: Source) -> int:
+    return max(source.identity.mtime_ns, source.identity.ctime_ns)

@@ -1,0 +1,140 @@
+"""What the threads of one copying share: the rate, the counts, the tasks, who may stop.
+
+Knows threads and the manifest's lines; reads and writes no file's bytes.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.errors import TierError
+from penstock.stage.manifest import Entry, Place
+from penstock.stage.source import Source, count
+
+if TYPE_CHECKING:
+    from penstock.stage.part import Large
+
+__all__ = ["Pace", "Progress", "Stopped", "Work", "run_all"]
+
+Progress = Callable[[int, int], None]
+
+HEARD_S = 0.1
+
+
+class Pace:
+    """Lets all threads together pass so many bytes per second; None: all they want."""
+
+    def __init__(
+        self,
+        limit_bps: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.limit_bps = limit_bps
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._free_s = clock()  # when the next byte may pass
+
+    def wait(self, n_bytes: int) -> None:
+        """Returns when these bytes may pass."""
+        if not self.limit_bps:
+            return
+        with self._lock:
+            now_s = self._clock()
+            # What was not used is saved for a tenth of a second, no longer.
+            self._free_s = max(self._free_s, now_s - 0.1) + n_bytes / self.limit_bps
+            wait_s = self._free_s - now_s
+        if wait_s > 0:
+            self._sleep(wait_s)
+
+
+class Stopped(Exception):  # noqa: N818 - no error: another thread has one, or the user
+    """The copying is over before its end."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What the threads of one copying share."""
+
+    place: Place
+    pace: Pace
+    total_bytes: int
+    progress: Progress | None
+    now: Callable[[Entry], None] | None = None
+    is_ordered: bool = False  # as given, not the large first
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: bool = False
+    errors: list[BaseException] = field(default_factory=list)
+    done_bytes: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    elsewhere: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    fresh: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    large: list["Large"] = field(default_factory=list)
+
+    def moved(self, n_bytes: int) -> None:
+        with self.lock:
+            self.done_bytes += n_bytes
+
+    def skip(self, why: str, source: Source) -> None:
+        with self.lock:
+            count(self.skipped, why)
+            self.done_bytes += source.identity.size_bytes
+
+    def tell(self, entry: Entry) -> None:
+        """Appends to the manifest, before the copy is in its place: so whoever finds a copy finds
+        its line.  Raises OSError."""
+        try:
+            self.place.append([entry])
+        except TierError as error:
+            raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
+
+    def finished(self, entry: Entry) -> None:
+        """A copy is in its place."""
+        with self.lock:
+            self.copied += 1
+            self.copied_bytes += entry.identity.size_bytes
+            self.fresh.add(entry.copy)
+        if self.now is not None:
+            self.now(entry)
+
+
+def run_all(work: Work, tasks: Iterator[Callable[[], None]], n_threads: int) -> None:
+    """Does all tasks; raises the first error of a thread, once all have ended."""
+    taking = threading.Lock()
+
+    def labour() -> None:
+        try:
+            while not work.is_over:
+                with taking:
+                    task = next(tasks, None)
+                if task is None:
+                    return
+                task()
+        except Stopped:
+            pass
+        except BaseException as error:
+            work.is_over = True
+            work.errors.append(error)
+
+    threads = [threading.Thread(target=labour, daemon=True) for _ in range(n_threads)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(HEARD_S)  # in pieces, so that Ctrl-C is heard between them
+                if work.progress is not None:
+                    work.progress(min(work.done_bytes, work.total_bytes), work.total_bytes)
+    finally:
+        work.is_over = True
+        for thread in threads:
+            thread.join()
+        for large in work.large:
+            large.part.close()
+    if work.errors:
+        raise work.errors[0]
