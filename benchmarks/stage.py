@@ -110,11 +110,14 @@ def fast_tier() -> Iterator[registry.Tier]:
 
 
 def penstock(*words: str | Path) -> str:
+    begun = time.perf_counter()
     done = subprocess.run(
         [PENSTOCK, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if done.returncode:
         raise SystemExit(f"penstock {' '.join(map(str, words))}: {done.stderr[-2000:]}")
+    took_s = time.perf_counter() - begun
+    print(f"{took_s:7.1f} s  penstock {' '.join(map(str, words[:2]))}", file=sys.stderr, flush=True)
     return done.stdout
 
 

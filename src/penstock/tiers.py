@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import TierError
 
@@ -54,6 +54,7 @@ WORTH_MORE_THREADS = 1.1  # less gain than this is the disk's own noise
 # Nothing lies behind these: their bytes are in memory as long as they exist.
 MEMORY_KINDS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
+ASKED_AT_ONCE = 16  # files to be opened, sized or evicted
 OPEN_AT_ONCE = 256  # of the 1,024 descriptors that a process usually may have
 RANDOM_CALLS_HZ = 150_000  # more than Python's threads make on any device; bounds the plan's memory
 MIN_WRITTEN_BYTES = 16 << 20
@@ -244,12 +245,9 @@ def _mincore(descriptor: int, size: int) -> int | None:
 
 def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
     """How much of these files, which lie on one mount, is in memory now.  Raises TierError."""
-    size, resident, hidden = 0, 0, 0
-    for path in paths:
-        found = resident_bytes(path)
-        hidden += found is None
-        resident += found or 0
-        size += Path(path).stat().st_size
+    found = _of_each(resident_bytes, paths)
+    size = sum(_of_each(lambda path: Path(path).stat().st_size, paths))
+    resident, hidden = sum(one or 0 for one in found), found.count(None)
     mount = mount or (mount_of(paths[0]) if paths else None)
     if mount and mount.kind in MEMORY_KINDS:
         return Warmth(size, size, False, "in memory by nature")
@@ -258,6 +256,16 @@ def warmth_of(paths: Sequence[AnyPath], mount: Mount | None = None) -> Warmth:
     if resident >= COLD_SHARE * max(1, size):
         return Warmth(resident, size, False, f"{100 * resident / size:.0f} % of it was in memory")
     return Warmth(resident, size, True, "")
+
+
+def _of_each(ask: Callable[[AnyPath], Any], paths: Sequence[AnyPath]) -> list[Any]:
+    """What each file answers, several asked at once: a server takes milliseconds for each."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    if len(paths) < ASKED_AT_ONCE:
+        return [ask(path) for path in paths]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return list(pool.map(ask, paths))
 
 
 def free_bytes(folder: AnyPath) -> int:
@@ -421,7 +429,8 @@ def read_ceiling(
     the ceiling of such files.  place: names what is measured, and its mount; else the files do.
     Raises TierError: no files, or one cannot be read.
     """
-    sizes = {os.fspath(path): _size(path) for path in files}
+    names = [os.fspath(path) for path in files]
+    sizes = dict(zip(names, _of_each(_size, names), strict=True))
     paths = sorted((path for path in sizes if sizes[path]), key=lambda path: -sizes[path])
     if not paths:
         raise TierError("no bytes to read: name a file, or a folder with files in it")
@@ -525,8 +534,7 @@ class _Reader:
     def _evicted(self, what: str, paths: Sequence[str]) -> Warmth:
         if self.progress:
             self.progress(what)
-        for path in paths:
-            evict(path, self.is_synced)
+        _of_each(partial(evict, is_synced=self.is_synced), paths)
         self.is_synced = self.is_synced or len(paths) == len(self.paths)
         return warmth_of(paths, self.mount)
 

@@ -9,8 +9,10 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ Progress = Callable[[str, float], None]
 MOST_BYTES = 4 << 30
 MOST_FILES = 2000
 LOOKED_AT = 50_000  # files of a folder or a run that are asked for their size
+ASKED_AT_ONCE = 16  # a server takes milliseconds for each
 ENOUGH_BYTES = 64 << 20  # less is read in a few hundredths of a second: no ceiling
 MADE_BYTES = 1 << 30
 
@@ -60,10 +63,9 @@ def ceilings_of_run(
 
     Raises RunError: no file of the run is there any more; TierError.
     """
-    paths = (
-        path if _device(path) >= 0 else resolved or path for path, resolved in run.sql(_DATA_FILES)
-    )
-    groups = _by_mount(paths)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        paths = pool.map(_there, run.sql(_DATA_FILES))
+        groups = _by_mount(paths)
     folders = _saved_to(run) if is_writing else {}
     if not groups and not folders:
         raise RunError(
@@ -131,6 +133,12 @@ def _below(folder: Path) -> Iterator[str]:
         yield from (f"{place}/{name}" for name in sorted(names))
 
 
+def _there(names: tuple[str, str | None]) -> str:
+    """Of a file's path and its resolved one that which is there."""
+    path, resolved = names
+    return path if _device(path) >= 0 else resolved or path
+
+
 def _device(path: str) -> int:
     """-1: not there."""
     try:
@@ -145,14 +153,10 @@ def _first_group(paths: Iterable[str]) -> list[str]:
 
 def _by_mount(paths: Iterable[str]) -> dict[str, list[str]]:
     """The largest readable files of each mount, up to MOST_BYTES and MOST_FILES."""
-    sized: list[tuple[int, str]] = []
-    for _, path in zip(range(LOOKED_AT), paths, strict=False):
-        try:
-            status = Path(path).stat()
-        except (OSError, ValueError):
-            continue
-        if stat.S_ISREG(status.st_mode) and status.st_size and os.access(path, os.R_OK):
-            sized.append((status.st_size, path))
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        asked = list(islice(paths, LOOKED_AT))
+        sizes = pool.map(_readable_bytes, asked)
+        sized = [(size, path) for size, path in zip(sizes, asked, strict=True) if size]
     groups: dict[str, list[str]] = {}
     rooms: dict[str, int] = {}
     points: dict[str, str] = {}
@@ -166,6 +170,16 @@ def _by_mount(paths: Iterable[str]) -> dict[str, list[str]]:
             groups[point].append(path)
             rooms[point] = room - size
     return groups
+
+
+def _readable_bytes(path: str) -> int:
+    """The size of a file that can be read; 0: none is there."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return 0
+    is_one = stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+    return status.st_size if is_one else 0
 
 
 def _saved_to(run: Run) -> dict[str, Path]:
