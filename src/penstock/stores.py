@@ -41,6 +41,7 @@ SECTOR_BYTES = 4096  # what O_DIRECT asks of offset, length and memory on every 
 DIRECT_BYTES = 4 << 20  # smaller files gain nothing by passing the page cache
 S3_LEAST_PIECE_BYTES = 5 << 20  # of a multipart upload; the last may be smaller
 S3_MOST_PIECES = 10_000
+SFTP_READERS = 8  # OpenSSH gives ten channels a connection: one lists, one writes
 REMOTE_TIMEOUT_S = 30  # a server that does not answer for so long is gone; the caller tries again
 
 
@@ -827,6 +828,8 @@ class _SftpStore(_Remote):
     def __init__(self, url: str, fs: Any, root: str) -> None:
         super().__init__(url, fs, root)
         self._turn = threading.RLock()  # paramiko mixes up the answers to two threads
+        self._room = threading.BoundedSemaphore(SFTP_READERS)
+        self._idle: list[Any] = []  # channels that were read through
 
     def list(self, prefix: str = "") -> Iterator[Found]:
         with self._turn:
@@ -837,8 +840,29 @@ class _SftpStore(_Remote):
             return super().stat(name)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._turn:
-            return super().read(name, offset, length)
+        """Several threads read at once, each through a channel, with all requests under way."""
+        with (
+            _told(self.where(name), "read"),
+            self._channel() as channel,
+            channel.open(self._path(name), "rb") as file,
+        ):
+            left = max(0, file.stat().st_size - offset)
+            wanted = left if length is None else min(left, length)
+            return b"".join(file.readv([(offset, wanted)])) if wanted else b""
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        with self._room:
+            try:
+                channel = self._idle.pop()
+            except IndexError:
+                channel = self._fs.client.open_sftp()
+            try:
+                yield channel
+            except BaseException:
+                channel.close()  # answers may be on their way
+                raise
+            self._idle.append(channel)
 
     def delete(self, name: str) -> None:
         with self._turn:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.registry import Tier
     from penstock.stage.copy import Copied
     from penstock.stage.plan import Plan
+    from penstock.stage.ranks import Ranks
     from penstock.stage.source import Wanted
 
 __all__ = ["stage_group", "tiers_group"]
@@ -268,6 +269,7 @@ def stage_plan(
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Of so many."
 )
+@click.option("--mpi", "is_mpi", is_flag=True, help="Shares the work with this MPI job's ranks.")
 @AS_JSON
 def stage_copy(
     what: str,
@@ -278,6 +280,7 @@ def stage_copy(
     threads: int,
     rank: int,
     world_size: int,
+    is_mpi: bool,
     as_json: bool,
 ) -> None:
     """Copy to a tier the files that a plan names, that are chosen from a run, or below a folder.
@@ -290,31 +293,53 @@ def stage_copy(
       penstock stage copy plan.jsonl --to fast --limit 300MB/s
       penstock stage copy /data/imagenet --to fast
       penstock stage copy s3://bucket/train --to fast       needs penstock[remote]
-      mpirun -n 4 sh -c 'penstock stage copy plan.jsonl --to fast
-          --rank $OMPI_COMM_WORLD_RANK --world-size $OMPI_COMM_WORLD_SIZE'
+      mpirun -n 4 penstock stage copy plan.jsonl --to fast --mpi    needs penstock[mpi]
+      srun -N 4 sh -c 'penstock stage copy plan.jsonl --to shared
+          --rank $SLURM_PROCID --world-size $SLURM_NTASKS'
     """
     from penstock.registry import tier_of
     from penstock.stage import copy as copying
+    from penstock.stage.manifest import Place
 
+    if is_mpi and world_size > 1:
+        raise click.UsageError("--mpi knows the rank: leave out --rank and --world-size")
+    ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
     if "://" in what:
         from penstock.stores import open_store
 
         store = open_store(what)
-    wanted = () if store is not None else _wanted(what, tier, budget, policy)
-    with working("copying") as progress:
-        found = copying.copy(
-            there,
-            wanted,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            limit_bps=limit,
-            threads=threads,
-            progress=progress.advance,
-        )
-    _tell_copied(found, there, as_json)
+    wanted: Iterable[Wanted] = ()
+    if store is None and ranks is not None:
+        wanted = ranks.first_only(lambda: tuple(_wanted(what, tier, budget, policy)))
+    elif store is None:
+        wanted = _wanted(what, tier, budget, policy)
+    if ranks is not None:
+        rank, world_size = ranks.sharing(Place(there))
+
+    def copied() -> Copied:
+        with working("copying") as progress:
+            return copying.copy(
+                there,
+                wanted,
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                limit_bps=limit,
+                threads=threads,
+                progress=progress.advance,
+            )
+
+    found = ranks.together(copied) if ranks is not None else copied()
+    if ranks is None or ranks.rank == 0:
+        _tell_copied(found, there, as_json)
+
+
+def _ranks() -> Ranks:
+    from penstock.stage.ranks import ranks_of_mpi
+
+    return ranks_of_mpi()
 
 
 def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[Wanted]:

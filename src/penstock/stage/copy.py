@@ -73,15 +73,15 @@ def copy(
     begun_s = time.monotonic()
     place = Place(tier)
     place.make()
-    if store is not None and store.url.startswith(("sftp:", "ssh:")):
-        threads = 1  # one connection, which answers one after the other
     sources, skipped = find(wanted, place) if store is None else find_in(store, place)
     mine = _share(sources, rank, world_size)
     missing, there = _missing(place, mine)
-    sweep(place, missing)
-    _check_room(place, missing)
+    ours = {id(source) for source in mine}
+    sweep(place, [*missing, *(source for source in sources if id(source) not in ours)])
+    _check_room(place, missing, sources)
     total = sum(source.identity.size_bytes for source in missing)
-    work = Work(place, pace or Pace(limit_bps), total, progress, skipped=skipped)
+    # What was left out by all ranks alike is told by one.
+    work = Work(place, pace or Pace(limit_bps), total, progress, skipped={} if rank else skipped)
     reserve = _Reserve(place, len(missing))
     work.is_ordered = is_live
     live = _Live(place, missing) if is_live else None
@@ -220,16 +220,18 @@ def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
-def _check_room(place: Place, missing: Sequence[Source]) -> None:
-    """Raises TierError: what is missing does not fit."""
+def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Source]) -> None:
+    """Raises TierError: what is missing does not fit, with what other ranks are to copy."""
     tier = place.tier
-    needed = sum(stored_bytes(source.identity.size_bytes) for source in missing)
-    if not needed:
-        return
+    known = place.entries()
     again = {source.copy for source in missing}
+    others = [one for one in sources if one.copy not in known and one.copy not in again]
+    needed = sum(stored_bytes(one.identity.size_bytes) for one in (*missing, *others))
+    if not missing:
+        return
     held = sum(
         stored_bytes(entry.identity.size_bytes)
-        for copy, entry in place.entries().items()
+        for copy, entry in known.items()
         if copy not in again
     )
     cure = (

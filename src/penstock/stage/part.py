@@ -367,14 +367,14 @@ def _end_large(work: Work, large: Large) -> None:
         large.part.close()
 
 
-def sweep(place: Place, missing: Sequence[Source]) -> None:
+def sweep(place: Place, wanted_now: Sequence[Source]) -> None:
     """Removes the parts that a kill left, but those of large files which are wanted now."""
     wanted = {
         f"{number:016x}"
         for number in hashes(
             [
                 os.fsencode(source.path)
-                for source in missing
+                for source in wanted_now
                 if source.identity.size_bytes > manifest.CHUNK_BYTES
             ]
         ).tolist()

@@ -1,0 +1,110 @@
+"""The ranks of an MPI job that copy to one tier together.  Knows MPI and folders; copies nothing.
+
+Ranks of several nodes may each have a tier of their own under one name, or all the same: which of
+them share one is seen, not asked.  Each leaves a file there and looks whose files it sees.
+"""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.errors import MissingDependency, TierError
+from penstock.stage.copy import Copied
+from penstock.stage.manifest import Place
+
+__all__ = ["Ranks", "ranks_of_mpi", "summed"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A communicator, and this process's place in it."""
+
+    world: Any
+    rank: int
+    size: int
+
+    def first_only(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, in every rank.  Raises what it raised there, in every rank."""
+        made: Any = None
+        if self.rank == 0:
+            try:
+                made = make()
+            except Exception as error:
+                made = error
+        made = self.world.bcast(made, root=0)
+        if isinstance(made, Exception):
+            raise made
+        result: T = made
+        return result
+
+    def sharing(self, place: Place) -> "tuple[int, int]":
+        """This rank's number, and how many there are, among those that reach the same tier.
+
+        Raises TierError, in every rank: a rank has no tier of that name.
+        """
+        token = self.first_only(lambda: uuid.uuid4().hex)
+        why = ""
+        try:
+            place.make()
+            (place.own / f"rank-{token}-{self.rank}").touch()
+        except (TierError, OSError) as error:
+            why = str(error)
+        self._agree(why)
+        seen = sorted(
+            int(path.name.rpartition("-")[2]) for path in place.own.glob(f"rank-{token}-*")
+        )
+        self.world.barrier()
+        with suppress(OSError):
+            (place.own / f"rank-{token}-{self.rank}").unlink()
+        return seen.index(self.rank), len(seen)
+
+    def _agree(self, why: str) -> None:
+        failed = [told for told in self.world.allgather(why) if told]
+        if failed:
+            raise TierError(failed[0])
+
+    def together(self, do: Callable[[], Copied]) -> Copied:
+        """Does a rank's part and waits for the others.  What came of all; raises the first error,
+        in every rank, once all have ended."""
+        done: Copied | None = None
+        why = ""
+        try:
+            done = do()
+        except TierError as error:
+            why = str(error)
+        everyone = self.world.allgather(done)
+        self._agree(why)
+        return summed([one for one in everyone if one is not None])
+
+
+def ranks_of_mpi() -> Ranks:
+    """The MPI job that this process is a rank of.  Raises MissingDependency."""
+    try:
+        from mpi4py import MPI
+    except (ModuleNotFoundError, ImportError, RuntimeError) as error:
+        raise MissingDependency(
+            f"--mpi needs mpi4py and an MPI library ({error}): pip install 'penstock[mpi]'"
+        ) from error
+    world = MPI.COMM_WORLD
+    return Ranks(world, world.Get_rank(), world.Get_size())
+
+
+def summed(parts: list[Copied]) -> Copied:
+    """What came of several ranks' parts; the longest took as long as all."""
+    skipped: dict[str, int] = {}
+    for part in parts:
+        for why, number in part.skipped.items():
+            skipped[why] = skipped.get(why, 0) + number
+    return Copied(
+        sum(part.copied for part in parts),
+        sum(part.copied_bytes for part in parts),
+        sum(part.was_there for part in parts),
+        sum(part.elsewhere for part in parts),
+        skipped,
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        max(part.seconds for part in parts),
+    )
