@@ -291,7 +291,7 @@ class _Snapshot:
         else:  # the header second: its page is in memory then, and one request has brought both
             data = _read(file, at, size)
             header = os.pread(file.fd, header_bytes, at - header_bytes)
-        wrong = pages.misplaced(file, header, first, size)
+        wrong = pages.misplaced(file.meta, header, first, size)
         self.check()
         if wrong:
             raise file.damaged(first, wrong)

@@ -35,12 +35,14 @@ __all__ = [
     "Tree",
     "branch_children",
     "database_of",
+    "in_overflow",
     "is_lmdb",
     "leaf_nodes",
     "misplaced",
     "name_in",
     "newest_txnid",
     "opened",
+    "placed",
     "read_meta",
     "spans",
     "tree_of",
@@ -431,20 +433,45 @@ def leaf_nodes(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbe
     return nodes, offset, first
 
 
-def misplaced(file: File, header: bytes, page: int, size: int) -> str:
+def misplaced(meta: Meta, header: bytes, page: int, size: int) -> str:
     """What is wrong with the header of a value's first overflow page; "" if nothing is."""
-    layout = file.meta.layout
-    at = layout.header_bytes
+    at = meta.layout.header_bytes
     if len(header) < at:
         return "lies beyond the end of the file"
     if struct.unpack_from("<Q", header)[0] != page:
         return "holds the number of another page"
     if struct.unpack_from("<H", header, at - 6)[0] != OVERFLOW:
         return "is no overflow page"
-    need = (at - 1 + size) // file.meta.page_bytes + 1
+    need = (at - 1 + size) // meta.page_bytes + 1
     if struct.unpack_from("<I", header, at - 4)[0] < need:
         return "begins a run of pages that is shorter than its value"
     return ""
+
+
+def in_overflow(meta: Meta, offset: Numbers) -> NDArray[np.bool_]:
+    """Which values have pages of their own: no value in a leaf lies so near to its page's begin,
+    since its node is before it."""
+    is_first: NDArray[np.bool_] = (offset - meta.layout.header_bytes) % meta.page_bytes == 0
+    return is_first
+
+
+def placed(
+    meta: Meta, memory: Bytes, at: Numbers, offset: Numbers, size: Numbers
+) -> NDArray[np.bool_]:
+    """Whether values that lie at these offsets, and in memory at `at`, have the header of their
+    first overflow page before them: many `misplaced` at once.  Memory holds pages as the file has
+    them, so that headers are whole words of it."""
+    words = memory[: len(memory) // 8 * 8].view("<u8")
+    header_bytes = meta.layout.header_bytes
+    number, kinds = words[(at - header_bytes) // 8], words[at // 8 - 1]
+    page = (offset - header_bytes) // meta.page_bytes
+    need = (header_bytes - 1 + size) // meta.page_bytes + 1
+    is_placed: NDArray[np.bool_] = (
+        (number == page.astype(np.uint64))
+        & ((kinds >> np.uint64(16)) & np.uint64(0xFFFF) == OVERFLOW)
+        & (kinds >> np.uint64(32) >= need.astype(np.uint64))
+    )
+    return is_placed
 
 
 # --- the walk ------------------------------------------------------------------------------------

@@ -317,11 +317,29 @@ class _Files:
         descriptor, _ = self.descriptors(number)
         txnid = -1
         if self.index.kind == "lmdb":
-            path = self.index.files[number]
-            if number not in self._metas:
-                self._metas[number] = pages.read_meta(descriptor, path)
-            txnid = pages.newest_txnid(descriptor, self._metas[number], path)
+            txnid = pages.newest_txnid(descriptor, self.meta(number), self.index.files[number])
         self.index.check_file(number, os.fstat(descriptor), txnid)
+
+    def meta(self, number: int) -> pages.Meta:
+        """Of an LMDB; read once."""
+        found = self._metas.get(number)
+        if found is None:
+            path = self.index.files[number]
+            if self.is_named:
+                with pages.opened(path) as descriptor:
+                    found = pages.read_meta(descriptor, path)
+            else:
+                found = pages.read_meta(self.descriptors(number)[0], path)
+            self._metas[number] = found
+        return found
+
+    def head_bytes(self, file: NDArray[np.uint32], offset: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of an LMDB: bytes of a page's header right before each offset, 0 where there is none."""
+        found = np.zeros(len(offset), np.int64)
+        for number in np.unique(file).tolist():
+            meta, mine = self.meta(number), file == number
+            found[mine] = pages.in_overflow(meta, offset[mine]) * meta.layout.header_bytes
+        return found
 
     def _opened(self, path: str) -> tuple[int, int]:
         try:
@@ -444,6 +462,8 @@ class Reader:
         if bad.any():
             alone = np.flatnonzero(bad[plan.read])
             failures = self._again(records, plan.at, alone, memory)
+        if self.index.kind == "lmdb":
+            failures += self._misplaced(records, plan.at, failures, memory)
         return Loaded(records, plan.at, failures)
 
     def _run(
@@ -451,6 +471,12 @@ class Reader:
     ) -> NDArray[np.bool_]:
         """The reads, and which of them failed."""
         engine, files, reading = self._opened()
+        if self.index.kind == "lmdb":
+            # The page's header before a value that begins a page: it is in the page that is read.
+            heads = files.head_bytes(file, requests["offset"])
+            requests["destination"] -= heads.astype(np.uint64)
+            requests["offset"] -= heads
+            requests["length"] += heads
         files.fill(requests, file)
         asks = not reading.skip_memory
         flags = (TRY_MEMORY if asks else 0) | (WHOLE_FILES if self.index.kind == "folder" else 0)
@@ -486,9 +512,41 @@ class Reader:
         requests["length"] = self.table.length[numbers]
         bad = self._run(requests, self.table.file[numbers], 0)
         return tuple(
-            Failure(int(numbers[i]), self._why(int(numbers[i]), int(requests["error"][i])))
+            Failure(int(numbers[i]), self._why(int(numbers[i]), self._said(requests["error"][i])))
             for i in np.flatnonzero(bad)
         )
+
+    def _misplaced(
+        self,
+        records: NDArray[np.int64],
+        at: NDArray[np.int64],
+        failed: tuple[Failure, ...],
+        memory: NDArray[np.uint8],
+    ) -> tuple[Failure, ...]:
+        """Values that are not where the index has them: the header before one, which the same read
+        brought, is another page's.  Raises FeedError: since the data set has changed."""
+        _, files, _ = self._opened()
+        file, offset = self.table.file[records], self.table.offset[records]
+        length = self.table.length[records]
+        is_headed = files.head_bytes(file, offset) > 0
+        if failed:
+            is_headed &= ~np.isin(records, [failure.record for failure in failed])
+        found = []
+        for number in np.unique(file[is_headed]).tolist():
+            mine = np.flatnonzero(is_headed & (file == number))
+            meta = files.meta(number)
+            is_placed = pages.placed(meta, memory, at[mine], offset[mine], length[mine])
+            if is_placed.all():
+                continue
+            files.check(number)
+            for place in mine[~is_placed].tolist():
+                start = int(at[place]) - meta.layout.header_bytes
+                header = memory[start : int(at[place])].tobytes()
+                page = (int(offset[place]) - 1) // meta.page_bytes
+                wrong = pages.misplaced(meta, header, page, int(length[place]))
+                what = f"page {page} {wrong}; the file is damaged, copy it from where it is whole"
+                found.append(Failure(int(records[place]), self._why(int(records[place]), what)))
+        return tuple(found)
 
     def confirmed(self, loaded: Loaded) -> Loaded:
         """What was read, if the files that it is of are as they were when they were indexed.
@@ -517,14 +575,16 @@ class Reader:
                     found.append(Failure(record, str(error)))
         return Loaded(loaded.records, loaded.at, tuple(found))
 
-    def _why(self, record: int, number: int) -> str:
+    def _said(self, error: int) -> str:
+        if error == errno.ENODATA:
+            return "the file ends before it; it was truncated since it was indexed"
+        if error == errno.ESTALE and self.index.kind == "folder":
+            return "the file has another size since it was indexed; open the data set again"
+        return os.strerror(error)
+
+    def _why(self, record: int, what: str) -> str:
         path = self.index.files[self.index.file[record]]
         offset, length = int(self.table.offset[record]), int(self.table.length[record])
-        what = os.strerror(number)
-        if number == errno.ENODATA:
-            what = "the file ends before it; it was truncated since it was indexed"
-        elif number == errno.ESTALE and self.index.kind == "folder":
-            what = "the file has another size since it was indexed; open the data set again"
         key = self.index.key(record)
         shown = key.decode("ascii") if key.isascii() and key.decode().isprintable() else repr(key)
         return f"{path}: record {shown} at {offset:,} with {length:,} bytes: {what}"
@@ -565,15 +625,36 @@ def _reading(options: Options) -> Reading:
 
 
 def available_bytes() -> int:
-    """Memory that this process may use for files: what the machine has free, and its groups let."""
+    """Memory that this process may use for files: what the machine has free, and what its groups
+    let beyond what they use."""
     found = [_available()]
     for root, name in _groups():
         for part in (name, *(str(parent) for parent in Path(name).parents)):
-            for limit in ("memory.max", "memory.limit_in_bytes"):
-                text = _text(f"{root}{part.rstrip('/')}/{limit}").strip()
+            group = f"{root}{part.rstrip('/')}"
+            for limit, used in LIMITS:
+                text = _text(f"{group}/{limit}").strip()
                 if text.isdigit():
-                    found.append(int(text))
+                    found.append(max(0, int(text) - _held_bytes(group, used)))
     return min(found)
+
+
+# Of both versions of control groups: the limit, and what counts against it.
+LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
+
+def _held_bytes(group: str, used: str) -> int:
+    """What a group uses and cannot give back: files in memory go when it needs room."""
+    text = _text(f"{group}/{used}").strip()
+    parts = (line.split() for line in _text(f"{group}/memory.stat").splitlines())
+    sums = {part[0]: int(part[1]) for part in parts if len(part) == 2}
+    # Version 1 counts a group alone under these names, and with those below it as `total_`.
+    files = sum(
+        sums.get(f"total_{name}", sums.get(name, 0)) for name in ("active_file", "inactive_file")
+    )
+    return max(0, int(text) - files) if text.isdigit() else 0
 
 
 def _available() -> int:

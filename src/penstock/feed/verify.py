@@ -102,8 +102,7 @@ def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:
     with pages.opened(path) as fd:
         file = pages.file_of(fd, path)
         page_bytes, header_bytes = file.meta.page_bytes, file.meta.layout.header_bytes
-        # No inline value lies so near to its page's begin: a node is before it.
-        in_overflow = np.flatnonzero((index.offset - header_bytes) % page_bytes == 0)
+        in_overflow = np.flatnonzero(pages.in_overflow(file.meta, index.offset))
         order = in_overflow[np.argsort(index.offset[in_overflow], kind="stable")].tolist()
         for start in range(0, len(order), HINTED):
             part = order[start : start + HINTED]
@@ -113,7 +112,7 @@ def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:
             for record in part:
                 at = int(index.offset[record]) - header_bytes
                 header, page = os.pread(fd, header_bytes, at), at // page_bytes
-                wrong = pages.misplaced(file, header, page, int(index.length[record]))
+                wrong = pages.misplaced(file.meta, header, page, int(index.length[record]))
                 if wrong:
                     yield Problem(path, record, f"page {page} {wrong}")
             if progress is not None:
