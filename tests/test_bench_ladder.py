@@ -114,6 +114,26 @@ def test_an_interrupted_ladder_goes_on_where_it_ended(data: Path, tmp_path: Path
         climb(data, replace(wanted, batch=8), tmp_path)
 
 
+def test_places_and_rungs_can_be_measured_one_at_a_time(data: Path, tmp_path: Path) -> None:
+    first, _ = climb(data, only("disk", "get", processes=(1,)), tmp_path)
+    both, _ = climb(data, only("disk", "dio", processes=(1,)), tmp_path)
+    assert both[:1] == first
+    assert [run.rung for run in both] == ["get", "dio"]
+
+
+def test_no_two_dots_of_the_picture_stand_on_each_other() -> None:
+    ticks, n = [1, 2, 4, 8], len(RUNGS)
+    at = {
+        (processes, number): ladder._slot(ticks, processes, number, n)
+        for processes in ticks
+        for number in range(n)
+    }
+    assert len(set(at.values())) == len(at)
+    assert all(round(place) == ticks.index(processes) for (processes, _), place in at.items())
+    assert len(set(ladder.LOOKS.values())) == n
+    assert set(ladder.LOOKS) == set(RUNGS)
+
+
 def test_a_record_that_two_rungs_read_differently_ends_the_ladder() -> None:
     from penstock.bench.rungs import Done, Job
 
@@ -174,7 +194,9 @@ def test_the_median_of_repeats_and_their_spread_are_shown() -> None:
     assert (point.run.records_hz, point.least_hz, point.most_hz, point.repeats) == (50, 40, 90, 3)
     text = ladder.markdown_of(runs, {"cpus": "2"})
     assert "| get | 1 | 50 | 40–90 |" in text
-    assert "| 1.03 | 8.00 | 8.01 | 8.00 | 150 |" in text
+    # device/asked, requests, switches, faults; user, system and asleep, all a record; wall, set-up
+    numbers = "| 1.03 | 8.00 | 8.01 | 8.00 | 0.01 | 100 | 50.00 | 1,000 | 87 % | 20.00 | 0.00 |"
+    assert numbers in text
 
 
 def test_results_are_written_and_read_back(tmp_path: Path) -> None:

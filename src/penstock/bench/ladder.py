@@ -33,6 +33,7 @@ from penstock.feed import pages
 from penstock.words import show
 
 __all__ = [
+    "LOOKS",
     "PLACES",
     "Point",
     "Run",
@@ -192,7 +193,8 @@ def make_lmdb(
 def climb(
     lmdb: Path, settings: Settings, output: Path, progress: Progress | None = None
 ) -> tuple[list[Run], list[str]]:
-    """Makes every run that OUTPUT does not hold yet; also says which places were left out and why.
+    """Makes every run that OUTPUT does not hold yet, and gives all that it holds then: places can
+    be measured one at a time.  Also says which places were left out and why.
 
     Raises TierError: a run was not cold, the file changed, the rungs disagree on a record, OUTPUT
     holds runs of other settings.
@@ -236,7 +238,7 @@ def climb(
                         kept.flush()
             except (_PlaceError, MissingDependency) as error:
                 remarks.append(f"{place}: left out: {error}")
-    return [known[key] for key in wanted if key in known], remarks
+    return sorted(known.values(), key=lambda run: PLACES.index(run.place)), remarks
 
 
 def _refuse_empty(lmdb: Path) -> None:
@@ -521,8 +523,12 @@ COLUMNS: tuple[tuple[str, Callable[[Point], str]], ...] = (
     ("requests/record", lambda point: _per(point.run, point.run.device_requests)),
     ("switches/record", lambda point: _per(point.run, _switches(point.run))),
     ("major faults/record", lambda point: _per(point.run, point.run.major_faults)),
-    ("CPU µs/record", lambda point: _per(point.run, 1e6 * (point.run.user_s + point.run.system_s))),
+    ("minor faults/record", lambda point: _per(point.run, point.run.minor_faults)),
+    ("user µs/record", lambda point: _per(point.run, 1e6 * point.run.user_s)),
+    ("system µs/record", lambda point: _per(point.run, 1e6 * point.run.system_s)),
+    ("asleep µs/record", lambda point: _per(point.run, 1e6 * point.run.sleep_s)),
     ("asleep", lambda point: f"{_asleep(point.run):.0%}".replace("%", " %")),
+    ("wall s", lambda point: f"{point.run.wall_s:.2f}"),
     ("set-up s", lambda point: f"{point.run.setup_s:.2f}"),
 )
 
@@ -604,41 +610,68 @@ def write_results(
     return [*written, output / "ladder.png"]
 
 
+# What is alike has one colour, and each of it a mark of its own.
+LOOKS = {
+    "skip": ("tab:red", "o"), "skip-random": ("tab:red", "v"),
+    "get": ("tab:orange", "o"), "get-random": ("tab:orange", "v"),
+    "lmm": ("tab:purple", "o"), "dio": ("tab:purple", "v"), "index": ("tab:purple", "s"),
+    "coal": ("tab:blue", "o"), "readers": ("tab:blue", "v"), "stag": ("tab:blue", "s"),
+    "overlap": ("tab:blue", "D"),
+    "feed": ("tab:green", "o"), "feed-shuffled": ("tab:green", "v"),
+}  # fmt: skip
+
+
 def picture_of(points: Sequence[Point], path: Path) -> None:
     """Time for 1,000 records by processes, a panel for each place: the paper's picture.
 
+    Rungs stand side by side at each number of processes: many are as fast as their neighbours.
     Raises MissingDependency.
     """
     plt = pyplot()
     places = [place for place in PLACES if any(point.run.place == place for point in points)]
+    columns = min(2, len(places))
+    rows = -(-len(places) // columns)
+    width = 5.2 * columns + 1.8
     figure, axes = plt.subplots(
-        1, len(places), figsize=(4.2 * len(places) + 2.2, 4.4), sharey=True, squeeze=False
+        rows, columns, figsize=(width, 4.4 * rows), sharey=True, squeeze=False
     )
     names = [name for name in RUNGS if any(point.run.rung == name for point in points)]
-    colours = plt.get_cmap("tab20")
-    for axis, place in zip(axes[0], places, strict=True):
+    ticks = sorted({point.run.processes for point in points})
+    panels = list(axes.flat)
+    for axis in panels[len(places) :]:
+        axis.set_visible(False)
+    for axis, place in zip(panels, places, strict=False):
         for number, name in enumerate(names):
             mine = [p for p in points if p.run.place == place and p.run.rung == name]
             mine = [point for point in mine if point.run.records_hz]
+            places_at = [_slot(ticks, p.run.processes, number, len(names)) for p in mine]
+            colour, mark = LOOKS[name]
             axis.errorbar(
-                [point.run.processes for point in mine],
+                places_at,
                 [1000 / point.run.records_hz for point in mine],
                 [
                     [1000 / p.run.records_hz - 1000 / p.most_hz for p in mine],
                     [1000 / max(p.least_hz, 1e-9) - 1000 / p.run.records_hz for p in mine],
                 ],
-                label=name, color=colours(number), marker="o", markersize=4, capsize=2,
+                label=name, color=colour, marker=mark, markersize=4.5, capsize=2, linewidth=0.5,
+                markerfacecolor="none" if mark != "o" else colour,
             )  # fmt: skip
-        axis.set(title=place, xlabel="processes", xscale="log", yscale="log")
-        ticks = sorted({point.run.processes for point in points})
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.xaxis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("seconds for 1,000 records")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="center right", frameon=False)
-    figure.tight_layout(rect=(0, 0, 1 - 1.6 / figure.get_figwidth(), 1))
+        axis.set(title=place, xlabel="processes", yscale="log", xlim=(-0.55, len(ticks) - 0.45))
+        axis.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+        for edge in range(1, len(ticks)):
+            axis.axvline(edge - 0.5, color="0.85", linewidth=0.8)
+        axis.grid(axis="y", alpha=0.3)
+    for row in axes:
+        row[0].set_ylabel("seconds for 1,000 records")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="center right", frameon=False)
+    figure.tight_layout(rect=(0, 0, 1 - 1.6 / width, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _slot(ticks: Sequence[int], processes: int, number: int, n: int) -> float:
+    """Where the number-th of n rungs stands: around its number of processes."""
+    return ticks.index(processes) + 0.8 * ((number + 0.5) / n - 0.5)
 
 
 def pyplot() -> Any:

@@ -465,16 +465,17 @@ def picture_of(
     """
     plt = ladder.pyplot()
     figure, axis = plt.subplots(figsize=(8.5, 5))
-    colours = plt.get_cmap("tab20")
-    for number, (rung, curve) in enumerate(curves.items()):
+    for rung, curve in curves.items():
+        colour, mark = ladder.LOOKS[rung]
         axis.plot(
             [size for size, _ in curve], [rate for _, rate in curve],
-            color=colours(number), label=rung, marker=".",
+            color=colour, label=rung, marker=mark, markersize=3.5, linewidth=0.8,
+            markerfacecolor="none" if mark != "o" else colour,
         )  # fmt: skip
         mine = [point.run for point in points if (point.run.rung, point.run.place) == (rung, place)]
         axis.plot(
             [run.processes for run in mine], [run.records_hz for run in mine],
-            linestyle="", marker="o", markersize=7, markerfacecolor="none", color=colours(number),
+            linestyle="", marker="o", markersize=8, markerfacecolor="none", color=colour,
         )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="processes", ylabel="records/s")
     axis.set_title(f"lines: simulated; circles: measured here ({place})", fontsize=10)
