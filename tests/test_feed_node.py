@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.bench.tier import capped
 from penstock.errors import FeedError
-from penstock.feed import Feed, NodeFeed, attach, open_index, share
+from penstock.feed import Batch, Feed, NodeFeed, attach, open_index, share
 from penstock.feed.share import Readers
+from test_bench_groups import WHY_NO_MEMORY
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
@@ -294,6 +296,153 @@ def test_a_rank_of_another_node_is_refused_and_one_attaches_once(path: Path) -> 
         with pytest.raises(FeedError, match="attached before"):
             node.rank(1)
         feed.close()
+
+
+def copied(path: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "data.mdb"
+    copy.write_bytes((path / "data.mdb").read_bytes())
+    return copy
+
+
+def taken(keys: list[bytes], batches: Iterator[Batch], records: dict[bytes, bytes]) -> None:
+    """Adds the keys of all batches, whose records are right."""
+    for batch in batches:
+        assert all(record.tobytes() == records[record.key] for record in batch)
+        keys += batch.keys
+
+
+def test_an_lmdb_that_a_writer_changes_gives_no_rank_a_batch_more(
+    path: Path, records: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    copied(path, tmp_path)
+    with NodeFeed(
+        tmp_path, 4, ranks=[0, 1], world_size=2, shuffle="global", buffer_bytes=1 << 20, readers=1
+    ) as node:
+        feeds = [node.rank(0), node.rank(1)]
+        going = [iter(feed) for feed in feeds]
+        for each in going:
+            next(each)
+        with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+            txn.put(b"000000", b"another")
+        for each in going:  # what was read before the change is right
+            with pytest.raises(FeedError, match="changed since it was indexed"):
+                taken([], each, records)
+
+
+def test_a_file_that_is_replaced_is_read_on_as_it_was_and_missed_at_the_end(
+    path: Path, records: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    copy = copied(path, tmp_path)
+    with NodeFeed(copy, 8, ranks=[0], world_size=1, buffer_bytes=1 << 20) as node:
+        going = iter(node.rank(0))
+        found = list(next(going).keys)
+        (tmp_path / "new").write_bytes(bytes(100_000))
+        (tmp_path / "new").replace(copy)
+        with pytest.raises(FeedError, match=r"changed since it was indexed|no LMDB"):
+            taken(found, going, records)
+    assert found == sorted(records)
+
+
+def test_files_that_are_gone_are_skipped_and_counted(tmp_path: Path) -> None:
+    for i in range(20):
+        (tmp_path / f"{i:02}.jpg").write_bytes(bytes([i]) * 3000)
+    index = open_index(tmp_path)
+    for gone in (3, 11):
+        (tmp_path / f"{gone:02}.jpg").unlink()
+    options: dict[str, Any] = {"ranks": [0], "world_size": 1, "buffer_bytes": 1 << 20}
+    with NodeFeed(index, 4, on_error="skip", **options) as node:
+        feed = node.rank(0)
+        found = [key for batch in feed for key in batch.keys]
+        assert feed.n_failed == 2
+    assert found == [b"%02d.jpg" % i for i in range(20) if i not in (3, 11)]
+
+
+def test_a_record_larger_than_the_buffer_is_told_and_what_to_do(path: Path) -> None:
+    with (
+        NodeFeed(path, 16, ranks=[0], world_size=1, buffer_bytes=13 * 4096) as node,
+        pytest.raises(FeedError, match=r"16 records need .* raise buffer_bytes"),
+    ):
+        list(node.rank(0))
+
+
+def test_one_reader_of_two_that_is_killed_is_named(path: Path) -> None:
+    with NodeFeed(
+        path, 4, ranks=[0], world_size=1, readers=2, shuffle="global", buffer_bytes=1 << 20
+    ) as node:
+        feed = node.rank(0)
+        going = iter(feed)
+        next(going)
+        deadline = time.monotonic() + 30
+        while node._node.get(share.TICKET) < share.SLOTS + 2:  # each waits for a slot to fill
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        os.kill(node.processes[1], signal.SIGKILL)
+        with pytest.raises(FeedError, match=r"reader 1 of .* has ended .* killed for memory"):
+            list(going)
+        assert feed.state_dict()["parts"][-1][-1] >= 1  # and can be gone on from
+
+
+@pytest.mark.skipif(bool(WHY_NO_MEMORY), reason=WHY_NO_MEMORY)
+def test_what_a_control_group_has_not_is_refused_and_nobody_is_killed(
+    path: Path, tmp_path: Path
+) -> None:
+    program = """
+        import sys
+        from penstock.errors import FeedError
+        from penstock.feed import NodeFeed
+        filled = bytearray(b"x") * (100 << 20)     # of 160 MiB
+        try:
+            NodeFeed(sys.argv[1], 4, ranks=[0], world_size=1, buffer_bytes=60 << 20)
+        except FeedError as error:
+            print(error)
+    """
+    with capped(tmp_path, memory_bytes=160 << 20) as group:
+        words = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+        done = subprocess.run(group.wrapped(words), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no shared memory for" in done.stdout
+    assert "lower buffer_bytes" in done.stdout
+
+
+# Tiny data sets, and the ends of epochs
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "tail"), [("none", "short"), ("block", "drop"), ("global", "pad")]
+)
+def test_fewer_records_than_ranks_are_dealt_as_a_feed_deals_them(
+    tmp_path: Path, shuffle: str, tail: Any
+) -> None:
+    for n in (1, 3):
+        folder = tmp_path / str(n)
+        with lmdb.open(str(folder), map_size=1 << 20) as env, env.begin(write=True) as txn:
+            for i in range(n):
+                txn.put(b"%d" % i, bytes(100 * i))
+        options: dict[str, Any] = {"shuffle": shuffle, "tail": tail, "world_size": 4}
+        truth = []
+        for rank in range(4):
+            with Feed(folder, 2, rank=rank, readers=0, **options) as feed:
+                truth.append([[batch.keys for batch in feed] for _ in range(2)])
+        with NodeFeed(
+            folder, 2, ranks=range(4), readers=1, buffer_bytes=1 << 20, **options
+        ) as node:
+            feeds = [node.rank(rank) for rank in range(4)]
+            found: list[list[Any]] = [[], [], [], []]
+            for _ in range(2):
+                for rank, shared in enumerate(feeds):
+                    found[rank].append([batch.keys for batch in shared])
+        assert found == truth
+
+
+def test_a_state_of_the_last_batch_of_an_epoch_goes_on_with_the_next(path: Path) -> None:
+    with Feed(path, 8, shuffle="global", seed=1, readers=0) as feed:
+        for _ in feed:
+            state = feed.state_dict()  # after the loop it would be the next epoch's
+        after = [batch.keys for batch in feed]
+    with NodeFeed(path, 8, ranks=[0], world_size=1, shuffle="global", seed=1, state=state) as node:
+        rank = node.rank(0)
+        assert list(rank) == []
+        assert [batch.keys for batch in rank] == after
 
 
 # How many readers

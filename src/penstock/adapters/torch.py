@@ -22,16 +22,16 @@ from penstock.adapters import marks
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 
 if TYPE_CHECKING:
-    from penstock.adapters.torch_feed import FeedDataset, feed_stream, shared_index
+    from penstock.adapters.torch_feed import FeedDataset, feed_stream, node_feed, shared_index
 
-__all__ = ["PATCHES", "FeedDataset", "feed_stream", "shared_index"]
+__all__ = ["PATCHES", "FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 SEEDED = 0x80000000  # iterator ids made from a seed are above, marks' own below
 
 
 def __getattr__(name: str) -> Any:
     """What reads, not records: numpy and the reader are loaded by those who ask for them."""
-    if name in ("FeedDataset", "feed_stream", "shared_index"):
+    if name in ("FeedDataset", "feed_stream", "node_feed", "shared_index"):
         from penstock.adapters import torch_feed
 
         return getattr(torch_feed, name)

@@ -10,18 +10,21 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FeedError, MissingDependency
+from penstock.feed import ranks
 from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of
-from penstock.feed.index import Index, from_bytes, open_index, to_bytes
+from penstock.feed.index import Index
 from penstock.feed.read import Buffer, Options, Reader
+from penstock.feed.share import RankFeed
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FeedDataset", "feed_stream", "shared_index"]
+__all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 Decode = Callable[[Record], Any]
 
@@ -225,30 +228,61 @@ def _stream_class() -> Any:
     return FeedStream
 
 
+class _TorchRanks:
+    """The ranks of torch.distributed's default group, as feed.ranks wants them: by tensors, so that
+    nothing is pickled."""
+
+    def __init__(self) -> None:
+        self._torch = _torch()
+        self._distributed = self._torch.distributed
+        self.rank, self.size = _rank_and_world()
+        # NCCL moves no other memory.
+        is_nccl = self.size > 1 and self._distributed.get_backend() == "nccl"
+        self._place = "cuda" if is_nccl else "cpu"
+
+    def _tensor(self, data: bytes) -> Any:
+        if not data:
+            return self._torch.zeros(0, dtype=self._torch.uint8, device=self._place)
+        return self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8).to(self._place)
+
+    def _number(self, number: int) -> Any:
+        return self._torch.tensor([number], dtype=self._torch.int64, device=self._place)
+
+    def broadcast(self, data: bytes) -> bytes:
+        if self.size == 1:
+            return data
+        length = self._number(len(data))
+        self._distributed.broadcast(length, 0)
+        body = self._tensor(data if self.rank == 0 else bytes(int(length)))
+        self._distributed.broadcast(body, 0)
+        told: bytes = body.cpu().numpy().tobytes()
+        return told
+
+    def gather(self, data: bytes) -> list[bytes]:
+        if self.size == 1:
+            return [data]
+        lengths = [self._number(0) for _ in range(self.size)]
+        self._distributed.all_gather(lengths, self._number(len(data)))
+        most = max(map(int, lengths))
+        parts = [self._tensor(bytes(most)) for _ in range(self.size)]
+        self._distributed.all_gather(parts, self._tensor(data.ljust(most, b"\0")))
+        return [
+            part.cpu().numpy().tobytes()[: int(length)]
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+
 def shared_index(data: str | os.PathLike[str] | Sequence[Any]) -> Index:
     """The index of a data set on every rank of torch.distributed, made by rank 0 alone.
 
     Raises FeedError, on every rank: rank 0 cannot make it.
     """
-    torch = _torch()
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return open_index(data)
-    said, is_index = b"", 1
-    if distributed.get_rank() == 0:
-        try:
-            said = to_bytes(open_index(data))
-        except FeedError as error:
-            said, is_index = str(error).encode(), 0
-    place = "cuda" if distributed.get_backend() == "nccl" else "cpu"  # it moves no other memory
-    head = torch.tensor([len(said), is_index], dtype=torch.int64, device=place)
-    distributed.broadcast(head, 0)
-    body = torch.zeros(int(head[0]), dtype=torch.uint8)
-    if said:
-        body = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    body = body.to(place)
-    distributed.broadcast(body, 0)
-    told = body.cpu().numpy().tobytes()
-    if not int(head[1]):
-        raise FeedError(f"rank 0: {told.decode()}")
-    return from_bytes(told)
+    return ranks.shared_index(data, _TorchRanks())
+
+
+def node_feed(
+    data: Index | str | os.PathLike[str] | Sequence[Any], batch_size: int, **options: Any
+) -> AbstractContextManager[RankFeed]:
+    """This rank's feed in a job of torch.distributed: `with node_feed(...) as feed`.  The ranks of
+    a node share readers and memory.  See feed.ranks.node_feed."""
+    return ranks.node_feed(data, batch_size, _TorchRanks(), **options)

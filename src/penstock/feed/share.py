@@ -284,8 +284,8 @@ class _Server:
                 self._tune()
 
     def _next_epoch(self) -> None:
-        if not self.tickets:  # no rank has a batch: there is nothing to wait for either
-            raise _Ended
+        if not self.tickets and self.stand == Stand(self.stand.epoch):
+            raise _Ended  # no rank has a batch of a whole epoch: there is nothing to wait for
         self.base += len(self.tickets)
         for place, part in enumerate(self.plans):
             self.begun[place] += part.n_windows
@@ -445,15 +445,17 @@ class RankFeed:
         word = node.ready(self._place, number)
         begun = time.monotonic()
         while (seen := node.get(word)) != self._window + 1:
-            if not self.close.alive or node.get(STOP):
-                raise FeedError(f"rank {self.rank}: the node's feed was closed")
             if not node.wait(word, seen):
                 self._look(time.monotonic() - begun)
+            if not self.close.alive or node.get(STOP):
+                raise FeedError(f"rank {self.rank}: the node's feed was closed")
         return node.slot(self._place, number)
 
     def _look(self, waited_s: float) -> None:
         """Names a reader that has ended, or a rank that never came: all wait for their slots."""
         node = self._node
+        if node.get(STOP):  # its readers end as they should
+            return
         late = [
             rank
             for place, rank in enumerate(node.terms.ranks)
@@ -696,6 +698,16 @@ class NodeFeed:
         """The feed of a rank that is this process."""
         return attach(self.token, rank)
 
+    def wait(self) -> None:
+        """Until every rank that attached has left, or has ended; those of this process not."""
+        node, own = self._node, os.getpid()
+        for place in range(len(self._terms.ranks)):
+            while not node.get(node.gone(place)):
+                process = node.get(node.process(place))
+                if process in (0, own) or not _is_alive(process):
+                    break
+                node.wait(node.gone(place), 0)
+
     def __enter__(self) -> NodeFeed:
         return self
 
@@ -709,7 +721,7 @@ def _end(
     if os.getpid() != owner:  # a fork of the owner ends: the readers are not its own
         return
     node.put(STOP, 1)
-    for word in range(WORDS + 3 * len(node.terms.ranks)):
+    for word in range(node.ready(len(node.terms.ranks), 0)):
         node.library.penstock_feed_add(node.word(word), 0)  # wakes who waits
     for process in processes:
         try:
