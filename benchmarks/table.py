@@ -30,6 +30,7 @@ BENCHMARKS = {
     "redirect": "Staged files: what an open costs",
     "feed_index": "Feed: the index",
     "feed": "Feed: reading",
+    "feed_training": "Feed: a training on slow storage",
     "save": "Save: verify and drain",
     "checkpointer": "Save: from a training",
 }
