@@ -20,12 +20,15 @@ native_sources := $(wildcard native/*.c)
 native_headers := $(wildcard native/*.h native/*.map)
 feed_sources := $(wildcard native/feed/*.c)
 feed_headers := $(wildcard native/feed/*.h native/feed/*.map)
+attach_sources := $(wildcard native/attach/*.c)
+attach_headers := $(wildcard native/attach/*.h)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
-package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so')
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
+package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
+    $(attach_sources) $(attach_headers) \
     CMakeLists.txt pyproject.toml README.md LICENSE
 
 # Compiled where a slow tier is made, by bench/tier.py.
@@ -72,7 +75,10 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 	$(bin)/ruff check --fix src tests benchmarks
 	$(bin)/clang-format -i $(c_files)
 
-native: src/penstock/librec.so src/penstock/libfeed.so ## the recorder and the reader into src/penstock, without Python
+# It knows the registers of one processor; elsewhere gdb does its work.
+injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
+
+native: src/penstock/librec.so src/penstock/libfeed.so $(injector) ## the recorder and the reader into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
@@ -85,6 +91,7 @@ soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and s
 	$(bin)/python benchmarks/soak_save.py
 	$(bin)/python benchmarks/soak_feed.py
 	$(bin)/python benchmarks/soak_index.py
+	$(bin)/python benchmarks/soak_attach.py
 
 experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables and figures into docs/experiments
 	$(bin)/penstock bench ladder build/experiments/ladder --yes $(LADDER)
@@ -98,7 +105,7 @@ wheel: | check-tools ## the wheel, in dist
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was made here
-	rm -rf $(venv) build dist demo src/penstock/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
@@ -140,6 +147,9 @@ src/penstock/librec.so: $(native_sources) $(native_headers)
 
 src/penstock/libfeed.so: $(feed_sources) $(feed_headers)
 	$(CC) $(native_flags) -shared -o $@ $(feed_sources) $(feed_links)
+
+src/penstock/inject: $(attach_sources) $(attach_headers)
+	$(CC) $(native_flags) -o $@ $(attach_sources)
 
 # The recorder leaves its own object's slots alone: it is a library here too.
 build/asan/librec.so: $(native_sources) $(native_headers)

@@ -204,7 +204,13 @@ enum log_state {
 };
 
 enum log_clock { CLOCK_NS = 0, CLOCK_TSC = 1 };
-enum log_origin { ORIGIN_RUN = 1, ORIGIN_RECORD = 2, ORIGIN_FORK = 3, ORIGIN_EXEC = 4 };
+enum log_origin {
+    ORIGIN_RUN = 1,
+    ORIGIN_RECORD = 2,
+    ORIGIN_FORK = 3,
+    ORIGIN_EXEC = 4,
+    ORIGIN_ATTACH = 5
+};
 
 struct log_header {
     char magic[8];

@@ -232,6 +232,47 @@ int penstock_start(const char *folder, uint64_t budget_bytes)
     return error;
 }
 
+/* For how long this process has run, in seconds; negative: not known. */
+static double age_s(void)
+{
+    char text[1024];
+    const char *fields;
+    unsigned long long start_ticks;
+    long fd = syscall(SYS_openat, AT_FDCWD, "/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    long got = fd < 0 ? 0 : syscall(SYS_read, fd, text, sizeof text - 1);
+
+    if (fd >= 0)
+        syscall(SYS_close, fd);
+    text[got > 0 ? got : 0] = 0;
+    fields = strrchr(text, ')'); /* what comes before it is the program's name, as it likes */
+    if (!fields || sscanf(fields + 1,
+                          " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d "
+                          "%*d %*d %llu",
+                          &start_ticks) != 1)
+        return -1;
+    return (double)clock_ns(CLOCK_BOOTTIME) / 1e9 -
+           (double)start_ticks / (double)sysconf(_SC_CLK_TCK);
+}
+
+int penstock_attach(const char *folder, uint64_t budget_bytes)
+{
+    uint32_t before = origin;
+    double late_s = age_s();
+    char text[96];
+    int error;
+
+    origin = ORIGIN_ATTACH;
+    error = penstock_start(folder, budget_bytes);
+    origin = before;
+    if (error)
+        return error;
+    snprintf(text, sizeof text, "its first %.1f s: the recorder joined a process that ran already",
+             late_s);
+    penstock_note("not measured", late_s < 0 ? "its first part: the recorder joined late" : text);
+    spread_into_python();
+    return 0;
+}
+
 int penstock_staged(const char *map)
 {
     int error;

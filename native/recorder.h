@@ -12,6 +12,10 @@
  * -EALREADY: a window is open.  -ENOTSUP: this libc or kernel. */
 PENSTOCK_API int penstock_start(const char *folder, uint64_t budget_bytes);
 
+/* The same in a process that ran already, called by another one (native/attach): the log says how
+ * late it came, and Python's frameworks that are there are told of too. */
+PENSTOCK_API int penstock_attach(const char *folder, uint64_t budget_bytes);
+
 /* Opens that only read are redirected to the copies of a tier's map (docs/FORMAT-stage.md) while
  * windows are open, from the next one on.  -EALREADY: a window is open.  -EINVAL: no map that is
  * known here.  -EPERM: another user's. */

@@ -11,6 +11,8 @@ import pytest
 from penstock.measures import measure
 from penstock.report import Report, report_of
 
+pytestmark = pytest.mark.alone  # shares of the wall time, within 2 %
+
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 
 PROGRAM = Path(__file__).parent / "workloads" / "known_wait.py"

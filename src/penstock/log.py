@@ -66,7 +66,7 @@ IN_FLIGHT = -1
 NOT_KNOWN = 0xFFFFFFFF
 
 STATES = {1: "running", 2: "stopped", 3: "exited", 4: "execed", 5: "failed"}
-ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec"}
+ORIGINS = {1: "run", 2: "record", 3: "fork", 4: "exec", 5: "attach"}
 CLOCKS = {0: "ns", 1: "tsc"}
 # What came of opening a file of which a tier holds a copy.
 OUTCOMES = {

@@ -90,7 +90,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "host": ("VARCHAR", "name of the machine"),
         "rank": ("INTEGER", "rank in the job, if there is one"),
         "local_rank": ("INTEGER", "rank on its host, if there is one"),
-        "origin": ("VARCHAR", "how its recording began: run, record, fork or exec"),
+        "origin": ("VARCHAR", "how its recording began: run, record, fork, exec or attach"),
         "executable": ("VARCHAR", "path of the program"),
         "command": ("VARCHAR", "its arguments, quoted for a shell"),
         "folder": ("VARCHAR", "working directory at start"),

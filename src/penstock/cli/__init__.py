@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -83,7 +83,7 @@ def main() -> NoReturn:
 
 # What the help shows under which heading; a command of no heading comes last.
 HEADINGS = {
-    "Record": ("run", "watch", "window"),
+    "Record": ("run", "attach", "watch", "window"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
         *("tensorboard", "export", "import"),
@@ -229,22 +229,10 @@ def _prepare(
     copies: Path | None = None,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
-    import socket
-    import time
-
-    from penstock import launch, machine
+    from penstock import launch
 
     folder = None
-    facts: dict[str, Any] = {
-        "command": list(command),
-        "folder": str(Path.cwd()),
-        "host": socket.gethostname(),
-        "penstock": _version(),
-        "start_unix_ns": time.time_ns(),
-        "launcher_pid": os.getpid(),
-        "machine": machine.facts(),
-        "streams": launch.streams(),
-    }
+    facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
     try:
         folder = launch.make_folder(command, output, is_paused=is_paused)
         if output is not None and folder != output.expanduser().absolute():
@@ -259,7 +247,24 @@ def _prepare(
     return folder, environ, facts
 
 
-def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> None:
+def _facts(command: Sequence[str]) -> dict[str, Any]:
+    """What run.json says of a run that begins now."""
+    import socket
+    import time
+
+    from penstock import machine
+
+    return {
+        "command": list(command),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "penstock": _version(),
+        "start_unix_ns": time.time_ns(),
+        "machine": machine.facts(),
+    }
+
+
+def _finish(folder: Path, facts: dict[str, Any], status: int | None, quiet: bool) -> None:
     """The end of a recorded run.  Whatever goes wrong here is told and changes nothing."""
     import time
 
@@ -293,6 +298,111 @@ def _finish(folder: Path, facts: dict[str, Any], status: int, quiet: bool) -> No
     except Exception as error:
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+@cli.command("attach")
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("--children", is_flag=True, help="Its running descendants too, such as workers.")
+@click.option(
+    "--for", "seconds", type=duration, metavar="TIME", help="Leave after so long: 60s, 5m."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=NEW_FOLDER,
+    metavar="FOLDER",
+    help="Where the run goes.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+)
+@click.option(
+    "--budget",
+    type=size,
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Disk for single events, per process; past it counters stay exact.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+def attach_command(
+    pid: int, children: bool, seconds: float | None, output: Path | None, budget: int, quiet: bool
+) -> int:
+    """Record a process that runs already, until Ctrl-C, its end or the end of the time.
+
+    The process goes on; one of its threads stands still for some milliseconds while the recorder
+    comes in, and again while it leaves.  What it starts meanwhile is recorded with it.
+
+    \b
+      penstock attach 4711                     until Ctrl-C, then the report
+      penstock attach 4711 --children --for 60s -o runs/tuesday
+      penstock attach $(pgrep -f train.py)
+    """
+    import time
+
+    from penstock import attach, launch
+
+    facts = {**_facts(attach.command_of(pid)), "attached": pid}
+    folder = launch.make_folder(attach.command_of(pid), output)
+    try:
+        launch.write_facts(folder, facts)
+        joined = attach.join(pid, folder, budget)
+    except BaseException:
+        launch.give_up(folder)
+        raise
+    say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+    try:
+        with ended_like_ctrl_c(), Progress("recording") as progress:
+            for child in attach.descendants(pid) if children else ():
+                _join_child(child, folder, budget)
+            if seconds is None:
+                say("Ctrl-C ends the recording, not the program")
+            begin_s = time.monotonic()
+            while attach.is_running(pid):
+                passed_s = time.monotonic() - begin_s
+                if seconds is not None and passed_s >= seconds:
+                    break
+                if seconds is not None:
+                    progress.advance(round(1000 * passed_s), round(1000 * seconds))
+                time.sleep(min(LOOK_S / 5, (seconds or LOOK_S) / 5))
+    except KeyboardInterrupt:
+        pass
+    left = _leave_all(folder)
+    _finish(folder, facts, None, quiet)
+    return left
+
+
+def _join_child(pid: int, folder: Path, budget: int) -> None:
+    """One that cannot be joined is told of; one that has ended is none."""
+    from penstock import attach
+
+    if pid in attach.recorded(folder):  # started since its parent is recorded
+        return
+    try:
+        joined = attach.join(pid, folder, budget)
+        say(f"process {pid} too{_still(joined.still_s)}")
+    except RunError as error:
+        if attach.is_running(pid):
+            say(str(error))
+
+
+def _still(seconds: float | None) -> str:
+    return f"; a thread stood still for {seconds * 1e3:.0f} ms" if seconds is not None else ""
+
+
+def _leave_all(folder: Path) -> int:
+    """Ends the recording of all that is recorded into a folder; the exit status of that."""
+    from penstock import attach
+
+    status = 0
+    for _ in range(3):  # what forked while its parent was asked is found the next time
+        pids = attach.recorded(folder)
+        for pid in pids:
+            try:
+                attach.leave(pid)
+            except RunError as error:
+                say(f"{error}; it is recorded on, `penstock attach` takes it up again")
+                status = BAD_INPUT
+        if not pids or status:
+            break
+    return status
 
 
 def _unseen(folder: Path) -> str:

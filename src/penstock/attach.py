@@ -1,0 +1,353 @@
+"""Brings the recorder into processes that run already, and takes it out of their way again.
+
+Knows processes, and the programs that reach into them; knows no report and no screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import launch
+from penstock.errors import LogError, RunError
+from penstock.log import is_alive, read_header
+
+__all__ = ["Joined", "command_of", "descendants", "is_running", "join", "leave", "recorded"]
+
+PROC = Path("/proc")
+PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
+# What native/attach/inject.c ends with.
+GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
+RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
+ALREADY = -114  # EALREADY of native/recorder.h
+SCRIPT_S = 3.0  # in which a Python that makes progress runs a script that it was given
+ELF64, X86_64 = 2, 62
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One process that is recorded.  way: what brought the recorder in.  still_s: for how long one
+    of its threads stood still; None: no thread did, or it is not known."""
+
+    pid: int
+    way: str
+    still_s: float | None
+
+
+def command_of(pid: int) -> list[str]:
+    """Its arguments; its name where it has none that can be read."""
+    words = _bytes_of(pid, "cmdline").split(b"\0")[:-1]
+    return [os.fsdecode(word) for word in words] or [_status(pid).get("Name", str(pid))]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that it has started, and theirs, that run now; parents before children."""
+    found = []
+    for task in _entries(PROC / str(pid) / "task"):
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is there and has not ended, as a zombie has."""
+    return _status(pid).get("State", "Z")[0] not in "ZX"
+
+
+def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
+    """From now on the process is recorded into `folder`.  It is never ended or left stopped.
+
+    Raises RunError: it is gone, of another user, of another kind, traced, or recorded already.
+    """
+    library = launch.library()
+    _check(pid, library, folder)
+    owner = _owner(pid)
+    if os.geteuid() == 0 and owner != (0, 0):  # it will write its log itself
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, *owner)
+    result, way, still_s = _call(pid, library, "penstock_attach", str(folder), budget_bytes)
+    if result == ALREADY:
+        raise RunError(f"process {pid} is recorded already; stop that first, or read its run")
+    if result < 0:
+        raise RunError(f"process {pid} cannot write into {folder}: {os.strerror(-result)}")
+    return Joined(pid, way, still_s)
+
+
+def leave(pid: int) -> Joined | None:
+    """Ends the recording of a process, which goes on; None: it had ended, or was not recorded.
+
+    Raises RunError as join does: it is recorded on then."""
+    if not is_running(pid):
+        return None
+    try:
+        result, way, still_s = _call(pid, launch.library(), "penstock_stop", "", 0)
+    except RunError:
+        if not is_running(pid):
+            return None
+        raise
+    return Joined(pid, way, still_s) if result == 0 else None
+
+
+def recorded(folder: Path) -> list[int]:
+    """The processes of this host that are being recorded into `folder`: what joined, and what they
+    have started since."""
+    found = []
+    for path in sorted(folder.glob("*.log")):
+        with contextlib.suppress(LogError, OSError):
+            header = read_header(path)
+            if header.state == "running" and is_alive(header):
+                found.append(header.pid)
+    return found
+
+
+# --- what is in the way --------------------------------------------------------------------------
+
+
+def _check(pid: int, library: Path, folder: Path) -> None:
+    status = _status(pid)
+    if not status:
+        raise RunError(f"process {pid}: not there; `ps` lists those that are")
+    if pid == os.getpid():
+        raise RunError(f"process {pid} is this command itself")
+    state = status.get("State", "?")[0]
+    if state in "ZX":
+        raise RunError(f"process {pid} has ended and only waits for its parent; nothing runs in it")
+    if int(status.get("TracerPid", 0)):
+        tracer = status["TracerPid"]
+        raise RunError(
+            f"process {pid} is traced by process {tracer} ({_status(int(tracer)).get('Name', '?')})"
+            ", and only one can; end that first"
+        )
+    if state in "Tt":
+        raise RunError(f"process {pid} is stopped; let it go on first: kill -CONT {pid}")
+    _check_program(pid)
+    _check_view(pid, library, folder)
+
+
+def _check_program(pid: int) -> None:
+    try:
+        with open(PROC / str(pid) / "exe", "rb") as file:
+            head = file.read(20)
+        maps = (PROC / str(pid) / "maps").read_text(errors="replace")
+    except PermissionError as error:
+        raise RunError(_not_permitted(pid)) from error
+    except FileNotFoundError as error:
+        raise RunError(f"process {pid} is the kernel's own, or has just ended") from error
+    except OSError as error:
+        raise RunError(f"process {pid}: {error.strerror}; it has just ended") from error
+    machine = struct.unpack_from("<H", head, 18)[0] if len(head) == 20 else 0
+    if head[:5] != b"\x7fELF" + bytes([ELF64]):
+        raise RunError(f"process {pid} is a 32-bit program; only 64-bit ones are recorded")
+    if machine == X86_64 and os.uname().machine != "x86_64":
+        raise RunError(f"process {pid} runs under an emulator, which hides its calls")
+    if not re.search(r"/libc(\.so\.6|-2\.\d+\.so)( \(deleted\))?$", maps, re.MULTILINE):
+        raise RunError(
+            f"process {pid} is a static program or has another C library than glibc: nothing can "
+            "be loaded into it"
+        )
+
+
+def _check_view(pid: int, library: Path, folder: Path) -> None:
+    """It must find under the same names what we mean."""
+    root = PROC / str(pid) / "root"
+    for path in (library, folder):
+        try:
+            there, here = Path(f"{root}{path}").stat(), path.stat()
+        except PermissionError as error:
+            raise RunError(_not_permitted(pid)) from error
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            raise RunError(
+                f"process {pid} sees other files, as in a container: {path} is not the same to it; "
+                "run penstock inside, or bind that folder into it"
+            )
+
+
+def _not_permitted(pid: int) -> str:
+    """Which of the kernel's rules it was."""
+    uid, _ = _owner(pid)
+    if os.geteuid() not in (0, uid):
+        return f"process {pid} belongs to user {uid}; attach as that user, or as root"
+    with contextlib.suppress(OSError, ValueError):
+        scope = int(PTRACE_SCOPE.read_text())
+        if scope == 3:
+            return f"process {pid}: this kernel lets nobody attach (ptrace_scope 3, until a reboot)"
+        if scope == 2 or (scope == 1 and os.geteuid()):
+            return (
+                f"process {pid}: this kernel lets only root attach to a running process "
+                f"(ptrace_scope {scope}): sudo penstock attach {pid}; or start it by `penstock run`"
+            )
+    return (
+        f"process {pid}: the kernel does not permit to attach: a container without CAP_SYS_PTRACE, "
+        "another user namespace, or a program that forbids it; start it by `penstock run`"
+    )
+
+
+def _owner(pid: int) -> tuple[int, int]:
+    """Its effective user and group."""
+    status = _status(pid)
+    uid, gid = (status.get(key, "-1 -1").split()[1] for key in ("Uid", "Gid"))
+    return int(uid), int(gid)
+
+
+# --- ways in -------------------------------------------------------------------------------------
+
+
+def _call(
+    pid: int, library: Path, function: str, text: str, number: int
+) -> tuple[int, str, float | None]:
+    """Has the process call function(text, number); its result, the way, how long a thread stood.
+
+    Python's own door where both sides have it, else a system-call boundary of one thread, else gdb.
+    """
+    if hasattr(sys, "remote_exec") and text and _python_of(pid) == sys.version_info[:2]:
+        result = _by_python(pid, library, function, text, number)
+        if result is not None:
+            return result, "sys.remote_exec", None
+    injector = library.with_name("inject")
+    with _signals_wait():
+        if injector.is_file():
+            return _by_injector(injector, pid, library, function, text, number)
+        if shutil.which("gdb"):
+            return _by_gdb(pid, library, function, text, number), "gdb", None
+    raise RunError(
+        f"{injector}: not there; it is built on x86-64, elsewhere gdb does its work: install gdb"
+    )
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C is heard when the process is its own again."""
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _by_injector(
+    injector: Path, pid: int, library: Path, function: str, text: str, number: int
+) -> tuple[int, str, float | None]:
+    command = [str(injector), str(pid), str(library), function, text, str(number)]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
+    said = ended.stdout.strip()
+    found = RETURNED.fullmatch(said)
+    if ended.returncode == 0 and found:
+        return int(found[1]), "ptrace", int(found[2]) / 1e6
+    if ended.returncode == NOT_PERMITTED:
+        raise RunError(_not_permitted(pid))
+    raise RunError(
+        {
+            GONE: f"process {pid} has ended meanwhile",
+            BUSY: f"process {pid}: no thread came to a safe point in time, it goes on unchanged; "
+            "try again",
+            OTHER_KIND: f"process {pid} is no program that a library can be loaded into",
+            NOT_LOADED: f"process {pid} cannot load the recorder: {said}",
+        }.get(ended.returncode, f"process {pid} cannot be recorded: {said or ended.returncode}")
+    )
+
+
+def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> int:
+    # Symbols of the C library only: a framework's would take gdb seconds, with the process stopped.
+    load = f'((void*(*)(const char*,int))dlopen)("{_quoted(str(library))}",258)'
+    find = f'((void*(*)(void*,const char*))dlsym)($h,"{function}")'
+    call = f'((int(*)(const char*,unsigned long))$f)("{_quoted(text)}",{number})'
+    # A name of the program's own language would need its symbols; these casts do not.
+    steps = [
+        "sharedlibrary libc",
+        "sharedlibrary libdl",
+        f"set $h = {load}",
+        f"set $f = {find}",
+        f'printf "returned %d\\n", {call}',
+    ]
+    command = ["gdb", "-nx", "-q", "-batch", "-iex", "set auto-solib-add off", "-p", str(pid)]
+    words = [*command, *(word for step in steps for word in ("-ex", step))]
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    found = RETURNED.search(ended.stdout)
+    if found:
+        return int(found[1])
+    if "not permitted" in ended.stderr:
+        raise RunError(_not_permitted(pid))
+    last = ended.stderr.strip().splitlines()[-1:] or ["no reason given"]
+    raise RunError(f"process {pid}: gdb cannot bring the recorder in: {last[0]}")
+
+
+def _quoted(text: str) -> str:
+    """As within gdb's quotes."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _by_python(pid: int, library: Path, function: str, text: str, number: int) -> int | None:
+    """None: the interpreter did not run the script in time; it may later, and does nothing then."""
+    script, answer = Path(text) / f"attach-{pid}.py", Path(text) / f"attach-{pid}.result"
+    script.write_text(
+        "import ctypes, os\n"
+        f"if os.path.exists({str(script)!r}):\n"
+        f"    library = ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        f"    library.{function}.argtypes = (ctypes.c_char_p, ctypes.c_uint64)\n"
+        f"    result = library.{function}({os.fsencode(text)!r}, {number})\n"
+        f"    with open({str(answer) + '.new'!r}, 'w') as file:\n"
+        "        file.write(str(result))\n"
+        f"    os.rename({str(answer) + '.new'!r}, {str(answer)!r})\n"
+    )
+    until_s = time.monotonic() + SCRIPT_S
+    try:
+        sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
+        while time.monotonic() < until_s:
+            if answer.exists():
+                return int(answer.read_text())
+            time.sleep(0.005)
+    except (OSError, RuntimeError):
+        pass  # the next way tells why, in its own words
+    finally:
+        script.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
+    return None
+
+
+def _python_of(pid: int) -> tuple[int, int] | None:
+    """The version of the interpreter in a process, by its library's or its program's name."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
+            found = re.search(r"/(?:lib)?python(3)\.(\d+)(?:\.so[\d.]*)?$", line)
+            if found:
+                return int(found[1]), int(found[2])
+    return None
+
+
+# --- /proc ---------------------------------------------------------------------------------------
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = _bytes_of(pid, "status").decode(errors="replace").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _bytes_of(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []

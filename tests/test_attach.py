@@ -1,0 +1,458 @@
+"""A process that never heard of Penstock is recorded from some moment on, and goes on unharmed."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PENSTOCK
+from penstock import attach, launch
+from penstock.errors import RunError
+from penstock.measures import measure
+from penstock.report import report_of
+from penstock.run import open_run
+
+BUDGET = 1 << 24
+
+
+def _why_not() -> str:
+    if not launch.library().with_name("inject").is_file():
+        return "no injector for this processor"
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            attach.leave(sleeper.pid)
+        except RunError as error:
+            return str(error)
+        finally:
+            sleeper.kill()
+    return ""
+
+
+WHY_NOT = _why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+class Target:
+    """A Python program that works when it is told to, a line of its input at a time."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        text = textwrap.dedent(source) + "\nprint('ready', flush=True)\n"
+        text += "import sys\nfor line in sys.stdin:\n    work()\n    print('done', flush=True)\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", text],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        self._expect("ready")
+
+    def _expect(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{word}\n"
+
+    def work(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self._expect("done")
+
+    def end(self) -> None:
+        said, _ = self.process.communicate(timeout=60)
+        assert (self.process.returncode, said) == (0, "")
+
+
+@pytest.fixture
+def target(work: Path) -> Iterator[Callable[[str], Target]]:
+    made: list[Target] = []
+
+    def make(source: str) -> Target:
+        made.append(Target(source, work))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.communicate()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return launch.make_folder(["x"], tmp_path / "run")
+
+
+READS = """
+open("data", "wb").write(bytes(40960))
+def work():
+    with open("data", "rb", buffering=0) as file:
+        while file.read(4096):
+            pass
+"""
+
+
+def reads_of_data(run: Any) -> list[tuple[int, int]]:
+    return list(
+        run.sql(
+            "select count(*), sum(moved_bytes) from events where op = 'read' and path like '%/data'"
+        )
+    )
+
+
+def test_what_it_reads_between_joining_and_leaving_is_recorded_call_by_call(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    program = target(READS)
+    program.work()
+    joined = attach.join(program.pid, folder, BUDGET)
+    assert joined.still_s is not None
+    assert 0 < joined.still_s < 10
+    program.work()
+    assert attach.recorded(folder) == [program.pid]
+    assert attach.leave(program.pid) is not None
+    program.work()
+    program.end()
+    with open_run(folder) as run:
+        assert reads_of_data(run) == [(11, 40960)]  # ten reads and the empty one at the end
+        assert run.sql("select origin, state from processes") == [("attach", "stopped")]
+        told = report_of(measure(run))
+    gaps = [gap for gap in told.gaps if "joined a process that ran already" in gap.why]
+    assert [gap.state for gap in gaps] == ["not measured"]
+    assert re.fullmatch(r"its first \d+\.\d s", gaps[0].what)
+
+
+def test_it_can_be_joined_again_and_not_twice_at_once(
+    target: Callable[[str], Target], folder: Path, tmp_path: Path
+) -> None:
+    program = target(READS)
+    attach.join(program.pid, folder, BUDGET)
+    other = launch.make_folder(["x"], tmp_path / "other")
+    with pytest.raises(RunError, match=f"process {program.pid} is recorded already"):
+        attach.join(program.pid, other, BUDGET)
+    program.work()
+    attach.leave(program.pid)
+    assert attach.leave(program.pid) is None
+    attach.join(program.pid, other, BUDGET)
+    program.work()
+    attach.leave(program.pid)
+    program.end()
+    for one in (folder, other):
+        with open_run(one) as run:
+            assert reads_of_data(run) == [(11, 40960)]
+
+
+def test_what_it_starts_afterwards_is_recorded_with_it_and_left_with_it(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    program = target("""
+        import os, signal, subprocess
+        open("data", "wb").write(bytes(40960))
+        def work():
+            subprocess.run(["cat", "data"], stdout=subprocess.DEVNULL, check=True)
+            if not os.fork():
+                os.read(os.open("data", os.O_RDONLY), 4096)
+                signal.pause()
+    """)
+    attach.join(program.pid, folder, BUDGET)
+    program.work()
+    (child,) = attach.descendants(program.pid)
+    try:
+        deadline = time.monotonic() + 60
+        while child not in attach.recorded(folder):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for pid in attach.recorded(folder):
+            assert attach.leave(pid) is not None
+        assert attach.is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    program.end()
+    with open_run(folder) as run:
+        rows = run.sql("select origin, count(*) from processes group by all order by all")
+        assert rows == [("attach", 1), ("exec", 1), ("fork", 1)]
+        assert run.sql(
+            "select sum(moved_bytes) from events where op = 'read' and path like '%/data'"
+        ) == [(40960 + 4096,)]
+
+
+def test_a_framework_that_is_imported_already_is_patched(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    program = target("""
+        import torch.utils.data
+        loader = torch.utils.data.DataLoader(list(range(12)), batch_size=4)
+        def work():
+            for batch in loader:
+                pass
+    """)
+    program.work()
+    attach.join(program.pid, folder, BUDGET)
+    program.work()
+    program.work()
+    attach.leave(program.pid)
+    program.work()
+    program.end()
+    with open_run(folder) as run:
+        assert [epoch.batches for epoch in measure(run).epochs] == [3, 3]
+
+
+# The program is not harmed.  benchmarks/soak_attach.py does hundreds of each kind.
+
+MODES = [
+    "computes",
+    "computes in threads",
+    "allocates",
+    "loads",
+    "forks",
+    "waits",
+    "hears alarms",
+    "all at once",
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_program_that_checks_itself_finds_nothing_wrong(
+    mode: str, workload: Callable[..., Path], folder: Path
+) -> None:
+    program = subprocess.Popen([workload("attached"), mode], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    try:
+        for _ in range(3):
+            attach.join(program.pid, folder, BUDGET)
+            assert attach.leave(program.pid) is not None
+        status = (attach.PROC / f"{program.pid}/status").read_text()
+        assert re.search(r"^TracerPid:\t0$", status, re.MULTILINE)
+        assert not re.search(r"^State:\t[tTZ]", status, re.MULTILINE)
+        program.terminate()
+        said, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
+    assert (program.returncode, said.split()[0]) == (0, "fine"), said
+
+
+def test_gdb_does_it_where_there_is_no_injector(
+    target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not shutil.which("gdb"):
+        pytest.skip("there is no gdb: make setup-system")
+    alone = tmp_path / "elsewhere"
+    alone.mkdir()
+    shutil.copy(launch.library(), alone / "librec.so")
+    monkeypatch.setenv("PENSTOCK_LIBRARY", str(alone / "librec.so"))
+    program = target(READS)
+    assert attach.join(program.pid, folder, BUDGET).way == "gdb"
+    program.work()
+    assert attach.leave(program.pid) is not None
+    program.end()
+    with open_run(folder) as run:
+        assert reads_of_data(run) == [(11, 40960)]
+
+
+def test_a_python_with_a_door_of_its_own_is_given_a_script(
+    target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stands for Python 3.14's, which is not everywhere: executes the script at a safe point.
+    program = target(READS)
+    given: list[str] = []
+
+    def remote_exec(pid: int, script: str) -> None:
+        assert pid == program.pid
+        given.append(Path(script).read_text())
+        Path(script).with_name(f"attach-{pid}.result").write_text("0")
+
+    monkeypatch.setattr(sys, "remote_exec", remote_exec, raising=False)
+    assert attach.join(program.pid, folder, BUDGET).way == "sys.remote_exec"
+    compile(given[0], "script", "exec")
+    assert f"penstock_attach({os.fsencode(folder)!r}, {BUDGET})" in given[0]
+    assert not list(folder.glob("attach-*"))
+
+
+# What is refused, with the reason
+
+
+def test_a_process_that_is_not_there(folder: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(RunError, match=f"process {gone.pid}: not there"):
+        attach.join(gone.pid, folder, BUDGET)
+
+
+def test_a_zombie(folder: Path) -> None:
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(RunError, match="has ended and only waits for its parent"):
+        attach.join(zombie.pid, folder, BUDGET)
+    zombie.wait()
+
+
+def test_one_that_is_stopped_or_traced_already(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    program = target(READS)
+    os.kill(program.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+    with pytest.raises(RunError, match=f"is stopped.*kill -CONT {program.pid}"):
+        attach.join(program.pid, folder, BUDGET)
+    os.kill(program.pid, signal.SIGCONT)
+    if shutil.which("strace"):
+        with subprocess.Popen(
+            ["strace", "-p", str(program.pid)], stderr=subprocess.PIPE, text=True
+        ) as tracer:
+            assert tracer.stderr is not None
+            assert "attached" in tracer.stderr.readline()
+            with pytest.raises(RunError, match=r"is traced by process \d+ \(strace\)"):
+                attach.join(program.pid, folder, BUDGET)
+            tracer.terminate()
+    program.work()
+    program.end()
+
+
+def test_a_static_program(workload: Callable[..., Path], folder: Path) -> None:
+    try:
+        program = workload("attached", "-static")
+    except subprocess.CalledProcessError:
+        pytest.skip("there is no static C library to link with")
+    with subprocess.Popen([program, "computes"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(RunError, match="static program or has another C library"):
+            attach.join(process.pid, folder, BUDGET)
+        process.terminate()
+        assert process.stdout.read().startswith(b"fine")
+
+
+def test_a_program_of_32_bits(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = tmp_path / "proc" / "17"
+    (process / "task").mkdir(parents=True)
+    (process / "status").write_text("Name:\told\nState:\tS (sleeping)\nTracerPid:\t0\n")
+    (process / "exe").write_bytes(b"\x7fELF\x01\x01\x01" + bytes(11) + b"\x03\0")
+    (process / "maps").write_text("")
+    monkeypatch.setattr(attach, "PROC", tmp_path / "proc")
+    with pytest.raises(RunError, match="32-bit"):
+        attach.join(17, folder, BUDGET)
+
+
+def test_one_that_sees_other_files(
+    target: Callable[[str], Target], folder: Path, work: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can change a root")
+    program = target("import os; os.chroot('.')\ndef work(): pass")
+    with pytest.raises(RunError, match="as in a container"):
+        attach.join(program.pid, folder, BUDGET)
+    program.end()
+
+
+@pytest.mark.parametrize(
+    ("scope", "said"), [("3", "lets nobody attach"), ("2", "only root"), ("0", "CAP_SYS_PTRACE")]
+)
+def test_a_kernel_that_forbids_it_is_quoted(
+    scope: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(attach, "PTRACE_SCOPE", tmp_path / "scope")
+    assert said in attach._not_permitted(os.getpid())
+
+
+def command(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PENSTOCK, "attach", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def test_another_users_process(target: Callable[[str], Target], folder: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    program = target(READS)
+    library = launch.library()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            attach._check(program.pid, library, folder)
+        except RunError as error:
+            os.write(theirs, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(theirs)
+    with open(ours) as said:
+        assert said.read() == (
+            f"process {program.pid} belongs to user 0; attach as that user, or as root"
+        )
+    program.end()
+
+
+# The command
+
+
+def test_the_command_reports_after_the_time_and_the_program_goes_on(
+    target: Callable[[str], Target], tmp_path: Path, work: Path
+) -> None:
+    program = target(READS)
+    finished = command(program.pid, "--for", "200ms", "-o", tmp_path / "run", cwd=work)
+    assert finished.returncode == 0, finished.stderr
+    assert f"process {program.pid} is recorded into" in finished.stderr
+    assert "joined a process that ran already" in " ".join(finished.stderr.split())
+    program.work()
+    program.end()
+
+
+def test_ctrl_c_leaves_the_process_and_its_children_running_and_unrecorded(
+    target: Callable[[str], Target], tmp_path: Path
+) -> None:
+    program = target("""
+        import os, time
+        children = []
+        for _ in range(2):
+            if not (child := os.fork()):
+                while True:
+                    open("/dev/null").close()
+                    time.sleep(0.01)
+            children.append(child)
+        import atexit, signal
+        atexit.register(lambda: [os.kill(child, signal.SIGKILL) for child in children])
+        def work(): pass
+    """)
+    run = tmp_path / "run"
+    with subprocess.Popen(
+        [PENSTOCK, "attach", str(program.pid), "--children", "-q", "-o", run],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as attached:
+        assert attached.stderr is not None
+        while "Ctrl-C" not in attached.stderr.readline():
+            assert attached.poll() is None
+        assert len(attach.recorded(run)) == 3
+        attached.send_signal(signal.SIGINT)
+        assert attached.wait(60) == 0
+    assert attach.recorded(run) == []
+    assert len(attach.descendants(program.pid)) == 2
+    program.end()
+
+
+def test_a_process_that_cannot_be_joined_leaves_no_folder(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    finished = command(gone.pid, "-o", tmp_path / "run")
+    assert finished.returncode == 2
+    assert finished.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
