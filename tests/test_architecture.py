@@ -51,7 +51,7 @@ TABLE = {
     "registry": May(ours="errors tiers", world=""),
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),
     "stage.*": May(
-        ours="errors questions tiers registry stores words stage.*", world="numpy duckdb"
+        ours="errors log schema questions tiers registry stores words stage.*", world="numpy duckdb"
     ),
     "save.*": May(ours="errors recorder tiers stores save.*", world="numpy"),
     "adapters.*": May(

@@ -392,6 +392,20 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class Filling:
+    """queries/filling.sql"""
+
+    filling: str
+    seconds: float
+    copied_bytes: int | None
+    reads: int
+    read_s: float | None
+    slower: float | None
+    slower_error: float | None
+    wait_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """queries/paused.sql"""
 
@@ -633,6 +647,7 @@ class Measures:
     ceilings: tuple[TierCeiling, ...]
     pauses: tuple[Pause, ...] = ()
     staged: tuple[Staged, ...] = ()
+    filling: tuple[Filling, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -795,6 +810,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         ceilings=_rows(engine, "ceilings", TierCeiling),
         pauses=_rows(engine, "paused", Pause),
         staged=_rows(engine, "staged", Staged),
+        filling=_rows(engine, "filling", Filling),
     )
 
 

@@ -87,7 +87,11 @@ class Run:
         # happens to lie in.
         spilled = _made_here(tempfile.mkdtemp(prefix="penstock-"))
         self._remove_made = weakref.finalize(self, _remove_made, spilled, made_for_it)
-        self.connection = connect(tables, classes, spilled, _read_ceilings(folder))
+        beside = {
+            "ceilings": _read_ceilings(folder),
+            "fills": _read_fills(folder, self.start_unix_ns),
+        }
+        self.connection = connect(tables, classes, spilled, beside)
 
     def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> Rows:
         """Answers one SELECT (also WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE) over TABLES, or
@@ -385,16 +389,51 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
         return []
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}; remove it and measure again") from error
-    types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
     for ceiling in ceilings if isinstance(ceilings, list) else [ceilings]:
-        for name, (kind, _) in TABLES["ceilings"].items():
-            value = ceiling.get(name) if isinstance(ceiling, dict) else None
-            # An int serves as a float; nothing beyond 64 bits or below zero is a measurement.
-            wanted = (int, float) if types[kind] is float else types[kind]
-            is_sane = isinstance(value, str | bool) or 0 <= (value or 0) < 1 << 63
-            if not isinstance(value, wanted) or not is_sane:
-                raise RunError(f"{path}: {name} is {value!r}; remove it and measure again")
+        if wrong := _wrong_in("ceilings", ceiling):
+            raise RunError(f"{path}: {wrong}; remove it and measure again")
     return list(ceilings)
+
+
+def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
+    """When a tier was filled meanwhile, as `penstock run --fill` wrote it down."""
+    path = folder / "fill.json"
+    try:
+        told = json.loads(path.read_bytes())
+        rows = [
+            {
+                "from_ns": from_ns - start_unix_ns,
+                "to_ns": to_ns - start_unix_ns,
+                "copied_bytes": copied_bytes,
+                "is_copying": is_copying,
+                "tier": told["tier"],
+                "limit_bps": told["limit_bps"],
+            }
+            for from_ns, to_ns, copied_bytes, is_copying in told["windows"]
+        ]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path}: cannot be read: {error}; remove it to go on without") from error
+    for row in rows:
+        # What began before the first process is of no call.
+        row["from_ns"] = max(0, row["from_ns"])
+        if wrong := _wrong_in("fills", row):
+            raise RunError(f"{path}: {wrong}; remove it to go on without")
+    return [row for row in rows if row["from_ns"] < row["to_ns"]]
+
+
+def _wrong_in(table: str, row: Any) -> str:
+    """What of a row from a file is no value of its column."""
+    types = {"VARCHAR": str, "BOOLEAN": bool, "BIGINT": int, "INTEGER": int, "DOUBLE": float}
+    for name, (kind, _) in TABLES[table].items():
+        value = row.get(name) if isinstance(row, dict) else None
+        # An int serves as a float; nothing beyond 64 bits or below zero is a measurement.
+        wanted = (int, float) if types[kind] is float else types[kind]
+        is_sane = isinstance(value, str | bool) or 0 <= (value or 0) < 1 << 63
+        if not isinstance(value, wanted) or not is_sane:
+            return f"{name} is {value!r}"
+    return ""
 
 
 def _read_classes(path: Path) -> list[Rule]:

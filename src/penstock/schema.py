@@ -197,6 +197,14 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "opens": ("BIGINT", "how often"),
     },
+    "fills": {
+        "from_ns": ("BIGINT", "a stretch of filling a tier meanwhile: its begin, since start"),
+        "to_ns": ("BIGINT", "its end"),
+        "copied_bytes": ("BIGINT", "what was copied in it"),
+        "is_copying": ("BOOLEAN", "FALSE: a pause, in which nothing was copied"),
+        "tier": ("VARCHAR", "the tier that was filled"),
+        "limit_bps": ("DOUBLE", "the bandwidth that it might take; 0: as much as the job read"),
+    },
     "unseen": {
         "process": ("INTEGER", "which process started it"),
         "pid": ("BIGINT", "the kernel's process id, if known"),

@@ -1250,9 +1250,14 @@ _COMMONEST = """
 
 
 def connect(
-    tables: Path, rules: Sequence[Rule], spilled: Path, ceilings: Sequence[Mapping[str, Any]] = ()
+    tables: Path,
+    rules: Sequence[Rule],
+    spilled: Path,
+    beside: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """An engine that sees the tables and nothing else of this machine."""
+    """An engine that sees the tables and nothing else of this machine.
+
+    beside: rows of the tables that are no logs' but lie beside them: ceilings, fills."""
     config: dict[str, Any] = {"memory_limit": QUERY_MEMORY, "temp_directory": str(spilled)}
     connection = _quiet(duckdb.connect(":memory:", config=config))
     tables = tables.absolute()
@@ -1270,10 +1275,11 @@ def connect(
         )
         connection.execute(_EVENTS_VIEW)
         connection.execute(_COMMONEST)
-        types = _types("ceilings")
-        _create(connection, "ceilings", types)
-        rows = [tuple(ceiling.get(name) for name in types) for ceiling in ceilings]
-        _insert(connection, "ceilings", types, rows)
+        for table in ("ceilings", "fills"):
+            types = _types(table)
+            _create(connection, table, types)
+            told = (beside or {}).get(table, ())
+            _insert(connection, table, types, [tuple(map(row.get, types)) for row in told])
         counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
         connection.execute(f"CREATE VIEW counters AS {counters}")
         # Asked twice: for the path as it is given, which may be a pattern, and for what it means.

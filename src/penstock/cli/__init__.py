@@ -34,6 +34,7 @@ from penstock.cli.shell import (
     percent,
     print_rich,
     print_table,
+    rate,
     say,
     short,
     size,
@@ -42,6 +43,8 @@ from penstock.cli.stage import stage_group, tiers_group
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
 
 if TYPE_CHECKING:
+    import subprocess
+
     from penstock.report import Report
     from penstock.run import Run
 
@@ -162,6 +165,21 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--verify", is_flag=True, help="With --staged: read all copies first, refuse a bad one."
 )
+@click.option(
+    "--fill", metavar="TIER", help="Copy what it reads to this tier meanwhile, and read the copies."
+)
+@click.option(
+    "--fill-from",
+    metavar="RUN|PLAN|FOLDER",
+    help="With --fill: copy what an earlier run waited for, a plan or a folder holds instead.",
+)
+@click.option(
+    "--fill-limit",
+    type=rate,
+    metavar="SIZE/s",
+    help="With --fill: at most so much.  [default: as much as the program reads; with --fill-from "
+    "a quarter of the run's measured ceiling]",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
     command: tuple[str, ...],
@@ -171,6 +189,9 @@ def run_command(
     paused: bool,
     staged: str | None,
     verify: bool,
+    fill: str | None,
+    fill_from: str | None,
+    fill_limit: int | None,
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
@@ -182,22 +203,68 @@ def run_command(
       penstock run -o runs/tuesday torchrun --nproc-per-node 4 train.py
       penstock run -q --budget 200MB -- ./train -o model
       penstock run --staged fast python train.py
+      penstock run --fill fast python train.py --epochs 3
     """
     from penstock import launch
 
     if verify and staged is None:
         raise click.UsageError("--verify is about copies: name their tier with --staged")
+    if fill is None and (fill_from is not None or fill_limit is not None):
+        raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
+    if fill is not None and staged not in (None, fill):
+        raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
     copies = _map_of(staged, verify) if staged is not None else None
     folder, environ, facts = _prepare(command, output, budget, paused, copies)
+    filling = None
+    if fill is not None and folder is not None:
+        filling = _filling(folder, fill, fill_from, fill_limit, environ)
     try:
         status = launch.run(command, environ)
     except StartError as error:
         if folder is not None:
             launch.give_up(folder)
         fail(str(error), error.status)
+    finally:
+        if filling is not None:
+            _end_filling(filling)
     if folder is not None:
         _finish(folder, facts, status, quiet)
     _exit_like(status)
+
+
+def _filling(
+    folder: Path, tier: str, source: str | None, limit: int | None, environ: dict[str, str]
+) -> subprocess.Popen[bytes] | None:
+    """Starts the copying and points the program to the copies.  What goes wrong is told: the
+    program runs all the same."""
+    from penstock.cli.stage import quarter, start_filling
+    from penstock.errors import TierError
+    from penstock.registry import tier_of
+    from penstock.stage.manifest import Place
+
+    try:
+        there = tier_of(tier)
+        if source is not None and limit is None:
+            limit = quarter(source)
+        what, journal = source or str(folder), folder / "fill.json"
+        filling, _ = start_filling(what, there, None, limit, source is None, journal)
+        environ["PENSTOCK_STAGED"] = str(Place(there).map)
+    except TierError as error:
+        say(f"nothing is filled: {error}")
+        return None
+    return filling
+
+
+def _end_filling(filling: subprocess.Popen[bytes]) -> None:
+    """What was copied is whole and stays; the copy under way is removed."""
+    import subprocess
+
+    filling.terminate()
+    try:
+        filling.wait(10)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        filling.kill()
+        filling.wait()
 
 
 def _map_of(tier: str, is_verified: bool) -> Path:

@@ -13,13 +13,15 @@ from penstock.cli.shell import AS_JSON, here, print_json, print_rich, rate, say,
 from penstock.errors import TierError
 
 if TYPE_CHECKING:
+    import subprocess
+
     from penstock.registry import Tier
     from penstock.stage.copy import Copied
     from penstock.stage.plan import Plan
     from penstock.stage.ranks import Ranks
     from penstock.stage.source import Wanted
 
-__all__ = ["stage_group", "tiers_group"]
+__all__ = ["quarter", "stage_group", "start_filling", "tiers_group"]
 
 CORRUPTED = 1
 TO = click.option("--to", "tier", required=True, metavar="TIER", help="Its name; see tiers list.")
@@ -396,8 +398,21 @@ def _tell_copied(found: Copied, tier: Tier, as_json: bool) -> None:
     help="At most so much of the slow tier.  [default: a quarter of its measured ceiling]",
 )
 @click.option("--background", is_flag=True, help="Returns as soon as programs can be started.")
+@click.option("--follow", is_flag=True, help="RUN goes on: what it reads, until it ends.")
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Pause now and then, and write down when: `penstock report` compares.",
+)
 def stage_fill(
-    what: str, tier: str, budget: int | None, limit: int | None, background: bool
+    what: str,
+    tier: str,
+    budget: int | None,
+    limit: int | None,
+    background: bool,
+    follow: bool,
+    journal: Path | None,
 ) -> None:
     """Copy while the job reads: each copy is served as soon as it is there.
 
@@ -407,29 +422,51 @@ def stage_fill(
     \b
       penstock stage fill plan.jsonl --to fast --limit 50MB/s --background
       penstock run --staged fast python train.py
+      penstock run --fill fast python train.py          both at once; see penstock run --help
     """
     from penstock.registry import tier_of
-    from penstock.stage.fill import fill
+    from penstock.stage.fill import Journal, fill, fill_following
 
     there = tier_of(tier)
-    if limit is None:
-        limit = _quarter(what)
+    if limit is None and not follow:
+        limit = quarter(what)
     if background:
-        _start_filling(what, there, budget, limit)
+        process, log = start_filling(what, there, budget, limit, follow, journal)
+        at = "" if limit is None else f" at {limit / 1e6:.3g} MB/s"
+        click.echo(f"filling {there.name}{at}, process {process.pid}; {log}")
         return
-    wanted = _wanted(what, tier, budget, "gain")
+    told = None if journal is None else Journal(journal, tier, limit or 0)
+
+    def ready() -> None:
+        say(f"penstock run --staged {tier} COMMAND may start")
+
     with working("filling") as progress:
-        found = fill(
-            there,
-            wanted,
-            limit_bps=limit,
-            progress=progress.advance,
-            ready=lambda: say(f"penstock run --staged {tier} COMMAND may start"),
-        )
+        if follow:
+            from penstock.stage.follow import Following
+
+            seen = Following(Path(what))
+            rate_bps = seen.read_bps if limit is None else limit
+            found = fill_following(
+                there,
+                seen.look,
+                lambda: seen.is_over,
+                limit_bps=rate_bps,
+                ready=ready,
+                journal=told,
+            )
+        else:
+            found = fill(
+                there,
+                _wanted(what, tier, budget, "gain"),
+                limit_bps=limit or 0,
+                progress=progress.advance,
+                ready=ready,
+                journal=told,
+            )
     _tell_copied(found, there, as_json=False)
 
 
-def _quarter(what: str) -> int:
+def quarter(what: str) -> int:
     """A quarter of what the run's storage was measured to give."""
     from penstock.bench.ceiling import is_run
     from penstock.measures import measure
@@ -448,8 +485,18 @@ def _quarter(what: str) -> int:
     return int(max(known) / 4)
 
 
-def _start_filling(what: str, tier: Tier, budget: int | None, limit: int) -> None:
-    """The same command in a process of its own, which tells when the map is in place."""
+def start_filling(
+    what: str,
+    tier: Tier,
+    budget: int | None,
+    limit: int | None,
+    is_following: bool = False,
+    journal: Path | None = None,
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The same command in a process of its own, once the map is in place, and what it says later.
+
+    Raises TierError in its words.
+    """
     import subprocess
     import sys
 
@@ -459,7 +506,10 @@ def _start_filling(what: str, tier: Tier, budget: int | None, limit: int) -> Non
     place.make()
     log = place.own / "fill.log"
     command = [sys.executable, "-m", "penstock", "stage", "fill", what, "--to", tier.name]
-    command += ["--limit", str(limit)] + ([] if budget is None else ["--budget", str(budget)])
+    command += [] if limit is None else ["--limit", str(limit)]
+    command += [] if budget is None else ["--budget", str(budget)]
+    command += ["--follow"] if is_following else []
+    command += [] if journal is None else ["--journal", str(journal)]
     with open(log, "wb") as told:
         filling = subprocess.Popen(
             command,
@@ -475,8 +525,9 @@ def _start_filling(what: str, tier: Tier, budget: int | None, limit: int) -> Non
         if b"may start" in line:
             break
     if b"may start" not in said:
+        filling.wait()
         raise TierError(said.decode(errors="replace").removeprefix("penstock: ").strip())
-    click.echo(f"filling {tier.name} at {limit / 1e6:.3g} MB/s, process {filling.pid}; {log}")
+    return filling, log
 
 
 @stage_group.command("status", short_help="Say what is staged on a tier, and what became of it.")

@@ -40,17 +40,20 @@ class Choice:
     of_best: float | None = None
 
 
-def worth(evidence: Evidence, fast: Costs) -> Array:
+def worth(evidence: Evidence, fast: Costs, is_shared: bool = False) -> Array:
     """Seconds of data wait that a copy of each file is expected to remove.
 
     Its time in calls, times the part of such time that was waited for, less what is left on the
     fast tier.  Both are moved towards those of files of its size on its device, by how seldom it
-    was opened.
+    was opened.  is_shared: the part that was waited for is that of all files which workers fetched:
+    for whom of several workers the step loop waits says more of the loader than of the file.
     """
     if not len(evidence):
         return np.zeros(0)
     kept = kept_share(evidence, fast)
     like, time_s = alike(evidence), expected_s(evidence)
+    if is_shared and evidence.batches is not None:
+        like[evidence.batches.file] = like.max() + 1
     opens = np.maximum(1.0, evidence.opens)
     if evidence.wait_s is None:
         critical = np.ones(len(evidence))  # no training: all time counts alike
@@ -58,6 +61,8 @@ def worth(evidence: Evidence, fast: Costs) -> Array:
         blocked = np.bincount(like, evidence.blocking_s)
         in_calls = np.maximum(1e-12, np.bincount(like, evidence.time_s))
         own = opens / (opens + OPENS_OF_ITS_LIKE_CRITICAL)
+        if is_shared and evidence.batches is not None:
+            own[evidence.batches.file] = 0.0
         its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
         critical = own * its + (1 - own) * np.minimum(1.0, blocked / in_calls)[like]
     found = time_s * critical * (1 - kept)

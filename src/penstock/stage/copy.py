@@ -27,7 +27,7 @@ from penstock.stage.work import Pace, Progress, Work, run_all
 if TYPE_CHECKING:
     from penstock.stores import Store
 
-__all__ = ["THREADS", "Copied", "copy"]
+__all__ = ["THREADS", "Copied", "copy", "summed"]
 
 THREADS = 8  # enough for a server that answers in a millisecond; a disk gets no more from 16
 
@@ -106,6 +106,23 @@ def copy(
         work.skipped,
         tuple(_notes(place, mine)),
         time.monotonic() - begun_s,
+    )
+
+
+def summed(parts: list[Copied]) -> Copied:
+    """What came of several ranks' parts, or rounds; the longest took as long as all."""
+    skipped: dict[str, int] = {}
+    for part in parts:
+        for why, number in part.skipped.items():
+            skipped[why] = skipped.get(why, 0) + number
+    return Copied(
+        sum(part.copied for part in parts),
+        sum(part.copied_bytes for part in parts),
+        sum(part.was_there for part in parts),
+        sum(part.elsewhere for part in parts),
+        skipped,
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        max(part.seconds for part in parts),
     )
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from penstock import tiers
 from penstock.errors import MissingDependency, TierError
-from penstock.registry import Tier
-from penstock.stage.choose import POLICIES, choose, worth
+from penstock.registry import Costs, Tier
+from penstock.stage.choose import POLICIES, Choice, choose, worth
 from penstock.stage.evidence import Evidence
 from penstock.stage.held import stored_bytes
 from penstock.stage.manifest import Place
@@ -128,13 +128,15 @@ def plan(
     tell("asking files", 0.05)
     evidence = replace(evidence, check_s=_check_s(evidence, notes))
     tell("weighing files", 0.1)
-    value = worth(evidence, tier.costs)
     is_fit = _fit(evidence, tier, size, budget, notes)
-    value, size = np.where(is_fit, value, 0.0), np.where(is_fit, size, budget + 1)
-    choice = choose(evidence, value, size, budget, policy)
-    tell("remaking the loader", 0.3)
+    size = np.where(is_fit, size, budget + 1)
     predictor = Predictor(evidence, tier.costs)
-    found = predictor.predict(choice.is_chosen)
+    tell("remaking the loader", 0.3)
+    value, choice, found = _best_of(
+        [np.where(is_fit, one, 0.0) for one in _worths(evidence, tier.costs)],
+        lambda value: choose(evidence, value, size, budget, policy),
+        predictor,
+    )
     _say_how(found, predictor, notes)
     curve = _curve(predictor, value, size, tell)
     compared = [
@@ -156,6 +158,25 @@ def plan(
         total / min(speeds) if speeds else None, tuple(curve), tuple(compared), tuple(notes),
         tuple(Wanted(_real_path(paths[place]), gains[place]) for place in chosen.tolist()),
     )  # fmt: skip
+
+
+def _worths(evidence: Evidence, fast: Costs) -> Iterator[Array]:
+    """What files are worth by the waits for each, and by those for all that workers fetched: which
+    of the two guides better shows the remade loader."""
+    yield worth(evidence, fast)
+    if evidence.batches is not None:
+        yield worth(evidence, fast, is_shared=True)
+
+
+def _best_of(
+    worths: Iterable[Array], chosen_by: Callable[[Array], Choice], predictor: Predictor
+) -> tuple[Array, Choice, Prediction]:
+    """The worths whose choice is expected to bring the most, with choice and expectation."""
+    found = []
+    for value in worths:
+        choice = chosen_by(value)
+        found.append((value, choice, predictor.predict(choice.is_chosen)))
+    return max(found, key=lambda one: one[2].gain_s)
 
 
 def _budget(tier: Tier, told: int | None, notes: list[str]) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.errors import MissingDependency, TierError
-from penstock.stage.copy import Copied
+from penstock.stage.copy import Copied, summed
 from penstock.stage.manifest import Place
 
-__all__ = ["Ranks", "ranks_of_mpi", "summed"]
+__all__ = ["Ranks", "ranks_of_mpi"]
 
 T = TypeVar("T")
 
@@ -91,20 +91,3 @@ def ranks_of_mpi() -> Ranks:
         ) from error
     world = MPI.COMM_WORLD
     return Ranks(world, world.Get_rank(), world.Get_size())
-
-
-def summed(parts: list[Copied]) -> Copied:
-    """What came of several ranks' parts; the longest took as long as all."""
-    skipped: dict[str, int] = {}
-    for part in parts:
-        for why, number in part.skipped.items():
-            skipped[why] = skipped.get(why, 0) + number
-    return Copied(
-        sum(part.copied for part in parts),
-        sum(part.copied_bytes for part in parts),
-        sum(part.was_there for part in parts),
-        sum(part.elsewhere for part in parts),
-        skipped,
-        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-        max(part.seconds for part in parts),
-    )

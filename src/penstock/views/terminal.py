@@ -53,6 +53,7 @@ COLUMNS = {
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
     "staged": "outcome opens files read_bytes time_s tier",
+    "filling": "filling seconds copied_bytes reads read_s slower slower_error wait_share",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
 }
 ROWS = {
@@ -63,6 +64,7 @@ ROWS = {
     "epochs": 6,
     "workers": 4,
     "staged": 5,
+    "filling": 2,
     "storage": 4,
 }
 HEADINGS = {
@@ -239,6 +241,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("workers"), paper),
         _table(report, report.table("storage"), paper),
         _table(report, report.table("staged"), paper),
+        _table(report, report.table("filling"), paper),
         _missing(report, paper),
         _cost(report, paper),
     ]

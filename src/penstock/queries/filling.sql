@@ -1,0 +1,77 @@
+-- Filling a tier while the job read (`penstock run --fill`): what reads took beside the copying, and what
+-- they took in its pauses, which it makes for this.  Two rows, none where nothing was filled.
+--   filling       copying or paused
+--   seconds       how long, in all
+--   copied_bytes  what was copied; NULL in the pauses
+--   reads         reads of data files, not served from a tier, that began then
+--   read_s        their mean time
+--   slower        how much longer reads took beside the copying than reads of as many bytes (within a
+--                 factor of two) in the pauses: of the sum, 0.02 is 2 %; NULL in the pauses, and where
+--                 fewer than 100 reads are on either side
+--   slower_error  its standard error, from the spread within each size
+--   wait_share    the part of this time that the step loop waited for data; a mean over main processes
+WITH reads AS (
+    SELECT
+        f.is_copying,
+        floor(log2(greatest(1, e.moved_bytes))) AS size,
+        e.duration_ns / 1e9 AS s
+    FROM events AS e
+    JOIN files AS p ON p.file = e.file
+    ASOF JOIN fills AS f ON e.start_ns >= f.from_ns
+    WHERE e.layer = 'posix' AND e.op_group = 'read' AND e.moved_bytes > 0
+        AND p.path_class = 'data' AND p.kind = 'regular' AND p.served_from IS NULL
+        -- What is on its way when a pause begins is still copied: 4 MiB at 20 MB/s.
+        AND e.start_ns >= f.from_ns + CASE WHEN f.is_copying THEN 0 ELSE 200000000 END
+        AND e.start_ns < f.to_ns
+),
+sizes AS (
+    SELECT
+        size,
+        count(*) FILTER (WHERE is_copying) AS n,
+        avg(s) FILTER (WHERE is_copying) AS mean_s,
+        var_samp(s) FILTER (WHERE is_copying) AS var,
+        count(*) FILTER (WHERE NOT is_copying) AS n_paused,
+        avg(s) FILTER (WHERE NOT is_copying) AS mean_paused_s,
+        var_samp(s) FILTER (WHERE NOT is_copying) AS var_paused
+    FROM reads
+    GROUP BY size
+    HAVING n >= 5 AND n_paused >= 5
+),
+compared AS (
+    SELECT
+        sum(n * mean_s) / sum(n * mean_paused_s) - 1 AS slower,
+        sqrt(sum(n * n * (var / n + var_paused / n_paused))) / sum(n * mean_paused_s) AS error,
+        sum(n) >= 100 AND sum(n_paused) >= 100 AS is_enough
+    FROM sizes
+),
+waited AS (
+    SELECT
+        f.is_copying,
+        sum(greatest(0, least(w.end_ns, f.to_ns) - greatest(w.start_ns, f.from_ns))) AS ns
+    FROM fills AS f
+    JOIN waits AS w ON w.start_ns < f.to_ns AND w.end_ns > f.from_ns
+    WHERE w.in_wall
+    GROUP BY f.is_copying
+),
+times AS (
+    SELECT is_copying, sum(to_ns - from_ns) AS ns, CAST(sum(copied_bytes) AS BIGINT) AS copied_bytes
+    FROM fills
+    GROUP BY is_copying
+),
+counted AS (
+    SELECT is_copying, count(*) AS reads, avg(s) AS read_s FROM reads GROUP BY is_copying
+)
+SELECT
+    CASE WHEN t.is_copying THEN 'copying' ELSE 'paused' END AS filling,
+    t.ns / 1e9 AS seconds,
+    CASE WHEN t.is_copying THEN t.copied_bytes END AS copied_bytes,
+    CAST(coalesce(c.reads, 0) AS BIGINT) AS reads,
+    c.read_s,
+    CASE WHEN t.is_copying AND d.is_enough THEN d.slower END AS slower,
+    CASE WHEN t.is_copying AND d.is_enough THEN d.error END AS slower_error,
+    w.ns / t.ns / (SELECT greatest(1, count(*)) FROM mains) AS wait_share
+FROM times AS t
+CROSS JOIN compared AS d
+LEFT JOIN counted AS c ON c.is_copying = t.is_copying
+LEFT JOIN waited AS w ON w.is_copying = t.is_copying
+ORDER BY t.is_copying DESC

@@ -1,0 +1,189 @@
+"""`penstock run --fill`: what a run reads is copied while it runs, and what that does to reads."""
+
+import json
+import math
+import os
+import random
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import registry
+from penstock.errors import RunError, TierError
+from penstock.measures import Filling, measure
+from penstock.registry import Tier
+from penstock.run import open_run
+from penstock.stage.fill import Journal, fill, fill_following
+from penstock.stage.follow import Following
+from penstock.stage.held import verify
+from penstock.stage.manifest import Place
+from penstock.stage.source import Wanted
+
+READER = """
+import os, time
+import penstock
+for epoch in range(EPOCHS):
+    for number in range(FILES):
+        with penstock.step(number):
+            with open(f"data/{number}.bin", "rb", buffering=0) as file:
+                assert len(file.read()) == 20_000 + number
+            time.sleep(PAUSE)
+open("out.bin", "wb").write(b"written by the job")
+"""
+
+
+def program(files: int, epochs: int, pause_s: float) -> str:
+    return (
+        READER.replace("FILES", str(files))
+        .replace("EPOCHS", str(epochs))
+        .replace("PAUSE", str(pause_s))
+    )
+
+
+@pytest.fixture
+def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
+    monkeypatch.setenv(registry.ENVIRONMENT, str(tmp_path / "tiers.json"))
+    (tmp_path / "tier").mkdir()
+    return registry.add("fast", tmp_path / "tier")
+
+
+@pytest.fixture
+def files(work: Path) -> dict[str, bytes]:
+    (work / "data").mkdir()
+    made = {}
+    for number in range(40):
+        path = work / "data" / f"{number}.bin"
+        path.write_bytes(os.urandom(20_000 + number))
+        made[str(path)] = path.read_bytes()
+    return made
+
+
+def copies(tier: Tier) -> dict[str, bytes]:
+    place = Place(tier)
+    return {one.source: place.copy_path(one).read_bytes() for one in place.entries().values()}
+
+
+def test_a_run_that_is_filled_meanwhile_reads_the_copies_in_its_later_epochs(
+    recorded: Callable[..., Any], files: dict[str, bytes], tier: Tier
+) -> None:
+    run = recorded(program(40, 4, 0.02), options=["--fill", "fast", "--fill-limit", "50MB/s"])
+    assert copies(tier) == files  # nothing of the program's own, no library, nothing that it wrote
+    assert not verify(tier).corrupted
+    served = {row.outcome: row.opens for row in measure(run).staged}
+    # The first epoch reads the originals; of the last, files of which copies have come.
+    assert 20 <= served["served"] <= 120
+    rows = {row.filling: row for row in measure(run).filling}
+    assert rows["copying"].copied_bytes == sum(map(len, files.values()))
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_what_cannot_be_filled_is_told_and_the_program_runs(
+    recorded_command: Callable[..., Any], files: dict[str, bytes]
+) -> None:
+    run = recorded_command(["sha256sum", "data/1.bin"], options=["--fill", "none-such"])
+    assert run.sql("SELECT count(*) FROM events WHERE op = 'open'")[0][0] > 0
+
+
+def test_following_tells_each_data_file_once_with_the_time_in_its_calls(
+    recorded: Callable[..., Any], files: dict[str, bytes]
+) -> None:
+    run = recorded(program(40, 2, 0.0))
+    seen = Following(run.folder)
+    found = seen.look()
+    assert {one.path for one in found} == set(files)
+    told = dict(
+        run.sql(
+            "SELECT f.path, sum(e.duration_ns) / 1e9 FROM events e JOIN files f ON f.file = e.file"
+            " WHERE e.layer IN ('posix', 'stdio') AND e.op_group IN ('read', 'open')"
+            " GROUP BY f.path"
+        )
+    )
+    for one in found:
+        last = f"data/{Path(one.path).name}"
+        name = next(path for path in told if path == last or path.endswith(f"/{last}"))
+        assert one.gain_s == pytest.approx(told[name], rel=0.02)
+    assert seen.read_bytes == 2 * sum(map(len, files.values()))
+    assert seen.look() == []
+    assert not seen.is_over
+    seen.look()
+    assert seen.is_over
+
+
+def test_less_than_a_megabyte_a_second_is_refused(tier: Tier) -> None:
+    with pytest.raises(TierError, match="1MB/s or more"):
+        fill_following(tier, list, lambda: True, limit_bps=1000)
+
+
+def test_a_journal_holds_every_byte_in_stretches_that_do_not_overlap(
+    files: dict[str, bytes], tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.stage import fill as filling
+
+    monkeypatch.setattr(filling, "COPYING_S", (0.02, 0.05))
+    monkeypatch.setattr(filling, "PAUSE_S", (0.01, 0.02))
+    journal = Journal(tmp_path / "fill.json", "fast", 4e6)
+    fill(tier, [Wanted(path) for path in files], limit_bps=4e6, journal=journal)
+    told = json.loads((tmp_path / "fill.json").read_text())
+    windows = told["windows"]
+    assert (told["tier"], told["limit_bps"]) == ("fast", 4e6)
+    assert sum(row[2] for row in windows if row[3]) == sum(map(len, files.values()))
+    assert all(row[2] == 0 for row in windows if not row[3])
+    assert all(before[1] <= after[0] for before, after in pairwise(windows))
+    assert {row[3] for row in windows} == {True, False}
+    assert copies(tier) == files
+
+
+def test_the_comparison_is_that_of_the_reads_in_each_stretch(
+    recorded: Callable[..., Any], files: dict[str, bytes]
+) -> None:
+    """The query against the same arithmetic in plain Python, over windows made up afterwards."""
+    run = recorded(program(40, 25, 0.001))
+    folder, start = run.folder, run.start_unix_ns
+    rows = run.sql(
+        "SELECT e.start_ns, e.duration_ns, e.moved_bytes FROM events e JOIN files f ON"
+        " f.file = e.file WHERE e.layer = 'posix' AND e.op_group = 'read' AND e.moved_bytes > 0"
+        " AND f.path_class = 'data' AND f.kind = 'regular' ORDER BY 1"
+    )
+    chance, at, windows, is_copying = random.Random(1), rows[0][0] - 10, [], False
+    while at < rows[-1][0]:
+        until = at + chance.randrange(250_000_000, 500_000_000)
+        windows.append([start + at, start + until, 1000 if is_copying else 0, is_copying])
+        at, is_copying = until, not is_copying
+    told = {"version": 1, "tier": "fast", "limit_bps": 1e6, "windows": windows}
+    (folder / "fill.json").write_text(json.dumps(told))
+    with open_run(folder) as again:
+        found = {row.filling: row for row in measure(again).filling}
+    taken: dict[tuple[int, bool], list[float]] = {}
+    for start_ns, duration_ns, moved in rows:
+        for first, last, _, copying in windows:
+            guard = 0 if copying else 200_000_000
+            if first + guard <= start + start_ns < last:
+                key = int(math.log2(moved)), copying
+                taken.setdefault(key, []).append(duration_ns / 1e9)
+    sizes = {size for size, _ in taken if len(taken.get((size, True), ())) >= 5}
+    sizes = {size for size in sizes if len(taken.get((size, False), ())) >= 5}
+    beside = sum(sum(taken[size, True]) for size in sizes)
+    alone = sum(len(taken[size, True]) * statistics.mean(taken[size, False]) for size in sizes)
+    one: Filling = found["copying"]
+    assert one.reads == sum(len(found) for (_, copying), found in taken.items() if copying)
+    assert one.copied_bytes == 1000 * sum(row[3] for row in windows)
+    assert one.slower == pytest.approx(beside / alone - 1, rel=1e-6)
+    assert one.slower_error is not None
+    assert one.slower_error > 0
+    assert found["paused"].slower is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"windows": [[1, 2, 3]]}', '{"tier": 1, "limit_bps": 1, "windows": [[1,2,3,4]]}']
+)
+def test_a_damaged_journal_is_said_in_a_sentence(
+    recorded: Callable[..., Any], work: Path, text: str
+) -> None:
+    run = recorded("open('data', 'w').close()")
+    (run.folder / "fill.json").write_text(text)
+    with pytest.raises(RunError, match=r"fill\.json: .*remove it"):
+        open_run(run.folder)
