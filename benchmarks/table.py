@@ -2,6 +2,7 @@
 
     python benchmarks/table.py                    all of them: an hour or two, on a quiet machine
     python benchmarks/table.py overhead reading   these; the others' sections stay as they are
+    python benchmarks/table.py feed feed:hot      all parts of one, or one part
 
 What was measured lies in docs/performance.json, one section a benchmark with its machine and day;
 the page is made of that.
@@ -31,6 +32,13 @@ BENCHMARKS = {
     "feed_index": "Feed: the index",
     "feed": "Feed: reading",
     "feed_training": "Feed: a training on slow storage",
+    "stage:imagenet": "Stage: an ImageNet-like data set",
+    "stage:malware": "Stage: a malware-like data set",
+    "stage:mixed": "Stage: small and large files",
+    "stage:tf-darshan": "Stage: tf-Darshan's malware case",
+    "stage:copy": "Stage: copying",
+    "stage:million": "Stage: choosing",
+    "stage:fill": "Stage: filling while a job reads",
     "save": "Save: verify and drain",
     "checkpointer": "Save: from a training",
 }
@@ -68,19 +76,25 @@ REASONS = """
 
 
 def main(names: list[str]) -> None:
-    unknown = [name for name in names if name not in BENCHMARKS]
+    asked = [known for name in names for known in BENCHMARKS if is_asked(known, name)]
+    unknown = [name for name in names if not any(is_asked(known, name) for known in BENCHMARKS)]
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: no such benchmark; known: {', '.join(BENCHMARKS)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in names or BENCHMARKS:
+    for name in asked or BENCHMARKS:
         here = machine()
-        found = importlib.import_module(name).main()
+        module, _, part = name.partition(":")
+        found = importlib.import_module(module).main(*([part] if part else []))
         report(found)
         day = str(datetime.now(UTC).date())
         results[name] = {"machine": here, "day": day, "bars": [asdict(bar) for bar in found]}
         # Kept at once: an hour of results is not lost with what comes after it.
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(page(results))
+
+
+def is_asked(known: str, name: str) -> bool:
+    return name in (known, known.partition(":")[0])
 
 
 def page(results: dict[str, dict]) -> str:

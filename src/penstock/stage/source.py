@@ -5,7 +5,9 @@ changed one.  Knows file systems and stores; knows nothing of copies but where t
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock import tiers
@@ -32,6 +34,8 @@ __all__ = [
 # at most 10 ms; servers and FUSE may tick in whole seconds, FAT in two.
 LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "ext3", "ext2", "zfs", "f2fs")
 LOCAL_TICK_NS, OTHER_TICK_NS = 20_000_000, 2_000_000_000
+
+ASKED_AT_ONCE, ASKED_TOGETHER = 16, 4096
 
 # File systems whose inode numbers are made up at each mount.
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
@@ -89,17 +93,10 @@ def find(
     folders: dict[str, str] = {}
     kinds: dict[int, str] = {}
     ours = os.path.realpath(place.tier.path) + "/"
-    for number, want in enumerate(wanted):
+    for number, (want, path, status, why_not) in enumerate(_asked(wanted, folders, ours, place)):
         if progress is not None and number % 1000 == 0:
             progress(number)
-        try:
-            path, status = _resolved(want.path, folders)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "no path that a file can have"
-            count(skipped, "gone" if isinstance(error, FileNotFoundError) else str(why).lower())
-            continue
-        why_not = _unfit(path, status, ours, place)
-        if why_not:
+        if why_not or status is None:
             count(skipped, why_not)
             continue
         key = (status.st_dev, status.st_ino)
@@ -118,6 +115,28 @@ def find(
             LOCAL_TICK_NS if kind in LOCAL else OTHER_TICK_NS,
         )
     return list(found.values()), skipped
+
+
+def _asked(
+    wanted: Iterable[Wanted], folders: dict[str, str], ours: str, place: Place
+) -> Iterator[tuple[Wanted, str, os.stat_result | None, str]]:
+    """What each file is, or why it cannot be copied; many are asked at once, as a server takes
+    milliseconds for each, and told in order."""
+
+    def ask(want: Wanted) -> tuple[Wanted, str, os.stat_result | None, str]:
+        try:
+            path, status = _resolved(want.path, folders)
+        except FileNotFoundError:
+            return want, "", None, "gone"
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "no path that a file can have"
+            return want, "", None, str(why).lower()
+        return want, path, status, _unfit(path, status, ours, place)
+
+    left = iter(wanted)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        while some := list(islice(left, ASKED_TOGETHER)):
+            yield from pool.map(ask, some)
 
 
 def identity_in(told: "Found") -> Identity:
