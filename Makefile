@@ -89,6 +89,7 @@ soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and s
 	$(bin)/python benchmarks/soak_redirect.py
 	$(bin)/python benchmarks/soak.py
 	$(bin)/python benchmarks/soak_save.py
+	$(bin)/python benchmarks/soak_stage.py 500
 	$(bin)/python benchmarks/soak_feed.py
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py
@@ -99,6 +100,8 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	mkdir -p docs/experiments/ladder
 	cd build/experiments/ladder && cp ladder.md ladder.csv ladder.json ladder.png model.md model.json model.png \
 	    $(CURDIR)/docs/experiments/ladder
+	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
+	$(bin)/python benchmarks/stage_page.py
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv

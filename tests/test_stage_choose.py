@@ -132,7 +132,7 @@ def test_one_slow_read_of_one_small_file_does_not_put_it_before_its_like() -> No
 
 def test_a_file_that_was_often_slow_is_believed() -> None:
     time_s = [0.4] * 99 + [40.0]
-    value = worth(evidence([100_000] * 100, time_s, opens=100.0), FREE)
+    value = worth(evidence([100_000] * 100, time_s, opens=400.0), FREE)
     assert value[99] == pytest.approx(20.0, rel=0.1)
 
 
@@ -147,7 +147,7 @@ def test_no_policy_passes_the_budget_and_none_but_the_best_passes_the_best() -> 
     sizes = [chance.randrange(1000, 5_000_000) for _ in range(300)]
     time_s = [0.003 + size / 80e6 * chance.uniform(0.5, 2) for size in sizes]
     paths = tuple(f"/data/{number % 7}/{number}" for number in range(300))
-    known = evidence(sizes, time_s, paths=paths)
+    known = evidence(sizes, time_s, paths=paths, opens=20.0)
     value, size = worth(known, FREE), stored_bytes(known.size_bytes)
     budget = int(size.sum() // 4)
     totals = {}

@@ -321,6 +321,25 @@ def test_a_source_that_never_rests_is_left_out(source: Path, tier: Tier) -> None
     assert not list(Place(tier).parts.iterdir())
 
 
+def test_sources_that_are_deleted_under_way_are_left_out_and_the_others_copied(
+    source: Path, tier: Tier
+) -> None:
+    made = filled(source, 12)
+    gone = sorted(made)[6:]
+
+    class Deleting(Pace):
+        def wait(self, n_bytes: int) -> None:
+            for path in gone:
+                Path(path).unlink(missing_ok=True)
+
+    found = copy(tier, below(source), threads=1, pace=Deleting(None))
+    # The one that was open when its name went has changed: it has a link less.
+    assert set(found.skipped) <= {"gone", "changed while it was copied"}
+    assert sum(found.skipped.values()) == 6
+    assert copies(tier) == {path: data for path, data in made.items() if path not in gone}
+    assert not verify(tier).corrupted
+
+
 def test_ctrl_c_leaves_no_part_behind(source: Path, tier: Tier) -> None:
     filled(source, 30)
 

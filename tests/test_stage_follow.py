@@ -85,7 +85,7 @@ def test_what_cannot_be_filled_is_told_and_the_program_runs(
     recorded_command: Callable[..., Any], files: dict[str, bytes]
 ) -> None:
     run = recorded_command(["sha256sum", "data/1.bin"], options=["--fill", "none-such"])
-    assert run.sql("SELECT count(*) FROM events WHERE op = 'open'")[0][0] > 0
+    assert run.sql("SELECT count(*) FROM events WHERE op_group = 'read'")[0][0] > 0
 
 
 def test_following_tells_each_data_file_once_with_the_time_in_its_calls(

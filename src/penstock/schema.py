@@ -198,8 +198,8 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "opens": ("BIGINT", "how often"),
     },
     "fills": {
-        "from_ns": ("BIGINT", "a stretch of filling a tier meanwhile: its begin, since start"),
-        "to_ns": ("BIGINT", "its end"),
+        "from_ns": ("BIGINT", "ns since the run began: a stretch of filling a tier meanwhile"),
+        "to_ns": ("BIGINT", "its end, ns since the run began"),
         "copied_bytes": ("BIGINT", "what was copied in it"),
         "is_copying": ("BOOLEAN", "FALSE: a pause, in which nothing was copied"),
         "tier": ("VARCHAR", "the tier that was filled"),
