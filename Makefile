@@ -100,6 +100,8 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	mkdir -p docs/experiments/ladder
 	cd build/experiments/ladder && cp ladder.md ladder.csv ladder.json ladder.png model.md model.json model.png \
 	    $(CURDIR)/docs/experiments/ladder
+	$(bin)/python benchmarks/ladder_page.py
+	$(bin)/python benchmarks/feed_training.py
 	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
 	$(bin)/python benchmarks/stage_page.py
 

@@ -205,7 +205,10 @@ def main(folder: Path | None = None, n: int = 1500) -> list[Bar]:
         except PenstockError as error:
             missing.append(f"not measured on {name}: {error}")
             continue
-        said = subprocess.run([PENSTOCK, "compare", *runs], capture_output=True, text=True)
+        said = subprocess.run(
+            [PENSTOCK, "compare", *(run.name for run in runs)],
+            cwd=place, env=os.environ | {"COLUMNS": "100"}, capture_output=True, text=True,
+        )  # fmt: skip
         before, after = (seen(run, run.name) for run in runs)
         places[name] = {"runs": [asdict(before), asdict(after)], "compare": said.stdout}
         print(said.stdout)

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import textwrap
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index, read
 from penstock.feed.read import Buffer, Engine, Options, Reader, available_bytes, is_watched
 from penstock.tiers import evict, resident_bytes
+from test_bench_tier import needs_fuse
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
@@ -559,9 +562,10 @@ def test_memory_is_the_buffer_whatever_the_data_set(tmp_path: Path) -> None:
     assert int(said) < 12 << 20  # the buffer, and threads with their stacks
 
 
-def run_python(source: str, *args: Any) -> str:
+def run_python(source: str, *args: Any, environment: dict[str, str] | None = None) -> str:
     finished = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+        env=os.environ | (environment or {}),
         capture_output=True,
         text=True,
         timeout=120,
@@ -598,6 +602,79 @@ def test_a_file_system_in_memory_is_read_whatever_it_says_to_o_direct(
             assert read_all(feed) == records
 
 
+# A file system without O_DIRECT, as some network file systems are: it is refused when a file is
+# opened, or only when it is read.
+NO_DIRECT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+int open64(const char *path, int flags, ...)
+{
+    va_list rest;
+    va_start(rest, flags);
+    int mode = va_arg(rest, int);
+    va_end(rest);
+    if ((flags & O_DIRECT) && !getenv("READS_REFUSE")) {
+        errno = EINVAL;
+        return -1;
+    }
+    return ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64"))(path, flags, mode);
+}
+
+ssize_t pread64(int fd, void *to, size_t size, off64_t offset)
+{
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        errno = EINVAL;
+        return -1;
+    }
+    return ((ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64"))(fd, to, size,
+                                                                                    offset);
+}
+
+ssize_t pread(int fd, void *to, size_t size, off_t offset)
+{
+    return pread64(fd, to, size, offset);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("where", ["OPENS_REFUSE", "READS_REFUSE"])
+def test_a_file_system_without_o_direct_is_read_through_the_page_cache(
+    lmdb_path: Path, records: dict[bytes, bytes], tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "no.c").write_text(NO_DIRECT)
+    library = tmp_path / "no.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "no.c"], check=True)
+    said = run_python(
+        """
+        import os, sys, zlib
+        try:
+            os.close(os.open(sys.argv[1] + "/data.mdb", os.O_RDONLY | os.O_DIRECT))
+            print("opened")
+        except OSError as error:
+            print(error.errno)
+        from penstock.feed import Feed
+        found = {}
+        with Feed(sys.argv[1], 16, shuffle="global", direct=True) as feed:
+            for batch in feed:
+                found |= {record.key: record.tobytes() for record in batch}
+            print(zlib.crc32(repr(sorted(found.items())).encode()))
+            print(feed.tally.direct, feed.tally.failed)
+        """,
+        lmdb_path,
+        environment={"LD_PRELOAD": str(library), where: "1"},
+    )
+    opened = "opened" if where == "READS_REFUSE" else "22"
+    truth = zlib.crc32(repr(sorted(records.items())).encode())
+    assert said.split() == [opened, str(truth), "0", "0"]
+
+
 def test_a_data_set_that_memory_cannot_hold_is_read_past_the_page_cache(
     lmdb_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,6 +683,18 @@ def test_a_data_set_that_memory_cannot_hold_is_read_past_the_page_cache(
         monkeypatch.setattr(read, "available_bytes", lambda free=free: free)
         with Feed(index, 16) as feed:
             assert feed._readers[0]._is_direct() == is_direct
+
+
+@needs_fuse
+def test_on_a_tier_with_latency_more_requests_are_in_flight(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(1500):
+            txn.put(b"%06d" % i, bytes(5000), append=True)
+    with slow(tmp_path, latency_s=5e-3) as tier, Feed(tier.path, 250, shuffle="global") as feed:
+        assert feed.depth == 8
+        assert sum(map(len, feed)) == 1500
+        # Twice as many waits of 5 ms at once are twice as many records, whatever else runs here.
+        assert feed.depth >= 16
 
 
 def test_what_memory_holds_is_seen_and_taken_from_it(lmdb_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,9 @@ import penstock
 from penstock.bench.tier import capped
 from penstock.errors import FeedError
 from penstock.feed import Batch, Feed, NodeFeed, attach, open_index, share
+from penstock.feed.read import Options
 from penstock.feed.share import Readers
+from penstock.tiers import evict
 from test_bench_groups import WHY_NO_MEMORY
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
@@ -103,6 +106,30 @@ def test_ranks_of_a_node_get_each_record_once_in_each_epoch(
         assert in_children(3, work, tmp_path) == [0, 0, 0]
     lines = [line for rank in range(3) for line in (tmp_path / f"{rank}").read_bytes().splitlines()]
     assert sorted(lines) == sorted(b"%d %s" % (epoch, key) for epoch in (0, 1) for key in records)
+
+
+@pytest.mark.timeout(60)
+def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
+    tmp_path: Path,
+) -> None:
+    """As synchronous training takes batches: one rank's records are large, the other's small."""
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(200):
+            txn.put(b"%06d" % i, bytes(40_000 if i % 2 == 0 else 10))
+    with NodeFeed(
+        tmp_path, 1, ranks=[0, 1], world_size=2, readers=1, buffer_bytes=6 * 100_000,
+        options=Options(coalesce_bytes=0),
+    ) as node:  # fmt: skip
+        feeds = [node.rank(0), node.rank(1)]
+        windows = [node._node.plan(place, node._node.stand()).n_windows for place in range(2)]
+        assert windows[0] > windows[1] + 2 * share.SLOTS
+        for _ in range(2):
+            found = [
+                [len(record) for record in batch]
+                for both in zip(*feeds, strict=True)
+                for batch in both
+            ]
+            assert found == [[40_000], [10]] * 100
 
 
 def test_a_rank_of_a_node_gets_what_a_feed_of_its_own_gives(path: Path) -> None:
@@ -231,10 +258,10 @@ def test_a_rank_that_is_killed_holds_up_no_other(
 
 
 def test_a_rank_that_never_comes_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "STARTED_S", 1.0)
     with NodeFeed(
         path, 4, ranks=[0, 1], world_size=2, shuffle="global", readers=1, buffer_bytes=1 << 20
     ) as node:
+        monkeypatch.setattr(share, "STARTED_S", 1.0)  # the readers were given their time
         feed = node.rank(1)
         with pytest.raises(FeedError, match="rank 0 of this node has not attached"):
             list(feed)
@@ -267,7 +294,7 @@ def test_a_file_that_was_cut_short_is_an_error_of_the_rank_that_reads_it(
         ({"ranks": []}, "each of this node once"),
         ({"ranks": [2]}, "each of this node once"),
         ({"readers": 65}, "1 to 64"),
-        ({"shuffle": "cache-aware"}, "use Feed"),
+        ({"shuffle": "cache-aware"}, "1 of 2 ranks: other nodes hold other records"),
         ({"buffer_bytes": 1000}, "too few"),
     ],
 )
@@ -445,6 +472,63 @@ def test_a_state_of_the_last_batch_of_an_epoch_goes_on_with_the_next(path: Path)
         assert [batch.keys for batch in rank] == after
 
 
+# What memory holds
+
+
+def test_cache_aware_ranks_of_a_node_begin_with_what_its_memory_holds(
+    path: Path, records: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    copy = copied(path, tmp_path)
+    index = open_index(copy)
+    evict(copy)
+    with open(copy, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        file.read(copy.stat().st_size // 3)
+    options: dict[str, Any] = {"shuffle": "cache-aware", "seed": 5, "world_size": 2}
+    with Feed(index, 4, rank=0, readers=0, **options) as feed:
+        before = feed.held()
+    if not before.any() or before.all():
+        pytest.skip("this kernel or file system does not tell what memory holds")
+    with NodeFeed(index, 4, ranks=[0, 1], readers=2, buffer_bytes=1 << 20, **options) as node:
+        feeds = [node.rank(0), node.rank(1)]
+        for epoch in range(3):
+            going = [iter(feed) for feed in feeds]
+            found: list[list[bytes]] = [[], []]
+            for _ in range(len(feeds[0])):  # in step, as ranks are
+                for rank in range(2):
+                    found[rank] += next(going[rank]).keys
+            state = feeds[0].state_dict()
+            for each in going:
+                assert list(each) == []
+            assert sorted(found[0] + found[1]) == sorted(records)
+            with Feed(index, 4, rank=1, readers=0, **options) as alone:
+                alone.load_state_dict(state)
+                held = alone._stand.held
+                assert held is not None
+                alone.set_epoch(epoch)
+                alone.set_held(held)
+                assert [key for batch in alone for key in batch.keys] == found[1]
+            if epoch == 0:
+                assert (held == before).all()
+                n_held = int(before.sum()) // 2 - 4
+                assert all(before[index.find(key)] for keys in found for key in keys[:n_held])
+
+
+def test_a_cache_aware_node_goes_on_with_what_memory_held_then(path: Path) -> None:
+    index = open_index(path)
+    options: dict[str, Any] = {"shuffle": "cache-aware", "seed": 5}
+    held = np.arange(N) % 3 == 0
+    with Feed(index, 8, readers=0, **options) as feed:
+        feed.set_held(held)
+        going = iter(feed)
+        for _ in range(3):
+            next(going)
+        state = feed.state_dict()
+        rest = [batch.keys for batch in going]
+    with NodeFeed(index, 8, ranks=[0], world_size=1, state=state, **options) as node:
+        assert [batch.keys for batch in node.rank(0)] == rest
+
+
 # How many readers
 
 
@@ -457,6 +541,28 @@ def test_readers_are_halved_while_that_costs_nothing(most: int, enough: int) -> 
     # A power of two below: at least what is needed, or all there are.
     assert readers.active >= min(most, WORTH * enough) - 1e-9
     assert readers.active == 1 or readers.active // 2 < enough
+
+
+def test_a_node_tries_fewer_readers_and_every_record_still_comes_once(
+    path: Path, records: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    seen = set()
+    with NodeFeed(
+        path, 4, ranks=range(4), world_size=4, shuffle="global", buffer_bytes=1 << 20
+    ) as node:
+        assert len(node.processes) == 4
+        feeds = [node.rank(rank) for rank in range(4)]
+        for _ in range(2):
+            found: list[bytes] = []
+            going = [iter(feed) for feed in feeds]
+            for _ in range(len(feeds[0])):
+                for each in going:
+                    found += next(each).keys
+                    seen.add(node.n_active)
+            assert sorted(found) == sorted(records)
+            assert [list(each) for each in going] == [[]] * 4
+    assert 2 in seen  # four, of which half is always tried; what it settles on is the machine's
 
 
 WORTH = 0.95

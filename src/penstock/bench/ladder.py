@@ -591,6 +591,7 @@ def write_results(
         raise TierError(f"{output}: no run gave a number{why}")
     value = {
         "machine": machine,
+        "settings": _settings(output),
         "remarks": list(remarks),
         "points": [asdict(point) for point in points],
     }
@@ -619,6 +620,15 @@ LOOKS = {
     "overlap": ("tab:blue", "D"),
     "feed": ("tab:green", "o"), "feed-shuffled": ("tab:green", "v"),
 }  # fmt: skip
+
+
+def _settings(output: Path) -> dict[str, Any]:
+    """What the runs of a folder have in common; empty where it holds none."""
+    try:
+        found: dict[str, Any] = json.loads((output / "settings.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def picture_of(points: Sequence[Point], path: Path) -> None:

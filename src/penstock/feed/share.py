@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,7 +45,14 @@ from penstock.feed.feed import (
 )
 from penstock.feed.index import Index, from_bytes, to_bytes
 from penstock.feed.plan import Layout, Order, Part
-from penstock.feed.read import Options, Reader, available_bytes, library, table_of
+from penstock.feed.read import (
+    Options,
+    Reader,
+    available_bytes,
+    held_in_memory,
+    library,
+    table_of,
+)
 
 __all__ = ["NodeFeed", "RankFeed", "Readers", "attach", "serve"]
 
@@ -58,8 +65,9 @@ LOOK_MS = 500  # how often one who waits looks whether the others are there
 STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
 
 # Words, each 4 bytes, that all processes share.
-STOP, TICKET, DONE, ACTIVE = 0, 1, 2, 3
-WORDS = 4  # then, for each rank: consumed, is gone, process; for each reader: process
+# HELD and the one after it: 1 + the epoch whose `held` lies in the first and in the second place.
+STOP, TICKET, DONE, ACTIVE, HELD = 0, 1, 2, 3, 4
+WORDS = 6  # then, for each rank: consumed, is gone, process; for each reader: process
 
 # A slot's first page: status, number of failures, records that failed, a sentence.
 FILLED, FAILED = 0, 1
@@ -186,6 +194,31 @@ class _Node:
         n = WORDS + 3 * len(self.terms.ranks) + self.terms.n_readers
         return n + place * SLOTS + slot
 
+    # What memory held when an epoch began, under cache-aware
+
+    def _held_at(self, epoch: int) -> slice:
+        """Where the bits of an epoch lie: those of the one before lie in the other place."""
+        size = _held_bytes(self.terms.request, len(self.index))
+        start = self.words_at + 4 * self.ready(len(self.terms.ranks), 0) + epoch % 2 * size
+        return slice(start, start + size)
+
+    def put_held(self, epoch: int, held: NDArray[np.bool_]) -> None:
+        self.bytes[self._held_at(epoch)] = np.packbits(held)
+        self.put(HELD + epoch % 2, epoch + 1)
+
+    def held(self, epoch: int, look: Callable[[], None]) -> NDArray[np.bool_] | None:
+        """What all processes of the node take to be in memory in an epoch: reader 0 says it.
+        look: called while it is waited for."""
+        if self.terms.request.order.shuffle != "cache-aware":
+            return None
+        word = HELD + epoch % 2
+        while (told := self.get(word)) != epoch + 1:
+            if told > epoch + 1:
+                raise FeedError(f"epoch {epoch} is over for all ranks but this one; begin again")
+            self.wait(word, told)
+            look()
+        return np.unpackbits(self.bytes[self._held_at(epoch)])[: len(self.index)].astype(bool)
+
     # Slots
 
     def slot(self, place: int, slot: int) -> NDArray[np.uint8]:
@@ -211,6 +244,11 @@ class _Node:
         return plan.fitted(self._table, records, piece, gap, self.terms.slot_bytes - PAGE)
 
 
+def _held_bytes(request: Request, n_records: int) -> int:
+    """Of one epoch: a bit a record."""
+    return -(-n_records // 8) if request.order.shuffle == "cache-aware" else 0
+
+
 def _is_alive(process: int) -> bool:
     """Whether a process runs: one that has ended and is not waited for yet does not."""
     try:
@@ -230,9 +268,8 @@ def serve(descriptor: int, number: int) -> None:
     if owner != node.terms.owner:
         return  # it ended while we started
     node.put(node.reader(number), os.getpid())
-    server = _Server(node, number, owner)
     with suppress(_Ended):
-        server.run()
+        _Server(node, number, owner).run()
 
 
 class _Ended(Exception):  # noqa: N818 - it is no error: the reading is over
@@ -250,22 +287,45 @@ class _Server:
         self.stand = node.stand()
         self.base = 0  # the first ticket of the epoch
         self.begun = [0] * len(node.terms.ranks)  # windows of each rank in earlier epochs
+        self.over = list(self.begun)  # the same of the epochs before the one before
         self.tuner = Readers(node.terms.n_readers, is_settled=not node.terms.is_tuned)
         self.judged = (0, time.monotonic())
         self._plan_epoch()
 
     def _plan_epoch(self) -> None:
         node = self.node
+        if self.number == 0:
+            self._say_held()
+        self.stand = replace(self.stand, held=node.held(self.stand.epoch, self._look))
         places = range(len(node.terms.ranks))
         self.plans = [node.plan(place, self.stand) for place in places]
-        most = max(part.n_windows for part in self.plans)
-        # Window by window, rank by rank: the order in which ranks in step will ask.
-        self.tickets = [
-            (place, window)
-            for window in range(most)
-            for place in places
-            if window < self.plans[place].n_windows
-        ]
+        # By the batch that a window begins with: ranks in step never wait for a window that comes
+        # behind one for which another rank has no slot yet.  Windows do not hold as many batches
+        # on each rank, so their numbers would be no such order.
+        begins = sorted(
+            (begin, place, window)
+            for place, part in enumerate(self.plans)
+            for window, begin in enumerate(part.edges[:-1].tolist())
+        )
+        self.tickets = [(place, window) for _, place, window in begins]
+
+    def _say_held(self) -> None:
+        """Says what memory holds now, for all, unless a state said it."""
+        node, epoch = self.node, self.stand.epoch
+        is_asked = node.terms.request.order.shuffle == "cache-aware"
+        if not is_asked or node.get(HELD + epoch % 2) == epoch + 1:
+            return
+        for place, windows in enumerate(self.over):  # who may still look at what lies there
+            while (consumed := node.get(node.consumed(place))) < windows:
+                if self._is_gone(place):
+                    break
+                node.wait(node.consumed(place), consumed)
+                self._look()
+        try:
+            found = held_in_memory(node.index)
+        except FeedError:  # the reading will say what is wrong
+            found = None
+        node.put_held(epoch, np.zeros(len(node.index), bool) if found is None else found)
 
     def run(self) -> None:
         node = self.node
@@ -284,9 +344,11 @@ class _Server:
                 self._tune()
 
     def _next_epoch(self) -> None:
-        if not self.tickets and self.stand == Stand(self.stand.epoch):
+        is_whole = not self.stand.steps and not self.stand.history
+        if not self.tickets and is_whole:
             raise _Ended  # no rank has a batch of a whole epoch: there is nothing to wait for
         self.base += len(self.tickets)
+        self.over = list(self.begun)
         for place, part in enumerate(self.plans):
             self.begun[place] += part.n_windows
         self.stand = Stand(self.stand.epoch + 1)
@@ -416,7 +478,11 @@ class RankFeed:
         return self._epoch()
 
     def _epoch(self) -> Iterator[Batch]:
-        node, mine = self._node, self._node.plan(self._place, self._stand)
+        node = self._node
+        if len(self):  # else no reader may be left to say what memory holds
+            held = node.held(self._stand.epoch, self._look)
+            self._stand = replace(self._stand, held=held)
+        mine = node.plan(self._place, self._stand)
         check(node.index, node.terms.request)
         size = self._node.terms.request.batch_size
         for window in range(mine.n_windows):
@@ -445,17 +511,15 @@ class RankFeed:
         word = node.ready(self._place, number)
         begun = time.monotonic()
         while (seen := node.get(word)) != self._window + 1:
-            if not node.wait(word, seen):
+            if not node.wait(word, seen) or node.get(STOP):
                 self._look(time.monotonic() - begun)
-            if not self.close.alive or node.get(STOP):
-                raise FeedError(f"rank {self.rank}: the node's feed was closed")
         return node.slot(self._place, number)
 
-    def _look(self, waited_s: float) -> None:
+    def _look(self, waited_s: float = 0.0) -> None:
         """Names a reader that has ended, or a rank that never came: all wait for their slots."""
         node = self._node
-        if node.get(STOP):  # its readers end as they should
-            return
+        if not self.close.alive or node.get(STOP):  # its readers end as they should
+            raise FeedError(f"rank {self.rank}: the node's feed was closed")
         late = [
             rank
             for place, rank in enumerate(node.terms.ranks)
@@ -572,8 +636,11 @@ class NodeFeed:
         ranks = tuple(ranks)
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
             raise FeedError(f"ranks {list(ranks)} of {world_size}: name each of this node once")
-        if shuffle == "cache-aware":
-            raise FeedError("cache-aware asks each process' memory before an epoch: use Feed")
+        if shuffle == "cache-aware" and len(ranks) < world_size:
+            raise FeedError(
+                f"cache-aware with {len(ranks)} of {world_size} ranks: other nodes hold other "
+                "records, and the order must be one; use Feed and set_held"
+            )
         n_readers = readers or max(1, min(len(ranks), len(os.sched_getaffinity(0)) // 2))
         if not 1 <= n_readers <= 64 or stagger < 0:
             raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
@@ -608,6 +675,8 @@ class NodeFeed:
         )
         self._descriptor = self._made()
         self._node = _Node(self._descriptor)
+        if stand.held is not None:
+            self._node.put_held(stand.epoch, stand.held)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(
             self, _end, self._node, self._processes, self._descriptor, os.getpid()
@@ -624,7 +693,8 @@ class NodeFeed:
         terms += b" " * (-(HEAD.size + len(terms)) % 8)
         n_words = WORDS + (3 + SLOTS) * len(self._terms.ranks) + self._terms.n_readers
         words_at = -(-(HEAD.size + len(terms) + len(listed)) // PAGE) * PAGE
-        slots_at = words_at + -(-4 * n_words // PAGE) * PAGE
+        n_held = 2 * _held_bytes(self._terms.request, len(self.index))
+        slots_at = words_at + -(-(4 * n_words + n_held) // PAGE) * PAGE
         size = slots_at + len(self._terms.ranks) * SLOTS * self._terms.slot_bytes
         # Shared memory is not refused when there is none left: the kernel ends processes instead.
         if size > MOST_OF_MEMORY * available_bytes():
