@@ -633,14 +633,7 @@ class NodeFeed:
         options: Options | None = None,
     ) -> None:
         self.index = index_of(data)
-        ranks = tuple(ranks)
-        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
-            raise FeedError(f"ranks {list(ranks)} of {world_size}: name each of this node once")
-        if shuffle == "cache-aware" and len(ranks) < world_size:
-            raise FeedError(
-                f"cache-aware with {len(ranks)} of {world_size} ranks: other nodes hold other "
-                "records, and the order must be one; use Feed and set_held"
-            )
+        ranks = _ranks_of_node(ranks, world_size, shuffle)
         n_readers = readers or max(1, min(len(ranks), len(os.sched_getaffinity(0)) // 2))
         if not 1 <= n_readers <= 64 or stagger < 0:
             raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
@@ -783,6 +776,19 @@ class NodeFeed:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple[int, ...]:
+    """Those of a world that live on this node.  Raises FeedError: they make no sense."""
+    ranks = tuple(ranks)
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
+        raise FeedError(f"ranks {list(ranks)} of {world_size}: name each of this node once")
+    if shuffle == "cache-aware" and len(ranks) < world_size:
+        raise FeedError(
+            f"cache-aware with {len(ranks)} of {world_size} ranks: other nodes hold other "
+            "records, and the order must be one; use Feed and set_held"
+        )
+    return ranks
 
 
 def _end(
