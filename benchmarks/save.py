@@ -2,9 +2,9 @@
 
     python benchmarks/save.py          SIZE_MB=220 for the smaller of the two states
 
-Verify reads the checkpoint from the device, its pages evicted; so does the ceiling, of the same
-file and in the same minute.  The drain is compared with what nobody can do without: read, write
-past the page cache, fsync, read back.
+Verify reads the checkpoint from the device, its pages evicted before the time begins; so does the
+ceiling, of the same file and in the same minute.  The drain is compared with what nobody can do
+without: read, write past the page cache, fsync, read back.
 """
 
 import mmap
@@ -52,6 +52,7 @@ def _verify_row(tier: Path, path: Path) -> Bar:
 
     def verify_s() -> float:
         (one,) = find(LocalStore(tier))
+        tiers.evict(path)
         begun_s = time.perf_counter()
         verdict = verify(one, "full")
         took_s = time.perf_counter() - begun_s

@@ -1,14 +1,21 @@
 """What ends a save, a drain, a prune or a recovery, a thousand times; cut power; damaged bytes.
 
     python benchmarks/soak_save.py kills [ROUNDS]      SIGKILL at random moments; 1,000 unless told
-    python benchmarks/soak_save.py power [ROUNDS]      a loop device copied t s after the commit;
-                                                       ext4 and xfs, 36 each; needs root
+    python benchmarks/soak_save.py power [ROUNDS]      a loop device copied 0 to 33 s after the
+                                                       commit; ext4 and xfs, 36 each; needs root
     python benchmarks/soak_save.py damage [ROUNDS]     flips, zeros, cuts at level full; 1,000
-    python benchmarks/soak_save.py                     all three
+    python benchmarks/soak_save.py full [ROUNDS]       a tier with room for a part of the next
+                                                       checkpoint; 200 on each of three file systems
+    python benchmarks/soak_save.py gone [SECONDS]      the slow tier is away; 3,600 unless told
+    python benchmarks/soak_save.py                     all of them
 
-The first difference ends the soak with the folder that shows it.  SEED repeats the choices.
+A third word after power and full names one file system.  The first difference ends the soak with the folder that shows it.  SEED repeats the choices.
+--record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
+several pieces add up as long as the code of saving stays the same.
 """
 
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -18,27 +25,51 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from bars import scratch
+import numpy as np
+from bars import ROOT, machine, scratch
+from safetensors.numpy import load_file
 
-from penstock.save.commit import begin, commit
-from penstock.save.drain import Settings, recover
+from penstock.errors import PenstockError
+from penstock.save.checkpointer import Checkpointer
+from penstock.save.commit import STATE, begin, commit
+from penstock.save.drain import Drain, Drainer, Settings, read_status, recover
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
+from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid, verify
 from penstock.stores import LocalStore
 
-__all__ = ["damage", "kills", "power"]
+__all__ = ["damage", "full", "gone", "kills", "page_of", "power"]
 
-SIZE_BYTES = 2 * CHUNK_BYTES + 12_345
+RESULTS = ROOT / "docs" / "save-soak.json"
+PAGE = ROOT / "docs" / "save.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- soak -->\n", "<!-- /soak -->\n"
+
+# A file that a Checkpointer restores from, and that safetensors reads: one array full of the step.
+N_NUMBERS = (2 * CHUNK_BYTES + 12_352) // 8
+_TEXT = json.dumps(
+    {"x": {"dtype": "F64", "shape": [N_NUMBERS], "data_offsets": [0, 8 * N_NUMBERS]}}
+).encode()
+HEAD = len(_TEXT).to_bytes(8, "little") + _TEXT
+SIZE_BYTES = len(HEAD) + 8 * N_NUMBERS
 KEPT = 3
+ENDED_WITHIN_S = 90.0  # a writer or a drain whose training was killed
+POWER_S = 33.0  # past what ext4 and xfs keep back: 5 s and 30 s
+POWER_AT_ONCE = 6
 
 # Each prints what it promises, before it can be killed for the next thing.
 PROGRAM = """
     import os, signal, sys, threading, time
     from penstock.save import drain, retention
     from penstock.save.commit import begin, commit, sweep
+    import struct
     from penstock.stores import LocalStore
     fast, slow, what, delay, step = sys.argv[1:6]
     def die():
@@ -51,7 +82,9 @@ PROGRAM = """
     while True:
         if what == "save":
             part = begin(fast, int(step))
-            part.write("model.pt", [b"%016d" % int(step) * ({size} // 16)])
+            data = {head} + struct.pack("<d", int(step)) * {n}
+            part.write("state.safetensors", [data])
+            part.write("state.json", [b"{}"])
             commit(part)
             os.write(1, b"durable %d\\n" % int(step))
             step = int(step) + 1
@@ -64,53 +97,164 @@ PROGRAM = """
         else:
             with drain.Drainer(fast, slow, settings) as working:
                 working.once()
-""".replace("{size}", str(SIZE_BYTES))
+""".replace("{head}", repr(HEAD)).replace("{n}", str(N_NUMBERS))
+
+# A training: its Checkpointer has a writer and a drain, each a process of its own.  One of the
+# three, or all of them, are killed.
+TRAINING = """
+    import os, random, signal, sys, threading, time
+    import numpy as np
+    from penstock.save.checkpointer import Checkpointer, Keep
+    fast, slow, seed, delay, newest = sys.argv[1:6]
+    keep = Keep(fast=1, last=3)
+    ckpt = Checkpointer(fast, slow, keep=keep, on_error="warn")
+    state = {"x": np.zeros({n})}
+    step = ckpt.restore(state, default=0)
+    if step < int(newest) or (state["x"] != step).any():
+        os.write(1, b"wrong %d\\n" % step)
+    everybody = [os.getpid(), ckpt._writer.pid, ckpt._drain._process.pid]
+    chance = random.Random(int(seed))
+    def die():
+        time.sleep(float(delay))
+        for pid in everybody if chance.random() < 0.4 else [chance.choice(everybody)]:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.random() / 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(1, b"".join(b"child %d\\n" % pid for pid in everybody[1:]))
+    threading.Thread(target=die, daemon=True).start()
+    while True:
+        step += 1
+        state["x"][:] = step
+        try:
+            handle = ckpt.save(step, state)
+            handle.local.result()
+            os.write(1, b"durable %d\\n" % step)
+        except Exception:
+            continue  # its writer was killed
+""".replace("{n}", str(N_NUMBERS))
 
 
 def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--record"]
+    is_recorded = "--record" in sys.argv
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
-    chance = random.Random(seed)
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    what = sys.argv[1] if len(sys.argv) > 1 else "all"
-    if what in ("kills", "all"):
-        kills(scratch("soak-save"), chance, rounds or 1000)
-    if what in ("damage", "all"):
-        damage(scratch("soak-save"), chance, rounds or 1000)
-    if what in ("power", "all"):
-        power(chance, rounds or 36)
+    wanted = words[0] if words else "all"
+    if wanted not in ("all", *SOAKS):
+        raise SystemExit(f"{wanted}: no such soak; there are: {', '.join(SOAKS)}")
+    for name, (soak, usual) in SOAKS.items():
+        if wanted in ("all", name):
+            chance = random.Random(seed)
+            found = soak(chance, int(words[1]) if len(words) > 1 else usual)
+            if is_recorded:
+                _record(name, seed, found)
+
+
+# --- what was done --------------------------------------------------------------------------------
+
+
+def _record(name: str, seed: int, found: dict[str, dict[str, Any]]) -> None:
+    """Adds what a soak did to what stands there of the same code, and writes the page's table."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    code = _code()
+    for row, counted in found.items():
+        before = kept.get(f"{name} {row}".strip(), {})
+        if before.get("code") != code:
+            before = {"counts": {}, "seeds": []}
+        counts = dict(before["counts"])
+        for key, value in counted.items():
+            counts[key] = max(counts.get(key, 0), value) if key.startswith("most ") else (
+                counts.get(key, 0) + value
+            )  # fmt: skip
+        kept[f"{name} {row}".strip()] = {
+            "counts": counts, "seeds": [*before["seeds"], seed], "code": code,
+            "day": str(datetime.now(UTC).date()), "machine": machine().partition(", load")[0],
+        }  # fmt: skip
+    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page_of(PAGE.read_text(), kept))
+
+
+def _code() -> str:
+    """Of everything that a checkpoint's life depends on."""
+    package = ROOT / "src" / "penstock"
+    files = [*sorted((package / "save").glob("*.py")), package / "stores.py", package / "tiers.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def page_of(page: str, kept: dict[str, dict[str, Any]]) -> str:
+    """docs/save.md with the table of what the soaks did."""
+    head, _, rest = page.partition(TABLE_BEGINS)
+    _, _, tail = rest.partition(TABLE_ENDS)
+    rows = [
+        "| soak | what was done | lost, wrong or left over | day |\n| --- | --- | --- | --- |\n"
+    ]
+    for name, one in sorted(kept.items()):
+        counts = ", ".join(f"{key} {value:,}" for key, value in one["counts"].items())
+        rows.append(f"| {name} | {counts} | 0 | {one['day']} |\n")
+    machines = sorted({one["machine"] for one in kept.values()})
+    return "".join([head, TABLE_BEGINS, *rows, "\n", *machines, "\n", TABLE_ENDS, tail])
 
 
 # --- kills ----------------------------------------------------------------------------------------
 
 
-def kills(folder: Path, chance: random.Random, rounds: int) -> None:
+def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     """After each kill the newest that was durable, or a newer one, is chosen, and is its bytes."""
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = _emptied("kills")
     fast, slow = folder / "fast", folder / "slow"
     fast.mkdir(parents=True)
-    newest, done = 0, dict.fromkeys(("save", "drain", "prune", "recover"), 0)
+    newest = 0
+    done = dict.fromkeys(("save", "drain", "prune", "recover", "training"), 0)
     for n in range(rounds):
-        what = chance.choices(list(done), (4, 4, 1, 2))[0] if newest else "save"
-        delay_s = chance.random() ** 2 * (0.15 if what == "save" else 0.5)
-        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), fast, slow, what, delay_s]
-        finished = subprocess.run(
-            list(map(str, [*command, newest + 1])), capture_output=True, text=True
-        )
-        if finished.returncode != -signal.SIGKILL:
-            raise SystemExit(f"{folder}: {what} ended by itself: {finished.stderr[-2000:]}")
+        what = chance.choices(list(done), (4, 4, 1, 2, 2))[0] if newest else "save"
+        newest = _killed(folder, what, chance, newest)
         done[what] += 1
-        for line in finished.stdout.splitlines():
-            newest = max(newest, int(line.split()[1])) if line.startswith("durable ") else newest
-        newest = _still_there(folder, fast, slow, newest, what)
         if n % 50 == 49:
             print(f"{n + 1} kills: {done}, step {newest}", flush=True)
     choice, failed = recover(fast, slow, Settings(settle_s=0))
-    left = [path for path in (*fast.rglob("*"), *slow.rglob("*")) if "part" in path.name]
+    left = _leftovers(fast) + _leftovers(slow)
     if (choice.step or 0) < newest or failed or left:
         raise SystemExit(f"{folder}: after recovery: step {choice.step}, {failed}, {left}")
     shutil.rmtree(folder)
     print(f"kills: {sum(done.values())} ({done}), nothing durable was lost, no leftovers")
+    return {"": {f"killed in {what}": times for what, times in done.items()}}
+
+
+def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
+    """Starts one of them, kills it, and looks.  Returns the newest step that is durable."""
+    fast, slow = folder / "fast", folder / "slow"
+    delay_s = chance.random() ** 2 * (0.15 if what == "save" else 0.5)
+    program, word, step = PROGRAM, what, newest + 1
+    if what == "training":
+        program, word, step = TRAINING, str(chance.randrange(1 << 30)), newest
+    command = [sys.executable, "-c", textwrap.dedent(program), fast, slow, word, delay_s, step]
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if finished.returncode != -signal.SIGKILL or "wrong" in finished.stdout:
+        raise SystemExit(
+            f"{folder}: {what}, step {newest}: status {finished.returncode}, {finished.stdout} "
+            f"{finished.stderr[-2000:]}"
+        )
+    for line in finished.stdout.splitlines():
+        newest = max(newest, int(line.split()[1])) if line.startswith("durable ") else newest
+        if line.startswith("child "):
+            _await_end(int(line.split()[1]))
+    return _still_there(folder, fast, slow, newest, what)
+
+
+def _await_end(pid: int) -> None:
+    """Of a writer or a drain that outlives its training to finish what it was given."""
+    end_s = time.monotonic() + ENDED_WITHIN_S
+    with suppress(OSError):  # it is gone
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if time.monotonic() > end_s:
+                raise SystemExit(f"process {pid}: alive {ENDED_WITHIN_S:.0f} s after its training")
+            time.sleep(0.02)
+
+
+def _leftovers(tier: Path) -> list[Path]:
+    """Of whatever did not come to its end: drafts, parts, what was on its way out."""
+    trash = [*(tier / STATE / "trash").glob("*")]
+    return trash + [path for path in tier.rglob("*") if path.name.endswith(".part")]
 
 
 def _still_there(folder: Path, fast: Path, slow: Path, newest: int, what: str) -> int:
@@ -119,22 +263,42 @@ def _still_there(folder: Path, fast: Path, slow: Path, newest: int, what: str) -
         return 0
     if choice.path is None or (choice.step or 0) < newest:
         raise SystemExit(f"{folder}: killed in {what}: step {newest} was durable, and {choice}")
-    data = (choice.path / "model.pt").read_bytes()
-    if data != b"%016d" % choice.step * (SIZE_BYTES // 16):
+    assert choice.step is not None
+    if not _is_what_was_saved(choice.path, choice.step):
         raise SystemExit(f"{choice.path}: killed in {what}: other bytes than were saved")
     for one in find(LocalStore(slow)):
         verdict = verify(one, "full")
         if not verdict.is_whole:
             raise SystemExit(f"{one.where}: committed on the slow tier, {verdict.problems}")
-    return choice.step or 0
+    return choice.step
+
+
+def _is_what_was_saved(path: Path, step: int) -> bool:
+    """Read by the format's own library."""
+    return bool((load_file(path / "state.safetensors")["x"] == step).all())
+
+
+def _save(tier: Path, step: int) -> Path:
+    part = begin(tier, step)
+    part.write("state.safetensors", [HEAD + np.full(N_NUMBERS, step, "<f8").tobytes()])
+    # By another program, which syncs nothing.
+    (part.path / "state.json").write_text("{}" + " " * 10_000)
+    return commit(part)
+
+
+def _emptied(name: str) -> Path:
+    """A folder of this soak alone: two of them may run side by side."""
+    folder = scratch("soak-save") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def damage(folder: Path, chance: random.Random, rounds: int) -> None:
+def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     """Every flipped bit, zeroed block, zeroed tail and cut is found at level full."""
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = _emptied("damage")
     part = begin(folder, 1)
     part.write("model.pt", [os.urandom(SIZE_BYTES)])
     part.write("small.json", [b'{"step": 1}'])
@@ -155,6 +319,7 @@ def damage(folder: Path, chance: random.Random, rounds: int) -> None:
         raise SystemExit(f"{path}: was said to be damaged, and is not")
     shutil.rmtree(folder)
     print(f"damage: {sum(found.values())} of {sum(found.values())} found ({found})")
+    return {"": {f"{how} found": times for how, times in found.items()}}
 
 
 def _damaged(data: bytes, how: str, chance: random.Random) -> bytes:
@@ -173,20 +338,55 @@ def _damaged(data: bytes, how: str, chance: random.Random) -> bytes:
 # --- power ----------------------------------------------------------------------------------------
 
 
-def power(chance: random.Random, rounds: int) -> None:
+def power(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     """A file system in a file; its image copied t seconds after the commit is what a power cut
-    leaves.  The journal is replayed, and what was committed has to be there."""
+    leaves.  The journal is replayed, and what was committed has to be there.
+
+    Then the same without a single fsync: a check that cannot fail would find those whole too.
+    """
     why = _not_permitted()
     if why:
         print(f"power: not done: {why}")
-        return
-    for kind in ("ext4", "xfs"):
+        return {}
+    done = {}
+    for kind in _kinds("ext4", "xfs"):
         if not shutil.which(f"mkfs.{kind}"):
             print(f"power: {kind}: not done: there is no mkfs.{kind}")
             continue
-        for n in range(rounds):
-            _cut(kind, chance, n, rounds)
-        print(f"power: {kind}: {rounds} of {rounds} cuts left the new checkpoint whole")
+        times = [POWER_S * n / max(1, rounds - 1) for n in range(rounds)]
+        with ThreadPoolExecutor(POWER_AT_ONCE) as pool:
+            found = list(pool.map(lambda after_s, kind=kind: _cut(kind, after_s), times))
+        for after_s, step in zip(times, found, strict=True):
+            if step != 2:
+                raise SystemExit(f"power: {kind}: cut {after_s:.2f} s after the commit: {step}")
+        print(f"power: {kind}: {rounds} of {rounds} cuts left the new checkpoint whole", flush=True)
+        with _no_sync():
+            unsynced = [_cut(kind, after_s) for after_s in times[: max(1, rounds // 12)]]
+        whole = sum(step == 2 for step in unsynced)
+        print(f"power: {kind}, nothing synced: {whole} of {len(unsynced)} whole")
+        if whole == len(unsynced):
+            raise SystemExit(f"power: {kind}: the cut is none: whole without any fsync")
+        done[kind] = {
+            "cuts": rounds, "whole": rounds, "without fsync, cuts": len(unsynced),
+            "without fsync, whole": whole,
+        }  # fmt: skip
+    return done
+
+
+@contextmanager
+def _no_sync() -> Iterator[None]:
+    kept = os.fsync, os.fdatasync
+    os.fsync = os.fdatasync = lambda descriptor: None
+    try:
+        yield
+    finally:
+        os.fsync, os.fdatasync = kept
+
+
+def _kinds(*known: str) -> tuple[str, ...]:
+    """Those that the command line leaves."""
+    wanted = [word for word in sys.argv[1:] if word in known]
+    return tuple(wanted) or known
 
 
 def _not_permitted() -> str:
@@ -200,34 +400,211 @@ def _not_permitted() -> str:
     return ""
 
 
-def _cut(kind: str, chance: random.Random, n: int, rounds: int) -> None:
-    after_s = 33 * n / max(1, rounds - 1) if chance.random() < 0.3 else chance.random()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-power-") as place:
-        image, cut, mount = Path(place) / "image", Path(place) / "cut", Path(place) / "mount"
-        mount.mkdir()
+@contextmanager
+def _mounted(kind: str, image: Path, at: Path) -> Iterator[Path]:
+    """An image's file system; kind: what to make of it first, or empty."""
+    at.mkdir(exist_ok=True)
+    if kind:
         with image.open("wb") as file:
             file.truncate(320 << 20)  # xfs wants 300 MB
         force = ["-F"] if kind == "ext4" else ["-f"]
         subprocess.run([f"mkfs.{kind}", "-q", *force, image], check=True, capture_output=True)
-        subprocess.run(["mount", "-o", "loop", image, mount], check=True)
-        try:
+    subprocess.run(["mount", "-o", "loop", image, at], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+def _cut(kind: str, after_s: float) -> int | None:
+    """The step that is chosen after the cut."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-power-") as place:
+        image, cut = Path(place) / "image", Path(place) / "cut"
+        with _mounted(kind, image, Path(place) / "mount") as mount:
             for step in (1, 2):
-                part = begin(mount / "tier", step)
-                part.write("model.pt", [b"%016d" % step * (SIZE_BYTES // 16)])
-                # By another program, which syncs nothing.
-                (part.path / "state.json").write_text("{}" * 5000)
-                commit(part)
+                _save(mount / "tier", step)
             time.sleep(after_s)
             subprocess.run(["cp", "--sparse=always", image, cut], check=True)
-        finally:
-            subprocess.run(["umount", mount], check=True)
-        subprocess.run(["mount", "-o", "loop", cut, mount], check=True)
-        try:
+        with _mounted("", cut, Path(place) / "mount") as mount:
             choice = latest_valid(mount / "tier", level="full")
-            if choice.step != 2:
-                raise SystemExit(f"power: {kind}, {after_s:.2f} s after: {choice}")
-        finally:
-            subprocess.run(["umount", mount], check=True)
+            is_right = choice.path is not None and _is_what_was_saved(choice.path, choice.step or 0)
+            return choice.step if is_right else None
+
+
+# --- full -----------------------------------------------------------------------------------------
+
+
+def full(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
+    """A tier that is full after any part of the next checkpoint: an error that names it, the older
+    one whole, and after the next start neither leftovers nor an obstacle."""
+    why = _not_permitted()
+    if why:
+        print(f"full: not done: {why}")
+        return {}
+    done = {}
+    for kind in _kinds("tmpfs", "ext4", "xfs"):
+        if kind != "tmpfs" and not shutil.which(f"mkfs.{kind}"):
+            print(f"full: {kind}: not done: there is no mkfs.{kind}")
+            continue
+        counts = dict.fromkeys(("rounds", "refused", "had room"), 0)
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-full-") as place,
+            _small(kind, Path(place)) as mount,
+        ):
+            for _ in range(rounds):
+                writer = chance.choices(list(FILLING), (3, 1, 3))[0]
+                error = _filled(mount, Path(place) / "other", writer, chance)
+                counts["rounds"] += 1
+                counts["refused" if error else "had room"] += 1
+                counts[f"by {writer}"] = counts.get(f"by {writer}", 0) + 1
+        print(f"full: {kind}: {counts}, all older ones whole, no leftovers", flush=True)
+        done[kind] = counts
+    return done
+
+
+@contextmanager
+def _small(kind: str, place: Path) -> Iterator[Path]:
+    at = place / "mount"
+    if kind != "tmpfs":
+        with _mounted(kind, place / "image", at):
+            yield at
+        return
+    at.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", at], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
+def _by_commit(tier: Path, other: Path, step: int) -> None:
+    _save(tier, step)
+
+
+def _by_checkpointer(tier: Path, other: Path, step: int) -> None:
+    with Checkpointer(tier, keep=Keep(last=9), on_error="warn") as ckpt:
+        ckpt.save(step, {"x": np.full(N_NUMBERS, step, "f8")}).local.result()
+
+
+def _by_drain(tier: Path, other: Path, step: int) -> None:
+    _save(other, step)
+    with Drainer(other, tier, Settings(settle_s=0, tries=1)) as working:
+        failed = working.once()
+    if failed:
+        raise PenstockError(str(failed))
+
+
+FILLING: dict[str, Callable[[Path, Path, int], None]] = {
+    "commit": _by_commit,
+    "Checkpointer": _by_checkpointer,
+    "drain": _by_drain,
+}
+
+
+def _filled(mount: Path, other: Path, writer: str, chance: random.Random) -> str:
+    """One save into what room is left, and one into enough.  Returns the error, if there was."""
+    tier, ballast = mount / "tier", mount / "ballast"
+    for old in (tier, other):
+        shutil.rmtree(old, ignore_errors=True)
+    _save(tier, 1)
+    other.mkdir()
+    room = int(chance.random() * 1.1 * SIZE_BYTES)
+    free = os.statvfs(mount)
+    with ballast.open("wb") as file, suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - room))
+    error = ""
+    try:
+        FILLING[writer](tier, other, 2)
+    except PenstockError as found:
+        error = str(found)
+    told = f"{mount}, {room:,} bytes of room, {writer}: {error or 'no error'}"
+    words = ("no room", "full", "No space left")
+    if error and not (any(word in error for word in words) and str(mount) in error):
+        raise SystemExit(f"full: the error names neither place nor cause: {told}")
+    choice = latest_valid(tier, level="full")
+    if choice.step != (1 if error else 2) or choice.path is None:
+        raise SystemExit(f"full: {choice}: {told}")
+    ballast.unlink()
+    shutil.rmtree(other)
+    recover(tier, other, Settings(settle_s=0))
+    if left := _leftovers(tier) + _leftovers(other):
+        raise SystemExit(f"full: after the next start: {left}: {told}")
+    _save(tier, 3)
+    if latest_valid(tier, level="full").step != 3:
+        raise SystemExit(f"full: the next save: {told}")
+    return error
+
+
+# --- gone -----------------------------------------------------------------------------------------
+
+
+def gone(chance: random.Random, seconds: int) -> dict[str, dict[str, Any]]:
+    """The slow tier goes away in the middle of a drain and comes back after so many seconds, while
+    the training goes on to save.  Everything arrives, and the fast tier gave nothing up before."""
+    folder = _emptied("gone")
+    fast, slow, away = folder / "fast", folder / "slow", folder / "away"
+    for tier in (fast, slow):
+        tier.mkdir(parents=True)
+    keep = Keep(fast=1)
+    drain = Drain(fast, slow, limit_bps=8 * SIZE_BYTES, keep=keep)
+    drain.start()
+    try:
+        n_saves, end_s = 0, time.monotonic() + ENDED_WITHIN_S
+        while (said := read_status(fast)) is None or said.state == "starting":
+            if time.monotonic() > end_s or not drain.is_alive():
+                raise SystemExit(f"gone: {folder}: the drain did not begin: {said}")
+            time.sleep(0.05)
+        _save(fast, 1)
+        time.sleep(2 * chance.random())
+        slow.rename(away)
+        slow.write_text("")  # no folder: what a mount that is gone looks like to a program
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
+            n_saves += 1
+            _save(fast, n_saves + 1)
+        said = read_status(fast)
+        here = {one.step for one in find(LocalStore(fast))}
+        memory = _memory_bytes(drain)
+        if said is None or not said.error or not drain.is_alive():
+            raise SystemExit(f"gone: {folder}: the drain says {said}")
+        if missing := set(range(2, n_saves + 2)) - here:
+            raise SystemExit(f"gone: {folder}: given up before they were drained: {missing}")
+        slow.unlink()
+        away.rename(slow)
+        end_s = time.monotonic() + 180
+        while {one.step for one in find(LocalStore(slow))} != set(range(1, n_saves + 2)):
+            if time.monotonic() > end_s:
+                raise SystemExit(f"gone: {folder}: 180 s after it came back: {read_status(fast)}")
+            time.sleep(0.5)
+    finally:
+        drain.stop()
+    for one in find(LocalStore(slow)):
+        if not verify(one, "full").is_whole or not _is_what_was_saved(
+            slow / one.name, one.step or 0
+        ):
+            raise SystemExit(f"gone: {one.where}: not what was saved")
+    shutil.rmtree(folder)
+    print(f"gone: {seconds} s, {n_saves} saves meanwhile, all arrived; it said: {said.error}")
+    return {
+        "": {"times": 1, "most seconds": seconds, "saves meanwhile": n_saves,
+             "most MB of the drain": memory // 10**6}
+    }  # fmt: skip
+
+
+def _memory_bytes(drain: Drain) -> int:
+    assert drain._process is not None
+    pages = Path(f"/proc/{drain._process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+SOAKS: dict[str, tuple[Callable[[random.Random, int], dict[str, dict[str, Any]]], int]] = {
+    "kills": (kills, 1000),
+    "damage": (damage, 1000),
+    "power": (power, 36),
+    "full": (full, 200),
+    "gone": (gone, 3600),
+}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ BENCHMARKS = {
     "stage:million": "Stage: choosing",
     "stage:fill": "Stage: filling while a job reads",
     "save": "Save: verify and drain",
-    "checkpointer": "Save: from a training",
+    "checkpointer": "Save: the block and the time to durable",
+    "checkpointer_training": "Save: beside a training",
 }
 
 PREFACE = """# Performance
@@ -69,8 +70,6 @@ REASONS = """
   what it reads.
 - Of the demonstration's 58,510 events nine in ten are the imports of torch; half of the report's
   second is the start of Python, DuckDB and NumPy and the making of tables.
-- Why verify stays below the ceiling has not been looked into: it reads with several threads, and
-  sums what it reads on the same two cores.
 - What has no figure yet was not run on a quiet machine: a number taken under load says nothing.
 """
 

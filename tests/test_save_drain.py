@@ -430,6 +430,36 @@ def test_a_slow_tier_that_is_gone_is_waited_for(fast: Path, slow: Path) -> None:
     assert any(state == "waiting" and "slow" in error for state, error in states)
 
 
+def test_a_long_outage_is_told_in_one_line_however_many_wait(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round once told of all the others' errors in the name of each: twice as long a time."""
+    for step in (1, 2, 3, 4):
+        saved(fast, step)
+    slow.mkdir()
+    away = slow.with_name("away")
+    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.001)
+    errors: list[str] = []
+    is_over = threading.Event()
+
+    def told(status: Status) -> None:
+        if status.state == "waiting":
+            errors.append(status.error)
+        if len(errors) == 40 and away.exists():
+            slow.unlink()
+            away.rename(slow)
+            is_over.set()
+
+    with Drainer(fast, slow, Settings(settle_s=0), told=told) as working:
+        slow.rename(away)
+        slow.write_text("a file where the tier should be")
+        assert working.watch(is_over.is_set, 60) == []
+    assert sorted(names(slow)) == [f"step-{step:08d}" for step in (1, 2, 3, 4)]
+    assert {len(error.splitlines()) for error in errors} == {1}
+    assert max(map(len, errors)) < 1000
+    assert "and 3 more" in errors[-1]
+
+
 # What may go
 
 

@@ -20,7 +20,8 @@ def bench() -> None:
     \b
       penstock bench tier make slow /data --bandwidth 200MB/s --iops 2000 --latency 1ms
       penstock bench data imagenet-chien images --scale 0.1
-      penstock bench ladder work -o results
+      penstock bench ladder work
+      penstock bench checkpoint work --slow /lustre/me
     """
 
 
@@ -336,11 +337,11 @@ def _asked(folder: Path, n_bytes: float, yes: bool) -> None:
         click.confirm(said, abort=True, err=True)
 
 
-def _chosen(text: str, known: list[str]) -> list[str]:
+def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"{name}: no such rung; there are: {', '.join(known)}")
+            raise click.BadParameter(f"{name}: no such {what}; there are: {', '.join(known)}")
     return [name for name in known if name in names or not names]
 
 
@@ -352,6 +353,75 @@ def _numbers(text: str) -> list[int]:
     if found[0] < 1 or found[-1] > 256:
         raise click.BadParameter(f"{text!r}: 1 to 256 processes")
     return found
+
+
+@bench.command("checkpoint", short_help="Measure what checkpoints cost, to each tier and through.")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--slow",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="On the slow tier.  [default: one is made over FOLDER, by FUSE]",
+)
+@click.option(
+    "--ratio",
+    type=click.FloatRange(1.01, 1000),
+    default=3.85,
+    show_default=True,
+    help="How much slower the tier is that is made.",
+)
+@click.option("--ways", default="", metavar="NAME,...", help="Only these.  [default: all]")
+@click.option("--steps", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
+@click.option("--every", type=click.IntRange(1, 1_000_000), default=20, show_default=True)
+@click.option("--compute", type=duration, default="200ms", show_default=True, metavar="TIME")
+@click.option("--asleep", is_flag=True, help="A step sleeps, as beside an accelerator.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.001, 100),
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Of the state of 733 MB.",
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
+def checkpoint_command(
+    folder: Path,
+    slow: Path | None,
+    ratio: float,
+    ways: str,
+    steps: int,
+    every: int,
+    compute: float,
+    asleep: bool,
+    scale: float,
+    repeats: int,
+    yes: bool,
+) -> None:
+    """Measure what checkpoints cost a training: none, to each tier, through the fast one.
+
+    FOLDER is on the fast tier, and gets checkpoint.md, .csv, .json and .png.  The state has the
+    shapes of AlexNet with Adam's moments.  Ways: none, slow, fast, drain (torch.save to the fast
+    tier and `penstock save drain`), checkpointer.  Interrupted, the same command goes on.
+
+    \b
+      penstock bench checkpoint /nvme/bench --slow /lustre/me
+      penstock bench checkpoint work                   a slow tier is made; needs /dev/fuse
+      penstock bench checkpoint quick --scale 0.1 --repeats 1 --compute 50ms
+    """
+    from penstock.bench import checkpoint
+
+    settings = checkpoint.Settings(
+        tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
+        repeats, ratio,
+    )  # fmt: skip
+    _asked(folder, checkpoint.written_bytes(settings), yes)
+    with working("measuring") as progress:
+        runs = checkpoint.measure(folder, settings, slow, progress.say)
+        machine = checkpoint.machine_of(folder)
+        written = checkpoint.write_results(folder, runs, machine)
+    click.echo(checkpoint.markdown_of(runs, machine), nl=False)
+    click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
 @bench.command("model")

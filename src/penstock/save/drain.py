@@ -521,7 +521,7 @@ class Drainer:
         self._yielding = Yielding(share, clock) if share else None
         self._lock, self._published_s = threading.Lock(), -math.inf
         self._seen: dict[str, tuple[str, float]] = {}
-        self._again_s: dict[str, tuple[float, float]] = {}  # name: (not before, delay)
+        self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._rate: deque[tuple[float, int]] = deque(maxlen=64)
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
@@ -595,7 +595,7 @@ class Drainer:
             if attempt + 1 < self.settings.tries:
                 delay_s = min(MOST_DELAY_S, LEAST_DELAY_S * 2**attempt)
                 self._rest(self.settings.settle_s if not failed else delay_s)
-                self._again_s.clear()
+                self._again.clear()
         return [f"{name}: {why}" for name, why in failed.items()]
 
     def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
@@ -612,7 +612,7 @@ class Drainer:
                 state = "idle" if not failed else "waiting"
             except TierError as error:  # a tier is gone, perhaps for an hour
                 failed, left, state = {"": str(error)}, True, "waiting"
-            self._say(state=state, current="", error="; ".join(failed.values()))
+            self._say(state=state, current="", error=_summed(failed))
             self._publish()
             now_s = self._clock()
             if over_s < math.inf and (not left or now_s - over_s >= grace_s):
@@ -634,19 +634,20 @@ class Drainer:
         self._backlog(left)
         while left:
             one = left.pop(0)
-            not_before_s, delay_s = self._again_s.get(one.name, (-math.inf, LEAST_DELAY_S))
+            not_before_s, delay_s, why = self._again.get(one.name, (-math.inf, LEAST_DELAY_S, ""))
             if self._clock() < not_before_s:
-                failed[one.name] = self.status.error or "tried again later"
+                failed[one.name] = why
                 continue
             if not self._is_settled(one):
                 continue
             try:
                 self._drain(one)
-                self._again_s.pop(one.name, None)
+                self._again.pop(one.name, None)
                 self._say(error="")
             except (PenstockError, OSError) as error:
-                failed[one.name] = str(error)
-                self._again_s[one.name] = (self._clock() + delay_s, min(MOST_DELAY_S, 2 * delay_s))
+                failed[one.name] = why = str(error)
+                again_s = self._clock() + delay_s
+                self._again[one.name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
                 self._say(error=str(error))
                 if isinstance(error, SaveError):
                     damaged = dict.fromkeys((*self.status.damaged, one.name))
@@ -742,6 +743,12 @@ class Drainer:
             _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
             _write(self.fast.path(METRICS), open_metrics(status))
         self._told(status)
+
+
+def _summed(failed: dict[str, str]) -> str:
+    """One reason, and how many more there are: each is tried again by itself."""
+    first = next(iter(failed.values()), "")
+    return f"{first}; and {len(failed) - 1} more" if len(failed) > 1 else first
 
 
 def _write(path: Path, text: str) -> None:
