@@ -4,12 +4,14 @@
 #   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
 #   JOBS       how many tests `make test` runs side by side; auto: as many as there are processors
 #   LADDER     what `make experiments` hands to `penstock bench ladder`, such as "--repeats 1 --for 2s"
+#   CHECKPOINT what it hands to `penstock bench checkpoint`, such as "--repeats 1"
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
 JOBS ?= auto
 TESTS ?=
 LADDER ?=
+CHECKPOINT ?=
 CC ?= cc
 
 venv := .venv
@@ -90,6 +92,7 @@ soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and s
 	$(bin)/python benchmarks/soak.py
 	$(bin)/python benchmarks/soak_save.py
 	$(bin)/python benchmarks/soak_stage.py 500
+	$(bin)/python benchmarks/soak_save.py --record
 	$(bin)/python benchmarks/soak_feed.py
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py
@@ -104,6 +107,10 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	$(bin)/python benchmarks/feed_training.py
 	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
 	$(bin)/python benchmarks/stage_page.py
+	$(bin)/penstock bench checkpoint build/experiments/checkpoint --yes $(CHECKPOINT)
+	mkdir -p docs/experiments/checkpoint
+	cd build/experiments/checkpoint && cp checkpoint.md checkpoint.csv checkpoint.json checkpoint.png \
+	    $(CURDIR)/docs/experiments/checkpoint
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv

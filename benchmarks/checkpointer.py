@@ -23,7 +23,7 @@ from penstock.save.checkpointer import Checkpointer, Keep
 
 __all__ = ["blocking", "main", "make_state", "told"]
 
-ROUNDS, PEER_ROUNDS = 9, 5
+ROUNDS, PEER_ROUNDS = 7, 3
 SIZES = {"220 MB": 220 << 20, "1.07 GB": 1070 << 20}
 BLOCK_RATIO, DURABLE_RATIO = 1.3, 1.5
 PIECE_BYTES = 4 << 20

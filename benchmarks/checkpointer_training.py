@@ -22,7 +22,7 @@ from penstock.save.checkpointer import Checkpointer, Keep
 
 STEP_RATIO = 1.05
 PAPER_RATIO = 2.6
-ROUNDS = 7
+ROUNDS = 5
 COMMAND = "python benchmarks/checkpointer_training.py"
 
 

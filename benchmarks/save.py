@@ -47,8 +47,8 @@ def main() -> list[Bar]:
 
 def _verify_row(tier: Path, path: Path) -> Bar:
     def ceiling_s() -> float:
-        best = max(one.bandwidth_bps for one in tiers.read_ceiling([path], 2.0) if _is_large(one))
-        return path.stat().st_size / best
+        found = tiers.read_ceiling([path], 2.0, orders=["sequential"])
+        return path.stat().st_size / max(one.bandwidth_bps for one in found)
 
     def verify_s() -> float:
         (one,) = find(LocalStore(tier))
@@ -67,10 +67,6 @@ def _verify_row(tier: Path, path: Path) -> Bar:
         "verify --full, cold, against the tier's read ceiling", f"≥ {LEAST_SHARE} ×",
         f"{share:.2f} × ({rate:,.0f} MB/s)", share >= LEAST_SHARE, COMMAND,
     )  # fmt: skip
-
-
-def _is_large(one: tiers.Ceiling) -> bool:
-    return one.order == "sequential"
 
 
 def _drain_row(folder: Path, path: Path) -> Bar:

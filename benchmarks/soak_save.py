@@ -9,7 +9,8 @@
     python benchmarks/soak_save.py gone [SECONDS]      the slow tier is away; 3,600 unless told
     python benchmarks/soak_save.py                     all of them
 
-A third word after power and full names one file system.  The first difference ends the soak with the folder that shows it.  SEED repeats the choices.
+A third word after power and full names one file system.  The first difference ends the soak with
+the folder that shows it.  SEED repeats the choices.
 --record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
 several pieces add up as long as the code of saving stays the same.
 """
@@ -217,7 +218,7 @@ def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
         raise SystemExit(f"{folder}: after recovery: step {choice.step}, {failed}, {left}")
     shutil.rmtree(folder)
     print(f"kills: {sum(done.values())} ({done}), nothing durable was lost, no leftovers")
-    return {"": {f"killed in {what}": times for what, times in done.items()}}
+    return {"": {"kills": rounds} | {f"in {what}": times for what, times in done.items()}}
 
 
 def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
@@ -319,7 +320,7 @@ def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
         raise SystemExit(f"{path}: was said to be damaged, and is not")
     shutil.rmtree(folder)
     print(f"damage: {sum(found.values())} of {sum(found.values())} found ({found})")
-    return {"": {f"{how} found": times for how, times in found.items()}}
+    return {"": {"damaged": sum(found.values())} | found}
 
 
 def _damaged(data: bytes, how: str, chance: random.Random) -> bytes:

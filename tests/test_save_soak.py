@@ -1,4 +1,4 @@
-"""A short round of benchmarks/soak_save.py: kills, damage, power cuts, full tiers, one that is gone."""
+"""A short round of benchmarks/soak_save.py: kills, damage, power cuts, tiers full and gone."""
 
 import importlib.util
 import json

@@ -420,9 +420,11 @@ def read_ceiling(
     progress: Progress | None = None,
     seed: int = 0,
     place: AnyPath | None = None,
+    orders: Sequence[str] = ("sequential", "random"),
 ) -> list[Ceiling]:
     """Reads files of one mount, evicted before each measurement: large requests in order, small
-    ones at random, by more and more threads as long as that brings a tenth.
+    ones at random (or one of the two: orders), by more and more threads as long as that brings a
+    tenth.
 
     seconds_each: at most so long for each number of threads; less where the files are at their
     end.  Files smaller than the large request are opened and read within the time, which makes it
@@ -442,8 +444,8 @@ def read_ceiling(
     # On one such machine the first pass of a file gave 550 MB/s and each later one 1,200.
     reader = _Reader(paths, sizes, mount, named, seconds_each, progress, random.Random(seed))
     reader.sequential(THREADS[0])
-    found = _climb(reader.sequential)
-    for request_bytes in SMALL_BYTES:
+    found = _climb(reader.sequential) if "sequential" in orders else []
+    for request_bytes in SMALL_BYTES if "random" in orders else ():
         if sum(sizes[path] // request_bytes for path in reader.large_enough(request_bytes)):
             found += _climb(partial(reader.random, request_bytes))
     return found

@@ -1,0 +1,122 @@
+"""`penstock bench checkpoint`: every way saves what it says, and what was saved is read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import PENSTOCK
+from penstock.bench import checkpoint
+from penstock.bench.checkpoint import Run, Saved, Settings, measure, summaries_of
+from penstock.errors import TierError
+from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
+
+pytest.importorskip("torch")
+
+SMALL = Settings(n_steps=8, every=4, compute_s=0.005, scale=0.004, repeats=1)
+
+
+def run(way: str, repeat: int, total_s: float, *blocks_s: float) -> Run:
+    saves = tuple(Saved(20 * n, n, block_s, block_s) for n, block_s in enumerate(blocks_s, 1))
+    return Run(way, repeat, total_s, 1.0, 100, 0, saves, ())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Run]]:
+    folder = tmp_path_factory.mktemp("bench")
+    slow = folder / "slow tier"
+    slow.mkdir()
+    return folder / "out", slow, measure(folder / "out", SMALL, slow)
+
+
+def test_every_way_saves_and_is_read_back_by_torch_alone(
+    measured: tuple[Path, Path, list[Run]],
+) -> None:
+    """measure() itself refuses a run whose newest checkpoint is not the last step's."""
+    _, _, runs = measured
+    assert {one.way for one in runs} == set(checkpoint.WAYS)
+    for one in runs:
+        steps = [] if one.way == "none" else [4, 8]
+        assert [save.step for save in one.saves] == steps
+        assert one.loaded_step == (8 if steps else 0)
+        assert all(0 < save.block_s <= one.total_s for save in one.saves)
+        # The three copies of 1/250 of AlexNet, and what a file has beside them.
+        assert not steps or one.size_bytes == pytest.approx(checkpoint.STATE_BYTES / 250, rel=0.05)
+        late = one.way in ("drain", "checkpointer")
+        assert all((save.durable_s > save.block_s) or not late for save in one.saves)
+
+
+def test_runs_are_kept_and_nothing_else_stays(measured: tuple[Path, Path, list[Run]]) -> None:
+    folder, slow, runs = measured
+    assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "settings.json"}
+    assert [*slow.iterdir()] == []
+    with (folder / "runs.jsonl").open("a") as file:
+        file.write('{"way": "none", "cut o')  # as a kill leaves it
+    assert measure(folder, SMALL, slow) == runs
+    with pytest.raises(TierError, match="other settings"):
+        measure(folder, replace(SMALL, every=2), slow)
+
+
+def test_results_are_a_table_a_file_of_numbers_and_a_picture(
+    measured: tuple[Path, Path, list[Run]], tmp_path: Path
+) -> None:
+    folder, _, runs = measured
+    machine = checkpoint.machine_of(folder)
+    written = checkpoint.write_results(tmp_path, runs, machine)
+    assert [path.name for path in written] == [
+        f"checkpoint.{ending}" for ending in ("json", "csv", "md", "png")
+    ]
+    value = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert [one["way"] for one in value["ways"]] == list(checkpoint.WAYS)
+    assert len((tmp_path / "checkpoint.csv").read_text().splitlines()) == 1 + 1 + 4 * 2
+    assert (tmp_path / "checkpoint.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "checkpoint.md").read_text()
+    assert all(f"| {way} |" in text for way in checkpoint.WAYS)
+
+
+def test_overhead_is_paired_and_a_gain_is_no_larger_than_the_noise_allows() -> None:
+    runs = [
+        run("none", 0, 10.0), run("none", 1, 10.4),
+        run("slow", 0, 15.0, 2.5, 2.5), run("slow", 1, 15.4, 2.5, 2.5),
+        run("checkpointer", 0, 10.1, 0.05, 0.05), run("checkpointer", 1, 10.5, 0.05, 0.05),
+    ]  # fmt: skip
+    none, slow, ours = summaries_of(runs)
+    assert (none.overhead_s, none.gain) == (None, None)
+    assert slow.overhead_s == pytest.approx(5.0)
+    assert slow.gain == pytest.approx(1.0)
+    assert ours.overhead_s == pytest.approx(0.1)
+    assert ours.gain == pytest.approx(5.0 / 0.2)  # quiet runs differ by 0.2 s from their middle
+    assert ours.save_s == pytest.approx(0.05)
+
+
+@needs_fuse
+def test_the_command_makes_a_slow_tier_of_its_own(
+    tmp_path: Path,
+    nothing_stays: None,  # noqa: F811
+) -> None:
+    import subprocess
+
+    finished = subprocess.run(
+        [PENSTOCK, "bench", "checkpoint", tmp_path / "out", "--ways", "slow",
+         "--scale", "0.01", "--steps", "4", "--every", "2", "--compute", "5ms", "--asleep",
+         "--repeats", "1"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert "a FUSE tier of" in finished.stdout
+    value = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
+    by_way = {one["way"]: one for one in value["ways"]}
+    assert by_way["slow"]["overhead_s"] is None  # without a run that saves nothing
+    assert by_way["slow"]["block_s"] > 0
+    seconds = [one["slow_bps"] for one in value["runs"][0]["trace"]]
+    assert sum(seconds) > 0  # the tier counted what reached it
+
+
+def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TierError, match="no such way"):
+        measure(tmp_path, Settings(ways=("fastest",)))
+    with pytest.raises(TierError, match="there is none"):
+        measure(tmp_path, Settings(n_steps=10, every=20))
+    with pytest.raises(TierError, match="of room"):
+        measure(tmp_path, Settings(scale=1e6))
