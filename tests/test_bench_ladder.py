@@ -23,6 +23,7 @@ from test_bench_groups import WHY_NO_DISK, WHY_NO_MEMORY
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 N_RECORDS, RECORD_BYTES = 300, 20_000
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +349,16 @@ def test_an_lmdb_is_found_in_memory_under_any_name_of_it(
     )
     assert remarks == []
     assert [run.records for run in runs] == [N_RECORDS]
+
+
+def test_the_page_of_the_ladder_is_what_its_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import ladder_page
+
+    _, _, rest = ladder_page.PAGE.read_text().partition(ladder_page.BEGIN)
+    shown, mark, _ = rest.partition(ladder_page.END)
+    assert mark
+    assert shown.strip() == ladder_page.measured().strip()
 
 
 def test_an_lmdb_without_a_record_is_refused_before_anything_is_made(tmp_path: Path) -> None:
