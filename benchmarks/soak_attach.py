@@ -30,7 +30,7 @@ MODES = (
     *("computes", "computes in threads", "allocates", "loads"),
     *("forks", "waits", "hears alarms", "all at once"),
 )
-ROUND = 5  # attaches to one program before the next of its kind
+ROUND = 15  # attaches to one program before the next of its kind
 GO_ON_S = 30.0
 
 PYTHON = """
@@ -139,7 +139,9 @@ def attacked(
     name: str, command: Sequence[str], n: int, chance: random.Random, folder: Path, tally: Tally
 ) -> None:
     """One program through n attaches; what went wrong is kept."""
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    program = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert program.stdout is not None
     try:
         first = program.stdout.readline()

@@ -462,7 +462,8 @@ int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin)
     int error;
 
     budget = budget_bytes ? budget_bytes : DEFAULT_BUDGET;
-    if (log_state->header && !strcmp(folder, log_folder)) {
+    if (log_state->header && !strcmp(folder, log_folder) &&
+        !syscall(SYS_faccessat, AT_FDCWD, log_state->path, F_OK)) { /* else it was removed since */
         log_state->header->state = LOG_RUNNING;
         return 0;
     }

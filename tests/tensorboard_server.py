@@ -1,13 +1,20 @@
 """TensorBoard with Penstock's tab, as a program: whether or not Penstock is installed."""
 
 import sys
+import types
 
 from tensorboard import default, main_lib, program
 
 from penstock.tensorboard import Plugin
 
 
+def without_tensorflow() -> None:
+    """TensorBoard's own switch: importing TensorFlow takes longer than all that is tested here."""
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
+
+
 def main() -> None:
+    without_tensorflow()
     main_lib.global_init()
     plugins = default.get_plugins()
     if Plugin not in plugins:  # run from its sources: nothing has told TensorBoard of it

@@ -150,6 +150,22 @@ def test_it_can_be_joined_again_and_not_twice_at_once(
             assert reads_of_data(run) == [(11, 40960)]
 
 
+def test_a_folder_that_was_removed_since_gets_a_log_again(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    program = target(READS)
+    attach.join(program.pid, folder, BUDGET)
+    attach.leave(program.pid)
+    shutil.rmtree(folder)
+    launch.make_folder(["x"], folder)
+    attach.join(program.pid, folder, BUDGET)
+    program.work()
+    attach.leave(program.pid)
+    program.end()
+    with open_run(folder) as run:
+        assert reads_of_data(run) == [(11, 40960)]
+
+
 def test_what_it_starts_afterwards_is_recorded_with_it_and_left_with_it(
     target: Callable[[str], Target], folder: Path
 ) -> None:

@@ -578,7 +578,7 @@ def helped_run(draw: Any) -> Any:
     return waits, fetches, cut(draw, 4, 0, 260), helpers, 10, 260
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_run() | helped_run())
 def test_parts_are_what_an_instant_by_instant_count_finds(case: Any) -> None:
     waits, fetches, calls, helpers, worker, end = case

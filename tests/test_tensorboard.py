@@ -27,6 +27,9 @@ pytest.importorskip(
 )
 
 from penstock.tensorboard import Plugin, Runs
+from tensorboard_server import without_tensorflow
+
+without_tensorflow()
 
 SERVER = Path(__file__).parent / "tensorboard_server.py"
 LOGS = Path(__file__).parent / "logs"

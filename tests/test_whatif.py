@@ -529,6 +529,7 @@ def with_delays(was_s: float, is_s: float) -> tuple[Calls, Calls]:
     return Listener(was_s).calls(), Listener(is_s).calls()
 
 
+@pytest.mark.alone  # the delays are real
 def test_the_gain_is_the_wait_for_data_files_times_what_is_gone_of_the_calls(
     tmp_path: Path,
 ) -> None:

@@ -93,6 +93,7 @@ static void *load(void *argument)
 
         if (!library || !dlsym(library, "cos") || dlclose(library))
             wrong("a library");
+        usleep(300);
     }
     return NULL;
 }
