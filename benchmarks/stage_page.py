@@ -234,7 +234,7 @@ def curves(shown: dict[str, Any], path: Path) -> None:
         axis.set_ylim(0, 1.12 * one["before"]["wait_s"])
         if not place:
             axis.set_ylabel("s of data wait removed", fontsize=9)
-            axis.legend(frameon=False, fontsize=8, loc="center right")
+            axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
