@@ -174,7 +174,7 @@ def fill(one: dict[str, Any]) -> str:
             "" if row["slower"] is None else f"{row['slower']:+.1%} ± {row['slower_error']:.1%}"
         )
         copied = "" if row["copied_bytes"] is None else f"{row['copied_bytes'] / 1e6:,.0f} MB"
-        mean = "" if row["read_s"] is None else f"{row['read_s'] * 1e3:.2f} ms"
+        mean = "" if row["mean_read_s"] is None else f"{row['mean_read_s'] * 1e3:.2f} ms"
         share = "" if row["wait_share"] is None else f"{row['wait_share']:.1%}"
         rows.append(
             f"| {row['filling']} | {row['seconds']:.1f} s | {copied} | {row['reads']:,} | {mean} | "

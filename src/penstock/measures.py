@@ -399,7 +399,7 @@ class Filling:
     seconds: float
     copied_bytes: int | None
     reads: int
-    read_s: float | None
+    mean_read_s: float | None
     slower: float | None
     slower_error: float | None
     wait_share: float | None

@@ -781,6 +781,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "mean_s": ("mean", "s", False),
     "metadata_s": ("in metadata", "s", False),
     "mount": ("mounted at", "path", False),
+    "mean_read_s": ("a read", "s", True),
     "moved_bytes": ("bytes moved", "B", False),
     "op": ("operation", "text", False),
     "opens": ("opens", "count", False),
@@ -874,7 +875,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "filling": (
         "Filling a tier meanwhile",
-        "filling seconds copied_bytes reads read_s slower slower_error wait_share",
+        "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
         "Reads of the files themselves beside the copying, and in the pauses that it makes to"
         " compare. Slower: against reads of as many bytes in the pauses; what is no more than two"
         " or three of its errors is chance.",

@@ -4,7 +4,7 @@
 --   seconds       how long, in all
 --   copied_bytes  what was copied; NULL in the pauses
 --   reads         reads of data files, not served from a tier, that began then
---   read_s        their mean time
+--   mean_read_s   their mean time
 --   slower        how much longer reads took beside the copying than reads of as many bytes (within a
 --                 factor of two) in the pauses: of the sum, 0.02 is 2 %; NULL in the pauses, and where
 --                 fewer than 100 reads are on either side
@@ -59,14 +59,14 @@ times AS (
     GROUP BY is_copying
 ),
 counted AS (
-    SELECT is_copying, count(*) AS reads, avg(s) AS read_s FROM reads GROUP BY is_copying
+    SELECT is_copying, count(*) AS reads, avg(s) AS mean_read_s FROM reads GROUP BY is_copying
 )
 SELECT
     CASE WHEN t.is_copying THEN 'copying' ELSE 'paused' END AS filling,
     t.ns / 1e9 AS seconds,
     CASE WHEN t.is_copying THEN t.copied_bytes END AS copied_bytes,
     CAST(coalesce(c.reads, 0) AS BIGINT) AS reads,
-    c.read_s,
+    c.mean_read_s,
     CASE WHEN t.is_copying AND d.is_enough THEN d.slower END AS slower,
     CASE WHEN t.is_copying AND d.is_enough THEN d.error END AS slower_error,
     w.ns / t.ns / (SELECT greatest(1, count(*)) FROM mains) AS wait_share

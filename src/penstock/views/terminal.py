@@ -53,7 +53,7 @@ COLUMNS = {
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
     "staged": "outcome opens files read_bytes time_s tier",
-    "filling": "filling seconds copied_bytes reads read_s slower slower_error wait_share",
+    "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
 }
 ROWS = {
