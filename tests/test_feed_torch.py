@@ -14,11 +14,13 @@ import pytest
 
 import penstock
 from penstock.adapters.torch import FeedDataset, feed_stream
+from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Record, hinted, open_index
 from penstock.feed.hint import Hints
 from penstock.feed.read import library
 from penstock.tiers import evict, resident_bytes
+from test_bench_tier import needs_fuse
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make setup")
 data = torch.utils.data
@@ -376,6 +378,27 @@ def test_a_model_is_trained_from_an_lmdb_and_the_reads_are_in_the_report(
     assert moved >= open_index(path).total_bytes
     [(steps,)] = run.sql("select count(*) from spans where kind = 'step'")
     assert steps >= N // 20
+
+
+@pytest.mark.slow  # two recorded trainings, one of which waits for each page
+@needs_fuse
+def test_a_training_on_a_slow_tier_waits_no_more_with_a_feed_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    import feed_training
+
+    lmdb_path = feed_training.made(tmp_path, 160)
+    with slow(lmdb_path, latency_s=4e-3) as tier:
+        runs = [
+            feed_training.training(tmp_path, Path(tier.path), reader, list)
+            for reader in ("lmdb", "feed")
+        ]
+    before, after = (feed_training.seen(run, run.name) for run in runs)
+    assert before.steps == after.steps == 5
+    # Fifteen pages a record, each 4 ms, against a request or two: it holds on a busy machine too.
+    assert before.data_wait_s > 1
+    assert after.data_wait_s < before.data_wait_s / 3
 
 
 def test_a_data_set_whose_lmdb_changes_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:
