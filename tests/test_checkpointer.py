@@ -107,6 +107,23 @@ def test_the_three_futures_come_in_order_and_say_where(tmp_path: Path) -> None:
     assert all(verify(one, "full").is_whole for one in find(LocalStore(slow)))
 
 
+@pytest.mark.parametrize("keep", [Keep(fast=1, last=1), Keep(fast=3, last=1)])
+def test_saves_that_the_rules_give_up_keep_nobody_waiting(tmp_path: Path, keep: Keep) -> None:
+    """Some arrive and go before anybody looks, some stay on fast: none is still to come."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    with Checkpointer(fast, slow, keep=keep) as ckpt:
+        handles = [ckpt.save(step, state(step)) for step in range(8)]
+        assert ckpt.wait(40)
+        risk = ckpt.at_risk()
+        assert (risk.step, risk.backlog) == (7, 0)
+    last = slow / "step-00000007"
+    assert handles[-1].durable.result(0) == str(last)
+    assert {handle.durable.result(0) for handle in handles} <= {None} | {
+        str(slow / f"step-{step:08d}") for step in range(8)
+    }
+    assert [one.name for one in find(LocalStore(slow))] == [last.name]
+
+
 def test_the_slow_tier_alone_serves_a_restart_on_another_node(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
         ckpt.save(4, state(4)).durable.result(60)

@@ -104,7 +104,8 @@ class Handle:
 
     staged: the state may change again.  local: the checkpoint counts, and survives the process;
     its path.  durable: it is verified on the slow tier, and survives the node; its path there.
-    Where there is one tier, local and durable are one.  A save that was skipped has None in all.
+    Where there is one tier, local and durable are one.  A save that was skipped has None in all,
+    and durable is None where `keep` lets a newer one take its place on the slow tier.
     """
 
     def __init__(self, step: int) -> None:
@@ -213,6 +214,7 @@ class Checkpointer:
         self._pending: list[tuple[int, _Going]] = []  # local, and not durable yet
         self._is_closed = False
         self._last_local_unix_s = 0.0
+        self._idle_unix_ns = 0  # the drain's first word of this kind since it had work
         self._begin_unix_s = time.time()
         self.restored: Chosen | None = None  # by the last restore(), with what it passed over
         self._start_writer()
@@ -479,25 +481,36 @@ class Checkpointer:
             self._prune()
 
     def _look_for_durable(self) -> None:
-        """Which of those that are local have arrived, by the slow tier's own manifests."""
+        """Which of those that are local have arrived, by the slow tier's own manifests; and which
+        never will: given up by the rules after they had arrived unseen, or kept on fast only."""
+        is_idle = self._is_drain_idle()
         for number, going in list(self._pending):
+            # In this order: the fast tier gives up only what has arrived.
+            is_here = Path(going.save.path).exists()
             try:
-                path = self._tiers.on_slow(
-                    Path(going.save.path).name, going.content_id, self._is_drain_idle()
-                )
+                path = self._tiers.on_slow(Path(going.save.path).name, going.content_id, is_idle)
             except Exception as error:  # a slow tier that is gone for an hour ends nothing
                 log.warning("step %d: not seen on the slow tier: %s", going.handle.step, error)
                 return
             if path is not None:
                 self._pending.remove((number, going))
                 self._durable(number, going, path)
+            elif is_idle or not is_here:
+                self._pending.remove((number, going))
+                going.handle.durable.set_result(None)
 
     def _is_drain_idle(self) -> bool:
-        """Whether it has looked since the last save became local, and found nothing to do."""
+        """Whether it has looked since the last save became local, and found nothing to do.
+
+        Two of its words: the look that the first one tells of may have begun before."""
         status = self._drain.status() if self._drain is not None else None
         if status is None or status.state != "idle" or status.backlog:
+            self._idle_unix_ns = 0
             return False
-        return status.updated_unix_ns / 1e9 > self._last_local_unix_s + 1.0
+        if self._idle_unix_ns <= self._last_local_unix_s * 1e9:
+            self._idle_unix_ns = status.updated_unix_ns
+            return False
+        return status.updated_unix_ns > self._idle_unix_ns
 
     def _durable(self, number: int, going: _Going, path: str) -> None:
         end_s = time.perf_counter()
@@ -543,13 +556,11 @@ class Checkpointer:
     def at_risk(self) -> AtRisk:
         """What would be lost if the node died now."""
         saves = [save for save in self.saves if save.durable_s is not None]
-        waiting = [
-            save for save in self.saves if save.local_s is not None and save.durable_s is None
-        ]
+        backlog = len(self._pending)
         if not saves:
-            return AtRisk(None, time.time() - self._begin_unix_s, len(waiting))
+            return AtRisk(None, time.time() - self._begin_unix_s, backlog)
         newest = max(saves, key=lambda save: save.begin_unix_s)
-        return AtRisk(newest.step, time.time() - newest.begin_unix_s, len(waiting))
+        return AtRisk(newest.step, time.time() - newest.begin_unix_s, backlog)
 
     # Restoring
 
