@@ -13,7 +13,10 @@
 #include <unistd.h>
 
 #define STOP_S 0.05 /* in which a thread stops that can */
-#define CALL_S 10.0 /* in which a library is loaded */
+#define CALL_S 10.0 /* in which a library is loaded, if no lock is in the way */
+/* With other registers than its own a thread is not left, however long the kernel or another thread
+ * keeps it: as long as that. */
+#define FOREVER_S 1e9
 #define SYSCALL_STOP (SIGTRAP | 0x80)
 #define DIRECTION_FLAG 0x400
 
@@ -111,7 +114,7 @@ static int skip_call(struct thread *thread, struct user_regs_struct registers)
     if (!error)
         error = resume(thread, PTRACE_SYSCALL, 0);
     if (!error)
-        error = next_stop(thread, STOP_S, &status);
+        error = next_stop(thread, FOREVER_S, &status);
     return error;
 }
 
@@ -135,7 +138,7 @@ static int make_call(struct thread *thread, const struct target *target, long nu
     for (stops = 0; !error && stops < 2;) { /* its entry and its end */
         error = resume(thread, PTRACE_SYSCALL, 0);
         if (!error)
-            error = next_stop(thread, STOP_S, &status);
+            error = next_stop(thread, FOREVER_S, &status);
         if (!error && WSTOPSIG(status) == SYSCALL_STOP)
             stops++;
         else if (!error && !is_event(status))
@@ -215,7 +218,7 @@ int thread_call(struct thread *thread, const struct target *target, uint64_t fun
             error = next_stop(thread, CALL_S, &status);
         if (error == -ETIME && !ptrace(PTRACE_INTERRUPT, thread->id, NULL, NULL)) {
             is_late = true;
-            error = next_stop(thread, CALL_S, &status);
+            error = next_stop(thread, FOREVER_S, &status);
         }
         if (error)
             break;
@@ -249,7 +252,7 @@ void thread_release(struct thread *thread, const struct target *target)
     if (thread->is_borrowed) {
         /* In a stop that signals pass, so that one which came meanwhile ends a call as it should. */
         if (ptrace(PTRACE_INTERRUPT, thread->id, NULL, NULL) || resume(thread, PTRACE_CONT, 0) ||
-            until_event(thread, CALL_S))
+            until_event(thread, FOREVER_S))
             return;
         ptrace(PTRACE_SETREGSET, thread->id, (void *)NT_X86_XSTATE, &vector);
         ptrace(PTRACE_SETSIGMASK, thread->id, sizeof thread->signals, &thread->signals);
