@@ -16,7 +16,8 @@
 #define LOG_UNIT_BYTES 65536
 #define BLOCK_MAGIC 0x4b425350u /* "PSBK" */
 
-/* Numbers are on disk and never reused.  layer: 1 POSIX, 2 STDIO, 3 process, 4 application.
+/* Numbers are on disk and never reused; 127 stays free for page faults, which are no calls.
+ * layer: 1 POSIX, 2 STDIO, 3 process, 4 application.
  * group: what a wait is attributed to, and what the fold keeps: read, write, metadata, ... */
 #define OPS(X)                                                                                     \
     X(1, OPEN, posix, metadata)                                                                    \
@@ -249,12 +250,107 @@ struct log_header {
     uint64_t opens[16]; /* of staged files, by outcome; [0] is not used */
 };
 
+/* Page faults lie in a file of their own, which the launcher writes: a header, then chunks, each of
+ * one kind of record.  Files and images are numbered from 1 in the order in which they were seen;
+ * an image is what a process runs between two calls of exec.  Times are CLOCK_MONOTONIC ns. */
+#define FAULTS_MAGIC "PENFAULT"
+#define FAULTS_VERSION 1
+#define FAULTS_HEADER_BYTES 256
+
+struct faults_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint32_t launcher; /* pid; images whose parent it is are the program's */
+    uint32_t page_bytes;
+    uint64_t start_ns;      /* CLOCK_MONOTONIC */
+    uint64_t start_unix_ns; /* CLOCK_REALTIME */
+    uint32_t cpus;          /* processors on which faults are seen */
+    uint32_t ring_bytes;    /* of each */
+    uint32_t is_user_only;  /* 1: faults inside system calls are not seen */
+    uint32_t reserved;
+    uint8_t boot_id[16];
+    char host[64];
+};
+
+enum chunk_kind {
+    CHUNK_FILE = 1,
+    CHUNK_IMAGES = 2,
+    CHUNK_FAULTS = 3,
+    CHUNK_COUNTS = 4,
+    CHUNK_STATE = 5
+};
+
+struct chunk {
+    uint32_t kind;
+    uint32_t bytes; /* of the whole chunk, a multiple of 8 */
+};
+
+/* A mapped file; its path follows, ended by a NUL. */
+struct fault_file {
+    uint32_t file;
+    uint32_t device_major, device_minor;
+    uint32_t reserved;
+    uint64_t inode;
+};
+
+struct fault_image {
+    uint32_t image;
+    uint32_t pid, ppid; /* ppid 0: not known, it began with exec */
+    uint32_t reserved;
+    uint64_t start_ns;
+};
+
+enum fault_kind { FAULT_MINOR = 1, FAULT_MAJOR = 2 };
+
+struct fault {
+    uint64_t start_ns;
+    uint64_t duration_ns; /* ~0: its begin was not seen */
+    uint64_t offset;      /* of the page in the file, bytes */
+    uint32_t image, tid, file, kind;
+};
+
+/* All faults of an image in a file, from the beginning: a later record takes an earlier one's
+ * place. File 0 is memory without a file. */
+struct fault_counts {
+    uint32_t image, file;
+    uint64_t major, minor;
+    uint64_t waited; /* minor faults of FAULT_WAITED_NS and more */
+    uint64_t major_ns, minor_ns, waited_ns;
+    uint64_t max_ns;
+    uint64_t kept; /* of them are single records */
+};
+
+/* A minor fault takes 1 to 3 µs, that of 16 pages at once included; no device answers sooner than
+ * this. A longer one waited: for a page already on its way, or for a processor. */
+#define FAULT_WAITED_NS 10000
+
+/* The latest one counts.  counted: by the kernel, exactly; seen: those whose samples came. */
+struct faults_state {
+    uint64_t now_ns;
+    uint64_t counted_major, counted_minor;
+    uint64_t seen_major, seen_minor;
+    uint64_t foreign;  /* of those seen, of no process known: the launcher's own */
+    uint64_t unpaired; /* seen without their begin: no duration */
+    uint64_t lost;     /* records that found the ring full, of any kind */
+    uint64_t folded;   /* seen and counted, but no single record */
+    uint32_t is_ended; /* 1: the program has */
+    int32_t error;     /* errno; single records end here */
+};
+
 _Static_assert(sizeof(struct event) == 32, "an event is 32 bytes on disk");
 _Static_assert(sizeof(struct event_rest) == 32, "the rest of an event is a slot on disk");
 _Static_assert(sizeof(struct block) == 64, "a block header is 64 bytes on disk");
 _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
 _Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");
+_Static_assert(sizeof(struct faults_header) <= FAULTS_HEADER_BYTES, "the header fits");
+_Static_assert(sizeof(struct chunk) == 8, "a chunk's head is 8 bytes on disk");
+_Static_assert(sizeof(struct fault_file) == 24, "a mapped file is 24 bytes and its path on disk");
+_Static_assert(sizeof(struct fault_image) == 24, "an image is 24 bytes on disk");
+_Static_assert(sizeof(struct fault) == 40, "a fault is 40 bytes on disk");
+_Static_assert(sizeof(struct fault_counts) == 72, "counts are 72 bytes on disk");
+_Static_assert(sizeof(struct faults_state) == 80, "a state is 80 bytes on disk");
 _Static_assert(sizeof(struct log_header) <= 4096, "the header fits its page");
 
 #endif

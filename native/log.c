@@ -258,19 +258,26 @@ static uint32_t number_of(const char *const *names)
     return ~0u;
 }
 
-static void read_boot_id(void)
+/* What the clocks and the processes of a log belong to. */
+void log_machine(char host[64], uint8_t boot_id[16])
 {
+    struct utsname machine;
     char text[64] = "";
     int digits = 0;
     char *c;
 
+    if (!uname(&machine))
+        memccpy(host, machine.nodename, 0, 63);
+    for (c = host; *c; c++)
+        if (*c == '/')
+            *c = '_';
     read_small("/proc/sys/kernel/random/boot_id", text, sizeof text - 1);
     for (c = text; *c && digits < 32; c++) {
         int value = *c >= '0' && *c <= '9' ? *c - '0' : *c >= 'a' && *c <= 'f' ? *c - 'a' + 10 : -1;
 
         if (value < 0)
             continue;
-        identity.boot_id[digits / 2] |= (uint8_t)(value << (digits & 1 ? 0 : 4));
+        boot_id[digits / 2] |= (uint8_t)(value << (digits & 1 ? 0 : 4));
         digits++;
     }
 }
@@ -283,8 +290,6 @@ static void identify(void)
                                          "MPI_LOCALRANKID", "SLURM_LOCALID", NULL};
     static const char *const worlds[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                          "SLURM_NTASKS", NULL};
-    struct utsname machine;
-    char *c;
 
     if (identity.version)
         return;
@@ -294,12 +299,7 @@ static void identify(void)
     identity.header_bytes = LOG_HEADER_BYTES;
     identity.unit_bytes = LOG_UNIT_BYTES;
     identity.event_bytes = sizeof(struct event);
-    if (!uname(&machine))
-        memccpy(identity.host, machine.nodename, 0, sizeof identity.host - 1);
-    for (c = identity.host; *c; c++)
-        if (*c == '/')
-            *c = '_';
-    read_boot_id();
+    log_machine(identity.host, identity.boot_id);
     identity.rank = number_of(ranks);
     identity.local_rank = number_of(locals);
     identity.world_size = number_of(worlds);

@@ -82,7 +82,8 @@ static inline bool recorder_is_in(void)
     return recorder_on || recorder_paused;
 }
 
-void *log_map_wiped(size_t bytes); /* private memory, zero in a forked child */
+void log_machine(char host[64], uint8_t boot_id[16]); /* both zeros before */
+void *log_map_wiped(size_t bytes);                    /* private memory, zero in a forked child */
 int log_setup(void);
 int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin);
 void log_stop(uint32_t state);

@@ -109,6 +109,23 @@ def mapped(faults: int, *, delay: float = 0.05) -> Synthetic:
     return run
 
 
+def faulting(each_ms: float, *, faults: int = 3, is_major: bool = True) -> Synthetic:
+    """Batches of 30 ms, of which the thread stands still at pages of a mapped file."""
+    run = Synthetic()
+    path = a_file(run, "/data/train.lmdb/data.mdb", 1 << 30)
+    run.call("mmap", 1, 2, path=path, asked=1 << 30)
+    run.note("page faults", "measured")
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        for number in range(faults):
+            start = at + MS + int(number * (each_ms + 1) * MS)
+            run.fault(path, start, int(each_ms * MS), process=process, is_major=is_major)
+        return at + 30 * MS
+
+    loop(run, fetch, batches=50, workers=1, compute_ms=5, busy=0.1)
+    return run
+
+
 def unequal(slow: float) -> Synthetic:
     run = Synthetic()
 
@@ -272,7 +289,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D4": lambda: lmdb_like(anywhere),
     "D5": lambda: cliff(memory=64 << 20),
     "D6": lambda: twice_over("nfs4"),
-    "D7": lambda: mapped(12),
+    "D7": lambda: faulting(8),
     "D8": lambda: unequal(2.5),
     "D9": lambda: with_tail(50, 40),
     "W1": short_of_workers,

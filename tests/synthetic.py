@@ -156,6 +156,30 @@ class Synthetic:
     def note(self, key: str, value: str, process: int = 1) -> None:
         self.rows["notes"].append((process, key, value))
 
+    def fault(
+        self,
+        path: str,
+        start: int,
+        ns: int,
+        *,
+        process: int = 1,
+        thread: int = 1,
+        is_major: bool = True,
+        offset: int = 0,
+    ) -> None:
+        """A page fault of a mapped file."""
+        file = self.file(path)
+        self.rows["faults"].append((process, thread, file, is_major, start, ns, offset))
+        waited = not is_major and ns >= 10_000
+        counts = (int(is_major), int(not is_major), int(waited))
+        sums = (is_major * ns, (not is_major) * ns, waited * ns)
+        self.rows["fault_counts"].append((process, file, *counts, *sums, ns, 1))
+
+    def sample(self, at: int, kind: str, device: str = "", **values: float) -> None:
+        """One sample of the host."""
+        for quantity, value in values.items():
+            self.rows["system"].append((at, kind, device, quantity, float(value)))
+
     def ceiling(self, mount: str, op: str, bandwidth_bps: float) -> None:
         """A tier that was measured."""
         self.ceilings.append(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import log, schema
+from penstock import faults, log, schema
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
@@ -21,6 +21,13 @@ STRUCTS = {
     "text": log.TEXT,
     "calls_counter": log.CALLS,
     "access_counter": log.ACCESS,
+    "faults_header": faults.HEADER,
+    "chunk": faults.CHUNK,
+    "fault_file": faults.FILE,
+    "fault_image": faults.IMAGE,
+    "fault": faults.FAULT,
+    "fault_counts": faults.COUNTS,
+    "faults_state": faults.STATE,
 }
 
 
@@ -111,6 +118,14 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
         assert constant(f"LOG_{state.upper()}") == number
     for number, origin in log.ORIGINS.items():
         assert constant(f"ORIGIN_{origin.upper()}") == number
+    assert constant("FAULTS_VERSION") == faults.VERSION
+    assert constant("FAULTS_HEADER_BYTES") == faults.HEADER_BYTES
+    assert constant("FAULT_WAITED_NS") == faults.WAITED_NS
+    assert f'FAULTS_MAGIC "{faults.MAGIC.decode()}"' in EVENTS_H
+    for kind in ("FILE", "IMAGES", "FAULTS", "COUNTS", "STATE"):
+        assert constant(f"CHUNK_{kind}") == getattr(faults, f"{kind}_CHUNK")
+    for kind in ("MINOR", "MAJOR"):
+        assert constant(f"FAULT_{kind}") == getattr(faults, kind)
     for number, clock in log.CLOCKS.items():
         assert constant(f"CLOCK_{clock.upper()}") == number
 

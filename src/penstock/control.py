@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import RunError
 
-__all__ = ["NAME", "PAUSE", "RECORD", "ask", "attending", "make"]
+__all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
 
 RECORD, PAUSE = 1, 2  # as in native/recorder.h; a test holds them equal
 PAGE_BYTES = 4096
@@ -51,6 +51,16 @@ def ask(folder: str | os.PathLike[str], asked: int) -> int:
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     return generation
+
+
+def asked(folder: str | os.PathLike[str]) -> int:
+    """What the processes of a run are asked now; RECORD where there is no page."""
+    try:
+        with open(Path(folder) / NAME, "rb") as file:
+            word: int = _WORD.unpack(file.read(_WORD.size))[0]
+    except (OSError, struct.error):
+        return RECORD
+    return word & 0xFFFFFFFF
 
 
 def attending(folder: str | os.PathLike[str]) -> set[int]:

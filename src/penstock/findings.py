@@ -368,7 +368,8 @@ def random_reads(measures: Measures) -> _Said:
         seen.random_blocking_s,
         (
             f"{says} were random, {show(mean, 'B')} in the mean",
-            f"{show(seen.random_s / seen.random, 's')} each; read amplification: not measured",
+            f"{show(seen.random_s / seen.random, 's')} each; read amplification: "
+            + _amplification(measures),
         ),
         (
             *_by_index(measures),
@@ -383,6 +384,11 @@ def random_reads(measures: Measures) -> _Said:
         ),
         "files",
     )
+
+
+def _amplification(measures: Measures) -> str:
+    amplified = measures.devices.read_amplification
+    return amplified.state if amplified.value is None else show(amplified.value, "x")
 
 
 CLIFF = Threshold(
@@ -485,12 +491,79 @@ def reread_remote(measures: Measures) -> _Said:
     )
 
 
+IN_FAULTS = Threshold(
+    0.02,
+    "share",
+    "of the run, all threads together, and the faults of a run without steps are worth telling",
+    "as for every finding: less is no change worth making",
+)
+
+
 def mapped_files(measures: Measures) -> _Said:
-    """Data files are mapped into memory, and fetches that stopped at pages which were not in memory
-    (major page faults) were blocked in no file call: reading through a mapping makes none."""
-    known, seen = measures.recording, measures.page_faults
+    """Data files are mapped into memory, and the step loop stood still at pages that were not in
+    memory: reading through a mapping makes no call.  `penstock run` samples each page fault with
+    its file; without it major faults of fetches are all that is known."""
+    known = measures.recording
+    if measures.faults.is_measured:
+        return _faulted(measures, measures.faults.blocking_s)
     if not known.mapped_files:
         return _Fine("no data file is mapped into memory")
+    return _faulted_fetches(measures)
+
+
+def _faulted(measures: Measures, gain_s: float) -> _Said:
+    """By sampled faults: the file, how many, how long, and what reads it better."""
+    seen = measures.faults
+    files = [row for row in measures.fault_files if row.path_class == "data" and row.path]
+    if not files:
+        return _Fine("no data file is mapped into memory")
+    n = seen.major + seen.waited
+    if not n:
+        return _Fine(f"no page of {count(len(files), 'mapped data file')} had to be waited for")
+    row = max(files, key=lambda row: (row.blocking_s, row.waited_s))
+    waits = row.major + row.waited
+    return _Found(
+        gain_s,
+        (
+            f"{row.path}: {count(row.major, 'major page fault')} and {row.waited:,} that waited "
+            f"for read-ahead, {show(row.waited_s, 's')} in them, "
+            f"{show(row.waited_s / max(1, waits), 's')} each, the longest {show(row.max_s, 's')}",
+            f"{count(n, 'fault')} of {count(len(files), 'mapped data file')} "
+            f"took {show(seen.waited_s, 's')}, all threads together",
+        ),
+        (
+            _fed(row.path or ""),
+            Remedy("code", "for reading in order let the kernel read ahead: lmdb readahead=True"),
+        ),
+        "fault_files",
+    )
+
+
+def _fed(path: str) -> Remedy:
+    """What reads a mapped file without stopping at each page."""
+    if path.endswith(CONTAINERS):
+        says = "read by an index of its records, many requests at once: penstock.feed"
+        return Remedy("feed", says, f"penstock feed bench {shlex.quote(path)}")
+    says = "read ahead of the program what it will touch, many requests at once: penstock.feed"
+    return Remedy("feed", f"{says}; or records by os.pread at their offsets")
+
+
+def _calls_faulted(measures: Measures) -> _Said:
+    """The same by the time in faults: without steps nobody is known to have waited for it."""
+    seen, life_s = measures.faults, measures.recording.life_s or 0.0
+    if not seen.is_measured:
+        return _Unjudged(seen.quality[1])
+    if seen.waited_s < IN_FAULTS.value * life_s:
+        return _Fine(f"{show(seen.waited_s, 's')} in page faults of data files")
+    said = _faulted(measures, seen.waited_s)
+    if not isinstance(said, _Found):
+        return said
+    return replace(said, evidence=(*said.evidence, NOBODY_WAITED), of_s=life_s)
+
+
+def _faulted_fetches(measures: Measures) -> _Said:
+    """By what the system counts of threads that fetch: how many, of no file."""
+    known, seen = measures.recording, measures.page_faults
     mapped = count(known.mapped_files, "data file")
     if not seen.fetches:
         return _Unjudged(f"{mapped} mapped into memory, and page faults were not counted")
@@ -1269,7 +1342,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("D5", "cache cliff", cache_cliff, (CLIFF, OF_MEMORY)),
     Rule("D6", "the same data again over the network", reread_remote, (REREAD,)),
-    Rule("D7", "page faults of mapped files", mapped_files),
+    Rule("D7", "page faults of mapped files", mapped_files, (IN_FAULTS,), of_calls=_calls_faulted),
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
     Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),

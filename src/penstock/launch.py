@@ -120,6 +120,8 @@ def give_up(folder: Path) -> None:
     with contextlib.suppress(OSError):  # not empty: not only ours
         (folder / FACTS).unlink(missing_ok=True)
         (folder / control.NAME).unlink(missing_ok=True)
+        for path in [*folder.glob("*.faults"), *folder.glob("*.system")]:
+            path.unlink(missing_ok=True)
         folder.rmdir()
         if folder.parent.name == RUNS:
             folder.parent.rmdir()

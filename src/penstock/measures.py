@@ -23,9 +23,12 @@ __all__ = [
     "Checkpoint",
     "ClassTotal",
     "Concurrency",
+    "Devices",
     "DirectoryTotal",
     "Drift",
     "Epoch",
+    "FaultFile",
+    "FaultTotals",
     "FileTotal",
     "HistogramBin",
     "InFlight",
@@ -49,6 +52,7 @@ __all__ = [
     "State",
     "StepTimes",
     "Storage",
+    "SystemRate",
     "Tables",
     "TierCeiling",
     "Training",
@@ -59,7 +63,7 @@ __all__ = [
 State = Literal["measured", "derived", "not measured", "incomplete"]
 
 # What a data wait is attributed to, in the order it is told; storage first.  wait_parts.sql defines
-# each; page faults of mapped files are not recorded yet.
+# each.
 PARTS = (
     "read",
     "write",
@@ -506,6 +510,54 @@ class PageFaults:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultFile:
+    """queries/fault_files.sql"""
+
+    path: str | None
+    path_class: str | None
+    size_bytes: int | None
+    major: int
+    minor: int
+    waited: int
+    waited_s: float
+    mapped_s: float
+    max_s: float
+    blocking_s: float
+    all_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTotals:
+    """queries/fault_totals.sql"""
+
+    state: str | None
+    lost: int
+    is_user_only: bool
+    cut: str | None
+    major: int
+    minor: int
+    waited: int
+    waited_s: float
+    blocking_s: float
+    memory: int
+
+    @property
+    def is_measured(self) -> bool:
+        """Page faults were sampled, with the file of each."""
+        return self.state == "measured"
+
+    @property
+    def quality(self) -> tuple[State, str]:
+        """State and reason of numbers that come from them."""
+        if not self.is_measured:
+            return "not measured", self.state or "only `penstock run` samples them"
+        lacks = [f"{self.lost:,} were lost"] if self.lost else []
+        lacks += [f"single ones end early: {self.cut}"] if self.cut else []
+        lacks += ["those inside system calls are not seen"] if self.is_user_only else []
+        return ("incomplete", "; ".join(lacks)) if self.lost or self.cut else ("measured", "")
+
+
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """queries/concurrency.sql"""
 
@@ -513,6 +565,44 @@ class Concurrency:
     slots: int
     bandwidth_bps: float
     read_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """queries/devices.sql"""
+
+    job_read_bytes: int | None
+    job_written_bytes: int | None
+    disk_read_bytes: int | None
+    disk_written_bytes: int | None
+    network_received_bytes: int | None
+    asked_bytes: int
+    faulted: int
+    accelerators: int
+    accelerator_busy: float | None
+
+    @property
+    def read_amplification(self) -> Number:
+        """Bytes from devices / bytes asked for by calls."""
+        if self.job_read_bytes is None:
+            return Number(None, "x", "not measured", "only `penstock run` asks the kernel for it")
+        if not self.asked_bytes:
+            return Number(None, "x", "not measured", "no call read from a file")
+        if self.faulted:
+            why = "mapped files were read too, and what was wanted of them no call says"
+            return Number(None, "x", "not measured", why)
+        return Number(self.job_read_bytes / self.asked_bytes, "x", "derived")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRate:
+    """queries/system_rates.sql"""
+
+    what: str
+    unit: str
+    bin: int
+    bin_s: float
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,6 +682,7 @@ class Storage:
     written_bytes: int
     read_ceiling_bps: float | None
     write_ceiling_bps: float | None
+    beneath: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,6 +739,10 @@ class Measures:
     pauses: tuple[Pause, ...] = ()
     staged: tuple[Staged, ...] = ()
     filling: tuple[Filling, ...] = ()
+    fault_files: tuple[FaultFile, ...] = ()
+    faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
+    devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
+    system_rates: tuple[SystemRate, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -743,7 +838,10 @@ class Measures:
         wall_s = self.training.wall_s or 0.0
         hidden = (
             (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),
-            (self.page_faults.blocked_s, "s at most in page faults of mapped files"),
+            (
+                0.0 if self.faults.is_measured else self.page_faults.blocked_s,
+                "s at most in page faults of mapped files",
+            ),
         )
         lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
         if self.recording.nameless_spans:
@@ -811,6 +909,10 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         pauses=_rows(engine, "paused", Pause),
         staged=_rows(engine, "staged", Staged),
         filling=_rows(engine, "filling", Filling),
+        fault_files=_rows(engine, "fault_files", FaultFile),
+        faults=_row(engine, "fault_totals", FaultTotals),
+        devices=_row(engine, "devices", Devices),
+        system_rates=_rows(engine, "system_rates", SystemRate),
     )
 
 

@@ -14,10 +14,20 @@ __all__ = ["PREPARED", "VIEWS", "prepare", "query"]
 
 # What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
 # million of them are read by each query that needs them, never copied.
-VIEWS = ("file_calls", "calls", "data_reads", "inside", "blocking_calls")
+VIEWS = (
+    "file_calls",
+    "waited_faults",
+    "file_waits",
+    "calls",
+    "data_reads",
+    "inside",
+    "blocking_calls",
+)
 PREPARED = (
     "file_kinds",
     "file_calls",
+    "waited_faults",
+    "file_waits",
     "calls",
     "data_reads",
     "op_totals",

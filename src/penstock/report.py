@@ -670,10 +670,10 @@ def _wait_parts(measures: Measures) -> tuple[Part, ...]:
     parts = _parts(measures.wait_parts, measures.events_state)
     if measures.training.pooled_waits:
         parts = tuple(_pooled(part) for part in parts)
-    if not parts or not measures.recording.mapped_files:
+    if not parts or not measures.recording.mapped_files or measures.faults.is_measured:
         return parts
     mapped = count(measures.recording.mapped_files, "data file")
-    why = f"{mapped} mapped into memory: reading through a mapping makes no call"
+    why = f"{mapped} mapped into memory: {measures.faults.quality[1]}"
     return (
         *parts,
         Part("page fault", PART_LABELS["page fault"], None, None, True, "not measured", why),
@@ -708,6 +708,8 @@ READING = (
     ("files", "data files read", "count"),
     ("read_bytes", "read from them", "B"),
     ("read_times", "read / size of the files", "x"),
+    ("device_bytes", "read from devices, by the whole job", "B"),
+    ("read_amplification", "of them for a byte asked for", "x"),
     ("reread_files", "files read more than once", "count"),
     ("metadata_per_file", "metadata calls per data file", "count"),
     ("empty_reads", "empty reads at end of file", "count"),
@@ -715,10 +717,13 @@ READING = (
 
 
 def _reading(measures: Measures) -> tuple[Fact, ...]:
-    data = measures.reading
+    data, devices = measures.reading, measures.devices
     if not data.files:
         return ()
+    amplified = devices.read_amplification
     values = {
+        "device_bytes": devices.job_read_bytes,
+        "read_amplification": amplified.value,
         "files": data.files,
         "read_bytes": data.read_bytes,
         "read_times": _ratio(data.read_bytes, data.size_bytes),
@@ -730,6 +735,8 @@ def _reading(measures: Measures) -> tuple[Fact, ...]:
     remarks = {
         "files": f"{size} together, median {median}",
         "read_bytes": "as asked of the system, from memory or device",
+        "device_bytes": _by_devices(measures),
+        "read_amplification": f"{show(devices.asked_bytes, 'B')} by calls, libraries included",
         "reread_files": f"{show(data.reread_bytes, 'B')} again" if data.reread_files else "",
         "metadata_per_file": f"{show(data.metadata_s, 's')} in them, all threads together",
         "empty_reads": f"{show(_ratio(data.empty_reads or 0, data.reads), 'share')} of "
@@ -739,6 +746,18 @@ def _reading(measures: Measures) -> tuple[Fact, ...]:
         Fact(key, label, Number(values[key], unit, *measures.counts_state), remarks.get(key, ""))
         for key, label, unit in READING
         if values[key] is not None
+    )
+
+
+def _by_devices(measures: Measures) -> str:
+    """What else moved meanwhile: a file system over a network, or in user space, is no device of
+    this host and may be in no account but its own."""
+    seen = measures.devices
+    if seen.disk_read_bytes is None:
+        return "by the kernel's account"
+    return (
+        f"by the kernel's account, libraries included; this host's disks gave "
+        f"{show(seen.disk_read_bytes, 'B')} to all programs"
     )
 
 
@@ -753,6 +772,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "bandwidth_bps": ("bandwidth", "B/s", True),
     "batch_size": ("batch size", "count", False),
     "batches": ("batches", "count", False),
+    "beneath": ("beneath", "text", False),
     "blocked_s": ("blocked", "s", False),
     "blocking_s": ("blocked", "s", True),
     "busy_share": ("of the wait busy", "share", False),
@@ -778,10 +798,13 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "life_s": ("recorded", "s", False),
     "max_s": ("longest", "s", False),
     "mean_fetch_s": ("a batch", "s", False),
+    "major": ("major", "count", False),
+    "mapped_s": ("mapping pages in memory", "s", False),
     "mean_s": ("mean", "s", False),
     "metadata_s": ("in metadata", "s", False),
     "mount": ("mounted at", "path", False),
     "mean_read_s": ("a read", "s", True),
+    "minor": ("minor", "count", False),
     "moved_bytes": ("bytes moved", "B", False),
     "op": ("operation", "text", False),
     "opens": ("opens", "count", False),
@@ -810,6 +833,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "tier": ("tier", "text", False),
     "time_s": ("time in calls", "s", False),
     "wait_share": ("data wait", "share", True),
+    "waited": ("minor that waited", "count", False),
+    "waited_s": ("waited", "s", False),
     "worker": ("worker", "count", False),
     "workers": ("workers", "count", False),
     "write_ceiling_bps": ("writes at most", "B/s", False),
@@ -864,8 +889,14 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "storage": (
         "Storage seen",
         "mount kind path_class files size_bytes read_bytes written_bytes read_ceiling_bps"
-        " write_ceiling_bps",
+        " write_ceiling_bps beneath",
         "What a file system gives at most is measured by `penstock ceiling`.",
+    ),
+    "fault_files": (
+        "Page faults of mapped files",
+        "path blocking_s waited_s major waited minor max_s mapped_s size_bytes path_class",
+        "Major: a page was read for it. Waited: minor ones of 10 µs and more, whose page was being"
+        " read ahead. Bytes do not follow from faults: one may bring many pages.",
     ),
     "staged": (
         "Opens of staged files",
@@ -915,6 +946,8 @@ def _tables(measures: Measures) -> tuple[Table, ...]:
         for name in names.split():
             heading, unit, needs_events = COLUMNS[name]
             state, why = measures.events_state if needs_events else measures.counts_state
+            if key == "fault_files" and state == "measured":
+                state, why = measures.faults.quality
             columns.append(Column(name, heading, unit, state, why))
         found: Sequence[Any] = getattr(measures, key)
         rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
@@ -942,7 +975,7 @@ def _tables(measures: Measures) -> tuple[Table, ...]:
 
 
 # Where a thing may have a row for each layer, and where not all have one: how many there are.
-N_ALL = {"files": "all_files", "directories": "all_directories"}
+N_ALL = {"files": "all_files", "directories": "all_directories", "fault_files": "all_files"}
 
 
 def _cell(column: Column, row: Any) -> Cell:
@@ -963,6 +996,7 @@ def _pictures(measures: Measures) -> tuple[Picture, ...]:
         _step_picture(measures),
         _bandwidth_picture(measures),
         *_lane_pictures(measures),
+        *_host_pictures(measures),
         _histogram(measures, "request_sizes", "Request sizes", "B", "call", measures.request_sizes),
         _histogram(measures, "latencies", "Latencies", "s", "call", measures.latencies, -9),
         _histogram(measures, "file_sizes", "File sizes", "B", "file", measures.file_sizes),
@@ -1035,6 +1069,66 @@ def _n_bins(measures: Measures, bin_s: float) -> int:
     ends_s = [(row.bin + 1) * row.bin_s for row in measures.bandwidth]
     ends_s += [(cell.bin + 1) * cell.bin_s for cell in measures.lane_cells]
     return math.ceil(round(max(ends_s) / bin_s, 6))
+
+
+# What the host's samples are called, and by which key a view colours them.
+HOST_LINES = {
+    "disk read_bytes": ("read disk", "read from disks"),
+    "network received_bytes": ("read network", "received"),
+    "disk written_bytes": ("write disk", "written to disks"),
+    "network sent_bytes": ("write network", "sent"),
+    "processors": ("compute processors", "processors busy"),
+    "memory": ("heat memory", "memory in use"),
+}
+
+
+def _host_pictures(measures: Measures) -> tuple[Picture, ...]:
+    """What the host did meanwhile, whoever asked for it: sampled each second."""
+    rows = measures.system_rates
+    if not rows or not (measures.bandwidth or measures.lane_cells):
+        return ()
+    bin_s = rows[0].bin_s
+    n_bins = _n_bins(measures, bin_s)
+    pictures = []
+    drawn: tuple[tuple[str, str, Unit], ...] = (
+        ("system", "Devices and network of the host", "B/s"),
+        ("host", "Processors, memory and accelerators of the host", "share"),
+    )
+    for key, title, unit in drawn:
+        values: dict[str, list[float | None]] = {}
+        for row in rows:
+            if row.unit == unit and row.bin < n_bins:
+                line = values.setdefault(row.what, [None] * n_bins)
+                line[row.bin] = float(f"{row.value:.4g}")
+        known = [(*_host_line(what), tuple(line)) for what, line in values.items() if any(line)]
+        series = tuple(Series(name, label, line) for name, label, line in sorted(known))
+        if not series:
+            continue
+        words = [
+            f"{one.label}: at most {show(max(v or 0 for v in one.values), unit)}" for one in series
+        ]
+        pictures.append(
+            Picture(
+                key=key,
+                title=title,
+                kind="lines",
+                x_label="time since the run began",
+                x_unit="s",
+                x_start=0.0,
+                x_step=bin_s,
+                y_label="bandwidth" if unit == "B/s" else "share",
+                y_unit=unit,
+                series=series,
+                words="Of all programs there, each second. " + "; ".join(words) + ".",
+                state="measured",
+                why="",
+            )
+        )
+    return tuple(pictures)
+
+
+def _host_line(what: str) -> tuple[str, str]:
+    return HOST_LINES.get(what, (f"data-cpu {what}", f"{what} busy"))
 
 
 def _ceilings(measures: Measures) -> tuple[Mark, ...]:
@@ -1195,11 +1289,6 @@ def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
 def _gaps(measures: Measures) -> tuple[Gap, ...]:
     """What this run lacks, then what every run of this version lacks."""
     known = measures.recording
-    mapped = (
-        f"; {count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
-        if known.mapped_files
-        else ""
-    )
     incomplete: list[tuple[int, str, str]] = [
         (known.folded, "single call", "past the trace budget: in counters only"),
         (known.nameless_spans, "span", "whose name was cut off: in no data wait, no checkpoint"),
@@ -1248,15 +1337,40 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             else Gap(spot.key, "incomplete", spot.value)
             for spot in measures.blind_spots
         ),
-        Gap("page faults", "not measured", f"reading through a mapping makes no call{mapped}"),
-        Gap("page cache", "not measured", "bytes are asked of the system, not got from the device"),
-        Gap("accelerator", "not measured", "compute is what is left of the wall time"),
+        *_faults_gap(measures),
+        *_device_gaps(measures),
         Gap(
             "direct system calls",
             "not measured",
             "a call that passes no import slot is not seen: static programs, libc's own",
         ),
     )
+
+
+def _faults_gap(measures: Measures) -> tuple[Gap, ...]:
+    """Why page faults are not known, or not all of them."""
+    known, (state, why) = measures.recording, measures.faults.quality
+    if state == "measured":
+        return ()
+    mapped = (
+        f"; {count(known.mapped_files, 'data file')}, {show(known.mapped_bytes, 'B')}, are mapped"
+        if known.mapped_files
+        else ""
+    )
+    return (Gap("page faults", state, f"{why}{mapped}"),)
+
+
+def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
+    seen = measures.devices
+    gaps = []
+    if seen.job_read_bytes is None:
+        why = "bytes are asked of the system, not got from the device"
+        gaps.append(Gap("page cache", "not measured", why))
+    elif seen.read_amplification.value is None:
+        gaps.append(Gap("read amplification", "not measured", seen.read_amplification.why))
+    if not seen.accelerators:
+        gaps.append(Gap("accelerator", "not measured", "compute is what is left of the wall time"))
+    return tuple(gaps)
 
 
 def _paused(measures: Measures) -> tuple[Gap, ...]:
@@ -1321,6 +1435,7 @@ not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall ti
 at most 1.26x as fast: if all waiting on storage went away and nothing else changed
 read, write, open/stat/list: the worker that owed the batch was in a file call: the thread that \
 fetches, or a helper thread that it was blocked for
+page fault: the same of a page of a mapped file that was not in memory
 CPU (decode): it was in a fetch, in no file call, on a processor
 not scheduled: the same, ready to run, without a processor
 blocked elsewhere: the same, asleep on something else

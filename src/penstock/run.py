@@ -25,8 +25,12 @@ from typing import Any
 import duckdb
 
 from penstock.errors import LogError, QueryError, RunError
+from penstock.faults import SUFFIX as FAULTS_SUFFIX
+from penstock.faults import check_header
 from penstock.log import OPS, is_alive, looks_like_log, read_header
 from penstock.schema import BESIDE_LIBRARY, CLASSES, EXAMINING_OPS, PATH_RULES, TABLES, Rule
+from penstock.system import SUFFIX as SYSTEM_SUFFIX
+from penstock.system import check_head
 from penstock.tables import (
     STORED,
     Array,
@@ -230,6 +234,8 @@ def _built(
                     manifest["skipped"],
                     _launch(manifest["launched"]),
                     _machine(manifest["launched"]),
+                    [folder / name for name in manifest["faults"]],
+                    [folder / name for name in manifest["system"]],
                 ),
                 tables,
                 progress,
@@ -253,9 +259,21 @@ def _manifest(folder: Path) -> dict[str, Any]:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     except OSError as error:
         raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
+    beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
     names = [name for name in names if name.endswith(".log")]
     manifest: dict[str, Any] = {**_made_by(), "logs": {}, "running": [], "elsewhere": []}
-    manifest |= {"skipped": {}, "launched": _launched(folder / "run.json")}
+    manifest |= {"skipped": {}, "launched": _launched(folder / "run.json"), "faults": {}}
+    manifest["system"] = {}
+    for name in beside:
+        is_faults = name.endswith(FAULTS_SUFFIX)
+        try:
+            status = (folder / name).stat()
+            (check_header if is_faults else check_head)(folder / name)
+        except (OSError, LogError) as error:
+            manifest["skipped"][name] = str(error)
+        else:
+            kind = "faults" if is_faults else "system"
+            manifest[kind][name] = [status.st_size, status.st_mtime_ns]
     for name in names:
         path = folder / name
         try:
@@ -297,6 +315,7 @@ _LAUNCHED: dict[str, type] = {
     "status": int,
     "streams": list,
     "machine": list,
+    "page_faults": str,
 }
 
 
@@ -326,6 +345,8 @@ def _launch(known: Mapping[str, Any]) -> Launch | None:
 def _machine(known: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What `penstock run` noted of its host, as notes of the run."""
     pairs = [tuple(pair) for pair in known.get("machine", ()) if isinstance(pair, list)]
+    if "page_faults" in known:
+        pairs.append(("page faults", known["page_faults"]))
     return [
         (utf8(pair[0]), utf8(pair[1]))
         for pair in pairs

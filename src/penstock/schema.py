@@ -170,6 +170,46 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "folded": ("BOOLEAN", "some of these calls live on only in counters"),
     },
+    "faults": {
+        "process": ("INTEGER", "which process; NULL: it left no log"),
+        "thread": ("INTEGER", "which thread; NULL: it made no recorded call"),
+        "file": ("INTEGER", "the mapped file; see files"),
+        "path": ("VARCHAR", "the file's path"),
+        "path_class": ("VARCHAR", "data, output, library or system"),
+        "kind": ("VARCHAR", "major: the page was read for it; minor: it was there, or on its way"),
+        "start_ns": ("BIGINT", "ns from the run's start to the fault"),
+        "duration_ns": ("BIGINT", "ns the thread stood still; NULL: its begin was not seen"),
+        "offset_bytes": ("BIGINT", "where in the file the page lies, in bytes"),
+    },
+    "fault_counts": {
+        "process": ("INTEGER", "which process; NULL: it left no log"),
+        "file": ("INTEGER", "the mapped file; NULL: memory without a file"),
+        "path": ("VARCHAR", "the file's path"),
+        "path_class": ("VARCHAR", "data, output, library or system"),
+        "major": ("BIGINT", "page faults for which a page was read"),
+        "minor": ("BIGINT", "the others"),
+        "waited": ("BIGINT", "minor ones of 10 µs and more: the page was on its way (read-ahead)"),
+        "major_ns": ("BIGINT", "sum of ns in the major ones"),
+        "minor_ns": ("BIGINT", "sum of ns in the minor ones"),
+        "waited_ns": ("BIGINT", "sum of ns in those that waited"),
+        "max_ns": ("BIGINT", "ns of the longest"),
+        "kept": ("BIGINT", "how many of them are in faults; the others are only counted"),
+    },
+    "system": {
+        "at_ns": ("BIGINT", "ns from the run's start to the sample, one a second"),
+        "kind": (
+            "VARCHAR",
+            "disk, stacked disk (it lies on others), network, memory, processors, accelerator, nfs "
+            "(of the server, by mount), group (the control group's own, by device numbers), or "
+            "job: of the program and all it started, counted when they have ended",
+        ),
+        "device": ("VARCHAR", "the device's name; empty where there is but one"),
+        "quantity": (
+            "VARCHAR",
+            "what is counted: read_bytes, busy_s …; all grow but those of memory and accelerator",
+        ),
+        "value": ("DOUBLE", "bytes, seconds, calls or shares, by quantity"),
+    },
     "notes": {
         "process": ("INTEGER", "which process; NULL: the run folder itself"),
         "key": ("VARCHAR", "what the note is about"),
@@ -229,6 +269,7 @@ class Rule:
 PATH_RULES: tuple[Rule, ...] = (
     Rule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
     Rule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
+    Rule("system", r"^/(SYSV[0-9a-f]{8}|dev/zero|\[aio\])( |$)", "mapped memory that is no file"),
     Rule(
         "system",
         r"^/dev/shm/(torch_|psm_|wnsm_|pym-|sem\.|mp-|__KMP|nccl-|cuda\.|vader|sm_segment)",

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, QueryError, RunError
+from penstock.faults import MAJOR, NO_BEGIN, Faults, read_faults
 from penstock.log import (
     FILE_TEXT,
     NAME_TEXT,
@@ -34,10 +35,12 @@ from penstock.log import (
     Events,
     Header,
     Log,
+    Op,
     Text,
     read_log,
 )
 from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule
+from penstock.system import read_system
 
 __all__ = [
     "STORED",
@@ -65,6 +68,9 @@ _KINDS = {
     0o120000: "other",
 }
 _OP_NUMBER = {op.name: op.number for op in OPS}
+# No call, and in no log: what queries see a page fault as, so that a wait for one is told like a
+# wait in a call.  Kept free in native/events.h.
+_FAULT = Op(127, "page fault", "fault", "page fault")
 _FIRST_APP = min(op.number for op in OPS if op.layer == "app")
 _APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"}
 
@@ -146,7 +152,8 @@ class Surroundings:
 
     running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
     asked from here.  skipped: why other files are no logs.  launch: None without `penstock run`.
-    machine: keys and values of notes on the host.
+    machine: keys and values of notes on the host.  faults: files of page faults.
+    system: files of samples of the host.
     """
 
     running: Collection[str] = ()
@@ -154,6 +161,8 @@ class Surroundings:
     skipped: Mapping[str, str] = made_by(default_factory=dict)
     launch: Launch | None = None
     machine: Sequence[tuple[str, str]] = ()
+    faults: Sequence[Path] = ()
+    system: Sequence[Path] = ()
 
 
 def make_tables(
@@ -288,7 +297,11 @@ class _Build:
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
+            seen = [read_faults(path) for path in self.surroundings.faults]
+            self._name_faulted(seen)
             connection.execute(_INTERN)
+            self._write_faults(seen)
+            self._write_system()
             self._each(self._write_part, list(enumerate(self._parts())))
             self._write_small()
         shutil.rmtree(config["temp_directory"], ignore_errors=True)
@@ -413,6 +426,67 @@ class _Build:
             source = self.sources[source.parent]
             steps = self.surveys[source.process].steps
         return steps
+
+    # Page faults: of the launcher's files, not of a log.
+
+    def _name_faulted(self, seen: Sequence[Faults]) -> None:
+        """A mapped file is known by where the kernel found it: the path is that of a call which
+        opened it there, if there is one."""
+        ours = {Path(log).name for log in self.logs}  # recorder's own: memory
+        rows = []
+        for at, faults in enumerate(seen):
+            paths = {number: Path(path) for number, path in faults.files.items()}
+            folders = {path.parent for path in paths.values() if path.name in ours}
+            rows += [
+                (at, number, utf8(str(path)))
+                for number, path in paths.items()
+                if path.parent not in folders or (path.suffix != ".log" and path.name != "control")
+            ]
+        _create(self.connection, "faulted", _FAULTED_TYPES)
+        _insert(self.connection, "faulted", _FAULTED_TYPES, rows)
+        self.connection.execute(_FAULTED)
+
+    def _write_faults(self, seen: Sequence[Faults]) -> None:
+        for table in ("faults", "fault_counts"):
+            _create(self.connection, table, STORED[table])
+        notes: list[tuple[Any, ...]] = []
+        for at, faults in enumerate(seen):
+            sources = [
+                source for source in self.sources if source.log.header.boot_id == faults.boot_id
+            ]
+            if not sources:
+                continue  # nothing of that host was recorded
+            ids = _Ids(self.connection, -1 - at)
+            images = _Images(faults, sources)
+            columns = _fault_columns(faults, images, ids, sources[0].shift_ns)
+            _insert_columns(self.connection, "faults", columns)
+            counts = _fault_count_columns(faults, images, ids)
+            _insert_columns(self.connection, "fault_counts", counts)
+            notes.append((None, "page faults", "measured"))
+            lacks = faults.missing + sum(int(n) for n in faults.counts["kept"]) - len(faults.faults)
+            lacks = max(0, lacks)
+            if lacks:
+                notes.append((None, "page faults lost", str(lacks)))
+            if faults.is_user_only:
+                notes.append((None, "page faults in user mode only", faults.host))
+            if faults.state is not None and faults.state["error"]:
+                notes.append((None, "page faults cut", os.strerror(int(faults.state["error"]))))
+        _insert(self.connection, "notes", _types("notes"), notes)
+        for table in ("faults", "fault_counts"):
+            _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
+
+    def _write_system(self) -> None:
+        types = _types("system")
+        _create(self.connection, "system", types)
+        for path in self.surroundings.system:
+            boot_id, samples = read_system(path)
+            shifts = [s.shift_ns for s in self.sources if s.log.header.boot_id == boot_id]
+            rows: list[tuple[Any, ...]] = [
+                (one.ns + shifts[0], one.kind, utf8(one.device), one.quantity, one.value)
+                for one in (samples if shifts else ())
+            ]
+            _insert(self.connection, "system", types, rows)
+        _copy(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
     # Last: what is small, or needs all events.
 
@@ -698,6 +772,90 @@ class _Ids:
         return np.where(self.ids[at] == ids, self.numbers[at], -1)
 
 
+# --- page faults ---------------------------------------------------------------------------------
+
+
+class _Images:
+    """Which recorded process and thread each image of a file of page faults is."""
+
+    def __init__(self, faults: Faults, sources: Sequence[_Source]) -> None:
+        by_pid: dict[int, list[_Source]] = {}
+        for source in sources:
+            by_pid.setdefault(source.log.header.pid, []).append(source)
+        limit = int(faults.images["image"].max(initial=0)) + 1
+        limit = min(limit, len(faults.images) + 1)  # they count up; a damaged one may say anything
+        self.processes = np.full(limit + 1, -1, np.int32)  # the last stands for what is not known
+        self.sources: dict[int, _Source] = {}
+        until: dict[int, int] = {}
+        for image in faults.images[::-1]:
+            pid, start = int(image["pid"]), int(image["start_ns"])
+            found = [
+                source
+                for source in by_pid.get(pid, ())
+                if start - CLOCK_SLACK_NS <= source.log.header.start_ns < until.get(pid, INT64_MAX)
+            ]
+            until[pid] = start
+            if found and image["image"] < limit:
+                first = min(found, key=lambda source: source.log.header.start_ns)
+                self.processes[image["image"]] = first.process
+                self.sources[first.process] = first
+
+    def of(self, images: Array) -> Array:
+        """Processes of images, -1 where none left a log."""
+        return self.processes[np.minimum(images, len(self.processes) - 1)]
+
+    def threads(self, processes: Array, tids: Array) -> Array:
+        """Threads of the run, -1 where a thread made no recorded call."""
+        threads = np.full(len(tids), -1, np.int32)
+        for process, source in self.sources.items():
+            mine = np.flatnonzero(processes == process)
+            known = {thread.tid: i for i, thread in enumerate(source.log.threads)}
+            for tid in np.unique(tids[mine]):
+                if int(tid) in known:
+                    place = source.first_thread + known[int(tid)]
+                    threads[mine[tids[mine] == tid]] = place
+        return threads
+
+
+def _masked(values: Array, missing: Array) -> Array:
+    return np.ma.masked_array(values, missing)
+
+
+def _ns_of(column: Array) -> Array:
+    return np.minimum(column, np.uint64(TIME_LIMIT_NS)).astype(np.int64)
+
+
+def _fault_columns(faults: Faults, images: _Images, ids: _Ids, shift_ns: int) -> dict[str, Array]:
+    rows = faults.faults
+    processes = images.of(rows["image"])
+    threads = images.threads(processes, rows["tid"])
+    files = ids.files(rows["file"])
+    is_named = files >= 0  # else the recorder's own
+    rows, processes, threads, files = (
+        column[is_named] for column in (rows, processes, threads, files)
+    )
+    return {
+        "process": _masked(processes, processes < 0),
+        "thread": _masked(threads, threads < 0),
+        "file": files,
+        "is_major": rows["kind"] == MAJOR,
+        "start_ns": _ns_of(rows["start_ns"]) + shift_ns,
+        "duration_ns": _masked(_ns_of(rows["duration_ns"]), rows["duration_ns"] == NO_BEGIN),
+        "offset_bytes": np.minimum(rows["offset"], np.uint64(INT64_MAX)).astype(np.int64),
+    }
+
+
+def _fault_count_columns(faults: Faults, images: _Images, ids: _Ids) -> dict[str, Array]:
+    rows = faults.counts
+    processes, files = images.of(rows["image"]), ids.files(rows["file"])
+    sums = [name for name in STORED["fault_counts"] if name not in ("process", "file")]
+    return {
+        "process": _masked(processes, processes < 0),
+        "file": _masked(files, files < 0),
+        **{name: np.minimum(rows[name], FOLDED_MAX).astype(np.int64) for name in sums},
+    }
+
+
 # --- arrays to Parquet ---------------------------------------------------------------------------
 
 
@@ -967,17 +1125,55 @@ STORED: dict[str, dict[str, str]] = {
         "step": "INTEGER",
     },
     "folded": _FOLDED_TYPES,
+    "faults": {
+        "process": "INTEGER",
+        "thread": "INTEGER",
+        "file": "INTEGER",
+        "is_major": "BOOLEAN",
+        "start_ns": "BIGINT",
+        "duration_ns": "BIGINT",
+        "offset_bytes": "BIGINT",
+    },
+    "fault_counts": {
+        name: kind
+        for name, kind in _types("fault_counts").items()
+        if name not in ("path", "path_class")
+    },
     **{
         name: _types(name)
-        for name in ("spans", "files", "processes", "threads", "notes", "staged", "unseen")
+        for name in (
+            "spans",
+            "files",
+            "processes",
+            "threads",
+            "notes",
+            "staged",
+            "system",
+            "unseen",
+        )
     },
 }
 _PARTED = ("events", "spans")
+# Views make of these what users see.
+_COMPLETED = ("files", "folded", "faults", "fault_counts")
 # What the queries that make tables call them.
 _STORED_AS = {
     name: {"events": "events_raw", "files": "files_given"}.get(name, name) for name in STORED
 }
 
+
+# Files of page faults: which of them, and the number of the mapped file in it.
+_FAULTED_TYPES = {"at": "INTEGER", "id": "UINTEGER", "path": "VARCHAR"}
+_FAULTED = """
+    INSERT INTO texts (process, id, path, tier)
+    SELECT -1 - f.at, f.id, coalesce(t.path, f.path), coalesce(t.tier, 0)
+    FROM faulted f LEFT JOIN (
+        SELECT coalesce(w.resolved, w.path) AS found, min(w.path) AS path, max(w.tier) AS tier
+        FROM (
+            SELECT process, id, min(path) AS path, max(resolved) AS resolved, max(tier) AS tier
+            FROM texts GROUP BY process, id) w
+        GROUP BY 1) t ON t.found = f.path;
+"""
 
 # A path has one number in the run, whoever opened it, and another where its staged copy was opened;
 # what is known of it is from its first open, but its size is the largest that any process found.
@@ -1208,7 +1404,7 @@ def _find_beside_library(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
-    known = {op.number: op for op in OPS}
+    known = {op.number: op for op in (*OPS, _FAULT)}
     rows = []
     for number in range(256):
         op = known.get(number)
@@ -1238,6 +1434,16 @@ _EVENTS_VIEW = """
     FROM events_raw e JOIN ops o ON o.op_number = e.op_number
         LEFT JOIN files f ON f.file = e.file LEFT JOIN files g ON g.file = e.other_file"""
 
+_FAULTS_VIEWS = """
+    CREATE VIEW faults AS
+    SELECT p.process, p.thread, p.file, f.path, f.path_class,
+        CASE WHEN p.is_major THEN 'major' ELSE 'minor' END AS kind,
+        p.start_ns, p.duration_ns, p.offset_bytes
+    FROM faults_raw p LEFT JOIN files f ON f.file = p.file;
+    CREATE VIEW fault_counts AS
+    SELECT p.process, p.file, f.path, f.path_class, p.* EXCLUDE (process, file)
+    FROM fault_counts_raw p LEFT JOIN files f ON f.file = p.file"""
+
 # Of several lists of {value, calls}, the four values with most calls.
 _COMMONEST = """
     CREATE MACRO commonest(pairs) AS list_transform(
@@ -1264,8 +1470,8 @@ def connect(
     with translated(f"{tables}: cannot be queried", RunError):
         _make_ops(connection)
         _make_events(connection, tables)
-        for name in ("files", "folded", "notes", "processes", "staged", "threads", "unseen"):
-            view = {"folded": "folded_raw", "files": "files_raw"}.get(name, name)
+        for name in STORED.keys() - set(_PARTED):
+            view = f"{name}_raw" if name in _COMPLETED else name
             path = _quoted(_unglobbed(tables / f"{name}.parquet"))
             connection.execute(f"CREATE VIEW {view} AS FROM read_parquet({path})")
         kind = "TABLE" if rules else "VIEW"
@@ -1274,6 +1480,7 @@ def connect(
             f"CREATE {kind} files AS SELECT * REPLACE ({path_class} AS path_class) FROM files_raw"
         )
         connection.execute(_EVENTS_VIEW)
+        connection.execute(_FAULTS_VIEWS)
         connection.execute(_COMMONEST)
         for table in ("ceilings", "fills"):
             types = _types(table)

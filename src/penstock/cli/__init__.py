@@ -206,6 +206,7 @@ def run_command(
       penstock run --fill fast python train.py --epochs 3
     """
     from penstock import launch
+    from penstock.beside import Host, PageFaults
 
     if verify and staged is None:
         raise click.UsageError("--verify is about copies: name their tier with --staged")
@@ -219,7 +220,13 @@ def run_command(
     if fill is not None and folder is not None:
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
     try:
-        status = launch.run(command, environ)
+        if folder is None:
+            status = launch.run(command, environ)
+        else:
+            with Host(folder), PageFaults(folder) as faults:
+                status = launch.run(command, environ)
+            if faults.state != "measured":
+                facts["page_faults"] = faults.state
     except StartError as error:
         if folder is not None:
             launch.give_up(folder)
@@ -327,7 +334,7 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "penstock": _version(),
         "start_unix_ns": time.time_ns(),
-        "machine": machine.facts(),
+        "machine": machine.facts(may_start=True),
     }
 
 

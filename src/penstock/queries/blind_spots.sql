@@ -1,8 +1,10 @@
 -- What the recorder itself noted about a process: key, value and how many processes said so.  What is
--- no blind spot has a place of its own (machine.sql, storage.sql, recording.sql).
+-- no blind spot has a place of its own (machine.sql, storage.sql, recording.sql,
+-- fault_totals.sql).
 SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
-WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'event_cost_ns', 'counters only', 'tier')
+WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier')
+    AND NOT starts_with(key, 'page faults')
 GROUP BY key, value
 ORDER BY processes DESC, key, value
 LIMIT 50

@@ -8,7 +8,7 @@ WITH short_calls AS (
         * EXCLUDE (duration_ns),
         start_ns + duration_ns AS end_ns,
         start_ns // getvariable('slot_ns') AS slot
-    FROM file_calls
+    FROM file_waits
     WHERE start_ns // getvariable('slot_ns') = (start_ns + duration_ns) // getvariable('slot_ns')
 ),
 met AS (

@@ -4,7 +4,7 @@ WITH calls AS (
     SELECT
         e.* EXCLUDE (duration_ns),
         e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
-    FROM file_calls AS e
+    FROM file_waits AS e
     JOIN lives AS l ON l.process = e.process
     WHERE e.duration_ns IS NULL
         OR e.start_ns // getvariable('slot_ns')

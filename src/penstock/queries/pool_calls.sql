@@ -18,7 +18,7 @@ calls AS (
         m.main,
         e.* EXCLUDE (process, thread, duration_ns),
         e.start_ns + coalesce(e.duration_ns, greatest(0, l.end_ns - e.start_ns)) AS end_ns
-    FROM file_calls AS e
+    FROM file_waits AS e
     JOIN pool_members AS m ON m.process = e.process
     JOIN lives AS l ON l.process = e.process
 ),

@@ -3,6 +3,7 @@
 --   mount, kind  where it is mounted and its type, as noted when the recording began; NULL: not noted
 --   files, size_bytes  regular files on it, and their size together
 --   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
+--   beneath     what is known of the device: its queue, striping, limits; of NFS what the server was asked
 --   read_ceiling_bps, write_ceiling_bps  the most that was measured there; NULL: not measured
 WITH mounts AS (
     SELECT DISTINCT
@@ -12,6 +13,37 @@ WITH mounts AS (
     WHERE key = 'mount'
     UNION
     SELECT mount, kind FROM ceilings
+),
+served AS (
+    SELECT device AS mount, quantity, arg_max(value, at_ns) - arg_min(value, at_ns) AS value
+    FROM system
+    WHERE kind = 'nfs'
+    GROUP BY device, quantity
+),
+asked AS (
+    SELECT
+        mount,
+        printf(
+            'the server gave %,d MB in %,d reads of %.1f ms, %,d requests were sent again',
+            (max(value) FILTER (WHERE quantity = 'read_bytes') / 1e6)::BIGINT,
+            (max(value) FILTER (WHERE quantity = 'reads'))::BIGINT,
+            coalesce(max(value) FILTER (WHERE quantity = 'reads_ms')
+                / nullif(max(value) FILTER (WHERE quantity = 'reads'), 0), 0),
+            (max(value) FILTER (WHERE quantity = 'sent_again'))::BIGINT
+        ) AS words
+    FROM served
+    GROUP BY mount
+),
+under AS (
+    SELECT mount, string_agg(words, '; ' ORDER BY words) AS beneath
+    FROM (
+        SELECT DISTINCT split_part(value, chr(9), 1) AS mount, split_part(value, chr(9), 2) AS words
+        FROM notes
+        WHERE key = 'beneath'
+        UNION
+        SELECT mount, words FROM asked
+    )
+    GROUP BY mount
 ),
 limits AS (
     SELECT
@@ -54,10 +86,12 @@ SELECT
     CAST(coalesce(sum(t.read_bytes), 0) AS BIGINT) AS read_bytes,
     CAST(coalesce(sum(t.written_bytes), 0) AS BIGINT) AS written_bytes,
     any_value(l.read_bps) AS read_ceiling_bps,
-    any_value(l.write_bps) AS write_ceiling_bps
+    any_value(l.write_bps) AS write_ceiling_bps,
+    any_value(u.beneath) AS beneath
 FROM totals AS t
 JOIN placed AS p ON p.folder = regexp_replace(t.path, '/[^/]*$', '')
 LEFT JOIN limits AS l ON l.mount = p.mount
+LEFT JOIN under AS u ON u.mount = p.mount
 GROUP BY p.mount, p.kind, t.path_class
 ORDER BY sum(t.read_bytes + t.written_bytes) DESC, p.mount, t.path_class
 LIMIT 50

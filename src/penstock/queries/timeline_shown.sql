@@ -1,4 +1,5 @@
--- timeline_shown: the calls of a timeline that overlap from_ns..to_ns, cut to it; duration_ns is that
+-- timeline_shown: the calls of a timeline that overlap from_ns..to_ns, cut to it, and the page faults of
+-- mapped files that waited (see file_waits), which are no calls but stop a thread alike; duration_ns is that
 -- of the whole call.  A call in flight lasts until its process's last sign of life.
 SELECT
     e.process,
@@ -21,3 +22,21 @@ WHERE e.start_ns < getvariable('to_ns')
     AND coalesce(e.start_ns + e.duration_ns, greatest(l.end_ns, e.start_ns)) >= getvariable('from_ns')
     AND e.process IN (SELECT process FROM timeline_family)
     AND e.op_number IN (SELECT op_number FROM ops WHERE layer IN ('posix', 'stdio', 'process'))
+UNION ALL
+SELECT
+    w.process,
+    w.thread,
+    w.op_number,
+    w.file,
+    greatest(w.start_ns, getvariable('from_ns')),
+    least(w.start_ns + w.duration_ns, getvariable('to_ns')),
+    w.duration_ns,
+    false,
+    w.offset_bytes,
+    0,
+    0,
+    0
+FROM waited_faults AS w
+WHERE w.start_ns < getvariable('to_ns')
+    AND w.start_ns + w.duration_ns >= getvariable('from_ns')
+    AND w.process IN (SELECT process FROM timeline_family)

@@ -2,6 +2,7 @@
 -- wait sum to the wait.
 --   read, write, metadata  the thread that fetches is inside a file call of that group; or it is blocked
 --                  and a helper, another thread of its process, is inside one (see helped and fits)
+--   page fault     the same of page faults of mapped files that waited: see file_waits
 --   cpu            in a fetch, outside file calls, on a processor: decoding, augmenting
 --   not scheduled  in a fetch, outside file calls, ready to run but without a processor
 --   blocked        in a fetch, neither: asleep on something that is no file call

@@ -1,4 +1,4 @@
-// Draws the pictures over time of a report: steps, bandwidth and lanes on one axis of seconds, so that
+// Draws the pictures over time of a report: steps, bandwidth, the host and lanes on one axis of seconds, so that
 // zooming one zooms all.  Knows no network: data is what pictures.chart_data made, Plotly is handed in.
 
 const EMPTY = "rgba(0,0,0,0)";
@@ -6,7 +6,8 @@ const EMPTY = "rgba(0,0,0,0)";
 // Fills every figure of root that has data; its still picture stays for print.
 export function charts(root, data, Plotly) {
   const drawn = [];
-  const makers = { steps: stepChart, bandwidth: bandwidthChart, lanes: laneChart };
+  const makers = { steps: stepChart, lanes: laneChart };
+  for (const name of ["bandwidth", "system", "host"]) makers[name] = (data, place) => lineChart(data, place, data[name]);
   const redraw = () => {
     for (const { place, make } of drawn) {
       if (!place.isConnected) continue; // another page has taken its place
@@ -160,8 +161,7 @@ function stepChart(data, place) {
 }
 
 // Read goes up and write goes down, each on a scale of its own: one is often tens of times the other.
-function bandwidthChart(data, place) {
-  const { series, marks, x_start, x_step, unit } = data.bandwidth;
+function lineChart(data, place, { series, marks, x_start, x_step, unit }) {
   const sideOf = (group) => (group === "write" ? "down" : "up");
   const dashes = ["solid", "dot", "dash", "dashdot"];
   const seen = {};

@@ -64,7 +64,7 @@ def chart_data(report: Report) -> str:
     Values have four digits, heat three; limit is where a scale ends, because a few values beyond it
     would press all others flat.
     """
-    data: dict[str, Any] = {"steps": None, "bandwidth": None, "lanes": None, "end_s": 0.0}
+    data: dict[str, Any] = {"steps": None, "lanes": None, "end_s": 0.0}
     for picture in report.pictures:
         if picture.kind == "stack" and picture.at_s:
             tops = [sum(v or 0.0 for v in column) for column in _columns(picture)]
@@ -75,7 +75,7 @@ def chart_data(report: Report) -> str:
                 "passes": _cells(report, "epochs", "epoch", "start_s")[:MOST_MARKED_PASSES],
             }
         elif picture.kind == "lines":
-            data["bandwidth"] = _plain(picture, 0.0) | {
+            data[picture.key] = _plain(picture, 0.0) | {
                 "marks": [
                     {
                         "label": m.label,

@@ -52,9 +52,10 @@ COLUMNS = {
     "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
+    "fault_files": "path blocking_s waited_s major waited minor max_s",
     "staged": "outcome opens files read_bytes time_s tier",
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
-    "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files",
+    "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files beneath",
 }
 ROWS = {
     "directories": 6,
@@ -63,6 +64,7 @@ ROWS = {
     "checkpoints": 6,
     "epochs": 6,
     "workers": 4,
+    "fault_files": 6,
     "staged": 5,
     "filling": 2,
     "storage": 4,
@@ -71,7 +73,9 @@ HEADINGS = {
     "blocking_s": "blocked",
     "time_s": "in calls",
     "moved_bytes": "bytes",
+    "max_s": "longest",
     "p99_s": "p99",
+    "waited": "minor, waited",
     "first_wait_s": "1st batch",
     "background_s": "off loop",
     "call_s": "in calls",
@@ -84,8 +88,14 @@ FINDINGS = 5  # on the screen; the page has them all
 # Without training, less than this in calls on files of its own is nothing that anyone waits for;
 # ten times as much with the system's and the interpreter's.
 TRIVIAL_S = 0.1
-# What no run measures yet: told in a line where there is little else to tell.
-EVERY_RUN = ("page faults", "page cache", "accelerator", "direct system calls")
+# What hardly any run measures: told in a line where there is little else to tell.
+EVERY_RUN = (
+    "page faults",
+    "page cache",
+    "read amplification",
+    "accelerator",
+    "direct system calls",
+)
 # No system call that moves bytes returns sooner (an empty one takes about 100 ns), so what is
 # shorter was answered from a buffer of libc: latencies of that say nothing about storage.
 BUFFERED_NS = 256
@@ -232,6 +242,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
+        _table(report, report.table("fault_files"), paper),
         _reading(report, paper),
         _histograms(report, paper),
         _over_time(report, paper),
@@ -257,7 +268,19 @@ def _is_trivial(report: Report) -> bool:
         path_class = row[places["path_class"]]
         own_s += s if path_class in ("data", "output") else 0.0
         all_s += s if path_class != "other than files" else 0.0
+    own_s += _waited_for_pages(report)
     return not report.wall and own_s < TRIVIAL_S and all_s < 10 * TRIVIAL_S
+
+
+def _waited_for_pages(report: Report) -> float:
+    """Seconds in page faults of data files."""
+    table = report.table("fault_files")
+    places = {column.key: place for place, column in enumerate(table.columns)}
+    return sum(
+        float(row[places["waited_s"]] or 0)
+        for row in table.rows
+        if row[places["path_class"]] == "data"
+    )
 
 
 def _checks(report: Report, paper: _Paper) -> list["Text"]:
@@ -421,7 +444,7 @@ class _Grid:
         ]
         if wanted[0] == "path":
             for line, row in zip(cells, rows, strict=True):
-                if row[places["layer"]] == "STDIO":
+                if "layer" in places and row[places["layer"]] == "STDIO":
                     line[0] += " (STDIO)"
         widths = [
             max(cell_len(title), *(cell_len(row[place]) for row in cells))

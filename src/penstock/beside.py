@@ -1,0 +1,145 @@
+"""What `penstock run` looks at beside the program: its page faults, and each second the host.  In
+the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or screens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from penstock import control
+from penstock.errors import RunError
+from penstock.launch import library
+from penstock.system import Sampler
+
+__all__ = ["Host", "PageFaults"]
+
+# Samples are written when a ring is a quarter full, and else so often: a watch shows the last
+# minute, and a killed launcher loses no more.
+DRAIN_MS = 200
+SAMPLE_S = 1.0  # 1 ms of one processor each
+
+
+class PageFaults:
+    """The page faults of what is started inside this context, as a file of the run's folder.
+
+    state: "measured", or why they are not: the kernel forbids it, or has no such thing.  The
+    program runs in either case.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = "measured"
+        self._handle = ctypes.c_void_p()
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> PageFaults:
+        try:
+            self._native = _bound(ctypes.CDLL(str(library())))
+        except (OSError, AttributeError, RunError) as error:
+            self.state = f"the recorder has no sampler: {error}"
+            return self
+        host = socket.gethostname().replace("/", "_")
+        path = self.folder / f"{host}.{os.getpid()}.faults"
+        is_paused = self._is_paused()
+        problem = self._native.penstock_faults_open(
+            os.fsencode(path), is_paused, ctypes.byref(self._handle)
+        )
+        if problem:
+            self.state = _why_not(-problem)
+            return self
+        self._thread = threading.Thread(target=self._drain, args=[is_paused], daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is None:
+            return
+        self._ends.set()
+        self._thread.join()
+        if problem := self._native.penstock_faults_close(self._handle):
+            self.state = f"not all could be written: {os.strerror(-problem)}"
+
+    def _drain(self, is_paused: bool) -> None:
+        # Signals are the launcher's main thread's, which passes them on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._ends.is_set():
+            self._native.penstock_faults_drain(self._handle, DRAIN_MS)
+            if self._is_paused() != is_paused:
+                is_paused = not is_paused
+                self._native.penstock_faults_pause(self._handle, is_paused)
+
+    def _is_paused(self) -> bool:
+        return control.asked(self.folder) == control.PAUSE
+
+
+class Host:
+    """Samples of what the host does while the program runs inside this context, as a file of the
+    run's folder: one each second, one at its begin and one when it has ended.  Where they cannot be
+    written there are none; the program runs in either case."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Host:
+        with contextlib.suppress(OSError):
+            self._sampler = Sampler(self.folder)
+            self._sampler.sample()
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._ends.set()
+            self._thread.join()
+            with contextlib.suppress(OSError):  # a full disk: what was sampled stays
+                self._sampler.sample()
+                self._sampler.close()
+
+    def _sample(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(OSError):
+            while not self._ends.wait(SAMPLE_S):
+                self._sampler.sample()
+
+
+def _bound(native: ctypes.CDLL) -> ctypes.CDLL:
+    handle = ctypes.c_void_p
+    native.penstock_faults_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(handle)]
+    native.penstock_faults_drain.argtypes = [handle, ctypes.c_int]
+    native.penstock_faults_pause.argtypes = [handle, ctypes.c_int]
+    native.penstock_faults_close.argtypes = [handle]
+    return native
+
+
+def _why_not(error: int) -> str:
+    """Why the kernel gives no page faults, in words that say what to change."""
+    try:
+        paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
+    except (OSError, ValueError):
+        return "this kernel has no perf events"
+    if error in (errno.EACCES, errno.EPERM) and paranoid > 2:
+        return f"perf_event_paranoid = {paranoid}"
+    if error in (errno.EACCES, errno.EPERM):
+        return "perf_event_open is forbidden here (a container's seccomp profile, locked memory)"
+    return f"perf_event_open: {os.strerror(error)}"

@@ -1,0 +1,193 @@
+"""The bytes of a run's page faults, and the only Python that knows a position in them.
+
+docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
+Whatever a file holds, reading it ends, stays inside it, and fails only with LogError.  Any prefix
+of a file is one.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import LogError
+
+__all__ = [
+    "CHUNK",
+    "COUNTS",
+    "FAULT",
+    "FILE",
+    "HEADER",
+    "IMAGE",
+    "STATE",
+    "SUFFIX",
+    "VERSION",
+    "WAITED_NS",
+    "Faults",
+    "check_header",
+    "read_faults",
+]
+
+Array = NDArray[Any]
+
+SUFFIX = ".faults"
+MAGIC = b"PENFAULT"
+VERSION = 1
+HEADER_BYTES = 256
+FILE_CHUNK, IMAGES_CHUNK, FAULTS_CHUNK, COUNTS_CHUNK, STATE_CHUNK = 1, 2, 3, 4, 5
+MINOR, MAJOR = 1, 2
+NO_BEGIN = 0xFFFFFFFFFFFFFFFF
+WAITED_NS = 10_000  # as in native/events.h; a test holds them equal
+# A fault's file is a mapped one; the recorder writes chunks of 256 KiB at most.
+MOST_CHUNK_BYTES = 1 << 20
+
+
+def _layout(*fields: str) -> np.dtype[Any]:
+    """A packed little-endian struct from lines of `kind name name …`."""
+    kinds = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
+    names = [(name, line.split()[0]) for line in fields for name in line.split()[1:]]
+    return np.dtype([(name, kinds.get(kind, kind)) for name, kind in names])
+
+
+HEADER = _layout(
+    "S8 magic",
+    "u32 version header_bytes launcher page_bytes",
+    "u64 start_ns start_unix_ns",
+    "u32 cpus ring_bytes is_user_only reserved",
+    "V16 boot_id",
+    "V64 host",
+)
+CHUNK = _layout("u32 kind bytes")
+FILE = _layout("u32 file device_major device_minor reserved", "u64 inode")
+IMAGE = _layout("u32 image pid ppid reserved", "u64 start_ns")
+FAULT = _layout("u64 start_ns duration_ns offset", "u32 image tid file kind")
+COUNTS = _layout("u32 image file", "u64 major minor waited major_ns minor_ns waited_ns max_ns kept")
+STATE = _layout(
+    "u64 now_ns counted_major counted_minor seen_major seen_minor foreign unpaired lost folded",
+    "u32 is_ended",
+    "i32 error",
+)
+_RECORDS = {IMAGES_CHUNK: IMAGE, FAULTS_CHUNK: FAULT, COUNTS_CHUNK: COUNTS, STATE_CHUNK: STATE}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Faults:
+    """One file of page faults.
+
+    files: {number: path}.  images: dtype IMAGE, in order of their numbers.  faults: dtype FAULT.
+    counts: dtype COUNTS, the latest of each image and file; file 0 is memory without a file.
+    state: the latest of dtype STATE, None where none was written.  Times are CLOCK_MONOTONIC ns of
+    the boot boot_id.  is_user_only: faults inside system calls are not seen.
+    """
+
+    path: str
+    boot_id: str
+    host: str
+    start_ns: int
+    start_unix_ns: int
+    launcher: int
+    is_user_only: bool
+    is_torn: bool
+    files: dict[int, str]
+    images: Array
+    faults: Array
+    counts: Array
+    state: Any
+
+    @property
+    def missing(self) -> int:
+        """Faults that the kernel counted and of which no sample came."""
+        if self.state is None:
+            return 0
+        counted = int(self.state["counted_major"]) + int(self.state["counted_minor"])
+        return max(0, counted - int(self.state["seen_major"]) - int(self.state["seen_minor"]))
+
+
+def read_faults(path: str | os.PathLike[str]) -> Faults:
+    """Reads a file of page faults.  Raises LogError: none such, not one, of a newer format."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise LogError(f"{name}: cannot be read: {error.strerror}") from error
+    header = _header(name, data)
+    parts: dict[int, list[Array]] = {kind: [] for kind in _RECORDS}
+    files: dict[int, str] = {}
+    end = HEADER_BYTES
+    for kind, body, chunk_end in _chunks(data):
+        end = chunk_end
+        if kind == FILE_CHUNK and len(body) > FILE.itemsize:
+            text = body[FILE.itemsize :].split(b"\0", 1)[0]
+            number = int(np.frombuffer(body, FILE, 1)[0]["file"])
+            files[number] = text.decode("utf-8", "surrogateescape")
+        elif kind in parts:
+            record = _RECORDS[kind]
+            parts[kind].append(np.frombuffer(body, record, len(body) // record.itemsize))
+    joined = {
+        kind: np.concatenate([np.empty(0, _RECORDS[kind]), *every]) for kind, every in parts.items()
+    }
+    states = joined[STATE_CHUNK]
+    return Faults(
+        path=name,
+        boot_id=header["boot_id"].tobytes().hex(),
+        host=header["host"].tobytes().split(b"\0", 1)[0].decode("utf-8", "surrogateescape"),
+        start_ns=int(header["start_ns"]),
+        start_unix_ns=int(header["start_unix_ns"]),
+        launcher=int(header["launcher"]),
+        is_user_only=bool(header["is_user_only"]),
+        is_torn=end < len(data),
+        files=files,
+        images=joined[IMAGES_CHUNK],
+        faults=joined[FAULTS_CHUNK],
+        counts=_latest(joined[COUNTS_CHUNK]),
+        state=states[-1] if len(states) else None,
+    )
+
+
+def check_header(path: str | os.PathLike[str]) -> None:
+    """Whether read_faults would refuse the file: raises LogError as that does."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            _header(name, file.read(HEADER_BYTES))
+    except OSError as error:
+        raise LogError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def _header(name: str, data: bytes) -> Any:
+    if data[:8] != MAGIC or len(data) < HEADER_BYTES:
+        raise LogError(f"{name}: no page faults of penstock, or cut inside the header")
+    header = np.frombuffer(data, HEADER, 1)[0]
+    if header["version"] > VERSION:
+        raise LogError(
+            f"{name}: written by format {header['version']}, newest known here is {VERSION}; "
+            "upgrade penstock to read it"
+        )
+    if header["version"] != VERSION or header["header_bytes"] != HEADER_BYTES:
+        raise LogError(f"{name}: its header is damaged; copy it again or remove it")
+    return header
+
+
+def _chunks(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """(kind, records, where it ends) of each whole chunk."""
+    at = HEADER_BYTES
+    while at + CHUNK.itemsize <= len(data):
+        kind = int.from_bytes(data[at : at + 4], "little")
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        is_sane = CHUNK.itemsize <= size <= MOST_CHUNK_BYTES and not size % 8
+        if not is_sane or at + size > len(data):
+            return
+        yield kind, data[at + CHUNK.itemsize : at + size], at + size
+        at += size
+
+
+def _latest(counts: Array) -> Array:
+    """Of several counts of one image and file the last."""
+    keys = counts["image"].astype(np.uint64) << np.uint64(32) | counts["file"]
+    _, from_end = np.unique(keys[::-1], return_index=True)
+    latest: Array = counts[len(counts) - 1 - from_end]
+    return latest

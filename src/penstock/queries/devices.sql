@@ -1,0 +1,46 @@
+-- Bytes that came from devices, beside those that calls asked for.
+--   job_read_bytes, job_written_bytes  by the kernel's account of the program and of all that it started
+--               and that ended (/proc/self/io): what was fetched into memory for them, read-ahead and
+--               mapped files included, from block devices, NFS and Lustre; NULL: not sampled
+--   disk_read_bytes, disk_written_bytes  of all block devices that lie on no other, whoever asked
+--   network_received_bytes  of all interfaces but the loopback
+--   asked_bytes  what reads of regular files moved, of every class, by the layer that moved more
+--   faulted     page faults of mapped files that waited: what these brought was asked for by no call
+--   accelerators, accelerator_busy  how many were seen; the share of the time in which one worked, a mean
+--               over them and over the samples from the first step to the last
+WITH ends AS (
+    SELECT
+        kind,
+        device,
+        quantity,
+        arg_max(value, at_ns) - arg_min(value, at_ns) AS value
+    FROM system
+    WHERE kind IN ('job', 'disk', 'network')
+    GROUP BY kind, device, quantity
+),
+sums AS (
+    SELECT kind, quantity, sum(value) AS value FROM ends GROUP BY kind, quantity
+),
+asked AS (
+    SELECT sum(bytes) AS bytes
+    FROM (
+        SELECT max(read_bytes) AS bytes FROM file_totals WHERE kind = 'regular' GROUP BY file
+    )
+)
+SELECT
+    (SELECT value::BIGINT FROM sums WHERE kind = 'job' AND quantity = 'read_bytes') AS job_read_bytes,
+    (SELECT value::BIGINT FROM sums WHERE kind = 'job' AND quantity = 'written_bytes')
+        AS job_written_bytes,
+    (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'read_bytes') AS disk_read_bytes,
+    (SELECT value::BIGINT FROM sums WHERE kind = 'disk' AND quantity = 'written_bytes')
+        AS disk_written_bytes,
+    (SELECT value::BIGINT FROM sums WHERE kind = 'network' AND quantity = 'received_bytes')
+        AS network_received_bytes,
+    CAST(coalesce((SELECT bytes FROM asked), 0) AS BIGINT) AS asked_bytes,
+    (SELECT CAST(coalesce(sum(major + waited), 0) AS BIGINT) FROM fault_counts
+        WHERE path_class = 'data') AS faulted,
+    (SELECT count(DISTINCT device) FROM system WHERE kind = 'accelerator') AS accelerators,
+    (SELECT avg(s.value) FROM system AS s
+        WHERE s.kind = 'accelerator' AND s.quantity = 'busy_share'
+            AND s.at_ns BETWEEN (SELECT min(first_ns) FROM mains) AND (SELECT max(last_ns) FROM mains)
+    ) AS accelerator_busy

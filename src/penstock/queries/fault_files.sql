@@ -1,0 +1,47 @@
+-- Page faults of mapped files, by file: the 20 in which most time was spent waiting; of programs and
+-- libraries only those that waited.  Exact counts of the kernel's samples; bytes do not follow from them, as one fault may bring many pages.
+--   major      a page was read for it
+--   waited     minor faults of 10 µs and more: the page was on its way, read ahead
+--   waited_s   in major faults and in those that waited, of all threads together
+--   mapped_s   in the other minor faults: the page was in memory, and only had to be mapped
+--   blocking_s  the part of waited_s in which the step loop stood still for it
+WITH counts AS (
+    SELECT
+        file,
+        any_value(path) AS path,
+        any_value(path_class) AS path_class,
+        sum(major) AS major,
+        sum(minor) AS minor,
+        sum(waited) AS waited,
+        sum(major_ns + waited_ns) AS waited_ns,
+        sum(minor_ns - waited_ns) AS mapped_ns,
+        max(max_ns) AS max_ns
+    FROM fault_counts
+    WHERE file IS NOT NULL AND path_class <> 'system'
+    GROUP BY file
+    HAVING any_value(path_class) <> 'library' OR sum(major + waited) > 0
+),
+blocking AS (
+    SELECT b.file, sum(b.ns) AS ns
+    FROM blocking_files AS b
+    JOIN ops AS o ON o.op_number = b.op_number
+    WHERE o.op_group = 'page fault'
+    GROUP BY b.file
+)
+SELECT
+    c.path,
+    c.path_class,
+    f.size_bytes,
+    CAST(c.major AS BIGINT) AS major,
+    CAST(c.minor AS BIGINT) AS minor,
+    CAST(c.waited AS BIGINT) AS waited,
+    c.waited_ns / 1e9 AS waited_s,
+    c.mapped_ns / 1e9 AS mapped_s,
+    c.max_ns / 1e9 AS max_s,
+    coalesce(b.ns, 0) / 1e9 AS blocking_s,
+    count(*) OVER () AS all_files
+FROM counts AS c
+LEFT JOIN files AS f ON f.file = c.file
+LEFT JOIN blocking AS b ON b.file = c.file
+ORDER BY c.path_class <> 'data', c.waited_ns DESC, c.major + c.minor DESC, c.path
+LIMIT 20

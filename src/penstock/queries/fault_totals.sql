@@ -1,0 +1,28 @@
+-- What is known of the run's page faults.
+--   state     'measured', or why not; NULL: nobody looked, as only `penstock run` does
+--   lost      faults that the kernel counted and of which no sample came: of no file, in no time
+--   is_user_only  faults inside system calls are not seen
+--   cut       why single faults end before the run does; NULL: they do not
+--   major, minor, waited, waited_s  of data files, as in fault_files
+--   blocking_s  the step loop stood still for pages of data files; a mean over main processes
+--   memory    faults of memory without a file
+SELECT
+    CASE
+        WHEN EXISTS (SELECT 1 FROM notes WHERE key = 'page faults' AND value = 'measured') THEN 'measured'
+        ELSE (SELECT min(value) FROM notes WHERE key = 'page faults')
+    END AS state,
+    (SELECT CAST(coalesce(sum(TRY_CAST(value AS BIGINT)), 0) AS BIGINT)
+        FROM notes WHERE key = 'page faults lost') AS lost,
+    EXISTS (SELECT 1 FROM notes WHERE key = 'page faults in user mode only') AS is_user_only,
+    (SELECT min(value) FROM notes WHERE key = 'page faults cut') AS cut,
+    CAST(coalesce(sum(major) FILTER (WHERE path_class = 'data'), 0) AS BIGINT) AS major,
+    CAST(coalesce(sum(minor) FILTER (WHERE path_class = 'data'), 0) AS BIGINT) AS minor,
+    CAST(coalesce(sum(waited) FILTER (WHERE path_class = 'data'), 0) AS BIGINT) AS waited,
+    coalesce(sum(major_ns + waited_ns) FILTER (WHERE path_class = 'data'), 0) / 1e9 AS waited_s,
+    (SELECT coalesce(sum(b.ns), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains))
+        FROM blocking_files AS b
+        JOIN ops AS o ON o.op_number = b.op_number
+        LEFT JOIN file_kinds AS k ON k.file = b.file
+        WHERE o.op_group = 'page fault' AND coalesce(k.path_class, 'data') = 'data') AS blocking_s,
+    CAST(coalesce(sum(major + minor) FILTER (WHERE file IS NULL), 0) AS BIGINT) AS memory
+FROM fault_counts

@@ -1,0 +1,19 @@
+-- waited_faults: single page faults of mapped files that waited, of threads that are known: major ones
+-- and those of 10 µs and more.  A shorter one finds its page in memory: that is work of the processor.
+SELECT
+    f.process,
+    f.thread,
+    o.op_number,
+    f.file,
+    f.path_class,
+    f.start_ns,
+    f.duration_ns,
+    f.offset_bytes
+FROM faults AS f
+JOIN ops AS o ON o.op = 'page fault'
+WHERE f.process IS NOT NULL
+    AND f.thread IS NOT NULL
+    AND f.file IS NOT NULL
+    AND f.duration_ns IS NOT NULL
+    AND (f.kind = 'major' OR f.duration_ns >= 10000)
+    AND f.path_class <> 'system'

@@ -1,0 +1,309 @@
+"""Samples of the host beside a run, against what was read and what devices counted."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import machine, system
+from penstock.errors import LogError
+from penstock.measures import measure
+from penstock.report import report_of
+from penstock.views import html, terminal
+from synthetic import MS, Synthetic
+
+S = 1000 * MS
+
+# Reads a file whose pages are not in memory, and takes more than a second: the sampler sees it.
+READ_COLD = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+while os.read(fd, 1 << 20):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def written(path: Path, size: int) -> Path:
+    with open(path, "wb") as file:
+        for _ in range(size >> 20):
+            file.write(os.urandom(1 << 20))
+        os.fsync(file.fileno())
+    return path
+
+
+def test_the_jobs_account_tells_what_came_from_devices(
+    recorded: Callable[..., Any], work: Path
+) -> None:
+    path = written(work / "data.bin", 48 << 20)
+    run = recorded(READ_COLD, args=[path, "0"])
+    known = measure(run).devices
+    ((moved,),) = run.sql("SELECT sum(moved_bytes)::BIGINT FROM events WHERE path = ?", [str(path)])
+    assert moved == 48 << 20
+    if known.job_read_bytes is None or known.job_read_bytes < moved // 2:
+        pytest.skip("this file system keeps in memory what it was told to drop")
+    # Besides the file some of the interpreter's own may have been out of memory.
+    assert 0.95 * moved <= known.job_read_bytes <= 1.05 * moved + (20 << 20)
+    assert known.read_amplification.state == "derived"
+    # A second time it lies in memory: nothing comes from a device.
+    again = recorded("open(__import__('sys').argv[1], 'rb').read()", args=[path])
+    warm = measure(again).devices
+    assert warm.job_read_bytes < 0.05 * moved
+    assert warm.read_amplification.value < 0.1
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A block device that nobody else reads: (its name, where it is mounted)."""
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    mount.mkdir()
+    if os.geteuid() or not shutil.which("losetup") or not shutil.which("mkfs.ext4"):
+        pytest.skip("needs root, losetup and mkfs.ext4 for a device of its own")
+    with open(image, "wb") as file:
+        file.truncate(96 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    made = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no loop device here: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        subprocess.run(["mount", device, mount], check=True)
+        yield Path(device).name, mount
+    finally:
+        subprocess.run(["umount", mount], check=False)
+        subprocess.run(["losetup", "-d", device], check=False)
+
+
+def test_what_a_session_reads_cold_is_what_the_block_device_gives(
+    own_disk: tuple[str, Path], recorded: Callable[..., Any]
+) -> None:
+    name, mount = own_disk
+    path = written(mount / "data.bin", 48 << 20)
+    run = recorded(READ_COLD, args=[path, "0.03"])
+    ((moved, first_ns, last_ns),) = run.sql(
+        "SELECT sum(moved_bytes)::BIGINT, min(start_ns), max(start_ns + duration_ns) FROM events"
+        " WHERE path = ? AND op = 'read'",
+        [str(path)],
+    )
+    samples = run.sql(
+        "SELECT at_ns, value FROM system WHERE device = ? AND quantity = 'read_bytes'"
+        " ORDER BY at_ns",
+        [name],
+    )
+    assert len(samples) >= 3  # at the begin, each second, at the end
+    read = samples[-1][1] - samples[0][1]
+    assert read == pytest.approx(moved, rel=0.05)
+    # The bandwidth of the seconds between, read-ahead aside: both by the same clock.
+    inside = [(at, value) for at, value in samples if first_ns <= at <= last_ns]
+    (at, value), (later, more) = inside[0], samples[-1]
+    ((meanwhile,),) = run.sql(
+        "SELECT sum(moved_bytes)::BIGINT FROM events WHERE path = ? AND op = 'read'"
+        " AND start_ns BETWEEN ? AND ?",
+        [str(path), at, later],
+    )
+    ahead = 8 << 20  # what the kernel may have read ahead by then
+    assert abs((more - value) - meanwhile) <= 0.05 * moved + ahead
+
+
+NVML = """
+#include <stddef.h>
+struct utilization { unsigned gpu, memory; };
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(size_t)(i + 1); return 0; }
+int nvmlDeviceGetUtilizationRates(void *h, struct utilization *u)
+{ u->gpu = 30 * (unsigned)(size_t)h; u->memory = 5; return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, struct memory *m)
+{ m->total = 80; m->used = 20; m->free = 60; return 0; }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="compiles a library that stands for NVML")
+def test_accelerators_are_sampled_through_nvml(
+    recorded_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "nvml.c"
+    source.write_text(NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    run = recorded_command(
+        [sys.executable, "-c", "pass"], environment={"LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    rows = run.sql(
+        "SELECT DISTINCT device, quantity, value FROM system"
+        " WHERE kind = 'accelerator' ORDER BY ALL"
+    )
+    assert rows == [
+        ("0", "busy_share", 0.3),
+        ("0", "memory_share", 0.25),
+        ("1", "busy_share", 0.6),
+        ("1", "memory_share", 0.25),
+    ]
+
+
+def job_on_a_host() -> Synthetic:
+    """Ten seconds, 100 MB/s from the disk, of which the job asked for half."""
+    run = Synthetic()
+    run.file("/data/a.bin", size=500_000_000)
+    for second in range(10):
+        run.call(
+            "read",
+            second * S,
+            (second + 1) * S - MS,
+            path="/data/a.bin",
+            moved=50_000_000,
+            offset=0,
+        )
+        run.wait(second * S, second * S + S // 2, second)
+        run.step(second * S + S // 2, (second + 1) * S, second)
+    run.process(1, end=10 * S)
+    for second in range(11):
+        read = 7_000_000_000 + second * 100_000_000
+        run.sample(second * S, "disk", "vda", read_bytes=read, written_bytes=5)
+        run.sample(second * S, "processors", busy_s=2.0 * second, iowait_s=0, idle_s=6.0 * second)
+        run.sample(second * S, "memory", total_bytes=100, available_bytes=75)
+        run.sample(second * S, "accelerator", "0", busy_share=0.4, memory_share=0.5)
+    run.sample(0, "job", read_bytes=1000)
+    run.sample(10 * S, "job", read_bytes=1000 + 1_000_000_000)
+    return run
+
+
+def test_the_report_draws_the_host_and_tells_the_read_amplification() -> None:
+    measures = measure(job_on_a_host())
+    assert measures.devices.disk_read_bytes == 1_000_000_000
+    assert measures.devices.read_amplification.value == 2.0
+    assert measures.devices.accelerator_busy == pytest.approx(0.4)
+    report = report_of(measures)
+    facts = {fact.key: fact for fact in report.reading}
+    assert facts["read_amplification"].number.value == 2.0
+    (disk,) = report.picture("system").series
+    assert disk.label == "read from disks"
+    assert disk.values[:10] == (1e8,) * 10
+    host = {one.label: one.values[3] for one in report.picture("host").series}
+    assert host == {"processors busy": 0.25, "memory in use": 0.25, "accelerator 0 busy": 0.4}
+    assert not [gap for gap in report.gaps if gap.what in ("accelerator", "page cache")]
+    text = terminal.render(report, 100)
+    assert "read from disks" in text
+    page = html.render(report)
+    assert 'data-chart="system"' in page
+    assert 'data-chart="host"' in page
+
+
+def test_mapped_files_leave_the_read_amplification_open() -> None:
+    run = job_on_a_host()
+    run.fault("/data/a.bin", S, 50 * MS)
+    measures = measure(run)
+    assert measures.devices.read_amplification.state == "not measured"
+    (gap,) = [gap for gap in report_of(measures).gaps if gap.what == "read amplification"]
+    assert "mapped files" in gap.why
+
+
+def test_samples_are_read_as_written_and_damage_is_passed_over(tmp_path: Path) -> None:
+    with_sampler = system.Sampler(tmp_path)
+    with_sampler.sample()
+    with_sampler.sample()
+    with_sampler.close()
+    (path,) = tmp_path.glob("*.system")
+    boot_id, samples = system.read_system(path)
+    assert len(boot_id) == 32
+    assert {one.kind for one in samples} >= {"memory", "processors", "job"}
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, b'{"ns": -1}\n', b"[[[\n", lines[1][: len(lines[1]) // 2]]))
+    assert system.read_system(path) == (boot_id, samples)
+    hostile = {"ns": 5, "disk": {"x" * 500: [1, "a", None, -4, 1e400]}, "job": 7, "memory": [[]]}
+    path.write_bytes(lines[0] + json.dumps(hostile).encode() + b"\n")
+    assert [(one.quantity, len(one.device)) for one in system.read_system(path)[1]] == [
+        ("reads", 64)
+    ]
+    for head, said in ((b"{}", "no samples"), (b'{"format": 2}', "upgrade"), (b"", "no samples")):
+        path.write_bytes(head)
+        with pytest.raises(LogError, match=said):
+            system.read_system(path)
+
+
+# What lies beneath: texts as kernels and Lustre's own program print them.
+
+MOUNTSTATS = """\
+device sysfs mounted on /sys with fstype sysfs
+device fs1:/data mounted on /mnt/my\\040data with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2,rsize=1048576,wsize=1048576
+\tage:\t172800
+\tcaps:\tcaps=0xfffbc0bf,wtmult=512,dtsize=1048576
+\tevents:\t57 1126 4 39 20 35 1339 2 0 18 0 39 0 0 33 2 0 39 0 0 1 0 0 0 0 0 0
+\tbytes:\t2097152 81920 0 0 1048576 81920 256 20
+\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
+\txprt:\ttcp 0 0 2 0 0 1030 1030 0 1030 0 2 0 0
+\tper-op statistics
+\t        NULL: 1 1 0 44 24 0 0 0 0
+\t        READ: 40 43 0 7520 1053216 12 320 335 0
+\t       WRITE: 10 10 0 84120 1760 1 25 27 0
+device fs2:/cut mounted on /cut with fstype nfs statvers=1.1
+\tbytes:\t1 2
+"""
+
+GETSTRIPE = """\
+/scratch/data
+stripe_count:  4 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1 pool:          flash
+"""
+
+COMPOSITE = """\
+/scratch
+  lcm_layout_gen:    0
+  lcm_entry_count:   2
+    lcme_extent.e_start: 0
+    lcme_extent.e_end:   4194304
+      stripe_count:  1       stripe_size:   1048576       pattern:       raid0
+    lcme_extent.e_start: 4194304
+    lcme_extent.e_end:   EOF
+      stripe_count:  -1       stripe_size:   4194304       pattern:       raid0
+"""
+
+
+def test_nfs_counters_are_those_of_the_server() -> None:
+    assert machine.nfs_mounts(MOUNTSTATS) == {"/mnt/my data": [1048576, 81920, 40, 10, 3, 320]}
+    assert machine.nfs_mounts("device with fstype nfs\n\tREAD: x") == {}
+
+
+def test_striping_is_told_in_words() -> None:
+    assert machine.striping(GETSTRIPE) == "striped over 4 targets by 1 MiB, pool flash"
+    assert machine.striping(COMPOSITE) == "striped over all targets by 4 MiB"
+    assert machine.striping("lfs: not found") == ""
+
+
+def test_limits_and_counters_of_a_control_group_are_read_by_device() -> None:
+    text = "8:0 rbps=2097152 wbps=max riops=max wiops=120\n253:0 rbps=max wbps=max\n"
+    assert machine.limits_of(text) == {
+        "8:0": "limited by its control group to rbps=2097152 wiops=120"
+    }
+    text = "8:0 rbytes=10 wbytes=20 rios=3 wios=4 dbytes=0 dios=0\n7:0 rbytes=x\n\n"
+    assert machine.group_moved(text) == {"8:0": [10, 20, 3, 4]}
+
+
+def test_the_report_tells_what_lies_beneath_a_mount() -> None:
+    run = job_on_a_host()
+    run.note("mount", "/data\tnfs4\tfs1:/data")
+    run.note("beneath", "/data\tstriped over 4 targets by 1 MiB")
+    at_begin = {"read_bytes": 5, "reads": 1, "writes": 0, "sent_again": 0, "reads_ms": 7}
+    at_end = {
+        "read_bytes": 5 + 10**9,
+        "reads": 1001,
+        "writes": 0,
+        "sent_again": 2,
+        "reads_ms": 8007,
+    }
+    run.sample(0, "nfs", "/data", **at_begin)
+    run.sample(10 * S, "nfs", "/data", **at_end)
+    (row,) = [row for row in measure(run).storage if row.mount == "/data"]
+    assert row.beneath == (
+        "striped over 4 targets by 1 MiB; the server gave 1,000 MB in 1,000 reads of 8.0 ms, "
+        "2 requests were sent again"
+    )
+    table = report_of(measure(run)).table("storage")
+    assert row.beneath in table.rows[0]
