@@ -1,23 +1,27 @@
 """penstock.feed against py-lmdb, pread, a DataLoader, webdataset and tf.data: ratios of one run.
 
-    python benchmarks/feed.py                           on the disk of the checkout, 3 GB of data
-    python benchmarks/feed.py --folder /mnt/slow --gb 0.5
-    python benchmarks/feed.py --only cold,hot
+    python benchmarks/feed.py                   every part: half an hour, 9 GB on the disk
+    python benchmarks/feed.py disk throttled    these
+    python benchmarks/feed.py disk --folder /mnt/data --gb 0.5
 
---folder: any tier; `penstock bench tier` makes slow ones.  Each reader is a process of its own; the
-files are evicted before it, and a row whose files were not cold says so.  Readers that are compared
-alternate.
+throttled and memory make control groups and set the disk's read-ahead (root), latency mounts a FUSE
+tier.  Each reader is a process of its own; the files are evicted before it, and a row whose files
+were not cold says so.  Readers that are compared alternate; a ratio is the median over the rounds.
 """
 
 import argparse
+import importlib
+import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +29,23 @@ from typing import Any
 from bars import Bar, report, scratch
 
 from penstock import tiers
+from penstock.bench import ladder
+from penstock.bench import tier as slow_tiers
+from penstock.bench.groups import Group, device_of
+from penstock.feed import open_index
 
-COMMAND = "python benchmarks/feed.py"
 ROUNDS = 3
-SECONDS = 8.0  # of a reader, at the most
+SECONDS = 2.0  # of a reader, at the most
 PROCESSES = (1, 2, 4, 8)
-GROUPS = ("cold", "small", "hot", "once", "hinted", "files", "tar", "tfrecord")
+MANY = 1 << 20  # epochs: until the time is over
+LARGE, SMALL = (70_000, 130_000), (3073, 3073)  # bytes of a record: of images, and as CIFAR's
 
 # The bars of the issue that asked for the reader.
-OF_BEST_PREAD, OF_CEILING, OF_PREAD_HINTED, DEVICE_BYTES = 0.9, 0.8, 0.95, 1.05
+OF_BEST, OF_SEQUENTIAL, OF_HINTED, DEVICE_BYTES, CPU_US = 0.9, 0.8, 0.95, 1.05, 20.0
+OF_SLOW = 0.95  # where storage is so slow that little else counts
+TIMES_READ_AHEAD, TIMES_UNAHEAD = 3.0, 20.0  # py-lmdb as it is by default, and without read-ahead
+USUAL_AHEAD_KB, LARGE_AHEAD_KB = 128, 8192  # Linux's default, and what some machines are set to
+ORDER_BYTES = 150  # a record, beside the buffer: docs/reading.md
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -67,13 +79,14 @@ def data(folder: Path, name: str, record_bytes: tuple[int, int], total: float) -
 
 def image_files(folder: Path, n: int) -> Path:
     path, random_bytes = folder / "images", random.Random(2)
-    if (path / "done.txt").exists():
+    done = folder / "images.done"
+    if done.exists():
         return path
     for i in range(n):
         place = path / f"{i % 100:03}" / f"{i:07}.jpg"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(random_bytes.randbytes(random_bytes.randrange(5_000, 20_000)))
-    (path / "done.txt").write_text("made by benchmarks/feed.py")
+    done.touch()
     return path
 
 
@@ -111,30 +124,32 @@ def tfrecord_file(folder: Path, n: int) -> Path:
 
 
 def by_feed(
-    path: str, order: str, rank: int, world: int, batch: int = 64, copies: bool = False
-) -> Iterator[int]:
+    path: str, order: str, rank: int, world: int, batch: int = 64, epochs: int = 1,
+    **options: Any,
+) -> Iterator[int]:  # fmt: skip
     from penstock.feed import Feed
 
-    with Feed(path, batch, shuffle=order, seed=1, rank=rank, world_size=world) as feed:
-        for one in feed:
-            yield from map(len, one.as_bytes() if copies else one.views())
+    with Feed(path, batch, shuffle=order, seed=1, rank=rank, world_size=world, **options) as feed:
+        for _ in range(epochs):
+            for one in feed:
+                yield from map(len, one.views())
 
 
 def by_lmdb(
-    path: str, order: str, rank: int, world: int, is_ahead: bool = False, buffers: bool = True
-) -> Iterator[int]:
-    import lmdb
-
+    path: str, order: str, rank: int, world: int, is_ahead: bool = False, buffers: bool = True,
+    epochs: int = 1, drop_in: bool = False,
+) -> Iterator[int]:  # fmt: skip
+    lmdb = importlib.import_module("penstock.feed.lmdb" if drop_in else "lmdb")
     options = {"readonly": True, "lock": False, "readahead": is_ahead}
     with lmdb.open(path, **options) as env, env.begin(buffers=buffers) as txn:
         if order == "none":
-            for value in txn.cursor().iternext(keys=False, values=True):
-                yield len(value)
+            for _ in range(epochs):
+                yield from map(len, txn.cursor().iternext(keys=False, values=True))
             return
-        keys = list(range(env.stat()["entries"]))
+        keys = [b"%08d" % i for i in range(env.stat()["entries"])]
         random.Random(1).shuffle(keys)
-        for i in keys[rank::world]:
-            yield len(txn.get(b"%08d" % i))
+        for _ in range(epochs):
+            yield from map(len, map(txn.get, keys[rank::world]))
 
 
 def by_pread(path: str, order: str, rank: int, world: int, threads: int = 8) -> Iterator[int]:
@@ -199,7 +214,7 @@ def by_loader(path: str, order: str, rank: int, world: int, is_ours: bool = Fals
 
     from penstock.adapters.torch import FeedDataset
 
-    files = sorted(str(file) for file in Path(path).rglob("*.jpg"))
+    files = [] if is_ours else sorted(str(file) for file in Path(path).rglob("*.jpg"))
 
     class Files:
         def __len__(self) -> int:
@@ -239,34 +254,49 @@ def by_tf(path: str, order: str, rank: int, world: int) -> Iterator[int]:
         yield len(record.numpy())
 
 
-READERS: dict[str, Callable[..., Iterator[int]]] = {
-    "feed": by_feed,
-    "lmdb": by_lmdb,
-    "pread": by_pread,
-    "ring": by_ring,
-    "hints": by_hints,
-    "loader": by_loader,
-    "webdataset": by_webdataset,
-    "tar": by_tar_feed,
-    "tf": by_tf,
+# And what a reader imports: before the clock runs.
+READERS: dict[str, tuple[Callable[..., Iterator[int]], str]] = {
+    "feed": (by_feed, "penstock.feed"),
+    "lmdb": (by_lmdb, "lmdb penstock.feed.lmdb"),
+    "pread": (by_pread, "penstock.feed"),
+    "ring": (by_ring, "penstock.feed"),
+    "hints": (by_hints, "lmdb penstock.feed.hint"),
+    "loader": (by_loader, "torch.utils.data penstock.feed penstock.adapters.torch_feed"),
+    "webdataset": (by_webdataset, "webdataset"),
+    "tar": (by_tar_feed, "penstock.feed penstock.feed.decode"),
+    "tf": (by_tf, "tensorflow"),
 }
 
 
-def one(job: dict[str, Any]) -> dict[str, Any]:
+# --- one measurement -----------------------------------------------------------------------------
+
+
+def one(job: dict[str, Any]) -> dict[str, float]:
     """In a process of its own: reads until the end or the time limit."""
-    passes = job.get("warm_passes", 0)
-    for _ in range(passes):
-        for _ in READERS[job["reader"]](**job["arguments"]):
-            pass
+    read, needs = READERS[job["reader"]]
+    for module in needs.split():
+        importlib.import_module(module)
+    records = read(**job["arguments"])
+    for _ in itertools.islice(records, job["warm"]):
+        pass
     sys.stdin.readline()  # all processes of a measurement begin together
-    before, n, n_bytes = device_bytes(), 0, 0
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory counts from here
+    device, cpu_s, n, n_bytes = device_bytes(), time.process_time(), 0, 0
+    memory = status_bytes("VmRSS")
     begun = time.perf_counter()
-    for record_bytes in READERS[job["reader"]](**job["arguments"]):
+    for record_bytes in records:
         n, n_bytes = n + 1, n_bytes + record_bytes
-        if not n % 64 and time.perf_counter() - begun > job["seconds"]:
+        if not n % 16 and time.perf_counter() - begun > job["seconds"]:
             break
     seconds = time.perf_counter() - begun
-    return {"n": n, "bytes": n_bytes, "device": device_bytes() - before, "seconds": seconds}
+    return {
+        "n": n,
+        "bytes": n_bytes,
+        "device": device_bytes() - device,
+        "seconds": seconds,
+        "cpu_s": time.process_time() - cpu_s,
+        "grown": status_bytes("VmHWM") - memory,
+    }
 
 
 def device_bytes() -> int:
@@ -274,22 +304,25 @@ def device_bytes() -> int:
     return int(text.partition("\nread_bytes:")[2].split()[0])
 
 
+def status_bytes(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{name}:")[2].split()[0]) << 10
+
+
 def run(
-    reader: str, path: Path, order: str = "global", world: int = 1, cold: bool = True,
-    seconds: float = SECONDS, **more: Any,
+    reader: str, path: Path, order: str = "global", world: int = 1, *, cold: bool = True,
+    seconds: float = SECONDS, group: Group | None = None, **more: Any,
 ) -> dict[str, float]:  # fmt: skip
-    """All processes of one measurement together."""
+    """All processes of one measurement together; `more` is the reader's own."""
     files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
-    children = []
+    children, warm = [], 0 if cold else len(open_index(path))  # the first epoch is not measured
     for rank in range(world):
         arguments = {"path": str(path), "order": order, "rank": rank, "world": world, **more}
-        job = {
-            "reader": reader, "arguments": arguments, "seconds": seconds,
-            "warm_passes": 0 if cold else 1,
-        }  # fmt: skip
+        job = {"reader": reader, "arguments": arguments, "seconds": seconds, "warm": warm}
+        command = [sys.executable, __file__, "--job", json.dumps(job)]
         children.append(
             subprocess.Popen(
-                [sys.executable, __file__, "--job", json.dumps(job)],
+                group.wrapped(command) if group else command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -312,172 +345,341 @@ def run(
             raise SystemExit(f"{reader} failed on {path}")
         told.append(json.loads(out))
     took = max(each["seconds"] for each in told)
-    whole = {key: sum(each[key] for each in told) for key in ("n", "bytes", "device")}
-    return {
-        **whole,
-        "seconds": took,
-        "records_hz": whole["n"] / took,
-        "bps": whole["bytes"] / took,
-    }
+    whole = {key: sum(each[key] for each in told) for key in told[0]}
+    rates = {"records_hz": whole["n"] / took, "bps": whole["bytes"] / took}
+    return whole | rates | {"seconds": took}
 
 
-def median_of(what: dict[str, Callable[[], dict[str, float]]], key: str) -> dict[str, float]:
-    """The readers in turn, several rounds; the median of each."""
-    seen: dict[str, list[float]] = {name: [] for name in what}
-    for _ in range(ROUNDS):
-        for name, measure in what.items():
-            seen[name].append(measure()[key])
-    return {name: statistics.median(values) for name, values in seen.items()}
+class Rounds:
+    """What readers gave that alternated: rounds of name -> measurement."""
+
+    def __init__(self, readers: dict[str, Callable[[], dict[str, float]]]) -> None:
+        self.each = [{name: measure() for name, measure in readers.items()} for _ in range(ROUNDS)]
+
+    def median(self, name: str, key: str = "bps") -> float:
+        return statistics.median(found[name][key] for found in self.each)
+
+    def bar(
+        self, what: str, others: Sequence[str], least: float | None, part: str,
+        ours: str = "feed", key: str = "bps",
+    ) -> Bar:  # fmt: skip
+        """Ours against the best of the others, neighbours in time."""
+        best = max(others, key=lambda name: self.median(name, key))
+        found = statistics.median(each[ours][key] / each[best][key] for each in self.each)
+        scale, unit = (1e6, "MB/s") if key == "bps" else (1.0, "records/s")
+        mine, its = self.median(ours, key) / scale, self.median(best, key) / scale
+        measured = f"{found:.2f} ({mine:,.0f} of {its:,.0f} {unit})"
+        if least is None:
+            return Bar(what, "–", measured, None, command(part))
+        return Bar(what, f"≥ {least:g}", measured, found >= least, command(part))
+
+
+def command(part: str) -> str:
+    return f"python benchmarks/feed.py {part}"
+
+
+@contextmanager
+def read_ahead(folder: Path, kilobytes: int) -> Iterator[None]:
+    """The disk's read-ahead, which mapped files go by, for as long as the block runs."""
+    place = Path(f"/sys/dev/block/{device_of(str(folder))}/queue/read_ahead_kb")
+    before = place.read_text()
+    place.write_text(str(kilobytes))
+    try:
+        yield
+    finally:
+        place.write_text(before)
+
+
+def ahead_of(kilobytes: int, path: Path, **more: Any) -> dict[str, float]:
+    """py-lmdb by its default, which reads ahead by so much."""
+    with read_ahead(path, kilobytes):
+        return run("lmdb", path, is_ahead=True, buffers=False, **more)
 
 
 # --- bars ----------------------------------------------------------------------------------------
 
 
-def ratio(what: str, ours: float, others: float, least: float, unit: str = "MB/s") -> Bar:
-    scale = 1e6 if unit == "MB/s" else 1.0
-    found = ours / others
-    measured = f"{found:.2f} ({ours / scale:,.0f} of {others / scale:,.0f} {unit})"
-    return Bar(what, f"≥ {least:g}", measured, found >= least, COMMAND)
-
-
-def cold(folder: Path, total: float) -> list[Bar]:
-    path, bars = data(folder, "100k.lmdb", (70_000, 130_000), total), []
+def processes(folder: Path, total: float) -> list[Bar]:
+    path, bars = data(folder, "100k.lmdb", LARGE, total), []
     for world in PROCESSES:
-        found = median_of(
+        found = Rounds(
             {
                 "feed": partial(run, "feed", path, world=world),
                 "pread": partial(run, "pread", path, world=world),
                 "ring": partial(run, "ring", path, world=world),
                 "lmdb": partial(run, "lmdb", path, world=world),
                 "ahead": partial(run, "lmdb", path, world=world, is_ahead=True),
-            },
-            "bps",
+            }
         )
         name = f"100 KB, shuffled, cold, {world} processes"
-        best = max(found["pread"], found["ring"])
-        bars.append(ratio(f"{name}: of pread/io_uring", found["feed"], best, OF_BEST_PREAD))
-        lmdb = max(found["lmdb"], found["ahead"])
-        bars.append(ratio(f"{name}: of py-lmdb's best", found["feed"], lmdb, 1.0))
+        best = ("pread", "ring")
+        bars.append(found.bar(f"{name}: of pread/io_uring", best, OF_BEST, "processes"))
+        lmdb = ("lmdb", "ahead")
+        bars.append(found.bar(f"{name}: of py-lmdb's best", lmdb, 1.0, "processes"))
     return bars
+
+
+def disk(folder: Path, total: float) -> list[Bar]:
+    return small(folder, total) + hinted(folder, total)
 
 
 def small(folder: Path, total: float) -> list[Bar]:
     """By bytes of the file: records of 3 KB lie one to a page, what lies between is read too."""
-    path = data(folder, "3k.lmdb", (3073, 3073), total / 2)
+    path = data(folder, "3k.lmdb", SMALL, total / 2)
     file = path / "data.mdb"
-    found = run("feed", path, "block", seconds=60)
-    ceilings = tiers.read_ceiling([file], seconds_each=2.0)
-    best = max(c.bandwidth_bps for c in ceilings if c.order == "sequential")
-    rate = file.stat().st_size * (found["bytes"] / (total / 2)) / found["seconds"]
-    return [ratio("3 KB, block shuffle, cold: of the ceiling", rate, best, OF_CEILING)]
+    size = file.stat().st_size
+
+    def feed() -> dict[str, float]:
+        return {"bps": size / run("feed", path, "block", seconds=60)["seconds"]}
+
+    def ceiling() -> dict[str, float]:
+        found = tiers.read_ceiling([file], seconds_each=1.0)
+        return {"bps": max(one.bandwidth_bps for one in found if one.order == "sequential")}
+
+    found = Rounds({"feed": feed, "ceiling": ceiling})
+    what = "3 KB, block shuffle, cold: of the sequential ceiling"
+    return [found.bar(what, ("ceiling",), OF_SEQUENTIAL, "disk")]
 
 
-def hot(folder: Path, total: float) -> list[Bar]:
-    """py-lmdb's views are of the file's own pages: who looks at none of them moves no byte."""
-    bars = []
-    for name, sizes in (("100k-hot", (70_000, 130_000)), ("3k-hot", (3073, 3073))):
-        path = data(folder, f"{name}.lmdb", sizes, min(total / 8, 4e8))
-        (path / "data.mdb").read_bytes()
-        for order, copies in (("global", False), ("none", False), ("global", True), ("none", True)):
-            found = median_of(
-                {
-                    "feed": partial(run, "feed", path, order, cold=False, batch=256, copies=copies),
-                    "lmdb": partial(run, "lmdb", path, order, cold=False, buffers=not copies),
-                },
-                "records_hz",
-            )
-            what = f"{name[:-4]}, in memory, {'shuffled' if order == 'global' else 'in order'}"
-            how = "copied to bytes" if copies else "as views, not looked at"
-            what = f"{what}, {how}: of py-lmdb"
-            bars.append(ratio(what, found["feed"], found["lmdb"], 1, "records/s"))
-    return bars
+def hinted(folder: Path, total: float) -> list[Bar]:
+    path = data(folder, "100k.lmdb", LARGE, total)
+    found = Rounds(
+        {
+            "hints": partial(run, "hints", path),
+            "pread": partial(run, "pread", path),
+            "lmdb": partial(run, "lmdb", path, buffers=False),
+        }
+    )
+    return hinted_bars(found, "disk")
+
+
+def hinted_bars(found: Rounds, part: str) -> list[Bar]:
+    what = "py-lmdb hinted, 100 KB, shuffled, cold"
+    return [
+        found.bar(f"{what}: of pread, 8 threads", ("pread",), OF_HINTED, part, "hints"),
+        found.bar(f"{what}: of py-lmdb as it is", ("lmdb",), None, part, "hints"),
+    ]
+
+
+def counts(folder: Path, total: float) -> list[Bar]:
+    return once(folder, total) + peaks(folder, total)
 
 
 def once(folder: Path, total: float) -> list[Bar]:
     """Each process reads its share: is anything fetched twice?"""
-    path, bars = data(folder, "100k-once.lmdb", (70_000, 130_000), min(total / 4, 1e9)), []
+    path, bars = data(folder, "100k.lmdb", LARGE, total), []
     size = (path / "data.mdb").stat().st_size
     for world in PROCESSES:
         device = run("feed", path, world=world, seconds=300)["device"] / size
         what = f"{world} processes: bytes from the device / of the file"
         is_met = device <= DEVICE_BYTES
-        bars.append(Bar(what, f"≤ {DEVICE_BYTES}", f"{device:.3f}", is_met, COMMAND))
+        bars.append(Bar(what, f"≤ {DEVICE_BYTES}", f"{device:.3f}", is_met, command("counts")))
     return bars
 
 
-def hinted(folder: Path, total: float) -> list[Bar]:
-    path = data(folder, "100k.lmdb", (70_000, 130_000), total)
-    found = median_of(
-        {
-            "hints": lambda: run("hints", path),
-            "pread": lambda: run("pread", path),
-            "lmdb": lambda: run("lmdb", path, buffers=False),
-        },
-        "bps",
-    )
+def hot(folder: Path, total: float) -> list[Bar]:
+    """py-lmdb's views are of the file's own pages: who looks at none of them moves no byte."""
+    bars = []
+    for name, sizes in (("100k-hot", LARGE), ("3k-hot", SMALL)):
+        path = data(folder, f"{name}.lmdb", sizes, min(total / 8, 4e8))
+        (path / "data.mdb").read_bytes()
+        for order in ("global", "none"):
+            common = {"order": order, "cold": False, "seconds": 0.7, "epochs": MANY}
+            readers = {
+                "feed": partial(run, "feed", path, batch=256, **common),
+                "mapped": partial(run, "feed", path, batch=256, mapped=True, **common),
+                "lmdb": partial(run, "lmdb", path, **common),
+            }
+            if order == "global":
+                readers["drop-in"] = partial(run, "lmdb", path, drop_in=True, **common)
+            found = Rounds(readers)
+            is_shuffled = "shuffled" if order == "global" else "in order"
+            what = f"{name[:-4]}, in memory, {is_shuffled}, views not looked at"
+            bar = partial(found.bar, others=("lmdb",), part="hot", key="records_hz")
+            bars += [
+                bar(f"{what}, mapped=True: of py-lmdb", least=1.0, ours="mapped"),
+                bar(f"{what}, copied to the buffer: of py-lmdb", least=1.0),
+            ]
+            if order == "global":
+                what = f"{what}, get() of penstock.feed.lmdb: of py-lmdb"
+                bars.append(bar(what, least=None, ours="drop-in"))
+    return bars
+
+
+def throttled(folder: Path, total: float) -> list[Bar]:
+    path = data(folder, "100k.lmdb", LARGE, total)
+    limits = {"bandwidth": ladder.THROTTLED_BPS, "iops": ladder.THROTTLED_HZ}
+    with slow_tiers.capped(folder, **limits) as group:
+        cold = {"group": group, "seconds": 3.0}
+        found = Rounds(
+            {
+                "feed": partial(run, "feed", path, **cold),
+                "hints": partial(run, "hints", path, **cold),
+                "pread": partial(run, "pread", path, **cold),
+                "ring": partial(run, "ring", path, **cold),
+                "lmdb": partial(run, "lmdb", path, buffers=False, **cold),
+                "ahead": partial(ahead_of, USUAL_AHEAD_KB, path, **cold),
+                "far ahead": partial(ahead_of, LARGE_AHEAD_KB, path, **cold),
+            }
+        )
+    name, part = "100 KB, shuffled, cold, at 200 MB/s and 2,000 reads/s", "throttled"
+    large = f"{name}: of py-lmdb, read-ahead {LARGE_AHEAD_KB} kB"
+    usual = f"{name}: of py-lmdb, read-ahead {USUAL_AHEAD_KB} kB, the default"
     return [
-        ratio("py-lmdb hinted: of pread, 8 threads", found["hints"], found["pread"],
-              OF_PREAD_HINTED),
-        ratio("py-lmdb hinted: of py-lmdb as it is", found["hints"], found["lmdb"], 1.0),
+        found.bar(f"{name}: of pread/io_uring", ("pread", "ring"), OF_SLOW, part),
+        found.bar(usual, ("ahead",), TIMES_READ_AHEAD, part),
+        found.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), TIMES_UNAHEAD, part),
+        found.bar(large, ("far ahead",), TIMES_UNAHEAD, part),
+        *hinted_bars(found, part),
+    ]
+
+
+def latency(folder: Path, total: float) -> list[Bar]:
+    data(folder, "100k.lmdb", LARGE, total)
+    bars: list[Bar] = []
+    with slow_tiers.slow(folder, bandwidth=ladder.LATENCY_BPS, latency_s=ladder.LATENCY_S) as tier:
+        path = Path(tier.path) / "100k.lmdb"
+        one_in_flight = {"readers": 1, "depth": 1}
+        eight_in_flight = {"readers": 2, "depth": 4}
+        found = Rounds(
+            {
+                "feed": partial(run, "feed", path),
+                "feed 1": partial(run, "feed", path, **one_in_flight),
+                "feed 8": partial(run, "feed", path, **eight_in_flight),
+                "hints": partial(run, "hints", path),
+                "pread 1": partial(run, "pread", path, threads=1),
+                "pread": partial(run, "pread", path, threads=8),
+                "lmdb": partial(run, "lmdb", path, buffers=False),
+            }
+        )
+        many = Rounds(
+            {
+                "feed": partial(run, "feed", path, world=8),
+                "pread": partial(run, "pread", path, world=8, threads=1),
+                "lmdb": partial(run, "lmdb", path, world=8, buffers=False),
+            }
+        )
+    name, part, unit = "100 KB, shuffled, cold, 1 ms a request", "latency", "records_hz"
+    for depth, other in ((1, "pread 1"), (8, "pread")):
+        what = f"{name}, 1 worker, {depth} in flight: of pread"
+        bars.append(found.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
+    bars += [
+        found.bar(f"{name}, 1 worker: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
+        many.bar(f"{name}, 8 workers: of pread", ("pread",), OF_SLOW, part, key=unit),
+        many.bar(f"{name}, 8 workers: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
+    ]
+    return bars + hinted_bars(found, part)
+
+
+def memory(folder: Path, total: float) -> list[Bar]:
+    path, part = data(folder, "100k.lmdb", LARGE, total), "memory"
+    size = (path / "data.mdb").stat().st_size
+    with slow_tiers.capped(folder, memory_bytes=int(size * ladder.MEMORY_SHARE)) as group:
+        found = Rounds(
+            {
+                "feed": partial(run, "feed", path, group=group),
+                "hints": partial(run, "hints", path, group=group),
+                "pread": partial(run, "pread", path, group=group),
+                "ring": partial(run, "ring", path, group=group),
+                "lmdb": partial(run, "lmdb", path, buffers=False, group=group),
+            }
+        )
+    name = "100 KB, shuffled, cold, memory for a quarter of the data"
+    cpu_us = found.median("feed", "cpu_s") / found.median("feed", "n") * 1e6
+    what, is_met = f"{name}: processor a record", cpu_us <= CPU_US
+    return [
+        found.bar(f"{name}: of io_uring", ("ring",), OF_SLOW, part),
+        found.bar(f"{name}: of py-lmdb, no read-ahead", ("lmdb",), None, part),
+        Bar(what, f"≤ {CPU_US:g} µs", f"{cpu_us:.1f} µs", is_met, command(part)),
+        *hinted_bars(found, part),
+    ]
+
+
+def peaks(folder: Path, total: float) -> list[Bar]:
+    """What a process grows by while it reads: its buffer, and what the order of an epoch takes."""
+    bars = []
+    for name, sizes, share in (("100k-hot", LARGE, 0.125), ("100k", LARGE, 1), ("3k", SMALL, 0.5)):
+        path = data(folder, f"{name}.lmdb", sizes, total * share)
+        n = len(open_index(path))
+        for buffer_bytes in (64 << 20, 256 << 20):
+            found = run("feed", path, "block", seconds=60, buffer_bytes=buffer_bytes)
+            least = buffer_bytes + ORDER_BYTES * n
+            what = f"memory grows by, {n:,} records, buffer_bytes={buffer_bytes >> 20} MiB"
+            measured, is_met = f"{found['grown'] / 2**20:.0f} MiB", found["grown"] <= least
+            bar = f"≤ {least / 2**20:.0f} MiB"
+            bars.append(Bar(what, bar, measured, is_met, command("counts")))
+    return bars
+
+
+def others(folder: Path, total: float) -> list[Bar]:
+    """What frameworks read such data with."""
+    images = image_files(folder, 100_000 if total >= 2e9 else 10_000)
+    samples = int(min(total / 4, 1e9) / 100_000)
+    return [
+        *compared("image folder of small files: FeedDataset of open and read, 2 workers", images,
+                  partial(run, "loader", images, is_ours=True, seconds=6.0),
+                  partial(run, "loader", images, seconds=6.0)),
+        *tar(tar_file(folder, samples)),
+        *tfrecord(folder, samples),
     ]  # fmt: skip
 
 
 def compared(
-    what: str, path: Path, ours: str, others: str, more: dict[str, Any] | None = None
-) -> list[Bar]:
-    found = median_of(
-        {
-            "ours": lambda: run(ours, path, **(more or {})),
-            "others": lambda: run(others, path),
-        },
-        "records_hz",
-    )
-    return [ratio(what, found["ours"], found["others"], 1.0, "records/s")]
+    what: str, path: Path, ours: Callable[[], dict[str, float]],
+    theirs: Callable[[], dict[str, float]],
+) -> list[Bar]:  # fmt: skip
+    found = Rounds({"feed": ours, "theirs": theirs})
+    return [found.bar(what, ("theirs",), 1.0, "others", key="records_hz")]
 
 
-def files(folder: Path, total: float) -> list[Bar]:
-    path = image_files(folder, 100_000 if total >= 2e9 else 10_000)
-    what = "image folder: FeedDataset of open and read, 2 workers"
-    return compared(what, path, "loader", "loader", {"is_ours": True})
+def tar(path: Path) -> list[Bar]:
+    return compared("tar: of webdataset", path, partial(run, "tar", path),
+                    partial(run, "webdataset", path))  # fmt: skip
 
 
-def tar(folder: Path, total: float) -> list[Bar]:
-    try:
-        import webdataset  # noqa: F401
-    except ModuleNotFoundError:
-        print("no webdataset to compare with: pip install webdataset", file=sys.stderr)
-        return []
-    path = tar_file(folder, int(min(total / 4, 1e9) / 100_000))
-    return compared("tar: of webdataset", path, "tar", "webdataset")
+def tfrecord(folder: Path, samples: int) -> list[Bar]:
+    path = tfrecord_file(folder, samples)
+    return compared("TFRecord: of tf.data", path, partial(run, "feed", path, "none"),
+                    partial(run, "tf", path))  # fmt: skip
 
 
-def tfrecord(folder: Path, total: float) -> list[Bar]:
-    try:
-        path = tfrecord_file(folder, int(min(total / 4, 1e9) / 100_000))
-    except ModuleNotFoundError:
-        print("no tensorflow to compare with", file=sys.stderr)
-        return []
-    return compared("TFRecord: of tf.data", path, "feed", "tf", None)
+PARTS: dict[str, Callable[[Path, float], list[Bar]]] = {
+    "disk": disk,
+    "processes": processes,
+    "hot": hot,
+    "counts": counts,
+    "others": others,
+    "throttled": throttled,
+    "latency": latency,
+    "memory": memory,
+}
 
 
-def main(folder: Path | None = None, gb: float = 3.0, only: str = ",".join(GROUPS)) -> list[Bar]:
+def ended(*_: Any) -> None:
+    raise SystemExit("ended by a signal; groups, tiers and the read-ahead are as they were")
+
+
+def main(*parts: str, folder: Path | None = None, gb: float = 3.0) -> list[Bar]:
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        raise SystemExit(f"{unknown.pop()}: no such part; known are {', '.join(PARTS)}")
     place = folder or scratch("feed")
+    os.environ["XDG_CACHE_HOME"] = str(scratch("feed") / "cache")  # of indexes
+    signal.signal(signal.SIGTERM, ended)  # what a part has changed is undone
     bars: list[Bar] = []
-    for name in only.split(","):
-        if name not in GROUPS:
-            raise SystemExit(f"{name}: no group of bars; known are {', '.join(GROUPS)}")
-        bars += globals()[name](place, gb * 1e9)
+    for name in parts or PARTS:
+        bars += PARTS[name](place, gb * 1e9)
     return bars
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--gb", type=float, default=3.0)
-    parser.add_argument("--only", default=",".join(GROUPS))
     parser.add_argument("--job", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.job:
         print(json.dumps(one(json.loads(asked.job))))
     else:
-        report(main(asked.folder, asked.gb, asked.only))
+        report(main(*asked.parts, folder=asked.folder, gb=asked.gb))
