@@ -317,11 +317,19 @@ void penstock_feed_forget(struct feed *feed)
 /* libc's pread lies in libc.  Where our slot leads elsewhere, somebody has put himself between. */
 int penstock_feed_is_watched(void)
 {
+    /* To find whose code it is takes a tenth of a millisecond: once for each place it leads to. */
+    static _Atomic(uintptr_t) plain, watched;
     ssize_t (*volatile slot)(int, void *, size_t, off_t) = pread;
+    uintptr_t leads_to = (uintptr_t)slot;
     Dl_info libc, found;
 
+    if (leads_to == atomic_load(&plain))
+        return 0;
+    if (leads_to == atomic_load(&watched))
+        return 1;
     if (!dladdr((void *)gnu_get_libc_version, &libc) || !dladdr((void *)slot, &found))
         return 0;
+    atomic_store(libc.dli_fbase == found.dli_fbase ? &plain : &watched, leads_to);
     return libc.dli_fbase != found.dli_fbase;
 }
 

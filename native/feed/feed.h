@@ -77,6 +77,16 @@ FEED_API int penstock_feed_is_watched(void);
 FEED_API int penstock_feed_held(int fd, const int64_t *offsets, const int64_t *lengths,
                                 uint8_t *held, uint32_t n);
 
+/* 1: all of these ranges are in the page cache, 0: not all.  -errno as above. */
+FEED_API int penstock_feed_all_held(int fd, const int64_t *offsets, const int64_t *lengths,
+                                    uint32_t n);
+
+/* Bytes of a file that are in the page cache, in whole pages.  -errno as above. */
+FEED_API int64_t penstock_feed_cached(int fd);
+
+/* Puts a file, read-only, in place of memory that the caller has reserved.  0 or -errno. */
+FEED_API int penstock_feed_map(int fd, void *memory, int64_t length);
+
 /* Asks the kernel to have these ranges in memory soon, in pieces: it shortens larger ones. */
 FEED_API int penstock_feed_hint(int fd, const int64_t *offsets, const int64_t *lengths, uint32_t n,
                                 uint32_t piece_bytes);

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,22 +48,73 @@ int penstock_feed_wait(const uint32_t *word, uint32_t seen, unsigned timeout_ms)
     return 0; /* woken, interrupted, or changed before we slept: the caller looks again */
 }
 
+/* Pages of a range that are in the page cache, or -errno.  A length of 0: to the end of the file. */
+static int64_t cached_pages(int fd, int64_t offset, int64_t length)
+{
+    uint64_t range[2] = {(uint64_t)offset, (uint64_t)length};
+    uint64_t seen[5] = {0}; /* cached, dirty, in writeback, evicted, recently evicted */
+
+    return syscall(NR_CACHESTAT, fd, range, seen, 0) ? -errno : (int64_t)seen[0];
+}
+
+int64_t penstock_feed_cached(int fd)
+{
+    int64_t pages = cached_pages(fd, 0, 0);
+
+    return pages < 0 ? pages : pages * sysconf(_SC_PAGESIZE);
+}
+
+/* 1, 0 or -errno: whether the page cache has all of a range. */
+static int is_held(int fd, int64_t offset, int64_t length)
+{
+    int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t needed = (offset + length - 1) / page - offset / page + 1;
+    int64_t cached = length ? cached_pages(fd, offset, length) : needed;
+
+    if (cached < 0)
+        return (int)cached;
+    return cached >= needed;
+}
+
 int penstock_feed_held(int fd, const int64_t *offsets, const int64_t *lengths, uint8_t *held,
                        uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t range[2] = {(uint64_t)offsets[i], (uint64_t)lengths[i]};
-        uint64_t seen[5] = {0}; /* cached, dirty, in writeback, evicted, recently evicted */
-        uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-        uint64_t pages = lengths[i] ? (range[0] + range[1] - 1) / page - range[0] / page + 1 : 0;
+        int answer = is_held(fd, offsets[i], lengths[i]);
 
-        held[i] = 1;
-        if (!pages) /* a length of 0 means to the end of the file */
-            continue;
-        if (syscall(NR_CACHESTAT, fd, range, seen, 0))
-            return -errno;
-        held[i] = seen[0] >= pages;
+        if (answer < 0)
+            return answer;
+        held[i] = (uint8_t)answer;
     }
+    return 0;
+}
+
+int penstock_feed_all_held(int fd, const int64_t *offsets, const int64_t *lengths, uint32_t n)
+{
+    for (uint32_t i = 0, next; i < n; i = next) {
+        int64_t end = offsets[i] + lengths[i];
+        int answer;
+
+        /* Neighbours are asked for as one: a call takes as long as a record's other work. */
+        for (next = i + 1; next < n; next++) {
+            if (offsets[next] < offsets[i] || offsets[next] > end + FEED_PAGE)
+                break;
+            if (offsets[next] + lengths[next] > end)
+                end = offsets[next] + lengths[next];
+        }
+        answer = is_held(fd, offsets[i], end - offsets[i]);
+        if (answer != 1)
+            return answer;
+    }
+    return 1;
+}
+
+int penstock_feed_map(int fd, void *memory, int64_t length)
+{
+    if (mmap(memory, (size_t)length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        return -errno;
+    /* What is no longer in memory when it is looked at: that page, and no neighbours. */
+    madvise(memory, (size_t)length, MADV_RANDOM);
     return 0;
 }
 

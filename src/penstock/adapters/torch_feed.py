@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FeedError, MissingDependency
 from penstock.feed import ranks
-from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of
+from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of, load
 from penstock.feed.index import Index
 from penstock.feed.read import Buffer, Options, Reader
 from penstock.feed.share import RankFeed
@@ -56,10 +56,11 @@ class FeedDataset:
         coalesce_bytes: int = 4 << 20,
         gap_bytes: int | None = None,
         depth: int | None = None,
+        mapped: bool = False,
     ) -> None:
         self.index = index_of(data)
         self.decode = decode or _as_bytes
-        options = Options(engine, direct, coalesce_bytes, gap_bytes, depth)
+        options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
         self._reader = Reader(self.index, options)
         self._buffer = Buffer(buffer_bytes)
         self._pid = os.getpid()
@@ -101,12 +102,10 @@ class FeedDataset:
         yield from self._parts(records[half:])
 
     def _read(self, records: NDArray[np.int64]) -> list[Any]:
-        plan = self._reader.layout(records, self._buffer.limit_bytes)
-        memory = self._buffer.room(plan.room)
-        loaded = self._reader.confirmed(self._reader.read(records, memory, plan))
+        loaded = load(self._reader, records, self._buffer)
         if loaded.failures:
             raise FeedError(loaded.failures[0].why)
-        batch = Batch(self.index, memory.data.toreadonly(), records, loaded.at)
+        batch = Batch(self.index, loaded.memory, records, loaded.at)
         return [self.decode(record) for record in batch]
 
     def close(self) -> None:

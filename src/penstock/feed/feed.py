@@ -58,6 +58,7 @@ STATE_VERSION = 1
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 READ_AHEAD_BYTES = 8 << 20  # of one window: enough reads to keep a device's queue from running dry
 ON_ERROR = ("raise", "skip")
+NO_SLOT = -1  # of a window that lies where the page cache has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,13 +355,12 @@ class _Ahead:
     """
 
     def __init__(
-        self, epoch: Epoch, request: Request, readers: list[Reader], slots: list[Buffer]
+        self, epoch: Epoch, readers: list[Reader], slots: list[Buffer], first: int = 0
     ) -> None:
         self.epoch = epoch
-        self.request = request
         self.slots = slots
         self.free = deque(range(len(slots)))
-        self.claimed = 0
+        self.claimed = first
         self.ready: dict[int, tuple[int, Loaded] | BaseException] = {}
         self.is_closed = False
         self.changed = threading.Condition()
@@ -426,7 +426,6 @@ class _Asked:
         self.epoch = epoch
         self.reader = reader
         self.slot = slot
-        self.slots = [slot]
 
     def take(self, window: int) -> tuple[int, Loaded]:
         return 0, load(self.reader, self.epoch.window(window), self.slot)
@@ -438,9 +437,45 @@ class _Asked:
         pass
 
 
+class _InPlace:
+    """Windows of one epoch where the page cache has them: nothing is left to be read ahead.  From
+    the first one on that is not all there, they are."""
+
+    def __init__(self, epoch: Epoch, readers: list[Reader], slots: list[Buffer]) -> None:
+        self.epoch = epoch
+        self.readers = readers
+        self.slots = slots
+        self.ahead: _Ahead | None = None
+
+    def take(self, window: int) -> tuple[int, Loaded]:
+        if self.ahead is None:
+            reader = self.readers[0]
+            found = reader.in_place(self.epoch.window(window))
+            if found is not None:
+                return NO_SLOT, reader.confirmed(found)
+            self.ahead = _Ahead(self.epoch, self.readers, self.slots, window)
+        return self.ahead.take(window)
+
+    def give_back(self, slot: int) -> None:
+        assert self.ahead is not None
+        self.ahead.give_back(slot)
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
+
+
+_Source = _Ahead | _Asked | _InPlace
+
+
 def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
-    """A window into a slot.  Raises FeedError where it does not fit: nothing is read beyond the
-    stated memory; or where the data set has changed meanwhile."""
+    """A window into a slot, or where the page cache has it.
+
+    Raises FeedError where it does not fit: nothing is read beyond the stated memory; or where the
+    data set has changed meanwhile."""
+    found = reader.in_place(records)
+    if found is not None:
+        return reader.confirmed(found)
     layout = reader.layout(records, slot.limit_bytes)
     if layout.room > slot.limit_bytes:
         largest = int(records[np.argmax(reader.table.length[records])])
@@ -456,13 +491,13 @@ def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
 class _Pass:
     """An iterator over the batches of one epoch."""
 
-    def __init__(self, feed: Feed, epoch: Epoch, source: _Ahead | _Asked) -> None:
+    def __init__(self, feed: Feed, epoch: Epoch, source: _Source) -> None:
         self._feed = feed
         self._epoch = epoch
         self._source = source
         self._window = -1
         self._batch = epoch.first
-        self._slot = -1
+        self._slot = NO_SLOT
         self._loaded: Loaded | None = None
         self._is_over = False
         self._bad: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -494,7 +529,7 @@ class _Pass:
     def _next_window(self) -> None:
         if self._slot >= 0:
             self._source.give_back(self._slot)
-            self._slot = -1
+            self._slot = NO_SLOT
         self._window += 1
         try:
             self._slot, loaded = self._source.take(self._window)
@@ -517,8 +552,7 @@ class _Pass:
         if len(self._bad):
             is_good = ~np.isin(records, self._bad)
             records, at = records[is_good], at[is_good]
-        room = self._source.slots[self._slot].room(0)
-        return Batch(self._feed.index, room.data.toreadonly(), records, at)
+        return Batch(self._feed.index, loaded.memory, records, at)
 
     def _end(self) -> None:
         self._is_over = True
@@ -542,7 +576,9 @@ class Feed:
     rank) or pad (the same, the first records come twice).
     on_error: of a record that cannot be read: raise, or skip and count it in `failures`.
     buffer_bytes: all memory that records take.  readers: threads that read ahead; 0 reads when
-    asked.  engine, direct, coalesce_bytes, gap_bytes, depth: see read.Options.
+    asked.  engine, direct, coalesce_bytes, gap_bytes, depth: see read.Options.  mapped: records
+    that are in memory are given where they lie, without a copy; a file that is cut short while its
+    records are looked at ends the process with a SIGBUS, as with py-lmdb.
 
     A batch is valid until the next one is asked for; one pass at a time.  Raises FeedError.
     """
@@ -567,6 +603,7 @@ class Feed:
         coalesce_bytes: int = 4 << 20,
         gap_bytes: int | None = None,
         depth: int | None = None,
+        mapped: bool = False,
     ) -> None:
         self.request = Request(
             batch_size=batch_size,
@@ -577,7 +614,7 @@ class Feed:
             on_error=on_error,
             buffer_bytes=buffer_bytes,
             readers=readers,
-            options=Options(engine, direct, coalesce_bytes, gap_bytes, depth),
+            options=Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped),
         )
         self.index = index_of(data)
         self.failures: deque[str] = deque(maxlen=1000)  # sentences, the latest; n_failed counts all
@@ -613,11 +650,13 @@ class Feed:
             previous.close()
         check(self.index, self.request)
         epoch = self._plan()
-        source: _Ahead | _Asked
-        if self.request.readers:
-            source = _Ahead(epoch, self.request, self._readers, self._slots)
-        else:
+        source: _Source
+        if not self.request.readers:
             source = _Asked(epoch, self._readers[0], self._slots[0])
+        elif self.request.options.mapped:
+            source = _InPlace(epoch, self._readers, self._slots)
+        else:
+            source = _Ahead(epoch, self._readers, self._slots)
         begun = _Pass(self, epoch, source)
         self._pass = weakref.ref(begun)
         return begun
@@ -638,7 +677,8 @@ class Feed:
         self.set_epoch(self._stand.epoch + 1)
 
     def _note_batch(self, steps: int) -> None:
-        self._stand = replace(self._stand, steps=steps)
+        stand = self._stand  # `replace` takes five times as long, and this is for each batch
+        self._stand = Stand(stand.epoch, steps, stand.history, stand.held)
 
     def _note_failures(self, loaded: Loaded) -> None:
         self.n_failed += len(loaded.failures)

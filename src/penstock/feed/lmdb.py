@@ -104,6 +104,7 @@ Value = bytes | memoryview
 CACHE_BYTES = 64 << 20  # of pages and their keys
 PAGES_EACH = 4  # what a page takes: itself, its keys as objects and where they are
 ASKED_OFTEN = 4  # so often searched, a page's keys are worth keeping as objects
+FOUND_BYTES = 300  # what a key that was found before takes, about: its place, itself and its entry
 COPIED_BYTES = 16 << 10  # to copy so much costs less than to ask the kernel again
 HINT_RECORDS = 32  # past that, depth is only queueing: measured with one reader and 1 ms latency
 HINT_BYTES = 128 << 10  # the kernel takes no more of one hint where read-ahead is as usual
@@ -202,6 +203,9 @@ class _Snapshot:
         self._kept: dict[int, _Branch | _Leaf] = {}
         self._n_kept = max(16, CACHE_BYTES // (PAGES_EACH * meta.page_bytes))
         self._trees: dict[bytes | None, pages.Database] = {}
+        # Where the large values of keys are that were asked for: each epoch asks for them again.
+        self._found: dict[bytes | None, dict[bytes, tuple[int, int, int]]] = {}
+        self._n_found = CACHE_BYTES // FOUND_BYTES
         # The sum of each leaf that was looked at as a whole: read again, it need not be again.
         self._checked = np.zeros(file.n_pages, np.uint32)
         self.tree(None)
@@ -278,11 +282,31 @@ class _Snapshot:
             self._checked[number] = crc
         return made
 
+    def get(self, name: bytes | None, key: bytes, buffers: bool) -> Value | None:
+        """The value of a key of a database; None: it is not there."""
+        found = self._found.setdefault(name, {})
+        place = found.get(key)
+        if place is not None:
+            return self.large_value(*place, buffers)
+        position = _Position(self, self.tree(name))
+        if not position.find(key):
+            return None
+        leaf, node = position.leaf, position.node
+        assert leaf is not None
+        place = leaf.place(node)
+        if place[2] and len(found) < self._n_found:
+            found[key] = place
+        return self.value(leaf, node, buffers)
+
     def value(self, leaf: _Leaf, node: int, buffers: bool) -> Value:
         at, size, first = leaf.place(node)
-        if not first:
-            at -= leaf.first_byte
-            return memoryview(leaf.raw)[at : at + size] if buffers else leaf.raw[at : at + size]
+        if first:
+            return self.large_value(at, size, first, buffers)
+        at -= leaf.first_byte
+        return memoryview(leaf.raw)[at : at + size] if buffers else leaf.raw[at : at + size]
+
+    def large_value(self, at: int, size: int, first: int, buffers: bool) -> Value:
+        """A value that has pages of its own: see _Leaf.place."""
         file = self.file
         header_bytes = file.meta.layout.header_bytes
         if size <= COPIED_BYTES:
@@ -697,12 +721,8 @@ class Transaction:
 
     def get(self, key: bytes, default: Any = None, db: Database | None = None) -> Any:
         """A key's value, or default."""
-        snapshot = self._snapshot_of()
-        position = _Position(snapshot, snapshot.tree((db or self._db).name))
-        if not position.find(_key(key)):
-            return default
-        assert position.leaf is not None
-        return snapshot.value(position.leaf, position.node, self._buffers)
+        found = self._snapshot_of().get((db or self._db).name, _key(key), self._buffers)
+        return default if found is None else found
 
     def cursor(self, db: Database | None = None) -> Cursor:
         return Cursor(db or self._db, self)

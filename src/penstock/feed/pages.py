@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -271,12 +272,19 @@ def txnid_of(path: str) -> int:
 def newest_txnid(fd: int, meta: Meta, path: str) -> int:
     """The newest committed transaction of an open file whose meta pages were read before: one
     request, of pages that are in memory."""
-    at, page_bytes = meta.layout.header_bytes + META_BYTES - 8, meta.page_bytes
-    head = os.pread(fd, page_bytes + at + 8, 0)
-    if len(head) < page_bytes + at + 8:
-        page = min(len(head) // page_bytes, 1)
+    at, both = meta.layout.header_bytes + META_BYTES - 8, _both(meta.page_bytes)
+    found = os.pread(fd, both.size, at)
+    if len(found) < both.size:
+        page = min((at + len(found)) // meta.page_bytes, 1)
         raise FeedError(f"{path}: page {page} lies beyond the end of the file; it is truncated")
-    return int(max(_U64.unpack_from(head, at)[0], _U64.unpack_from(head, page_bytes + at)[0]))
+    first, second = both.unpack(found)
+    return int(max(first, second))
+
+
+@cache
+def _both(page_bytes: int) -> struct.Struct:
+    """Two numbers at the same place of two neighbouring pages."""
+    return struct.Struct(f"<Q{page_bytes - 8}xQ")
 
 
 @contextmanager
@@ -433,17 +441,23 @@ def leaf_nodes(file: File, numbers: Numbers, pages: Bytes) -> tuple[Nodes, Numbe
     return nodes, offset, first
 
 
+@cache
+def _run_head(header_bytes: int) -> struct.Struct:
+    """Of an overflow page's header: its own number, its type, how many pages follow each other."""
+    return struct.Struct(f"<Q{header_bytes - 14}xHI")
+
+
 def misplaced(meta: Meta, header: bytes, page: int, size: int) -> str:
     """What is wrong with the header of a value's first overflow page; "" if nothing is."""
     at = meta.layout.header_bytes
     if len(header) < at:
         return "lies beyond the end of the file"
-    if struct.unpack_from("<Q", header)[0] != page:
+    number, kind, run = _run_head(at).unpack_from(header)
+    if number != page:
         return "holds the number of another page"
-    if struct.unpack_from("<H", header, at - 6)[0] != OVERFLOW:
+    if kind != OVERFLOW:
         return "is no overflow page"
-    need = (at - 1 + size) // meta.page_bytes + 1
-    if struct.unpack_from("<I", header, at - 4)[0] < need:
+    if run < (at - 1 + size) // meta.page_bytes + 1:
         return "begins a run of pages that is shorter than its value"
     return ""
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ TALLY = np.dtype(
 OPEN_FILES = 128
 # A window of which nothing was in memory: the next ones do not ask, and then one does again.
 ASKED_AGAIN_AFTER = 8
+ALL_SHARE = 0.99  # what is free in an LMDB may be in no memory
+ASKED_OF = 16  # where all was in memory: one record in so many says whether it still is
 MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
 HUGE_PAGE_BYTES = 2 << 20
 LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
@@ -98,7 +100,8 @@ class Options:
     engine: one of ENGINES.  direct: O_DIRECT, None: if the data set is larger than memory.
     coalesce_bytes: neighbours are merged into reads of about this, 0: a read each.  gap_bytes: what
     may lie between neighbours and is read for nothing, None: by the records' size (plan.gap_of).
-    depth: requests in flight, None: adapted.
+    depth: requests in flight, None: adapted.  mapped: what the page cache holds is given where it
+    lies there, through a map of the file.
     """
 
     engine: str = "auto"
@@ -106,6 +109,7 @@ class Options:
     coalesce_bytes: int = 4 << 20
     gap_bytes: int | None = None
     depth: int | None = None
+    mapped: bool = False
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -119,12 +123,14 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What reads did.  reads: requests to the kernel, of them from_memory at once and direct past
-    the page cache.  read_bytes: asked of files, with gaps; record_bytes: of records."""
+    the page cache.  in_place: records that were given where the page cache has them, without a
+    request.  read_bytes: asked of files, with gaps; record_bytes: of records."""
 
     windows: int = 0
     reads: int = 0
     from_memory: int = 0
     direct: int = 0
+    in_place: int = 0
     failed: int = 0
     by_uring: int = 0
     read_bytes: int = 0
@@ -146,11 +152,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """Records in memory.  at: where each begins in the memory, in the sequence asked for."""
+    """Records in memory that is read-only.  at: where each begins in it, in the sequence asked
+    for."""
 
     records: NDArray[np.int64]
     at: NDArray[np.int64]
     failures: tuple[Failure, ...]
+    memory: memoryview
 
 
 def table_of(index: Index) -> Table:
@@ -185,6 +193,9 @@ def library() -> Any:
         ("forget", None, (pointer,)),
         ("is_watched", number, ()),
         ("held", number, (number, pointer, pointer, pointer, wide)),
+        ("all_held", number, (number, pointer, pointer, wide)),
+        ("cached", ctypes.c_int64, (number,)),
+        ("map", number, (number, pointer, ctypes.c_int64)),
         ("hint", number, (number, pointer, pointer, wide, wide)),
         ("load", wide, (pointer,)),
         ("store", None, (pointer, wide)),
@@ -280,6 +291,14 @@ class Buffer:
 # --- files ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mapped:
+    """Files in memory, one after the other.  memory: None: they could not be mapped."""
+
+    memory: memoryview | None
+    starts: NDArray[np.int64]
+
+
 class _Files:
     """An index's files for the engine: open descriptors, or names where there are too many."""
 
@@ -341,6 +360,53 @@ class _Files:
             found[mine] = pages.in_overflow(meta, offset[mine]) * meta.layout.header_bytes
         return found
 
+    def holds(
+        self, file: NDArray[np.uint32], offset: NDArray[np.int64], length: NDArray[np.int64]
+    ) -> bool:
+        """Whether the page cache has all of these; False where the kernel does not tell."""
+        numbers = [int(file[0])] if file[0] == file[-1] else np.unique(file).tolist()
+        for number in numbers:
+            of_file = slice(None) if len(numbers) == 1 else file == number
+            at, size = np.ascontiguousarray(offset[of_file]), np.ascontiguousarray(length[of_file])
+            descriptor, _ = self.descriptors(number)
+            answer = library().penstock_feed_all_held(
+                descriptor, at.ctypes.data, size.ctypes.data, len(at)
+            )
+            if answer != 1:
+                return False
+        return True
+
+    def are_held(self) -> bool:
+        """Whether the page cache has about all of these files."""
+        opened = [self.descriptors(number)[0] for number in range(len(self.index.files))]
+        cached = [library().penstock_feed_cached(descriptor) for descriptor in opened]
+        sizes = [os.fstat(descriptor).st_size for descriptor in opened]
+        return bool(min(cached) >= 0 and sum(cached) >= ALL_SHARE * sum(sizes))
+
+    def mapped(self) -> _Mapped:
+        """All files at one range of addresses; nothing where there are too many, or no room."""
+        sizes = np.zeros(len(self.index.files), np.int64)
+        if self.is_named:
+            return _Mapped(None, sizes)
+        for number in range(len(sizes)):
+            self.check(number)  # a map that is longer than its file ends in a SIGBUS
+            sizes[number] = os.fstat(self.descriptors(number)[0]).st_size
+        rooms = -(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE
+        starts = np.cumsum(rooms) - rooms
+        try:
+            # Addresses and no memory; unmapped with all in it when the last view of it is gone.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, int(rooms.sum()), flags=flags, prot=mmap.PROT_READ)
+        except (OSError, ValueError):
+            return _Mapped(None, starts)
+        base = np.frombuffer(memory, np.uint8).ctypes.data
+        for number in np.flatnonzero(sizes).tolist():
+            descriptor, _ = self.descriptors(number)
+            place = base + int(starts[number])
+            if library().penstock_feed_map(descriptor, place, int(sizes[number])):
+                return _Mapped(None, starts)  # a file system without maps
+        return _Mapped(memoryview(memory).toreadonly(), starts)
+
     def _opened(self, path: str) -> tuple[int, int]:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -392,6 +458,7 @@ class Reading:
     is_fixed: bool
     skip_memory: int = 0  # windows to come that do not ask the page cache
     is_warm: bool = False  # the latest that asked had nearly all of it there
+    is_held: bool = False  # the page cache has all, as far as is known
     tally: Tally = field(default_factory=Tally)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -426,6 +493,7 @@ class Reader:
         self.reading = reading or _reading(options)
         self._engine: Engine | None = None
         self._files: _Files | None = None
+        self._mapped: _Mapped | None = None
         self._direct: bool | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -464,7 +532,36 @@ class Reader:
             failures = self._again(records, plan.at, alone, memory)
         if self.index.kind == "lmdb":
             failures += self._misplaced(records, plan.at, failures, memory)
-        return Loaded(records, plan.at, failures)
+        return Loaded(records, plan.at, failures, memory.data.toreadonly())
+
+    def in_place(self, records: NDArray[np.int64]) -> Loaded | None:
+        """Records where the page cache has them; None: not all are there, or none may be mapped.
+
+        Not while a recorder watches: it would see nothing.  Raises FeedError: no file can be
+        opened."""
+        reading, table = self.reading, self.table
+        if not self.options.mapped or reading.skip_memory or is_watched():
+            return None
+        _, files, _ = self._opened()
+        if self._mapped is None:
+            self._mapped = files.mapped()
+            reading.is_held = self._mapped.memory is not None and files.are_held()
+        mapped = self._mapped
+        if mapped.memory is None:
+            return None
+        asked = records[::ASKED_OF] if reading.is_held else records
+        if not files.holds(table.file[asked], table.offset[asked], table.length[asked]):
+            reading.is_held = False
+            return None
+        record_bytes = int(table.length[records].sum())
+        with reading.lock:
+            reading.tally += Tally(windows=1, in_place=len(records), record_bytes=record_bytes)
+        at = mapped.starts[table.file[records]] + table.offset[records]
+        failures: tuple[Failure, ...] = ()
+        if self.index.kind == "lmdb":
+            whole = np.frombuffer(mapped.memory, np.uint8)
+            failures = self._misplaced(records, at, (), whole)
+        return Loaded(records, at, failures, mapped.memory)
 
     def _run(
         self, requests: NDArray[np.void], file: NDArray[np.uint32], record_bytes: int
@@ -573,7 +670,7 @@ class Reader:
                     self.index.check_file(int(self.table.file[record]))
                 except FeedError as error:
                     found.append(Failure(record, str(error)))
-        return Loaded(loaded.records, loaded.at, tuple(found))
+        return replace(loaded, failures=tuple(found))
 
     def _said(self, error: int) -> str:
         if error == errno.ENODATA:
@@ -613,7 +710,7 @@ class Reader:
             self._engine.close()
         if self._files is not None:
             self._files.close()
-        self._engine = self._files = None
+        self._engine = self._files = self._mapped = None
 
 
 def _reading(options: Options) -> Reading:

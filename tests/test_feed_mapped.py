@@ -1,0 +1,155 @@
+"""Feed(mapped=True): the same records, where the page cache has them, and only there."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+import penstock
+from penstock.errors import FeedError
+from penstock.feed import Feed, read
+from penstock.tiers import evict, resident_bytes
+
+LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
+
+N = 300
+RECORDS = {
+    b"%08d" % i: random.Random(i).randbytes(random.Random(-i - 1).choice([7, 900, 4096, 30_000]))
+    for i in range(N)
+}
+
+
+def lmdb_of(folder: Path, keys: list[bytes]) -> Path:
+    with lmdb.open(str(folder), map_size=1 << 28) as env, env.begin(write=True) as txn:
+        for key in keys:
+            txn.put(key, RECORDS[key])
+    return folder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """In memory as a whole."""
+    made = lmdb_of(tmp_path / "train.lmdb", list(RECORDS))
+    (made / "data.mdb").read_bytes()
+    return made
+
+
+@pytest.fixture
+def feed(path: Path) -> Iterator[Feed]:
+    with Feed(path, 16, shuffle="global", seed=3, mapped=True) as made:
+        feed_tells_what_memory_holds(made)
+        yield made
+
+
+def feed_tells_what_memory_holds(feed: Feed) -> None:
+    if read.held_in_memory(feed.index) is None:
+        pytest.skip("this kernel does not tell what memory holds (before Linux 6.5)")
+
+
+def all_of(feed: Feed) -> dict[bytes, bytes]:
+    found = [(record.key, bytes(memoryview(record))) for batch in feed for record in batch]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block", "global", "cache-aware"])
+@pytest.mark.parametrize("readers", [0, 2])
+def test_what_is_in_memory_comes_without_a_request(path: Path, shuffle: str, readers: int) -> None:
+    with Feed(path, 16, shuffle=shuffle, seed=3, readers=readers, mapped=True) as feed:
+        feed_tells_what_memory_holds(feed)
+        assert all_of(feed) == RECORDS
+        assert (feed.tally.in_place, feed.tally.reads) == (N, 0)
+
+
+def test_files_lie_one_after_the_other(tmp_path: Path) -> None:
+    keys = list(RECORDS)
+    for part in range(3):
+        made = lmdb_of(tmp_path / f"{part}.lmdb", keys[part::3])
+        (made / "data.mdb").read_bytes()
+    with Feed(str(tmp_path / "*.lmdb"), 16, shuffle="global", mapped=True) as feed:
+        feed_tells_what_memory_holds(feed)
+        assert all_of(feed) == RECORDS
+        assert feed.tally.in_place == N
+
+
+def test_what_is_not_in_memory_is_read(path: Path) -> None:
+    evict(path / "data.mdb")
+    assert not resident_bytes(path / "data.mdb")
+    with Feed(path, 16, shuffle="global", seed=3, mapped=True) as feed:
+        assert all_of(feed) == RECORDS
+        assert feed.tally.reads
+        assert feed.tally.in_place < N
+
+
+def test_a_hole_in_what_memory_holds_is_noticed(path: Path) -> None:
+    """Neighbours are asked for together: the hole lies between some of them."""
+    file = path / "data.mdb"
+    size = os.path.getsize(file)
+    hole = size // 2 // 4096 * 4096
+    evict(file)
+    with open(file, "rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        os.pread(opened.fileno(), hole, 0)
+        os.pread(opened.fileno(), size, hole + 16 * 4096)
+    assert resident_bytes(file) == size - 16 * 4096
+    with Feed(path, N, mapped=True) as feed:
+        assert all_of(feed) == RECORDS
+        assert not feed.tally.in_place
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_what_leaves_memory_half_way_is_read_from_there_on(
+    feed: Feed, readers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def holds(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked <= 1
+
+    monkeypatch.setattr(read._Files, "holds", holds)
+    options = {"mapped": True, "buffer_bytes": 1 << 20, "coalesce_bytes": 0, "readers": readers}
+    with Feed(feed.index, 16, shuffle="global", **options) as half:  # type: ignore[arg-type]
+        assert all_of(half) == RECORDS
+        assert 0 < half.tally.in_place < N
+
+
+def test_views_outlive_the_feed_and_cannot_be_written(path: Path) -> None:
+    with Feed(path, 16, mapped=True) as feed:
+        batch = next(iter(feed))
+        record, view = batch[0], batch.views()[0]
+    del feed, batch
+    assert bytes(view) == bytes(memoryview(record)) == RECORDS[record.key]
+    assert view.readonly
+    assert not record.flags.writeable
+
+
+def test_a_data_set_that_was_written_to_gives_no_batch_more(feed: Feed, path: Path) -> None:
+    batches = iter(feed)
+    next(batches)
+    with lmdb.open(str(path), map_size=1 << 28) as env, env.begin(write=True) as txn:
+        txn.put(b"another", b"one")
+    with pytest.raises(FeedError, match="has changed since it was indexed"):
+        list(batches)
+
+
+def test_while_a_recorder_watches_nothing_is_given_in_place(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads through a map are seen by nobody."""
+    monkeypatch.setattr(read, "is_watched", lambda: True)
+    assert all_of(feed) == RECORDS
+    assert feed.tally.in_place == 0
+
+
+def test_a_torch_data_set_gives_the_same_items(path: Path) -> None:
+    from penstock.adapters.torch_feed import FeedDataset
+
+    dataset = FeedDataset(path, mapped=True)
+    assert dataset.__getitems__(list(range(N))) == [RECORDS[key] for key in sorted(RECORDS)]
+    dataset.close()
