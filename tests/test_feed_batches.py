@@ -759,7 +759,10 @@ def test_a_recorded_run_shows_every_read_of_every_record(
         "where op = 'pread' and path like '%/data.mdb'"
     )
     seen = {(offset, asked) for offset, asked, moved, error in rows if moved == asked and not error}
-    assert set(zip(index.offset.tolist(), index.length.tolist(), strict=True)) <= seen
+    # A value that has pages of its own is read with the 16 bytes of its page's header.
+    heads = np.where((index.offset - 16) % 4096 == 0, 16, 0)
+    asked = zip((index.offset - heads).tolist(), (index.length + heads).tolist(), strict=True)
+    assert set(asked) <= seen
     [(unseen,)] = run.sql("select sum(unseen_calls) from processes")
     assert not unseen
 
