@@ -48,7 +48,7 @@ int penstock_feed_wait(const uint32_t *word, uint32_t seen, unsigned timeout_ms)
     return 0; /* woken, interrupted, or changed before we slept: the caller looks again */
 }
 
-/* Pages of a range that are in the page cache, or -errno.  A length of 0: to the end of the file. */
+/* Pages of a range that are in the page cache, or -errno.  A length of 0: to the file's end. */
 static int64_t cached_pages(int fd, int64_t offset, int64_t length)
 {
     uint64_t range[2] = {(uint64_t)offset, (uint64_t)length};
