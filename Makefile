@@ -99,11 +99,7 @@ soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and s
 
 experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables and figures into docs/experiments
 	$(bin)/penstock bench ladder build/experiments/ladder --yes $(LADDER)
-	$(bin)/penstock bench model build/experiments/ladder/ladder.json
-	mkdir -p docs/experiments/ladder
-	cd build/experiments/ladder && cp ladder.md ladder.csv ladder.json ladder.png model.md model.json model.png \
-	    $(CURDIR)/docs/experiments/ladder
-	$(bin)/python benchmarks/ladder_page.py
+	$(bin)/python benchmarks/ladder_page.py build/experiments/ladder
 	$(bin)/python benchmarks/feed_training.py
 	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
 	$(bin)/python benchmarks/stage_page.py

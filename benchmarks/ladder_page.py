@@ -1,16 +1,23 @@
 """The measured part of docs/experiments/ladder.md, from docs/experiments/ladder/*.json.
 
-    python benchmarks/ladder_page.py
+    python benchmarks/ladder_page.py                          the page again
+    python benchmarks/ladder_page.py build/experiments/ladder  what that ladder holds by now, first
 
-Everything between the two marks of the page is replaced; nothing there is typed.
+Everything between the two marks of the page is replaced; nothing there is typed.  A ladder that is
+not whole is shown as far as it is.
 """
 
 import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from bars import ROOT
+from bars import PENSTOCK, ROOT
 
+from penstock.bench import ladder as climbing
 from penstock.bench import model
 from penstock.bench.ladder import PLACES, Point
 from penstock.bench.rungs import RUNGS
@@ -36,6 +43,8 @@ def measured(folder: Path = FOLDER) -> str:
     lines = [
         f"LMDB of {machine['data_bytes'] / 1e9:.1f} GB, batches of {settings['batch']}, each run "
         f"{settings['seconds']:g} s after its set-up, {runs} of each. Machine: {facts}.",
+        "",
+        *[f"* {remark}" for remark in ladder["remarks"]],
         "",
         "![Seconds for 1,000 records by processes, for each storage](ladder/ladder.png)",
         "",
@@ -147,7 +156,34 @@ def _errors(checks: list[dict]) -> list[str]:
     return lines
 
 
-def main() -> None:
+def taken(source: Path) -> None:
+    """Tables, pictures and the model of what a ladder's folder holds, into docs/experiments."""
+    runs = climbing.read_results(source)
+    facts = climbing.machine_of(source / "lmdb")
+    del facts["load_at_start"]  # it is that of now, not of the runs
+    sizes = {run.processes for run in runs}
+    done = Counter((run.place, run.rung, run.processes) for run in runs)
+    left = Counter(
+        place for place in PLACES for rung in RUNGS for size in sizes if not done[place, rung, size]
+    )
+    whole = len(RUNGS) * len(sizes)
+    remarks = [
+        f"{place}: {n} of {whole} points have not been measured" for place, n in left.items()
+    ]
+    climbing.write_results(source, runs, facts, remarks)
+    subprocess.run(
+        [PENSTOCK, "bench", "model", source / "ladder.json"], check=True, stdout=subprocess.DEVNULL
+    )
+    FOLDER.mkdir(exist_ok=True)
+    for name in ("ladder.md", "ladder.csv", "ladder.json", "ladder.png"):
+        shutil.copy(source / name, FOLDER)
+    for name in ("model.md", "model.json", "model.png"):
+        shutil.copy(source / name, FOLDER)
+
+
+def main(source: Path | None) -> None:
+    if source is not None:
+        taken(source)
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -155,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
