@@ -104,9 +104,7 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
 	$(bin)/python benchmarks/stage_page.py
 	$(bin)/penstock bench checkpoint build/experiments/checkpoint --yes $(CHECKPOINT)
-	mkdir -p docs/experiments/checkpoint
-	cd build/experiments/checkpoint && cp checkpoint.md checkpoint.csv checkpoint.json checkpoint.png \
-	    $(CURDIR)/docs/experiments/checkpoint
+	$(bin)/python benchmarks/checkpoint_page.py build/experiments/checkpoint
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv
