@@ -145,7 +145,7 @@ struct text {
     uint32_t id;   /* file id or name id */
     uint32_t base; /* the file id of the folder that a relative path starts from, 0: absolute */
     uint32_t mode; /* st_mode at the first open, 0: not measured */
-    uint32_t tier; /* 1: its staged copy, on the tier that the note `tier` names; 0: itself */
+    uint32_t tier; /* enum file_place */
     uint64_t device, inode;
     int64_t size; /* st_size at the first open, -1: not measured */
 };
@@ -175,6 +175,13 @@ struct access_counter {
         int64_t value;
         uint64_t calls;
     } sizes[COUNTER_COMMON], strides[COUNTER_COMMON];
+};
+
+/* Where a file was opened, in a text: numbers are on disk. */
+enum file_place {
+    AT_ITS_PATH = 0,
+    STAGED_COPY = 1,  /* on the tier that the note `tier` names */
+    ON_BURST_TIER = 2 /* as a new file that is yet to get to its path; the note `burst tier` */
 };
 
 /* What came of opening a file of which a tier holds a copy: numbers are on disk. */

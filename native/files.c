@@ -33,7 +33,7 @@ struct level {
 
 /* Folders stand in the same table, under a base that no file id reaches. */
 #define ANY_FOLDER 0xffffffffu
-#define COPIES 0x80000000u /* added to the base of a staged copy's name; ids stay below */
+#define PLACES_BIT 30 /* a file's place is added to the base of its name; ids stay below */
 enum { PLAIN_FOLDER = 1, LINKED_FOLDER };
 
 struct key {
@@ -243,9 +243,9 @@ static void insert_path(struct key key, uint32_t id)
     }
 }
 
-static uint32_t intern_on(uint32_t tier, const char *name, uint32_t base)
+static uint32_t intern_on(enum file_place place, const char *name, uint32_t base)
 {
-    struct key key = key_of(name, strnlen(name, 4096), tier ? base ^ COPIES : base);
+    struct key key = key_of(name, strnlen(name, 4096), base ^ (uint32_t)place << PLACES_BIT);
     uint32_t id = find_path(key);
     struct text *text;
 
@@ -255,14 +255,14 @@ static uint32_t intern_on(uint32_t tier, const char *name, uint32_t base)
     text = log_text(TEXT_FILE, id, base, name, "");
     if (!text)
         return 0;
-    text->tier = tier;
+    text->tier = place;
     insert_path(key, id);
     return id;
 }
 
 static uint32_t intern(const char *name, uint32_t base)
 {
-    return intern_on(0, name, base);
+    return intern_on(AT_ITS_PATH, name, base);
 }
 
 static uint32_t folder_id(void)
@@ -285,7 +285,7 @@ static uint32_t folder_id(void)
     return id;
 }
 
-static uint32_t path_on(uint32_t tier, int dirfd, const char *path)
+uint32_t files_path_on(enum file_place place, int dirfd, const char *path)
 {
     int error = errno;
     uint32_t base = 0;
@@ -298,19 +298,14 @@ static uint32_t path_on(uint32_t tier, int dirfd, const char *path)
 
         base = slot ? slot->file : folder_id();
     }
-    id = intern_on(tier, path, base);
+    id = intern_on(place, path, base);
     errno = error;
     return id;
 }
 
 uint32_t files_path(int dirfd, const char *path)
 {
-    return path_on(0, dirfd, path);
-}
-
-uint32_t files_staged(int dirfd, const char *path)
-{
-    return path_on(1, dirfd, path);
+    return files_path_on(AT_ITS_PATH, dirfd, path);
 }
 
 void files_folder_changed(void)
@@ -491,7 +486,7 @@ static uint32_t intern_found(const char *path)
 {
     const char *source = staged_is_on() ? staged_source(path) : NULL;
 
-    return source ? intern_on(1, source, 0) : intern(path, 0);
+    return source ? intern_on(STAGED_COPY, source, 0) : intern(path, 0);
 }
 
 /* The file that /proc/self/fd shows; 0: no such descriptor. */

@@ -66,9 +66,9 @@ __attribute__((always_inline)) static inline struct slot_of_fd *files_slot(int f
 /* The id of a path as a call names it; dirfd as openat's. */
 uint32_t files_path(int dirfd, const char *path);
 
-/* The same for its staged copy: an id of its own, so that bytes are told apart by where they came
- * from. */
-uint32_t files_staged(int dirfd, const char *path);
+/* The same for its staged copy, or for what went to the fast tier: ids of their own, so that bytes
+ * are told apart by where they came from or went. */
+uint32_t files_path_on(enum file_place place, int dirfd, const char *path);
 
 /* Whether an absolute name is known to lead to what it names without links, or to nothing: then it
  * is that file's only spelling.  Folders are learned from names that the kernel resolved. */

@@ -1,8 +1,10 @@
-/* Wrappers of calls by name while copies are staged: an open that reads may be given the copy, a
- * call that changes a source drops its copy.  Recorded or not: a pause ends no redirection. */
+/* Wrappers of calls by name while files are redirected.  Staged copies: an open that reads may be
+ * given the copy, a call that changes a source drops its copy.  A burst buffer: an open that makes
+ * a checkpoint makes it on the fast tier.  Recorded or not: a pause ends no redirection. */
 #ifndef PENSTOCK_HOOK_OPEN_H
 #define PENSTOCK_HOOK_OPEN_H
 
+#include "burst.h"
 #include "hook.h"
 #include "staged.h"
 
@@ -12,30 +14,39 @@ struct redirected {
     struct staged_slot *written; /* to be dropped when the call succeeds */
 };
 
-/* Which file the event is about, as soon as that is decided: until then it has none. */
-static inline void name_redirected(struct redirected *open, int dirfd, const char *path,
-                                   bool is_copy)
+static inline bool redirects(void)
 {
-    if (open->is_recorded)
-        log_turned_to(&open->call, is_copy ? files_staged(dirfd, path) : files_path(dirfd, path));
+    return staged_is_on() || burst_is_on();
 }
 
-/* The copy's descriptor; -1: make the call, with *path. */
+/* Which file the event is about, as soon as that is decided: until then it has none. */
+static inline void name_redirected(struct redirected *open, int dirfd, const char *path,
+                                   enum file_place place)
+{
+    if (open->is_recorded)
+        log_turned_to(&open->call, files_path_on(place, dirfd, path));
+}
+
+/* The descriptor of a copy, or of a file on the fast tier; -1: make the call, with *path. */
 static inline int begin_redirected(struct redirected *open, enum op op, int dirfd,
-                                   const char **path, int flags)
+                                   const char **path, int flags, mode_t mode)
 {
     enum staged_outcome outcome;
-    int fd = -1;
+    enum file_place place;
+    int fd;
 
     open->written = NULL;
     open->is_recorded = begin_plain(&open->call, op, -1, 0);
     if (staged_writes(flags)) {
         *path = staged_original(dirfd, *path);
         open->written = staged_find(dirfd, *path, !(flags & O_NOFOLLOW));
+        fd = burst_open(dirfd, *path, flags, mode);
+        place = ON_BURST_TIER;
     } else {
         fd = staged_open(dirfd, *path, flags, &outcome);
+        place = STAGED_COPY;
     }
-    name_redirected(open, dirfd, *path, fd >= 0);
+    name_redirected(open, dirfd, *path, fd >= 0 ? place : AT_ITS_PATH);
     return fd;
 }
 
@@ -47,28 +58,56 @@ static inline bool opened_redirected(struct redirected *open, int fd)
     return open->is_recorded;
 }
 
+/* What calls that change names do for the burst buffer; `follows`: the call concerns no name. */
+static inline void begin_change(struct burst_change *change, bool follows, int dirfd,
+                                const char *path, int dirfd2, const char *path2)
+{
+    change->name[0] = 0;
+    if (!burst_is_on() || follows)
+        return;
+    if (path2)
+        burst_renaming(change, dirfd, path, dirfd2, path2);
+    else
+        burst_removing(change, dirfd, path);
+}
+
+static inline void end_change(const struct burst_change *change, bool has_succeeded, int dirfd,
+                              const char *path, int dirfd2, const char *path2)
+{
+    if (!*change->name)
+        return;
+    if (path2)
+        burst_renamed(change, dirfd2, path2, has_succeeded);
+    else if (has_succeeded)
+        burst_removed(change, dirfd, path);
+}
+
 /* As HOOK_STATUS, for a call that changes what a name, or two, mean; NULL: there is no second. */
 #define HOOK_CHANGE(function, parameters, arguments, begin, follows, dirfd, path, dirfd2, path2)   \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct staged_slot *slot = NULL, *slot2 = NULL;                                            \
-        bool is_staged = staged_is_on();                                                           \
+        bool is_redirecting = redirects();                                                         \
+        struct burst_change change;                                                                \
         bool is_recorded;                                                                          \
         struct call call;                                                                          \
         int result;                                                                                \
                                                                                                    \
-        if (is_staged) {                                                                           \
+        if (is_redirecting) {                                                                      \
             slot = staged_find(dirfd, path, follows);                                              \
             slot2 = staged_find(dirfd2, path2, follows);                                           \
+            begin_change(&change, follows, dirfd, path, dirfd2, path2);                            \
         }                                                                                          \
         is_recorded = begin;                                                                       \
-        if (!is_recorded && !slot && !slot2)                                                       \
+        if (!is_recorded && !is_redirecting)                                                       \
             return real_##function arguments;                                                      \
         result = real_##function arguments;                                                        \
         if (result >= 0 && slot)                                                                   \
             staged_drop(slot);                                                                     \
         if (result >= 0 && slot2)                                                                  \
             staged_drop(slot2);                                                                    \
+        if (is_redirecting)                                                                        \
+            end_change(&change, result >= 0, dirfd, path, dirfd2, path2);                          \
         if (is_recorded)                                                                           \
             log_end(&call, result < 0 ? errno : 0, 0);                                             \
         return result;                                                                             \

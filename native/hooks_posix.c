@@ -42,15 +42,15 @@ static int end_redirected(struct redirected *open, int fd, int flags)
     return opened_redirected(open, fd) ? end_open(&open->call, fd, flags) : fd;
 }
 
-#define HOOK_OPEN(function, parameters, arguments, dirfd, flags)                                   \
+#define HOOK_OPEN(function, parameters, arguments, dirfd, flags, mode)                             \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct redirected open;                                                                    \
         struct call call;                                                                          \
         int fd;                                                                                    \
                                                                                                    \
-        if (staged_is_on()) {                                                                      \
-            fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags);                            \
+        if (redirects()) {                                                                         \
+            fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags, mode);                      \
             if (fd < 0)                                                                            \
                 fd = real_##function arguments;                                                    \
             return end_redirected(&open, fd, flags);                                               \
@@ -62,24 +62,27 @@ static int end_redirected(struct redirected *open, int fd, int flags)
 
 #define HOOK_OPEN_PATH(function)                                                                   \
     HOOK_OPEN(function, (const char *path, int flags, ...), (path, flags, MODE_AFTER(flags)),      \
-              AT_FDCWD, flags)
+              AT_FDCWD, flags, MODE_AFTER(flags))
 HOOK_OPEN_PATH(open)
 HOOK_OPEN_PATH(open64)
 HOOK_OPEN_PATH(__open)
 HOOK_OPEN_PATH(__open64)
-HOOK_OPEN(__open_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags)
-HOOK_OPEN(__open64_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags)
-HOOK_OPEN(creat, (const char *path, mode_t mode), (path, mode), AT_FDCWD, O_WRONLY)
-HOOK_OPEN(creat64, (const char *path, mode_t mode), (path, mode), AT_FDCWD, O_WRONLY)
+HOOK_OPEN(__open_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags, 0)
+HOOK_OPEN(__open64_2, (const char *path, int flags), (path, flags), AT_FDCWD, flags, 0)
+
+#define CREATES (O_CREAT | O_WRONLY | O_TRUNC)
+HOOK_OPEN(creat, (const char *path, mode_t mode), (path, mode), AT_FDCWD, CREATES, mode)
+HOOK_OPEN(creat64, (const char *path, mode_t mode), (path, mode), AT_FDCWD, CREATES, mode)
 
 #define HOOK_OPEN_AT(function)                                                                     \
     HOOK_OPEN(function, (int dirfd, const char *path, int flags, ...),                             \
-              (dirfd, path, flags, MODE_AFTER(flags)), dirfd, flags)
+              (dirfd, path, flags, MODE_AFTER(flags)), dirfd, flags, MODE_AFTER(flags))
 HOOK_OPEN_AT(openat)
 HOOK_OPEN_AT(openat64)
-HOOK_OPEN(__openat_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd, flags)
+HOOK_OPEN(__openat_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd, flags,
+          0)
 HOOK_OPEN(__openat64_2, (int dirfd, const char *path, int flags), (dirfd, path, flags), dirfd,
-          flags)
+          flags, 0)
 
 /* The name is made inside the call: an event without a file, then the file as its descriptor shows.
  */
@@ -225,6 +228,18 @@ static int recorded_fcntl(int (*real)(int, int, ...), int fd, int command, void 
 HOOK_FCNTL(fcntl)
 HOOK_FCNTL(fcntl64)
 
+/* --- a full burst tier: the call again, where there is room
+ * ------------------------------------------------------- */
+
+#define ESCAPING(fd, made)                                                                         \
+    ({                                                                                             \
+        __typeof__(made) result_of_call = made;                                                    \
+                                                                                                   \
+        if (UNLIKELY(result_of_call < 0) && burst_escapes(fd))                                     \
+            result_of_call = made;                                                                 \
+        result_of_call;                                                                            \
+    })
+
 /* --- read and write by position
  * ------------------------------------------------------------------- */
 
@@ -283,8 +298,8 @@ static uint64_t total(const struct iovec *parts, int n)
         struct stream stream;                                                                      \
                                                                                                    \
         if (!begin_stream(&stream, op, fd, asked))                                                 \
-            return real_##function arguments;                                                      \
-        return end_stream(&stream, fd, real_##function arguments);                                 \
+            return ESCAPING(fd, real_##function arguments);                                        \
+        return end_stream(&stream, fd, ESCAPING(fd, real_##function arguments));                   \
     }
 HOOK_STREAM(read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), size)
 HOOK_STREAM(__read, OP_READ, (int fd, void *data, size_t size), (fd, data, size), size)
@@ -306,8 +321,8 @@ HOOK_STREAM(writev, OP_WRITEV, (int fd, const struct iovec *parts, int n), (fd, 
         struct call call;                                                                          \
                                                                                                    \
         if (!begin_fd(&call, op, fd, offset, asked))                                               \
-            return real_##function arguments;                                                      \
-        return end_bytes(&call, real_##function arguments);                                        \
+            return ESCAPING(fd, real_##function arguments);                                        \
+        return end_bytes(&call, ESCAPING(fd, real_##function arguments));                          \
     }
 
 #define HOOK_PREAD(function)                                                                       \
@@ -347,12 +362,13 @@ HOOK_PVECTOR(pwritev64, OP_PWRITEV)
                                                                                                    \
         if (offset == -1) {                                                                        \
             if (!begin_stream(&stream, op, fd, total(parts, n)))                                   \
-                return real_##function(fd, parts, n, offset, flags);                               \
-            return end_stream(&stream, fd, real_##function(fd, parts, n, offset, flags));          \
+                return ESCAPING(fd, real_##function(fd, parts, n, offset, flags));                 \
+            return end_stream(&stream, fd,                                                         \
+                              ESCAPING(fd, real_##function(fd, parts, n, offset, flags)));         \
         }                                                                                          \
         if (!begin_fd(&call, op, fd, offset, total(parts, n)))                                     \
-            return real_##function(fd, parts, n, offset, flags);                                   \
-        return end_bytes(&call, real_##function(fd, parts, n, offset, flags));                     \
+            return ESCAPING(fd, real_##function(fd, parts, n, offset, flags));                     \
+        return end_bytes(&call, ESCAPING(fd, real_##function(fd, parts, n, offset, flags)));       \
     }
 HOOK_PVECTOR2(preadv2, OP_PREADV)
 HOOK_PVECTOR2(preadv64v2, OP_PREADV)
@@ -505,9 +521,16 @@ HOOK_SYNC(syncfs, OP_SYNCFS)
 HOOK_STATUS(sync_file_range, (int fd, off_t offset, off_t size, unsigned flags),
             (fd, offset, size, flags), begin_fd(&call, OP_SYNC_RANGE, fd, offset, (uint64_t)size))
 
+/* What may be mapped next has to have room. */
+static bool begin_truncate(struct call *call, int fd, off_t size)
+{
+    if (burst_is_on())
+        burst_reserve(fd, size);
+    return begin_fd(call, OP_TRUNCATE, fd, size, 0);
+}
+
 #define HOOK_FTRUNCATE(function)                                                                   \
-    HOOK_STATUS(function, (int fd, off_t size), (fd, size),                                        \
-                begin_fd(&call, OP_TRUNCATE, fd, size, 0))
+    HOOK_STATUS(function, (int fd, off_t size), (fd, size), begin_truncate(&call, fd, size))
 HOOK_FTRUNCATE(ftruncate)
 HOOK_FTRUNCATE(ftruncate64)
 
@@ -517,33 +540,40 @@ HOOK_FTRUNCATE(ftruncate64)
 HOOK_TRUNCATE(truncate)
 HOOK_TRUNCATE(truncate64)
 
+static bool begin_allocate(struct call *call, int fd, off_t offset, off_t size)
+{
+    if (burst_is_on() && offset >= 0 && size > 0 && offset <= INT64_MAX - size)
+        burst_reserve(fd, offset + size);
+    return begin_fd(call, OP_FALLOCATE, fd, offset, (uint64_t)size);
+}
+
 #define HOOK_FALLOCATE(function)                                                                   \
     HOOK_STATUS(function, (int fd, int mode, off_t offset, off_t size), (fd, mode, offset, size),  \
-                begin_fd(&call, OP_FALLOCATE, fd, offset, (uint64_t)size))
+                begin_allocate(&call, fd, offset, size))
 HOOK_FALLOCATE(fallocate)
 HOOK_FALLOCATE(fallocate64)
 
 /* These return the error itself. */
-#define HOOK_POSIX_RANGE(function, op, parameters, arguments)                                      \
+#define HOOK_POSIX_RANGE(function, begin, parameters, arguments)                                   \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct call call;                                                                          \
         int error;                                                                                 \
                                                                                                    \
-        if (!begin_fd(&call, op, fd, offset, (uint64_t)size))                                      \
+        if (!(begin))                                                                              \
             return real_##function arguments;                                                      \
         error = real_##function arguments;                                                         \
         log_end(&call, error, 0);                                                                  \
         return error;                                                                              \
     }
-HOOK_POSIX_RANGE(posix_fallocate, OP_FALLOCATE, (int fd, off_t offset, off_t size),
-                 (fd, offset, size))
-HOOK_POSIX_RANGE(posix_fallocate64, OP_FALLOCATE, (int fd, off_t offset, off_t size),
-                 (fd, offset, size))
-HOOK_POSIX_RANGE(posix_fadvise, OP_FADVISE, (int fd, off_t offset, off_t size, int advice),
-                 (fd, offset, size, advice))
-HOOK_POSIX_RANGE(posix_fadvise64, OP_FADVISE, (int fd, off_t offset, off_t size, int advice),
-                 (fd, offset, size, advice))
+HOOK_POSIX_RANGE(posix_fallocate, begin_allocate(&call, fd, offset, size),
+                 (int fd, off_t offset, off_t size), (fd, offset, size))
+HOOK_POSIX_RANGE(posix_fallocate64, begin_allocate(&call, fd, offset, size),
+                 (int fd, off_t offset, off_t size), (fd, offset, size))
+HOOK_POSIX_RANGE(posix_fadvise, begin_fd(&call, OP_FADVISE, fd, offset, (uint64_t)size),
+                 (int fd, off_t offset, off_t size, int advice), (fd, offset, size, advice))
+HOOK_POSIX_RANGE(posix_fadvise64, begin_fd(&call, OP_FADVISE, fd, offset, (uint64_t)size),
+                 (int fd, off_t offset, off_t size, int advice), (fd, offset, size, advice))
 
 HOOK(ssize_t, readahead, (int fd, off_t offset, size_t size))
 {
@@ -684,8 +714,8 @@ static ssize_t end_copy(const struct call *call, int from, int to, ssize_t got)
         struct call call;                                                                          \
                                                                                                    \
         if (!begin_two_fds(&call, OP_SENDFILE, from, to, size))                                    \
-            return real_##function(to, from, offset, size);                                        \
-        return end_copy(&call, from, to, real_##function(to, from, offset, size));                 \
+            return ESCAPING(to, real_##function(to, from, offset, size));                          \
+        return end_copy(&call, from, to, ESCAPING(to, real_##function(to, from, offset, size)));   \
     }
 HOOK_SENDFILE(sendfile)
 HOOK_SENDFILE(sendfile64)
@@ -697,9 +727,10 @@ HOOK_SENDFILE(sendfile64)
         struct call call;                                                                          \
                                                                                                    \
         if (!begin_two_fds(&call, op, from, to, size))                                             \
-            return real_##function(from, from_offset, to, to_offset, size, flags);                 \
-        return end_copy(&call, from, to,                                                           \
-                        real_##function(from, from_offset, to, to_offset, size, flags));           \
+            return ESCAPING(to, real_##function(from, from_offset, to, to_offset, size, flags));   \
+        return end_copy(                                                                           \
+            &call, from, to,                                                                       \
+            ESCAPING(to, real_##function(from, from_offset, to, to_offset, size, flags)));         \
     }
 HOOK_COPY(copy_file_range, OP_COPY_RANGE)
 HOOK_COPY(splice, OP_SPLICE)
@@ -905,7 +936,7 @@ static long redirected_call(long number, long *a, int place)
     const char *path = (const char *)a[place];
     int dirfd = place ? (int)a[0] : AT_FDCWD;
     int flags = (int)a[place + 1];
-    int fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags);
+    int fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags, (mode_t)a[place + 2]);
 
     a[place] = (long)path;
     if (fd < 0)
@@ -984,7 +1015,7 @@ HOOK(long, syscall, (long number, ...))
     for (i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    if (staged_is_on()) {
+    if (redirects()) {
         int place = place_of_path(number);
 
         if (place >= 0)

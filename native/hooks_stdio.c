@@ -17,12 +17,78 @@ struct stdio {
     int64_t position; /* before the call; -1: not known */
 };
 
+/* Streams of the burst buffer.  What libc writes for them passes no import slot, and after ENOSPC
+ * its buffer is lost: so there is room on the tier before they are written to, or they move. */
+#define STREAMS 16
+#define ROOM_BYTES (8 << 20) /* reserved at once: a call of the system for so many bytes */
+#define BUFFER_BYTES (64 << 10)
+
+static struct burst_stream {
+    FILE *file; /* NULL: free */
+    uint64_t written, reserved;
+} burst_streams[STREAMS];
+static uint32_t n_burst_streams;
+
+static struct burst_stream *burst_stream_of(const FILE *file)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (__atomic_load_n(&burst_streams[i].file, __ATOMIC_ACQUIRE) == file)
+            return &burst_streams[i];
+    return NULL;
+}
+
+static void forget_stream(struct burst_stream *stream)
+{
+    __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
+    __atomic_sub_fetch(&n_burst_streams, 1, __ATOMIC_RELAXED);
+}
+
+/* More than a stream can have written: what it was asked to since it was opened. */
+static void make_room(FILE *file, uint64_t asked)
+{
+    struct burst_stream *stream = burst_stream_of(file);
+    int error = errno;
+    uint64_t need, wanted;
+
+    if (!stream)
+        return;
+    stream->written += asked;
+    need = stream->written + BUFFER_BYTES;
+    if (need <= stream->reserved)
+        return;
+    wanted = need + ROOM_BYTES;
+    if (!syscall(SYS_fallocate, fileno_unlocked(file), 1 /* the size stays */, 0, wanted)) {
+        stream->reserved = wanted;
+    } else if ((errno != ENOSPC && errno != EDQUOT) || burst_escape(fileno_unlocked(file))) {
+        forget_stream(stream);
+    }
+    errno = error;
+}
+
+/* False: too many are open; this one goes its usual way. */
+static bool remember_stream(FILE *file)
+{
+    for (int i = 0; i < STREAMS; i++) {
+        FILE *expected = NULL;
+
+        if (__atomic_compare_exchange_n(&burst_streams[i].file, &expected, file, false,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            burst_streams[i].written = burst_streams[i].reserved = 0;
+            __atomic_add_fetch(&n_burst_streams, 1, __ATOMIC_RELAXED);
+            return true;
+        }
+    }
+    return false;
+}
+
 static inline bool begin_stdio(struct stdio *io, enum op op, FILE *file, uint64_t asked)
 {
     int error = errno;
     int fd = file ? fileno_unlocked(file) : -1;
 
     errno = error;
+    if (UNLIKELY(n_burst_streams) && op != OP_FREAD)
+        make_room(file, asked);
     if (fd < 0 || !log_is_on())
         return false;
     io->slot = files_slot(fd);
@@ -97,16 +163,31 @@ static int flags_of(const char *mode)
     return O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0);
 }
 
+/* What fopen would make a file with; 0: it makes none, or may go on with one. */
+static int making_flags_of(const char *mode)
+{
+    int flags = flags_of(mode);
+
+    if (flags & O_PATH || *mode != 'w')
+        return 0;
+    return O_CREAT | O_TRUNC | (strchr(mode, '+') ? O_RDWR : O_WRONLY) |
+           (strchr(mode, 'x') ? O_EXCL : 0) | (strchr(mode, 'e') ? O_CLOEXEC : 0);
+}
+
 static FILE *redirected_fopen(FILE *(*real)(const char *, const char *), const char *path,
                               const char *mode)
 {
     struct redirected open;
-    int fd = begin_redirected(&open, OP_FOPEN, AT_FDCWD, &path, flags_of(mode));
+    int making = making_flags_of(mode);
+    int fd =
+        begin_redirected(&open, OP_FOPEN, AT_FDCWD, &path, making ? making : flags_of(mode), 0666);
     FILE *file = fd >= 0 ? real_fdopen(fd, mode) : NULL;
 
+    if (file && making && !remember_stream(file))
+        burst_escape(fd); /* the file moves to its own path, empty */
     if (fd >= 0 && !file) {
         syscall(SYS_close, fd);
-        name_redirected(&open, AT_FDCWD, path, false);
+        name_redirected(&open, AT_FDCWD, path, AT_ITS_PATH);
     }
     if (!file)
         file = real(path, mode);
@@ -120,7 +201,7 @@ static FILE *redirected_fopen(FILE *(*real)(const char *, const char *), const c
     {                                                                                              \
         struct call call;                                                                          \
                                                                                                    \
-        if (staged_is_on())                                                                        \
+        if (redirects())                                                                           \
             return redirected_fopen(real_##function, path, mode);                                  \
         if (!begin_path(&call, OP_FOPEN, AT_FDCWD, path))                                          \
             return real_##function(path, mode);                                                    \
@@ -171,10 +252,13 @@ HOOK_TMPFILE(tmpfile64)
 
 HOOK(int, fclose, (FILE * file))
 {
+    struct burst_stream *stream = UNLIKELY(n_burst_streams) ? burst_stream_of(file) : NULL;
     struct stdio io;
     uint64_t moved;
     int result;
 
+    if (stream)
+        forget_stream(stream);
     if (!begin_stdio(&io, OP_FCLOSE, file, 0))
         return real_fclose(file);
     moved = io.position >= 0 ? moved_to(&io, tell(file)) : 0;

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "burst.h"
 #include "files.h"
 #include "log.h"
 #include "patch.h"
@@ -193,6 +194,8 @@ static int open_window(const char *folder, uint64_t budget_bytes)
         measure_event();
     if (staged_is_on())
         log_text(TEXT_NOTE, 0, 0, "tier", staged_tier());
+    if (burst_is_on())
+        log_text(TEXT_NOTE, 0, 0, "burst tier", burst_folder());
     name = penstock_name("window");
     write_name(name);
     if (!log_begin(&window_call, OP_WINDOW, name, -1, 0))
@@ -279,6 +282,16 @@ int penstock_staged(const char *map)
 
     pthread_mutex_lock(&window);
     error = is_open ? -EALREADY : staged_start(map);
+    pthread_mutex_unlock(&window);
+    return error;
+}
+
+int penstock_burst(const char *folder, const char *patterns)
+{
+    int error;
+
+    pthread_mutex_lock(&window);
+    error = is_open ? -EALREADY : burst_start(folder, patterns);
     pthread_mutex_unlock(&window);
     return error;
 }
@@ -513,17 +526,22 @@ __attribute__((constructor)) static void begin_process(void)
     const char *folder = getenv("PENSTOCK_RUN");
     const char *budget = getenv("PENSTOCK_BUDGET");
     const char *map = getenv("PENSTOCK_STAGED");
-    int unmapped;
+    const char *burst = getenv("PENSTOCK_BURST");
+    const char *patterns = getenv("PENSTOCK_BURST_PATTERNS");
+    int unmapped, unburst;
 
     if (!folder || *folder != '/')
         return;
     origin = getenv("PENSTOCK_INJECTED") ? ORIGIN_EXEC : ORIGIN_RUN;
     unmapped = map && *map == '/' ? penstock_staged(map) : 0;
+    unburst = burst && *burst == '/' && patterns ? penstock_burst(burst, patterns) : 0;
     if (penstock_start(folder, budget ? strtoull(budget, NULL, 10) : 0))
         return; /* the launcher has checked the folder; a child that cannot write to it is not seen
                  */
     if (unmapped) /* the launcher has checked the map too; without it every file is the original */
         penstock_note("tier lost", strerror(-unmapped));
+    if (unburst)
+        penstock_note("burst tier lost", strerror(-unburst));
     spread_hide();
     begin_paused();
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "burst.h"
 #include "clock.h"
 #include "log.h"
 #include "staged.h"
@@ -11,6 +12,8 @@
 #define PRELOAD "LD_PRELOAD="
 #define MARK "PENSTOCK_INJECTED="
 #define STAGED "PENSTOCK_STAGED="
+#define BURST "PENSTOCK_BURST="
+#define PATTERNS "PENSTOCK_BURST_PATTERNS="
 
 static char library[1024];
 static char entry_preload[sizeof PRELOAD + sizeof library];
@@ -18,6 +21,8 @@ static char entry_run[sizeof "PENSTOCK_RUN=" + sizeof log_folder];
 static char entry_budget[40];
 static char entry_ticks[40];
 static char entry_staged[sizeof STAGED + 4096];
+static char entry_burst[sizeof BURST + BURST_FOLDER_BYTES];
+static char entry_patterns[sizeof PATTERNS + 4096];
 static char entry_mark[] = MARK "1";
 
 static void number_entry(char *entry, const char *name, uint64_t number)
@@ -44,6 +49,8 @@ void spread_setup(const char *folder, uint64_t budget_bytes)
     number_entry(entry_budget, "PENSTOCK_BUDGET=", budget_bytes);
     number_entry(entry_ticks, "PENSTOCK_TICKS=", clock_ticks_per_s);
     strcat(strcpy(entry_staged, STAGED), staged_path());
+    strcat(strcpy(entry_burst, BURST), burst_folder());
+    strcat(strcpy(entry_patterns, PATTERNS), burst_patterns());
 }
 
 static bool is_named(const char *entry, const char *name)
@@ -92,6 +99,10 @@ void spread_fill(char *const *environment, char **copy, char *preload)
     *copy++ = entry_ticks;
     if (staged_is_on())
         *copy++ = entry_staged;
+    if (burst_is_on()) {
+        *copy++ = entry_burst;
+        *copy++ = entry_patterns;
+    }
     *copy++ = entry_mark;
     *copy = NULL;
 }

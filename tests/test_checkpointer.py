@@ -18,11 +18,15 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.gather import Session
 from penstock.save.tiered import rate_bps
-from penstock.save.verify import verify
-from penstock.stores import LocalStore
+from penstock.save.verify import latest_valid, verify
+from penstock.stores import LocalStore, open_store
+from remote import BUCKET, s3_server
+
+__all__ = ["s3_server"]
 
 torch = pytest.importorskip("torch", reason="most states are torch's")
 
@@ -356,6 +360,7 @@ JOB = """
 import os, sys, time
 import numpy as np
 from penstock.save.checkpointer import Checkpointer, Keep
+from penstock.save.drain import Drainer
 
 fast, slow, until = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 mine = {"w": np.zeros(300_000), "step": 0}
@@ -517,3 +522,41 @@ def test_jax_arrays_come_back_where_they_were(tmp_path: Path) -> None:
     )
     assert found["params"]["b"].dtype == jnp.bfloat16
     assert found["step"] == 1
+
+
+def test_a_checkpoint_behind_s3_serves_a_restart_on_another_node(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    slow = f"s3://{BUCKET}-restored/run"
+    store: Any = open_store(slow)
+    store.call("create_bucket", Bucket=f"{BUCKET}-restored")
+    with Checkpointer(tmp_path / "node-1", slow) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step)).durable.result(60)
+    with Checkpointer(tmp_path / "node-2", slow) as ckpt:
+        found = state(0)
+        assert ckpt.restore(found) == 2
+        assert found["w"].tolist() == [2.0] * 1000
+
+
+def test_a_tier_that_is_mounted_read_only_is_read_and_named(
+    tmp_path: Path, small_disk: Callable[[int], Any]
+) -> None:
+    with small_disk(8 << 20) as disk:
+        saved_apart = tmp_path / "apart"
+        saved_apart.mkdir()
+        saved(disk, 1, 2)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        assert latest_valid(tmp_path / "none", disk, "full").step == 2
+        with pytest.raises(TierError, match="Read-only file system"):
+            Checkpointer(disk)
+        with pytest.raises(TierError, match="Read-only file system"):
+            Drainer(saved_apart, disk).__enter__()

@@ -24,8 +24,8 @@ from penstock.save.drain import (
     Settings,
     Status,
     Stopped,
+    Trip,
     Yielding,
-    _Trip,
     copy_checkpoint,
     fetch,
     open_metrics,
@@ -49,7 +49,7 @@ from remote import s3, s3_server, sftp_server
 
 __all__ = ["s3", "s3_server", "sftp_server"]
 
-NO_PACE = _Trip(Pace(None))
+NO_PACE = Trip(Pace(None))
 
 
 def saved(root: Path, step: int, data: bytes | None = None, **facts: Any) -> Path:
@@ -208,8 +208,8 @@ def test_an_interrupted_copy_goes_on_and_moves_no_verified_piece_twice(
     assert (slow / "step-00000001" / "model.pt").read_bytes() == data
 
 
-def replace_told(told: Any) -> _Trip:
-    return _Trip(Pace(None), told=told)
+def replace_told(told: Any) -> Trip:
+    return Trip(Pace(None), told=told)
 
 
 def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> None:

@@ -161,11 +161,12 @@ CHECKPOINTER = Remedy(
     "save through penstock.save.Checkpointer: the steps stand still for a copy in memory only, "
     "and what counts as saved is whole",
 )
-# FAST, SLOW: folders; the drain is a program of its own beside the training.
-DRAIN = Remedy(
+# The program and its paths stay; the tier is on a fast disk of the node.
+BURST = Remedy(
     "save",
-    "or save to a fast disk as ever, and drain it from there beside the training",
-    "penstock save drain FAST SLOW --watch",
+    "write checkpoints to a fast disk first, and drain them to their paths beside the training; "
+    f"the program stays as it is{NAME_THE_TIER}",
+    "penstock run --burst-buffer fast COMMAND",
 )
 PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
 ONCE = Remedy("code", "list and examine files once, keep the list; open each file once")
@@ -902,8 +903,8 @@ def checkpoint_blocks(measures: Measures) -> _Said:
             f"{per_cent(in_calls)} of it in file calls",
         ),
         (
+            BURST,
             CHECKPOINTER,
-            DRAIN,
             ASYNC_SAVE,
             Remedy(
                 "whatif",
@@ -947,9 +948,10 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
         (says,),
         (
             replace(
-                DRAIN,
-                says=f"save to {best.mount}, and drain it from there beside the training",
-                command=f"penstock save drain {shlex.quote(best.mount)} SLOW --watch",
+                BURST,
+                says=f"write checkpoints to a folder of your own on {best.mount} first; they are "
+                "drained to their paths beside the training",
+                command=f"penstock run --burst-buffer {shlex.quote(best.mount)} COMMAND",
             ),
             CHECKPOINTER,
         ),

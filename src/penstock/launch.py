@@ -160,11 +160,16 @@ def streams() -> list[str]:
 
 
 def environment(
-    folder: Path, budget_bytes: int, inherited: Mapping[str, str], staged: Path | None = None
+    folder: Path,
+    budget_bytes: int,
+    inherited: Mapping[str, str],
+    staged: Path | None = None,
+    burst: tuple[Path, Sequence[str]] | None = None,
 ) -> dict[str, str]:
     """The program's environment: the user's, and the recorder ahead of what they preload.
 
-    staged: the map of a tier whose copies the program is to be given.
+    staged: the map of a tier whose copies the program is to be given.  burst: the folder that new
+    files go to first whose names fit one of the patterns.
     Raises RunError if the recorder cannot be preloaded."""
     preload = str(library())
     others = inherited.get("LD_PRELOAD", "")
@@ -176,6 +181,9 @@ def environment(
     }
     if staged is not None:
         ours["PENSTOCK_STAGED"] = str(staged)
+    if burst is not None:
+        place, patterns = burst
+        ours |= {"PENSTOCK_BURST": str(place), "PENSTOCK_BURST_PATTERNS": ":".join(patterns)}
     return {**inherited, **ours}
 
 

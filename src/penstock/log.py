@@ -267,7 +267,8 @@ class Text(NamedTuple):
     """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
 
     A file may have a second text, with an empty name: it adds what the first open showed.
-    tier is 1 for a file that is opened as its staged copy, on the tier that the note `tier` names.
+    tier is 1 for a file that is opened as its staged copy, on the tier that the note `tier` names,
+    2 for one that is made on the tier of the note `burst tier`.
     name and resolved are decoded as UTF-8; other bytes become surrogates, as os.fsdecode does.
     size_bytes is -1 and mode 0 where they were not measured.  An empty resolved says that the
     name is where the file is.

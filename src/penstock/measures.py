@@ -410,6 +410,24 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstTier:
+    """queries/burst.sql"""
+
+    tier: str
+    files: int
+    written_bytes: int
+    time_s: float
+    drained: int
+    drained_bytes: int
+    durable_mean_s: float | None
+    durable_max_s: float | None
+    left_files: int | None
+    left_bytes: int | None
+    at_risk_s: float | None
+    paused_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """queries/paused.sql"""
 
@@ -743,6 +761,7 @@ class Measures:
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
     devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
     system_rates: tuple[SystemRate, ...] = ()
+    burst: tuple[BurstTier, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -913,6 +932,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         faults=_row(engine, "fault_totals", FaultTotals),
         devices=_row(engine, "devices", Devices),
         system_rates=_rows(engine, "system_rates", SystemRate),
+        burst=_rows(engine, "burst", BurstTier),
     )
 
 

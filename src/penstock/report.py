@@ -768,6 +768,7 @@ def _ratio(part: float, whole: float | None) -> float | None:
 # Columns by key: title, unit, and whether its cells need single events.
 COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "asked_bytes": ("bytes asked", "B", False),
+    "at_risk_s": ("oldest of them", "s", False),
     "background_s": ("off the step loop", "s", False),
     "bandwidth_bps": ("bandwidth", "B/s", True),
     "batch_size": ("batch size", "count", False),
@@ -782,6 +783,10 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "copied_bytes": ("copied", "B", False),
     "cpu_s": ("on a processor", "s", False),
     "data_wait_s": ("data wait", "s", False),
+    "drained": ("files drained", "count", False),
+    "drained_bytes": ("drained", "B", False),
+    "durable_max_s": ("longest", "s", False),
+    "durable_mean_s": ("durable after", "s", False),
     "duration_s": ("duration", "s", False),
     "epoch": ("pass", "count", False),
     "errors": ("errors", "count", False),
@@ -795,6 +800,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "is_finished": ("finished", "text", False),
     "kind": ("file system", "text", False),
     "layer": ("layer", "text", False),
+    "left_bytes": ("left", "B", False),
+    "left_files": ("files left", "count", False),
     "life_s": ("recorded", "s", False),
     "max_s": ("longest", "s", False),
     "mean_fetch_s": ("a batch", "s", False),
@@ -814,6 +821,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "p99_s": ("99th percentile", "s", True),
     "path": ("path", "path", False),
     "path_class": ("class", "text", False),
+    "paused_s": ("drain paused", "s", False),
     "pid": ("pid", "text", False),
     "rank": ("rank", "count", False),
     "read_bytes": ("read", "B", False),
@@ -910,6 +918,14 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "Reads of the files themselves beside the copying, and in the pauses that it makes to"
         " compare. Slower: against reads of as many bytes in the pauses; what is no more than two"
         " or three of its errors is chance.",
+    ),
+    "burst": (
+        "Checkpoints by a fast tier",
+        "tier files written_bytes time_s drained drained_bytes durable_mean_s durable_max_s"
+        " left_files left_bytes at_risk_s paused_s",
+        "Durable: from the last write until the file is in its own place, synced. Left: on the fast"
+        " tier only when the drain ended; what a loss of that tier would cost. `penstock save drain"
+        " TIER` brings it home.",
     ),
     "processes": (
         "Processes",

@@ -48,7 +48,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "step": ("INTEGER", "the training step that was under way in the process that trains"),
         "served_from": (
             "VARCHAR",
-            "the tier whose staged copy of the file was open; NULL: the file itself",
+            "the tier that the open file was on: its staged copy, or a burst buffer; NULL: itself",
         ),
     },
     "files": {
@@ -74,7 +74,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "inode": ("BIGINT", "st_ino at the first open"),
         "served_from": (
             "VARCHAR",
-            "the tier whose staged copy was opened for it; NULL: the file itself",
+            "the tier it was opened on: its staged copy, or a burst buffer; NULL: itself",
         ),
         "size_bytes": (
             "BIGINT",

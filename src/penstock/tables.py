@@ -723,7 +723,7 @@ def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
         text.device & INT64_MAX if text.inode else None,
         text.inode & INT64_MAX if text.inode else None,
         text.size_bytes if text.mode and text.size_bytes >= 0 else None,
-        min(text.tier, 1),
+        min(text.tier, 2),
     )
 
 
@@ -1187,8 +1187,13 @@ _INTERN = """
     CREATE TABLE paths AS
     SELECT (row_number() OVER (ORDER BY path, tier) - 1)::INTEGER AS file, path, first.*, size,
         tier,
-        CASE WHEN tier > 0 THEN coalesce(
-            (SELECT min("value") FROM notes WHERE "key" = 'tier'), 'not known') END AS served_from
+        CASE tier
+            WHEN 0 THEN NULL
+            WHEN 1 THEN coalesce(
+                (SELECT min("value") FROM notes WHERE "key" = 'tier'), 'not known')
+            ELSE coalesce(
+                (SELECT min("value") FROM notes WHERE "key" = 'burst tier'), 'not known')
+        END AS served_from
     FROM (
         SELECT path, tier, coalesce(
             arg_min({resolved: resolved, kind: kind, device: device, inode: inode},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from penstock.cli.bench import bench
+from penstock.cli.burst import burst_of, drained_beside
 from penstock.cli.feed import feed
 from penstock.cli.save import save
 from penstock.cli.shell import (
@@ -180,6 +181,22 @@ def cli(context: click.Context) -> None:
     help="With --fill: at most so much.  [default: as much as the program reads; with --fill-from "
     "a quarter of the run's measured ceiling]",
 )
+@click.option(
+    "--burst-buffer",
+    metavar="TIER",
+    help="Checkpoints go to this tier or folder first, and from there to their paths.",
+)
+@click.option(
+    "--burst-pattern",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Which files: '*.pt', or 'ckpt-*/' for all in such folders.  Repeat.  [default: what"
+    " torch, safetensors, Lightning, Keras, TensorFlow write]",
+)
+@click.option(
+    "--burst-limit", type=rate, metavar="RATE", help="From there at most so much, as 300MB/s."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
     command: tuple[str, ...],
@@ -192,6 +209,9 @@ def run_command(
     fill: str | None,
     fill_from: str | None,
     fill_limit: int | None,
+    burst_buffer: str | None,
+    patterns: tuple[str, ...],
+    burst_limit: int | None,
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
@@ -204,6 +224,8 @@ def run_command(
       penstock run -q --budget 200MB -- ./train -o model
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py --epochs 3
+      penstock run --burst-buffer fast python train.py
+      penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
     """
     from penstock import launch
     from penstock.beside import Host, PageFaults
@@ -214,16 +236,22 @@ def run_command(
         raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
     if fill is not None and staged not in (None, fill):
         raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
+    if burst_buffer is None and (patterns or burst_limit):
+        raise click.UsageError("--burst-... go with --burst-buffer TIER")
     copies = _map_of(staged, verify) if staged is not None else None
-    folder, environ, facts = _prepare(command, output, budget, paused, copies)
+    burst = burst_of(burst_buffer, patterns) if burst_buffer is not None else None
+    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst)
     filling = None
     if fill is not None and folder is not None:
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
+    draining: Any = contextlib.nullcontext()
+    if burst is not None and folder is not None:
+        draining = drained_beside(burst[0].parent, folder, budget, burst_limit)
     try:
         if folder is None:
             status = launch.run(command, environ)
         else:
-            with Host(folder), PageFaults(folder) as faults:
+            with draining, Host(folder), PageFaults(folder) as faults:
                 status = launch.run(command, environ)
             if faults.state != "measured":
                 facts["page_faults"] = faults.state
@@ -301,6 +329,7 @@ def _prepare(
     budget: int,
     is_paused: bool,
     copies: Path | None = None,
+    burst: tuple[Path, tuple[str, ...]] | None = None,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
     from penstock import launch
@@ -311,7 +340,7 @@ def _prepare(
         folder = launch.make_folder(command, output, is_paused=is_paused)
         if output is not None and folder != output.expanduser().absolute():
             say(f"{output} is not empty; this run goes to {short(folder)}")
-        environ = launch.environment(folder, budget, os.environ, copies)
+        environ = launch.environment(folder, budget, os.environ, copies, burst)
         launch.write_facts(folder, facts)
     except RunError as error:
         say(f"{error}; the program runs unrecorded")

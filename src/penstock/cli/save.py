@@ -20,7 +20,7 @@ import click
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
-    from penstock.save.drain import Drainer, Status
+    from penstock.save.drain import Status, Working
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
     from penstock.save.verify import Choice
@@ -234,7 +234,7 @@ def _keep(
 
 @save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
 @click.argument("fast", type=FOLDER)
-@click.argument("slow")
+@click.argument("slow", required=False)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--once/--watch", default=True, help="What is there now, or on and on.  [--once]")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
@@ -259,10 +259,11 @@ def _keep(
     metavar="TIME",
     help="... or so long after it.",
 )
+@click.option("--follow-input", is_flag=True, hidden=True, help="... when standard input ends.")
 @_keep_options
 def drain_command(
     fast: Path,
-    slow: str,
+    slow: str | None,
     limit: float | None,
     once: bool,
     concurrency: int,
@@ -270,6 +271,7 @@ def drain_command(
     run: Path | None,
     follow: int | None,
     grace: float,
+    follow_input: bool,
     keep_fast: int | None,
     keep_last: int | None,
     every: int,
@@ -278,43 +280,69 @@ def drain_command(
 ) -> int:
     """Copy finished checkpoints from FAST to SLOW, verified; exit status 1: one could not be.
 
-    SLOW is a folder or a URL (s3://, gs://, sftp://).  What a killed drain has copied is not copied
-    again.  Nothing is removed unless --keep-fast or --keep-last says so.  What it does stands in
-    FAST/.penstock/drain.json, and in OpenMetrics in drain.prom beside it.
+    SLOW is a folder or a URL (s3://, gs://, sftp://).  Without SLOW: what `penstock run
+    --burst-buffer FAST` has left there goes to the paths that the program gave it.  What a killed
+    drain has copied is not copied again.  Nothing is removed unless --keep-fast or --keep-last says
+    so.  What it does stands in FAST/.penstock/drain.json, and in OpenMetrics in drain.prom there.
 
     \b
       penstock save drain /nvme/run1 /lustre/run1
       penstock save drain /nvme/run1 /lustre/run1 --watch --limit 300MB/s --keep-fast 2 &
       penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
+      penstock save drain /nvme/tier                         after `penstock run --burst-buffer`
     """  # fmt: skip
     from penstock.save import drain as draining
 
-    if follow is not None and once:
+    is_followed = follow is not None or follow_input
+    if is_followed and once:
         raise click.UsageError("--follow goes with --watch")
     keep = _keep(keep_fast, keep_last, every, best, foreign)
+    if slow is None and keep is not None:
+        raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
     settings = draining.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
     if quiet_io:
         draining.be_quiet()
     share = _share_of(run) if run is not None else None
-    with Progress("draining", is_of_bytes=True) as bar, draining.Drainer(
-        fast, slow, settings, share=share, told=functools.partial(_told, bar)
-    ) as working, _stopped_by_signals(working):  # fmt: skip
-        click.echo(f"penstock: durable on {slow}: {working.slow.durable}", err=True)
-        try:
-            failed = working.once() if once else working.watch(_ended(follow), grace)
-        except draining.Stopped:
-            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
-            return INTERRUPTED
-        status = working.status
+    with Progress("draining", is_of_bytes=True) as bar:
+        told = functools.partial(_told, bar)
+        if slow is None:
+            from penstock.save.burst import Burst
+
+            working: Working = Burst(fast, settings, share=share, told=told)
+        else:
+            working = draining.Drainer(fast, slow, settings, share=share, told=told)
+            click.echo(f"penstock: durable on {slow}: {working.slow.durable}", err=True)
+        over = _input_ended if follow_input else _ended(follow)
+        with working, _stopped_by_signals(working):
+            try:
+                # What followed is over: nobody else would bring the rest, so the grace is long.
+                failed = working.once() if once else working.watch(over, grace)
+            except draining.Stopped:
+                click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+                return INTERRUPTED
+    status = working.status
     _told_drained(status)
     for line in failed:
         click.echo(f"penstock: not drained: {line}", err=True)
     return NOT_WHOLE if failed else 0
 
 
-def _told_drained(status: Status) -> None:
+def _input_ended() -> bool:
+    """Whether who started this has closed the pipe, or has ended."""
+    import select
+
+    return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
+
+
+def _told_drained(status: Status, is_aside: bool = False) -> None:
+    if status.warning:
+        click.echo(f"penstock: {status.warning}", err=True)
+    for name in status.damaged:
+        click.echo(f"penstock: {name}: not whole; what it was before is there again", err=True)
     kept = f", {status.skipped_bytes / 1e6:,.1f} MB were there" if status.skipped_bytes else ""
-    click.echo(f"{status.drained} drained, {status.drained_bytes / 1e6:,.1f} MB{kept}")
+    click.echo(
+        f"{status.drained} drained, {status.drained_bytes / 1e6:,.1f} MB{kept}", err=is_aside
+    )
 
 
 def _ended(pid: int | None) -> Callable[[], bool]:
@@ -331,7 +359,7 @@ def _ended(pid: int | None) -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(working: Drainer) -> Iterator[None]:
+def _stopped_by_signals(working: Working) -> Iterator[None]:
     """Ctrl-C, and what a batch system sends, end a drain between two pieces; a second Ctrl-C ends
     it at once, which loses nothing either."""
 
@@ -372,7 +400,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
 
 @save.command("recover", short_help="After a crash: sweep what it left, drain the rest.")
 @click.argument("fast", type=FOLDER)
-@click.argument("slow")
+@click.argument("slow", required=False)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option(
@@ -380,21 +408,41 @@ def _share_of(run: Path) -> Callable[[], float | None]:
 )
 @click.option("--fetch", is_flag=True, help="Bring it to the fast tier if it is not there.")
 def recover_command(
-    fast: Path, slow: str, limit: float | None, concurrency: int, level: str | None, fetch: bool
+    fast: Path,
+    slow: str | None,
+    limit: float | None,
+    concurrency: int,
+    level: str | None,
+    fetch: bool,
 ) -> int:
     """After a crash: sweep what it left, drain the rest, name the checkpoint to begin from.
 
     For the epilog of a batch job, or for the start of the next one.  Standard output is the path
     and nothing else; why a newer one was passed over goes to standard error.
 
+    Where `penstock run --burst-buffer FAST` has left files, these go to their own paths first, and
+    SLOW may be left out.  SLOW is then where the program wrote to: where the fast tier was lost,
+    links that lead there are replaced by what was there before.
+
     \b
       penstock save recover /nvme/run1 /lustre/run1
       python train.py --resume "$(penstock save recover /nvme/run1 /lustre/run1)"
       penstock save recover /nvme/run1 s3://bucket/run1 --fetch
+      penstock save recover /nvme/tier                       after `penstock run --burst-buffer`
     """
     from penstock.save import drain as draining
 
     settings = draining.Settings(limit_bps=limit, concurrency=concurrency)
+    is_burst = (fast / "burst" / "home").is_dir()
+    if is_burst:
+        status = _finish_burst(fast, settings)
+        if slow is None or status:
+            return status
+        _mend(slow, fast)
+    if slow is None:
+        raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
+    if is_burst:
+        return _name_newest(slow, level)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:
             choice, failed = draining.recover(
@@ -414,6 +462,47 @@ def recover_command(
         where = os.fspath(draining.fetch(choice.checkpoint, fast))
     click.echo(where)
     return NOT_WHOLE if failed else 0
+
+
+def _finish_burst(fast: Path, settings: Any) -> int:
+    from penstock.save import burst
+    from penstock.save.drain import Stopped
+
+    with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+        try:
+            status, failed = burst.finish(
+                fast, settings, told=functools.partial(_told, bar),
+                drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
+            )  # fmt: skip
+        except Stopped:
+            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+            return INTERRUPTED
+    _told_drained(status, is_aside=True)  # standard output is the path to begin from
+    for line in failed:
+        click.echo(f"penstock: not drained: {line}", err=True)
+    return NOT_WHOLE if failed else 0
+
+
+def _mend(slow: str, fast: Path) -> None:
+    """Of a fast tier that was lost with what was on it only."""
+    from penstock.save.burst import mend
+
+    if "://" in slow:
+        raise click.UsageError("SLOW is the folder that the program wrote to")
+    for place, is_back in mend(slow, fast):
+        now = "what was there before is back" if is_back else "the link is removed"
+        click.echo(f"penstock: {place}: was on the fast tier only, and is lost; {now}", err=True)
+
+
+def _name_newest(slow: str, level: str | None) -> int:
+    from penstock.save.verify import latest_valid
+
+    choice = latest_valid(slow, level=level or "sample")
+    _tell_choice(choice)
+    if choice.checkpoint is None:
+        return NOT_WHOLE
+    click.echo(choice.where)
+    return 0
 
 
 def _tell_choice(choice: Choice) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "INTERRUPTED",
     "NEW_FILE",
     "NEW_FOLDER",
+    "PROGRESS_AFTER_S",
     "RUN_FOLDER",
     "RUN_TO_COME",
     "Progress",

@@ -16,7 +16,7 @@ WITH read AS (
         GROUP BY file
     ) AS t
     JOIN files AS f ON f.file = t.file
-    WHERE f.served_from IS NOT NULL
+    WHERE f.served_from IN (SELECT value FROM notes WHERE key = 'tier')
 )
 SELECT
     (SELECT min(value) FROM notes WHERE key = 'tier') AS tier,

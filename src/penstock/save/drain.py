@@ -15,14 +15,16 @@ import subprocess
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save.commit import (
     MARK,
@@ -53,9 +55,12 @@ __all__ = [
     "Settings",
     "Status",
     "Stopped",
+    "Trip",
+    "Working",
     "Yielding",
     "be_quiet",
     "copy_checkpoint",
+    "copy_file",
     "fetch",
     "open_metrics",
     "read_status",
@@ -112,6 +117,7 @@ class Status:
     last: str = ""
     error: str = ""
     damaged: tuple[str, ...] = ()
+    warning: str = ""
 
 
 class Stopped(Exception):  # noqa: N818 - an order, not an accident
@@ -214,7 +220,7 @@ def be_quiet() -> None:
 
 
 @dataclass(slots=True)
-class _Trip:
+class Trip:
     """What a copy is told and tells.  told: bytes that are through; and whether they were there."""
 
     pace: Pace
@@ -256,8 +262,8 @@ class _Pieces:
         self._number = -1
 
 
-def _copy_file(
-    source: Checkpoint, found: Found, dest: Store, name: str, trip: _Trip
+def copy_file(
+    source: Checkpoint, found: Found, dest: Store, name: str, trip: Trip
 ) -> tuple[FileSum, bool]:
     """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
     has compared the bytes by itself.  Raises TierError; SaveError: the source has changed."""
@@ -320,7 +326,7 @@ def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[byt
         return list(pool.map(one, range(count)))
 
 
-def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: _Trip) -> bytes | None:
+def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> bytes | None:
     """Checksums of the source, if the finished file over there has the same bytes."""
     sums = bytearray()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
@@ -344,7 +350,7 @@ def _checked(sums: bytes, inner: str, found: Found, known: dict[str, FileSum]) -
     return made
 
 
-def copy_checkpoint(source: Checkpoint, dest: Store, trip: _Trip) -> Manifest:
+def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> Manifest:
     """Copies a checkpoint into another tier and commits it there, verified by reading it back.
 
     What an earlier attempt has copied is kept where its checksums fit.  A checkpoint of the same
@@ -361,7 +367,7 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: _Trip) -> Manifest:
             raise SaveError(f"{source.where}: a file of its manifest is missing; not copied")
     sums, unread = [], []
     for found in wanted:
-        made, is_confirmed = _copy_file(
+        made, is_confirmed = copy_file(
             source, found, dest, target.prefix + source.inner(found), trip
         )
         sums.append(made)
@@ -391,7 +397,7 @@ def _unchanged(source: Checkpoint) -> None:
             raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
 
 
-def _read_back(target: "_Target", manifest: Manifest, trip: _Trip) -> None:
+def _read_back(target: "_Target", manifest: Manifest, trip: Trip) -> None:
     if not manifest.files:
         return
     files = tuple(
@@ -496,7 +502,133 @@ class _Target:
 # --- all of them ----------------------------------------------------------------------------------
 
 
-class Drainer:
+class Working:
+    """A drain at work: its pace, what it says, and when it rests.  What there is to do, and how one
+    of it is done, is for those who inherit.
+    """
+
+    def __init__(
+        self,
+        fast: str | os.PathLike[str],
+        settings: Settings | None,
+        share: Callable[[], float | None] | None,
+        told: Callable[[Status], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.fast = LocalStore(fast)
+        self.settings = settings or Settings()
+        self.stopping = threading.Event()
+        self.status = Status(pid=os.getpid())
+        self._told, self._clock = told, clock
+        self._pace = Pace(self.settings.limit_bps, clock, self.stopping.wait)
+        self._yielding = Yielding(share, clock) if share else None
+        self._lock, self._published_s = threading.Lock(), -math.inf
+        self._rate: deque[tuple[float, int]] = deque(maxlen=64)
+        self._claims = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._claims.enter_context(claim(self.fast.folder, "drain"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._say(state="ended", current="")
+        self._publish(is_last=True)
+        recorder.note("drain paused", f"{self.status.paused_s:.3f}")
+        self._claims.close()
+
+    def stop(self) -> None:
+        """From a signal handler or another thread: the copy ends after the pieces under way."""
+        self.stopping.set()
+
+    @abstractmethod
+    def backlog(self) -> Sequence[Any]:
+        """What is still to be done.  Raises TierError."""
+
+    @abstractmethod
+    def once(self) -> list[str]:
+        """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
+        TierError where a tier cannot be listed."""
+
+    @abstractmethod
+    def _round(self) -> dict[str, str]:
+        """Each that is due, once.  Returns failures by name."""
+
+    def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
+        """Drains until is_over() and nothing is left to do, or grace_s after it.  Returns what
+        could not be drained.  Raises Stopped."""
+        over_s = math.inf
+        failed: dict[str, str] = {}
+        while True:
+            if over_s == math.inf and is_over():
+                over_s = self._clock()
+            try:
+                failed = self._round()
+                left = bool(self.backlog())
+                state = "idle" if not failed else "waiting"
+            except TierError as error:  # a tier is gone, perhaps for an hour
+                failed, left, state = {"": str(error)}, True, "waiting"
+            self._say(state=state, current="", error=_summed(failed))
+            self._publish()
+            now_s = self._clock()
+            if over_s < math.inf and (not left or now_s - over_s >= grace_s):
+                return [f"{name}: {why}" for name, why in failed.items()]
+            self._rest(LOOK_S)
+
+    def _rest(self, seconds: float) -> None:
+        if self._yielding:
+            self._yielding.quiet()
+        if self.stopping.wait(seconds):
+            raise Stopped
+
+    def _held(self) -> None:
+        """Before each piece: ends where told to, waits while the training starves."""
+        while True:
+            if self.stopping.is_set():
+                raise Stopped
+            if self._yielding is None:
+                return
+            with self._lock:
+                is_pausing = self._yielding.should_pause()
+            if not is_pausing:
+                return
+            begun_s = self._clock()
+            self._say(state="paused")
+            self._publish()
+            self.stopping.wait(0.1)
+            self._say(state="draining", paused_s=self.status.paused_s + self._clock() - begun_s)
+
+    def _through(self, n_bytes: int, was_there: bool) -> None:
+        with self._lock:
+            now_s = self._clock()
+            self._rate.append((now_s, 0 if was_there else n_bytes))
+            span_s = now_s - self._rate[0][0]
+            rate = sum(count for _, count in self._rate) / span_s if span_s > 0 else 0.0
+            self.status = replace(
+                self.status,
+                done_bytes=self.status.done_bytes + n_bytes,
+                skipped_bytes=self.status.skipped_bytes + (n_bytes if was_there else 0),
+                rate_bps=rate,
+            )
+        self._publish()
+
+    def _say(self, **facts: Any) -> None:
+        with self._lock:
+            self.status = replace(self.status, **facts)
+
+    def _publish(self, is_last: bool = False) -> None:
+        """The status file, once a second; a tier that cannot be written keeps the old one."""
+        with self._lock:
+            if not is_last and self._clock() - self._published_s < LOOK_S:
+                return
+            self._published_s = self._clock()
+            status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
+        with suppress(TierError):
+            _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
+            _write(self.fast.path(METRICS), open_metrics(status))
+        self._told(status)
+
+
+class Drainer(Working):
     """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
 
     Raises SaveError: another process drains them, or they are one folder; TierError.
@@ -512,36 +644,19 @@ class Drainer:
         told: Callable[[Status], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.fast, self.slow = LocalStore(fast), open_store(slow)
-        self.settings = settings or Settings()
-        self.stopping = threading.Event()
-        self.status = Status(pid=os.getpid())
-        self._told, self._clock = told, clock
-        self._pace = Pace(self.settings.limit_bps, clock, self.stopping.wait)
-        self._yielding = Yielding(share, clock) if share else None
-        self._lock, self._published_s = threading.Lock(), -math.inf
+        super().__init__(fast, settings, share, told, clock)
+        self.slow = open_store(slow)
         self._seen: dict[str, tuple[str, float]] = {}
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
-        self._rate: deque[tuple[float, int]] = deque(maxlen=64)
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
-        self._claims = ExitStack()
         _apart(self.fast, self.slow)
 
-    def __enter__(self) -> "Drainer":
-        self._claims.enter_context(claim(self.fast.folder, "drain"))
+    def __enter__(self) -> Self:
+        super().__enter__()
         if isinstance(self.slow, LocalStore):
             self._claims.enter_context(claim(self.slow.folder, "drain"))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._say(state="ended", current="")
-        self._publish(is_last=True)
-        self._claims.close()
-
-    def stop(self) -> None:
-        """From a signal handler or another thread: the copy ends after the pieces under way."""
-        self.stopping.set()
 
     def backlog(self) -> list[Checkpoint]:
         """What is on the fast tier and not on the slow one, newest first: the newest is worth most
@@ -598,33 +713,6 @@ class Drainer:
                 self._again.clear()
         return [f"{name}: {why}" for name, why in failed.items()]
 
-    def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
-        """Drains until is_over() and nothing is left to do, or grace_s after it.  Returns what
-        could not be drained.  Raises Stopped."""
-        over_s = math.inf
-        failed: dict[str, str] = {}
-        while True:
-            if over_s == math.inf and is_over():
-                over_s = self._clock()
-            try:
-                failed = self._round()
-                left = bool(self.backlog())
-                state = "idle" if not failed else "waiting"
-            except TierError as error:  # a tier is gone, perhaps for an hour
-                failed, left, state = {"": str(error)}, True, "waiting"
-            self._say(state=state, current="", error=_summed(failed))
-            self._publish()
-            now_s = self._clock()
-            if over_s < math.inf and (not left or now_s - over_s >= grace_s):
-                return [f"{name}: {why}" for name, why in failed.items()]
-            self._rest(LOOK_S)
-
-    def _rest(self, seconds: float) -> None:
-        if self._yielding:
-            self._yielding.quiet()
-        if self.stopping.wait(seconds):
-            raise Stopped
-
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
         failed, is_new = dict[str, str](), self._listed_s == -math.inf
@@ -670,45 +758,15 @@ class Drainer:
 
     def _drain(self, one: Checkpoint) -> None:
         self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
-        trip = _Trip(self._pace, self.settings.concurrency, self._held, self._through)
-        manifest = copy_checkpoint(one, self.slow, trip)
+        trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
+        with recorder.span("drain", -1 if one.step is None else one.step):
+            manifest = copy_checkpoint(one, self.slow, trip)
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,
             last=one.name,
             damaged=tuple(name for name in self.status.damaged if name != one.name),
         )
-
-    def _held(self) -> None:
-        """Before each piece: ends where told to, waits while the training starves."""
-        while True:
-            if self.stopping.is_set():
-                raise Stopped
-            if self._yielding is None:
-                return
-            with self._lock:
-                is_pausing = self._yielding.should_pause()
-            if not is_pausing:
-                return
-            begun_s = self._clock()
-            self._say(state="paused")
-            self._publish()
-            self.stopping.wait(0.1)
-            self._say(state="draining", paused_s=self.status.paused_s + self._clock() - begun_s)
-
-    def _through(self, n_bytes: int, was_there: bool) -> None:
-        with self._lock:
-            now_s = self._clock()
-            self._rate.append((now_s, 0 if was_there else n_bytes))
-            span_s = now_s - self._rate[0][0]
-            rate = sum(count for _, count in self._rate) / span_s if span_s > 0 else 0.0
-            self.status = replace(
-                self.status,
-                done_bytes=self.status.done_bytes + n_bytes,
-                skipped_bytes=self.status.skipped_bytes + (n_bytes if was_there else 0),
-                rate_bps=rate,
-            )
-        self._publish()
 
     def _backlog(self, left: Sequence[Checkpoint]) -> None:
         oldest = min((one.mtime_ns for one in left), default=0)
@@ -727,22 +785,6 @@ class Drainer:
                 there = self.slow.stat(found.name)
                 if there is None or self.slow.read(found.name) != data:
                     self.slow.put(found.name, data)
-
-    def _say(self, **facts: Any) -> None:
-        with self._lock:
-            self.status = replace(self.status, **facts)
-
-    def _publish(self, is_last: bool = False) -> None:
-        """The status file, once a second; a tier that cannot be written keeps the old one."""
-        with self._lock:
-            if not is_last and self._clock() - self._published_s < LOOK_S:
-                return
-            self._published_s = self._clock()
-            status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
-        with suppress(TierError):
-            _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
-            _write(self.fast.path(METRICS), open_metrics(status))
-        self._told(status)
 
 
 def _summed(failed: dict[str, str]) -> str:
@@ -819,7 +861,7 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
     Raises TierError, SaveError.
     """
     store = LocalStore(fast)
-    copy_checkpoint(checkpoint, store, _Trip(Pace(None), 4))
+    copy_checkpoint(checkpoint, store, Trip(Pace(None), 4))
     return store.path(checkpoint.name)
 
 

@@ -15,7 +15,7 @@ from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.stores import Found, Store
 
-__all__ = ["HINTS", "INCOMPLETE", "Checkpoint", "find", "newest_first", "step_of"]
+__all__ = ["HINTS", "INCOMPLETE", "Checkpoint", "find", "kind_of", "newest_first", "step_of"]
 
 INCOMPLETE = (
     "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
@@ -289,13 +289,13 @@ def _singles(tree: _Tree, folder: str, here: _Folder) -> Iterator[Checkpoint]:
             continue
         if name.endswith(".index"):
             yield from _tensorflow(tree, start, name.removesuffix(".index"), here)
-        elif kind := _kind_of(name):
+        elif kind := kind_of(name):
             single = Checkpoint(tree.store, found.name, kind, False, (found,), step_of(found.name))
             noted = here.files.get(f"{name}{BESIDE}")
             yield _believed(single, noted) if noted else single
 
 
-def _kind_of(name: str) -> str:
+def kind_of(name: str) -> str:
     """Of a single file by its ending, and of Hugging Face's by its name; empty: no checkpoint."""
     if name.endswith(_TORCH) or re.match(r"pytorch_model.*\.bin$", name):
         return "torch"

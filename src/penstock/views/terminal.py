@@ -55,6 +55,7 @@ COLUMNS = {
     "fault_files": "path blocking_s waited_s major waited minor max_s",
     "staged": "outcome opens files read_bytes time_s tier",
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
+    "burst": "tier written_bytes drained_bytes durable_mean_s durable_max_s left_bytes paused_s",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files beneath",
 }
 ROWS = {
@@ -67,6 +68,7 @@ ROWS = {
     "fault_files": 6,
     "staged": 5,
     "filling": 2,
+    "burst": 1,
     "storage": 4,
 }
 HEADINGS = {
@@ -233,7 +235,8 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     if _is_trivial(report):
         files = _table(report, report.table("files"), paper)
         staged = _table(report, report.table("staged"), paper)
-        return [files, staged, _missing(report, paper, is_brief=True), _cost(report, paper)]
+        burst = _table(report, report.table("burst"), paper)
+        return [files, staged, burst, _missing(report, paper, is_brief=True), _cost(report, paper)]
     data_s = sum(part.s or 0.0 for part in report.wait)
     return [
         _checks(report, paper),
@@ -248,6 +251,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _over_time(report, paper),
         _table(report, report.table("operations"), paper),
         _table(report, report.table("checkpoints"), paper),
+        _table(report, report.table("burst"), paper),
         _table(report, report.table("epochs"), paper),
         _table(report, report.table("workers"), paper),
         _table(report, report.table("storage"), paper),

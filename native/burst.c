@@ -1,0 +1,611 @@
+#include "burst.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "files.h"
+
+#define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT to who names them */
+#define PATH_BYTES 4096
+#define DATA "/data/"
+#define HOME "/home/"
+#define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
+#define ID_BYTES 26          /* 16 digits of time, 8 of the process and the turn, a dash, 0 */
+#define MOST_NAME_BYTES 160  /* of the program's name: ours is longer, and 255 is the end */
+#define COPY_BYTES (1u << 20)
+
+struct burst {
+    char folder[BURST_FOLDER_BYTES];
+    char data[BURST_FOLDER_BYTES + sizeof DATA]; /* with its slash */
+    char home[BURST_FOLDER_BYTES + sizeof HOME];
+    size_t tier_bytes, data_bytes; /* of the folder above `folder` */
+    char patterns[PATH_BYTES];
+};
+
+HOT struct burst *burst_state;
+
+/* What a call needs besides: mapped for it, as a handler's stack may hold no page. */
+struct work {
+    char name[BURST_NAME_BYTES]; /* on the tier */
+    char data[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
+    char home_link[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
+    char beside[BURST_NAME_BYTES + 32]; /* a name in the program's folder */
+    char was[BURST_NAME_BYTES + 32];
+    char home[2 * PATH_BYTES]; /* the program's path, absolute */
+    char text[PATH_BYTES + 16];
+    char path[PATH_BYTES];
+    char *base; /* of home: its last part */
+    struct stat found;
+    int parent;
+};
+
+static void *map_private(size_t bytes)
+{
+    void *memory = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static struct work *begin_work(void)
+{
+    struct work *work = map_private(sizeof *work);
+
+    if (work)
+        work->parent = -1;
+    return work;
+}
+
+static void end_work(struct work *work)
+{
+    if (work->parent >= 0)
+        syscall(SYS_close, work->parent);
+    syscall(SYS_munmap, work, sizeof *work);
+}
+
+/* --- on and off ------------------------------------------------------------------------------- */
+
+int burst_start(const char *folder, const char *patterns)
+{
+    struct burst *state;
+    struct stat found;
+    size_t bytes = strlen(folder);
+
+    if (*folder != '/' || bytes >= BURST_FOLDER_BYTES || strlen(patterns) >= PATH_BYTES)
+        return -ENAMETOOLONG;
+    state = map_private(sizeof *state);
+    if (!state)
+        return -ENOMEM;
+    strcpy(state->folder, folder);
+    state->tier_bytes = (size_t)(strrchr(folder, '/') - folder);
+    strcat(strcpy(state->data, folder), DATA);
+    strcat(strcpy(state->home, folder), HOME);
+    state->data_bytes = strlen(state->data);
+    strcpy(state->patterns, patterns);
+    if (syscall(SYS_newfstatat, AT_FDCWD, state->data, &found, 0) ||
+        syscall(SYS_newfstatat, AT_FDCWD, state->home, &found, 0)) {
+        int error = -errno;
+
+        syscall(SYS_munmap, state, sizeof *state);
+        return error;
+    }
+    __atomic_store_n(&burst_state, state, __ATOMIC_RELEASE);
+    return 0;
+}
+
+const char *burst_folder(void)
+{
+    return burst_state ? burst_state->folder : "";
+}
+
+const char *burst_patterns(void)
+{
+    return burst_state ? burst_state->patterns : "";
+}
+
+/* --- which files ------------------------------------------------------------------------------ */
+
+/* * and ? as a shell has them, but that a dot at the beginning is a letter as any. */
+static bool fits(const char *pattern, const char *pattern_end, const char *text, const char *end)
+{
+    const char *star = NULL, *retry = NULL;
+
+    while (text < end) {
+        if (pattern < pattern_end && *pattern == '*') {
+            star = ++pattern;
+            retry = text;
+        } else if (pattern < pattern_end && (*pattern == '?' || *pattern == *text)) {
+            pattern++;
+            text++;
+        } else if (star) {
+            pattern = star;
+            text = ++retry;
+        } else {
+            return false;
+        }
+    }
+    while (pattern < pattern_end && *pattern == '*')
+        pattern++;
+    return pattern == pattern_end;
+}
+
+/* Whether a folder on the way fits; the last part is none. */
+static bool fits_folder(const char *pattern, const char *pattern_end, const char *path)
+{
+    const char *slash;
+
+    for (; (slash = strchr(path, '/')); path = slash + 1)
+        if (slash > path && fits(pattern, pattern_end, path, slash))
+            return true;
+    return false;
+}
+
+static bool is_wanted(const struct burst *state, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *base = slash ? slash + 1 : path;
+    const char *end = base + strlen(base);
+    const char *pattern = state->patterns;
+
+    if (base == end || end - base > MOST_NAME_BYTES)
+        return false;
+    while (*pattern) {
+        const char *after = strchrnul(pattern, ':');
+        bool is_folder = after > pattern && after[-1] == '/';
+
+        if (is_folder ? fits_folder(pattern, after - 1, path) : fits(pattern, after, base, end))
+            return true;
+        pattern = *after ? after + 1 : after;
+    }
+    return false;
+}
+
+static bool makes_file(int flags)
+{
+    return flags & O_CREAT && (flags & O_ACCMODE) != O_RDONLY && !(flags & (O_PATH | O_DIRECTORY));
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+/* The name on the tier that a link's target or a descriptor's path leads to; NULL: it is none. */
+static const char *name_on_tier(const struct burst *state, const char *path)
+{
+    const char *name = path + state->data_bytes;
+
+    if (strncmp(path, state->data, state->data_bytes) || !*name || strchr(name, '/') ||
+        strlen(name) >= BURST_NAME_BYTES)
+        return NULL;
+    return name;
+}
+
+/* The same of a link at a path, into `name`; false: there is no such link. */
+static bool read_link(const struct burst *state, int dirfd, const char *path, char *name)
+{
+    char target[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
+    const char *found;
+    long got = syscall(SYS_readlinkat, dirfd, path, target, sizeof target - 1);
+
+    *name = 0;
+    if (got <= 0 || got >= (long)sizeof target - 1)
+        return false;
+    target[got] = 0;
+    found = name_on_tier(state, target);
+    if (found)
+        strcpy(name, found);
+    return found;
+}
+
+static void set_name(const struct burst *state, struct work *work, const char *name)
+{
+    if (work->name != name)
+        strcpy(work->name, name);
+    strcat(strcpy(work->data, state->data), name);
+    strcat(strcpy(work->home_link, state->home), name);
+}
+
+/* .NAME and what it is for: hidden, and beside the file, as a name can change within a file system
+ * only. */
+static void set_beside(char *beside, const char *name, const char *end)
+{
+    strcat(strcat(strcpy(beside, "."), name), end);
+}
+
+/* A descriptor of the program's folder, and the file's absolute path; false: leave it alone. */
+static bool find_folder(struct work *work, int dirfd, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t bytes = slash ? (size_t)(slash - path) + 1 : 1;
+    const char *base = slash ? slash + 1 : path;
+
+    if (bytes >= PATH_BYTES || !*base || strlen(base) > MOST_NAME_BYTES)
+        return false;
+    memcpy(work->text, slash ? path : ".", bytes);
+    work->text[bytes] = 0;
+    work->parent = (int)syscall(SYS_openat, dirfd, work->text, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (work->parent < 0 || files_link(work->parent, work->home) <= 0 || *work->home != '/')
+        return false;
+    work->base = work->home + strlen(work->home);
+    if (work->base[-1] != '/')
+        *work->base++ = '/';
+    strcpy(work->base, base);
+    return true;
+}
+
+static char *digits(char *at, uint64_t number, int n)
+{
+    static const char figures[] = "0123456789abcdef";
+
+    while (n-- > 0)
+        *at++ = figures[number >> 4 * n & 15];
+    return at;
+}
+
+/* One that no other process has, on this node or on another that shares the tier: by the time in
+ * ns, the process and a turn.  Should two meet all the same, the second open goes its usual way.
+ */
+static void new_name(const struct burst *state, struct work *work)
+{
+    static uint32_t turns;
+    uint32_t turn = __atomic_add_fetch(&turns, 1, __ATOMIC_RELAXED);
+    uint32_t who = (uint32_t)syscall(SYS_getpid) << 8 ^ turn;
+    char *at = digits(work->name, clock_ns(CLOCK_REALTIME), 16);
+
+    at = digits(at, who, 8);
+    *at++ = '-';
+    strcpy(at, work->base);
+    set_name(state, work, work->name);
+}
+
+/* --- opens ------------------------------------------------------------------------------------ */
+
+enum before { NOTHING, A_FILE, OUR_LINK, ELSE };
+
+/* What lies at the program's path, and whether an open with these flags begins it anew. */
+static enum before look(const struct burst *state, struct work *work, int flags)
+{
+    if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT ? NOTHING : ELSE;
+    if (flags & O_EXCL || !(flags & O_TRUNC))
+        return ELSE;
+    if (S_ISLNK(work->found.st_mode) && !(flags & O_NOFOLLOW) &&
+        read_link(state, work->parent, work->base, work->name))
+        return OUR_LINK;
+    if (S_ISREG(work->found.st_mode) && work->found.st_nlink == 1 &&
+        !syscall(SYS_faccessat, work->parent, work->base, W_OK))
+        return A_FILE;
+    return ELSE;
+}
+
+/* The earlier file keeps a name until the new one counts. */
+static bool keep_file(int parent, const char *base, const char *was)
+{
+    syscall(SYS_unlinkat, parent, was, 0);
+    return !syscall(SYS_linkat, parent, base, parent, was, 0);
+}
+
+/* The link at the program's path, in one moment; false: there is none. */
+static bool set_link(struct work *work, enum before before)
+{
+    if (before == NOTHING)
+        return !syscall(SYS_symlinkat, work->data, work->parent, work->base);
+    set_beside(work->beside, work->name, BURST_LINK);
+    if (syscall(SYS_symlinkat, work->data, work->parent, work->beside))
+        return false;
+    set_beside(work->was, work->base, BURST_WAS);
+    if ((before == OUR_LINK || keep_file(work->parent, work->base, work->was)) &&
+        !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base))
+        return true;
+    syscall(SYS_unlinkat, work->parent, work->beside, 0);
+    if (before == A_FILE)
+        syscall(SYS_unlinkat, work->parent, work->was, 0);
+    return false;
+}
+
+/* The way home is on the tier before the file, and the file before the link: a program that is
+ * killed between two of them leaves what the drain can tell from a checkpoint. */
+static int make_file(struct work *work, int flags, mode_t mode, enum before before)
+{
+    int fd;
+
+    if (syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link))
+        return -1;
+    fd = (int)syscall(SYS_openat, AT_FDCWD, work->data, flags | O_EXCL, mode);
+    if (fd >= 0) {
+        if (before == A_FILE)
+            syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
+        if (set_link(work, before))
+            return fd;
+        syscall(SYS_close, fd);
+        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+    }
+    syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
+    return -1;
+}
+
+static bool is_below_tier(const struct burst *state, const char *path)
+{
+    return state->tier_bytes && !strncmp(path, state->folder, state->tier_bytes) &&
+           path[state->tier_bytes] == '/';
+}
+
+int burst_open(int dirfd, const char *path, int flags, mode_t mode)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    enum before before;
+    struct work *work;
+    int fd = -1;
+
+    if (!state || !makes_file(flags) || (uintptr_t)path < BAD_POINTERS || !is_wanted(state, path))
+        return -1;
+    work = begin_work();
+    if (work) {
+        if (find_folder(work, dirfd, path) && !is_below_tier(state, work->home)) {
+            before = look(state, work, flags);
+            new_name(state, work);
+            if (before != ELSE)
+                fd = make_file(work, flags, mode, before);
+        }
+        end_work(work);
+    }
+    errno = error;
+    return fd;
+}
+
+/* --- a full tier ------------------------------------------------------------------------------ */
+
+static bool copy(int from, int to, int64_t bytes)
+{
+    char *room = map_private(COPY_BYTES);
+    int64_t at = 0;
+
+    while (room && at < bytes) {
+        int64_t left = bytes - at;
+        long got = syscall(SYS_pread64, from, room, left < COPY_BYTES ? left : COPY_BYTES, at);
+        long put = 0, done = 0;
+
+        if (got <= 0)
+            break;
+        for (; done < got && put >= 0; done += put > 0 ? put : 0)
+            put = syscall(SYS_pwrite64, to, room + done, got - done, at + done);
+        if (put < 0)
+            break;
+        at += got;
+    }
+    if (room)
+        syscall(SYS_munmap, room, COPY_BYTES);
+    return room && at == bytes;
+}
+
+struct entry {
+    uint64_t inode;
+    int64_t next;
+    uint16_t bytes;
+    uint8_t kind;
+    char name[];
+};
+
+/* How many descriptors of this process lead to the file: another one would be left behind. */
+static int descriptors_of(struct work *work)
+{
+    int count = 0;
+    int folder =
+        (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long got, at;
+
+    while (folder >= 0 && (got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
+        for (at = 0; at < got;) {
+            struct entry *entry = (struct entry *)(work->text + at);
+            struct stat found;
+
+            if (*entry->name != '.' && !syscall(SYS_newfstatat, folder, entry->name, &found, 0))
+                count += found.st_dev == work->found.st_dev && found.st_ino == work->found.st_ino;
+            at += entry->bytes;
+        }
+    }
+    if (folder >= 0)
+        syscall(SYS_close, folder);
+    return folder < 0 ? 2 : count;
+}
+
+/* What the tier knows of the file behind a descriptor, and that its link still stands; false: it is
+ * none of the tier's, or not only this descriptor's. */
+static bool find_home(const struct burst *state, struct work *work, int fd)
+{
+    const char *name;
+    size_t bytes;
+    long got;
+
+    if (files_link(fd, work->text) <= 0 || !(name = name_on_tier(state, work->text)))
+        return false;
+    bytes = strlen(name);
+    if (bytes >= sizeof DELETED && !strcmp(name + bytes - (sizeof DELETED - 1), DELETED))
+        return false;
+    set_name(state, work, name);
+    got = syscall(SYS_readlinkat, AT_FDCWD, work->home_link, work->path, PATH_BYTES);
+    if (got <= 0 || got >= PATH_BYTES)
+        return false;
+    work->path[got] = 0;
+    return find_folder(work, AT_FDCWD, work->path) &&
+           read_link(state, work->parent, work->base, work->was) &&
+           !strcmp(work->was, work->name) && !syscall(SYS_fstat, fd, &work->found) &&
+           descriptors_of(work) == 1;
+}
+
+/* The file as it is, under its own name instead of the link; -1: no room there either. */
+static int make_at_home(struct work *work, int flags)
+{
+    int made, from;
+    bool is_there;
+
+    set_beside(work->beside, work->name, BURST_NEW);
+    made =
+        (int)syscall(SYS_openat, work->parent, work->beside,
+                     (flags & (O_ACCMODE | O_APPEND | O_NONBLOCK)) | O_CREAT | O_EXCL | O_CLOEXEC,
+                     work->found.st_mode & 07777);
+    if (made < 0)
+        return -1;
+    from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
+    /* pwrite of a descriptor that appends would append */
+    syscall(SYS_fcntl, made, F_SETFL, (long)(flags & O_NONBLOCK));
+    is_there = from >= 0 && copy(from, made, work->found.st_size);
+    syscall(SYS_fcntl, made, F_SETFL, (long)(flags & (O_APPEND | O_NONBLOCK)));
+    if (from >= 0)
+        syscall(SYS_close, from);
+    if (is_there && !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base))
+        return made;
+    syscall(SYS_unlinkat, work->parent, work->beside, 0);
+    syscall(SYS_close, made);
+    return -1;
+}
+
+/* Until here nothing has changed for the program; from here on the file is where it named it.  What
+ * it was before stays beside it, and the drain removes that when the file is whole. */
+static bool move(struct work *work, int fd, int flags)
+{
+    long position = syscall(SYS_lseek, fd, 0, SEEK_CUR);
+    long kept = syscall(SYS_fcntl, fd, F_GETFD);
+    int made = make_at_home(work, flags);
+
+    if (made < 0)
+        return false;
+    syscall(SYS_lseek, made, position, SEEK_SET);
+    syscall(SYS_dup3, made, fd, kept & FD_CLOEXEC ? O_CLOEXEC : 0);
+    syscall(SYS_close, made);
+    syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+    set_beside(work->was, work->base, BURST_WAS);
+    if (syscall(SYS_newfstatat, work->parent, work->was, &work->found, AT_SYMLINK_NOFOLLOW))
+        syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
+    return true;
+}
+
+bool burst_escape(int fd)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    long flags = syscall(SYS_fcntl, fd, F_GETFL);
+    struct work *work = state && flags >= 0 ? begin_work() : NULL;
+    bool has_moved = false;
+
+    if (work) {
+        has_moved = find_home(state, work, fd) && move(work, fd, (int)flags);
+        end_work(work);
+    }
+    if (has_moved && files_state)
+        files_closed(fd); /* which file it is now is asked when it is used */
+    errno = error;
+    return has_moved;
+}
+
+static bool is_on_tier(const struct burst *state, int fd)
+{
+    struct work *work = begin_work();
+    bool is_ours = work && files_link(fd, work->text) > 0 && name_on_tier(state, work->text);
+
+    if (work)
+        end_work(work);
+    return is_ours;
+}
+
+void burst_reserve(int fd, int64_t bytes)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    struct stat found;
+
+    if (state && !syscall(SYS_fstat, fd, &found) && S_ISREG(found.st_mode) &&
+        bytes > found.st_size && is_on_tier(state, fd) &&
+        syscall(SYS_fallocate, fd, 1 /* the size stays */, 0, bytes) &&
+        (errno == ENOSPC || errno == EDQUOT))
+        burst_escape(fd);
+    errno = error;
+}
+
+/* --- names that change ------------------------------------------------------------------------ */
+
+void burst_removing(struct burst_change *change, int dirfd, const char *path)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+
+    change->name[0] = 0;
+    change->is_kept = false;
+    if (state && (uintptr_t)path >= BAD_POINTERS)
+        read_link(state, dirfd, path, change->name);
+    errno = error;
+}
+
+void burst_removed(const struct burst_change *change, int dirfd, const char *path)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    struct work *work = *change->name ? begin_work() : NULL;
+
+    if (work) {
+        set_name(state, work, change->name);
+        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+        syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
+        if (find_folder(work, dirfd, path)) {
+            set_beside(work->was, work->base, BURST_WAS);
+            syscall(SYS_unlinkat, work->parent, work->was, 0);
+        }
+        end_work(work);
+    }
+    errno = error;
+}
+
+void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
+                    const char *to)
+{
+    int error = errno;
+    struct work *work;
+
+    burst_removing(change, dirfd, path);
+    work = *change->name && (uintptr_t)to >= BAD_POINTERS ? begin_work() : NULL;
+    if (work) {
+        /* What is on the slow tier already must not go before the new one is there. */
+        if (find_folder(work, to_dirfd, to) &&
+            !syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW) &&
+            S_ISREG(work->found.st_mode)) {
+            set_beside(work->was, work->base, BURST_WAS);
+            change->is_kept = keep_file(work->parent, work->base, work->was);
+        }
+        end_work(work);
+    }
+    errno = error;
+}
+
+static void set_home(struct work *work)
+{
+    strcat(strcpy(work->text, work->home_link), BURST_LINK);
+    syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+    if (!syscall(SYS_symlinkat, work->home, AT_FDCWD, work->text))
+        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+}
+
+void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,
+                   bool has_succeeded)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    struct work *work = *change->name && (has_succeeded || change->is_kept) ? begin_work() : NULL;
+
+    if (work) {
+        set_name(state, work, change->name);
+        if (find_folder(work, to_dirfd, to)) {
+            set_beside(work->was, work->base, BURST_WAS);
+            if (has_succeeded)
+                set_home(work);
+            else
+                syscall(SYS_unlinkat, work->parent, work->was, 0);
+        }
+        end_work(work);
+    }
+    errno = error;
+}

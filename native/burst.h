@@ -1,0 +1,80 @@
+/* Checkpoints that a program writes go to a fast tier first (docs/burst.md): a new file whose name
+ * fits is made there, and a link to it stands at the program's path at once, so that whatever the
+ * program or another one does with that path finds the file.  Another process, the drain
+ * (save/burst.py), puts the file itself in the link's place when nobody writes to it any more.
+ *
+ * Knows no hook and no event; allocates nothing of libc, takes no lock, keeps no list of what is
+ * open: all that is known of a file is what lies on the tier.  Where anything is not as it should
+ * be, the call is made as the program meant it.
+ *
+ *   FOLDER/data/ID-NAME   the file
+ *   FOLDER/home/ID-NAME   a link that leads to the program's path: where it is to go */
+#ifndef PENSTOCK_BURST_H
+#define PENSTOCK_BURST_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "log.h"
+
+#pragma GCC visibility push(hidden)
+
+#define BURST_NAME_BYTES 256
+#define BURST_FOLDER_BYTES 1024
+
+/* Of names beside the program's own: the file as it was before it was written anew, until the new
+ * one is there; a link, or a file, on its way to its name.  save/burst.py knows the same. */
+#define BURST_WAS ".penstock-was"
+#define BURST_LINK ".penstock-link"
+#define BURST_NEW ".penstock-new"
+
+/* NULL: off, and that is all a wrapper asks. */
+extern struct burst *burst_state;
+
+__attribute__((always_inline)) static inline bool burst_is_on(void)
+{
+    return UNLIKELY(__atomic_load_n(&burst_state, __ATOMIC_ACQUIRE) != NULL);
+}
+
+/* From now on files that fit `patterns` (separated by colons: * and ?; of the last part of a path,
+ * or with a slash at its end of a folder on the way) go to `folder`.  -errno: they do not. */
+int burst_start(const char *folder, const char *patterns);
+
+const char *burst_folder(void); /* "": none */
+const char *burst_patterns(void);
+
+/* The descriptor of the file on the fast tier for an open that makes one; -1: make the call. */
+int burst_open(int dirfd, const char *path, int flags, mode_t mode);
+
+/* The fast tier is full: what was written so far goes to the program's path, and `fd` with it.
+ * True: the call may be made again.  errno is kept. */
+bool burst_escape(int fd);
+
+/* The file behind `fd` is about to be of this size, and perhaps to be mapped: a full tier would end
+ * the program then, so it has to be known now. */
+void burst_reserve(int fd, int64_t bytes);
+
+/* Whether a call that failed may be made again. */
+static inline bool burst_escapes(int fd)
+{
+    return burst_is_on() && (errno == ENOSPC || errno == EDQUOT) && burst_escape(fd);
+}
+
+/* A name is about to change: before the call, and when it has succeeded. */
+struct burst_change {
+    char name[BURST_NAME_BYTES]; /* on the tier; "": the path is no link to it */
+    bool is_kept;                /* what the new name led to has another one now */
+};
+
+void burst_removing(struct burst_change *change, int dirfd, const char *path);
+void burst_removed(const struct burst_change *change, int dirfd, const char *path);
+void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
+                    const char *to);
+void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,
+                   bool has_succeeded);
+
+#pragma GCC visibility pop
+
+#endif

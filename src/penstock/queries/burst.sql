@@ -1,0 +1,60 @@
+-- The burst buffer: what the program wrote to the fast tier, and what its drain brought to its path.
+--   tier            its folder; one row where there was one
+--   files, written_bytes, time_s  on the tier, as the program's calls wrote it; of POSIX and STDIO, for
+--                   each file, the layer that wrote more.  A path counts once, its bytes each time
+--   drained, drained_bytes  files that the drain has put in their places
+--   durable_mean_s, durable_max_s  from a file's last write until it is in its place, synced
+--   left_files, left_bytes, at_risk_s  on the fast tier only when the drain ended, and the age of the
+--                   oldest: what a loss of that tier would cost; NULL: it has not said so
+--   paused_s        in which the drain made room for the training's data
+WITH written AS (
+    SELECT
+        count(*) AS files,
+        CAST(coalesce(sum(t.written_bytes), 0) AS BIGINT) AS written_bytes,
+        coalesce(sum(t.time_s), 0) AS time_s
+    FROM (
+        SELECT file, max(written_bytes) AS written_bytes, arg_max(time_s, written_bytes) AS time_s
+        FROM file_totals
+        GROUP BY file
+    ) AS t
+    JOIN files AS f ON f.file = t.file
+    WHERE f.served_from IN (SELECT value FROM notes WHERE key = 'burst tier')
+),
+drained AS (
+    SELECT
+        count(*) AS drained,
+        CAST(coalesce(sum(CAST(split_part(value, ' ', 1) AS BIGINT)), 0) AS BIGINT) AS drained_bytes,
+        avg(CAST(split_part(value, ' ', 2) AS DOUBLE)) AS durable_mean_s,
+        max(CAST(split_part(value, ' ', 2) AS DOUBLE)) AS durable_max_s
+    FROM notes
+    WHERE key = 'drained'
+),
+ended AS (
+    SELECT
+        max(CAST(split_part(value, ' ', 1) AS BIGINT)) AS left_files,
+        max(CAST(split_part(value, ' ', 2) AS BIGINT)) AS left_bytes,
+        max(CAST(split_part(value, ' ', 3) AS DOUBLE)) AS at_risk_s
+    FROM notes
+    WHERE key = 'drain left'
+),
+paused AS (
+    SELECT sum(CAST(value AS DOUBLE)) AS paused_s FROM notes WHERE key = 'drain paused'
+)
+SELECT
+    (SELECT min(value) FROM notes WHERE key = 'burst tier') AS tier,
+    w.files,
+    w.written_bytes,
+    w.time_s,
+    d.drained,
+    d.drained_bytes,
+    d.durable_mean_s,
+    d.durable_max_s,
+    e.left_files,
+    e.left_bytes,
+    e.at_risk_s,
+    p.paused_s
+FROM written AS w
+CROSS JOIN drained AS d
+CROSS JOIN ended AS e
+CROSS JOIN paused AS p
+WHERE EXISTS (SELECT 1 FROM notes WHERE key = 'burst tier')

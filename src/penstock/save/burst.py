@@ -1,0 +1,711 @@
+"""Checkpoints that a recorded program made on a fast tier, brought to where the program named them.
+
+    FAST/burst/data/ID-NAME    the file, as native/burst.c made it
+    FAST/burst/home/ID-NAME    a link that leads to the program's path
+    the program's path         a link to the file, until the file itself is in its place
+
+What there is to do is what lies there, so that any end of this process, of the program or of the
+machine is taken up by the next look.  Knows links and files; knows no framework: whether a file is
+a torn checkpoint is asked of its own format, and where that does not tell, it is none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock import recorder
+from penstock.errors import PenstockError, TierError, TierFull
+from penstock.save.commit import STATE, exchange
+from penstock.save.drain import (
+    LEAST_DELAY_S,
+    LOOK_S,
+    MOST_DELAY_S,
+    Settings,
+    Status,
+    Trip,
+    Working,
+    copy_file,
+    read_status,
+)
+from penstock.save.formats import Checkpoint, kind_of
+from penstock.save.manifest import FileSum, Manifest
+from penstock.save.verify import verify
+from penstock.stores import PART, Found, LocalStore, fsync_folder
+
+__all__ = [
+    "FOLDER",
+    "PATTERNS",
+    "Burst",
+    "BurstDrain",
+    "Entry",
+    "entries",
+    "finish",
+    "is_torn",
+    "mend",
+    "prepare",
+]
+
+FOLDER = "burst"
+# As native/burst.h has them: beside the program's file, hidden, and of its name.
+WAS, LINK, NEW = ".penstock-was", ".penstock-link", ".penstock-new"
+TORN = ".torn"
+# What torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP write, also under the
+# name that it has until it is finished; and what lies in folders that trainers name so.
+PATTERNS = (
+    *("*.pt", "*.pt.*", "*.pth", "*.pth.*", "*.ckpt", "*.ckpt.*", "*.bin", "*.bin.*"),
+    *("*.safetensors", "*.safetensors.*", ".tmp??????", "*.npz", "*.npz.*"),
+    *("*.keras", "*.weights.h5", "*.distcp", "*.data-?????-of-?????", "part-?????-of-?????"),
+    *("checkpoint-*/", "tmp-checkpoint-*/", "global_step*/", "*.ckpt/"),
+)
+MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
+DEEPEST = 5
+SEARCH_AGAIN_S = 60.0
+ID_LETTERS = 25  # before the program's name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file on the tier.  name: there; begins with the time, so that names sort as files were
+    made.  home: the program's path.  size_bytes: None: the file has moved to its path already, as
+    the tier was full, and is being written there."""
+
+    name: str
+    data: Path
+    home: Path
+    size_bytes: int | None = None
+    mtime_ns: int = 0
+
+    def beside(self, end: str) -> Path:
+        """A name in the program's folder, for this file only."""
+        return self.home.with_name(f".{self.name}{end}")
+
+    @property
+    def was(self) -> Path:
+        """What was under the program's name before, as long as this file does not count."""
+        return self.home.with_name(f".{self.home.name}{WAS}")
+
+    def is_linked(self) -> bool:
+        """Whether the program's path leads to this file."""
+        return _target(self.home) == os.fspath(self.data)
+
+
+def _target(path: Path) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - compared as it stands there
+    except OSError:
+        return ""
+
+
+def prepare(fast: str | os.PathLike[str]) -> Path:
+    """The folder that a recorded program's checkpoints go to, made if it is not there.
+
+    Raises TierError: the tier is missing, or cannot be written.
+    """
+    tier = Path(os.path.realpath(fast))
+    if not tier.is_dir():
+        raise TierError(f"{tier}: no such folder; name one on a fast disk of this machine")
+    folder = tier / FOLDER
+    try:
+        for one in (folder / "data", folder / "home"):
+            one.mkdir(parents=True, exist_ok=True)
+        probe = folder / "data" / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise TierError(
+            f"{tier}: cannot be written: {error.strerror}; name a folder of your own"
+        ) from error
+    if len(os.fsencode(folder)) > 1000:
+        raise TierError(f"{folder}: too long a name for a fast tier; choose a shorter one")
+    return folder
+
+
+def entries(fast: str | os.PathLike[str]) -> list[Entry]:
+    """What lies on the tier, newest first.  Raises TierError."""
+    folder = Path(os.path.realpath(fast)) / FOLDER
+    found = []
+    try:
+        with os.scandir(folder / "home") as scan:
+            names = [one.name for one in scan if not one.name.endswith(LINK)]
+    except OSError as error:
+        raise TierError(
+            f"{folder}: cannot be listed: {error.strerror}; was a program run with "
+            f"`penstock run --burst-buffer {os.fspath(fast)}`?"
+        ) from error
+    for name in sorted(names, reverse=True):
+        home = _target(folder / "home" / name)
+        if not home.startswith("/"):
+            continue
+        one = Entry(name, folder / "data" / name, Path(home))
+        with suppress(FileNotFoundError):
+            status = one.data.stat()
+            one = replace(one, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+        found.append(one)
+    return found
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _unwritten(path: Path, settle_s: float) -> Iterator[bool]:
+    """Whether no process has the file open to write to it, or mapped; one that wants to waits
+    until the block has ended.
+
+    The kernel gives a lease for reading to nobody while there is a writer.  Where it gives none at
+    all, a file counts as written when it has not changed for settle_s.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            # A writer that comes is told of by a signal that nobody hears: it waits, we are short.
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            is_free = True
+        except OSError as error:
+            age_s = time.time() - os.fstat(descriptor).st_mtime
+            is_free = error.errno != errno.EAGAIN and age_s > settle_s
+        yield is_free
+    finally:
+        os.close(descriptor)  # and the lease with it
+
+
+def is_torn(path: Path, name: str) -> bool:
+    """Whether a file that nobody writes to is a checkpoint without its end, by its own format;
+    name: that it is to have, as its ending tells the format."""
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(9)
+        if not size_bytes:
+            return bool(kind_of(name))
+        if head[:4] == b"PK\3\4":
+            return not zipfile.is_zipfile(path)
+        # A length, then JSON.
+        is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 27
+        if kind_of(name) == "safetensors" and is_safetensors:
+            return not verify(_as_checkpoint(path, "safetensors"), "sizes").is_whole
+        if head[:8] == b"\x89HDF\r\n\x1a\n":
+            return not verify(_as_checkpoint(path, "hdf5"), "sizes").is_whole
+    except OSError:
+        pass
+    return False
+
+
+def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> Checkpoint:
+    store = LocalStore(path.parent)
+    found = store.stat(path.name)
+    files = (found,) if found is not None else ()
+    return Checkpoint(store, path.name, kind, False, files, None, manifest)
+
+
+def _link(one: Entry, place: Path) -> None:
+    """Makes a path lead to a file on the tier, in one moment.  Raises OSError."""
+    draft = one.beside(LINK)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(one.data)
+    draft.replace(place)
+
+
+def _put(new: Path, one: Entry) -> bool:
+    """The file itself in its link's place, in one moment; False: the link is gone, or it leads
+    elsewhere now, and nothing has changed.  Raises OSError."""
+    if not one.is_linked():
+        return False
+    try:
+        exchange(new, one.home)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        # A file system that cannot: between the question and the answer lies a microsecond.
+        if not one.is_linked():
+            return False
+        new.replace(one.home)
+        return True
+    if _target(new) != os.fspath(one.data):
+        exchange(new, one.home)
+        return False
+    new.unlink()
+    return True
+
+
+def _drop(one: Entry) -> None:
+    """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
+    for leftover in (one.beside(NEW), one.beside(LINK), one.beside(f"{NEW}{PART}")):
+        leftover.unlink(missing_ok=True)
+    draft = one.beside(NEW)
+    draft.with_name(f".{draft.name}{PART}").unlink(missing_ok=True)
+    one.data.unlink(missing_ok=True)
+    (one.data.parent.parent / "home" / one.name).unlink(missing_ok=True)
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+class Burst(Working):
+    """The drain of one fast tier, in this process: each file to its own path.  Use as a context.
+
+    Raises SaveError: another process drains this tier; TierError: nothing was ever there.
+    """
+
+    def __init__(
+        self,
+        fast: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        share: Callable[[], float | None] | None = None,
+        told: Callable[[Status], None] = lambda status: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(os.path.realpath(fast), settings, share, told, clock)
+        entries(self.fast.folder)
+        self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
+        self._searched_s: dict[str, float] = {}
+        self._gone: dict[str, os.stat_result] = {}  # committed; dropped at the next look
+        self._said_device = False
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(TierError, OSError):  # else the next drain does it
+            self._forget_committed()
+            self._backlog(self.backlog())
+            left = self.status
+            note = f"{len(left.backlog)} {left.backlog_bytes} {left.at_risk_s:.3f}"
+            recorder.note("drain left", note)
+        super().__exit__(*error)
+
+    # --- what there is to do
+
+    def backlog(self) -> list[Entry]:
+        """Files that are on the fast tier only, newest first.  Raises TierError."""
+        return [one for one in entries(self.fast.folder) if self._is_due(one)]
+
+    def _is_due(self, one: Entry) -> bool:
+        return one.name not in self._gone and (one.size_bytes is None or one.is_linked())
+
+    def unclaimed(self) -> list[Entry]:
+        """Files to which no path leads any more.  Raises TierError."""
+        homes = {one.home for one in self.backlog()}
+        return [
+            one
+            for one in entries(self.fast.folder)
+            if not self._is_due(one) and one.name not in self._gone and one.home not in homes
+        ]
+
+    def once(self) -> list[str]:
+        """Drains all that nobody writes to; returns what could not be drained, with the reason.
+        Raises Stopped, TierError."""
+        failed: dict[str, str] = {}
+        for attempt in range(self.settings.tries):
+            failed = self._round()
+            self._backlog(self.backlog())
+            if not failed and not self.backlog():
+                break
+            if attempt + 1 < self.settings.tries:
+                self._rest(min(MOST_DELAY_S, LEAST_DELAY_S * (1 if not failed else 2**attempt)))
+                self._again.clear()
+        failed |= {
+            one.home.as_posix(): "still being written"
+            for one in self.backlog()
+            if one.home.as_posix() not in failed
+        }
+        return [f"{name}: {why}" for name, why in failed.items()]
+
+    def _round(self) -> dict[str, str]:
+        failed: dict[str, str] = {}
+        self._forget_committed()
+        self._find_again([one for one in entries(self.fast.folder) if one.size_bytes is not None])
+        while True:
+            left = self.backlog()
+            self._backlog(left)
+            one = next((one for one in left if self._may_go(one, failed)), None)
+            if one is None:
+                return failed
+            name = one.home.as_posix()
+            not_before_s, delay_s, why = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))
+            if self._clock() < not_before_s:
+                failed[name] = why
+                continue
+            try:
+                self._drain(one)
+                self._again.pop(name, None)
+                self._say(error="")
+            except (PenstockError, OSError) as error:
+                failed[name] = why = str(error)
+                again_s = self._clock() + delay_s
+                self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
+                self._say(error=str(error))
+
+    def _may_go(self, one: Entry, failed: Mapping[str, str]) -> bool:
+        if one.home.as_posix() in failed:
+            return False
+        with suppress(FileNotFoundError):
+            path = one.home if one.size_bytes is None else one.data
+            with _unwritten(path, self.settings.settle_s) as is_free:
+                return is_free
+        return one.size_bytes is None  # its path is gone: nothing is left to wait for
+
+    # --- one of them
+
+    def _drain(self, one: Entry) -> None:
+        if one.size_bytes is None:
+            self._end_moved(one)
+            return
+        path = one.data
+        if self._is_torn(one):
+            self._give_back(one)
+            return
+        self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=one.size_bytes)
+        before = path.stat()
+        with recorder.span("drain", self.status.drained):
+            new = self._copy(one, before)
+            try:
+                with _unwritten(path, self.settings.settle_s) as is_free:
+                    if not is_free or _facts(path.stat()) != _facts(before):
+                        raise TierError(f"{one.home}: is being written again; drained after that")
+                    is_put = _put(new, one)
+                if not is_put:
+                    self._is_late(one, new)
+                    return
+                fsync_folder(one.home.parent)
+            finally:
+                new.unlink(missing_ok=True)
+        self._forget_was(one)
+        self._gone[one.name] = before
+        lag_s = max(0.0, time.time() - before.st_mtime)
+        recorder.note("drained", f"{before.st_size} {lag_s:.6f} {one.home}")
+        self._say(
+            drained=self.status.drained + 1,
+            drained_bytes=self.status.drained_bytes + before.st_size,
+            last=one.home.as_posix(),
+        )
+
+    def _forget_was(self, one: Entry) -> None:
+        one.was.unlink(missing_ok=True)
+        # Of the name under which it was made, if that was another one and is nobody's now.
+        made_as = one.home.with_name(one.name[ID_LETTERS:])
+        if made_as != one.home and not made_as.is_symlink():
+            made_as.with_name(f".{made_as.name}{WAS}").unlink(missing_ok=True)
+
+    def _copy(self, one: Entry, before: os.stat_result) -> Path:
+        """Beside its path, synced and read back.  Raises TierError, OSError."""
+        new = one.beside(NEW)
+        dest = LocalStore(new.parent)
+        self._say_device(before, one.home.parent)
+        source = _as_checkpoint(one.data, "files")
+        found = Found(one.name, before.st_size, before.st_mtime_ns)
+        trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
+        try:
+            made, _ = copy_file(source, found, dest, new.name, trip)
+        except TierFull:
+            new.with_name(f".{new.name}{PART}").unlink(missing_ok=True)
+            raise
+        self._read_back(new, replace(made, name=new.name))
+        os.chmod(new, before.st_mode & 0o7777)  # noqa: PTH101
+        os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return new
+
+    def _read_back(self, new: Path, made: FileSum) -> None:
+        told = 0
+
+        def through(done: int, total: int) -> None:
+            nonlocal told
+            self._held()
+            self._pace.take(done - told)
+            told = done
+
+        verdict = verify(_as_checkpoint(new, "files", Manifest((made,))), "full", through)
+        if not verdict.is_whole:
+            new.unlink(missing_ok=True)
+            raise TierError(
+                f"{new}: reads back other bytes than were written ({verdict.problems[0]}); the "
+                "fast copy stays"
+            )
+
+    def _say_device(self, before: os.stat_result, folder: Path) -> None:
+        if not self._said_device and folder.stat().st_dev == before.st_dev:
+            self._said_device = True
+            warned = f"{self.fast.url} and {folder} are on one device: nothing is gained, or safer"
+            self._say(warning=warned)
+
+    def _is_torn(self, one: Entry) -> bool:
+        """Known for sure only of a file that has been left alone for a while."""
+        if not is_torn(one.data, one.home.name):
+            return False
+        age_s = time.time() - one.data.stat().st_mtime
+        if age_s < self.settings.settle_s:
+            self._rest(self.settings.settle_s - max(0.0, age_s))
+        with _unwritten(one.data, self.settings.settle_s) as is_free:
+            return is_free and is_torn(one.data, one.home.name)
+
+    def _give_back(self, one: Entry) -> None:
+        """A file whose program ended before it: the one before comes back, and this is put aside
+        as NAME.torn, or stays what it is where there is none and nothing is in it."""
+        older = next((other for other in self._versions(one) if not _is_bad(other)), None)
+        if older is None and not os.path.lexists(one.was) and not one.size_bytes:
+            self._put_as(one, one.home)
+            return
+        if older is not None:
+            _link(older, one.home)
+        elif os.path.lexists(one.was):
+            one.was.replace(one.home)
+        else:
+            one.home.unlink(missing_ok=True)
+        if one.size_bytes:
+            self._put_as(one, one.home.with_name(one.home.name + TORN))
+        fsync_folder(one.home.parent)
+        _drop(one)
+        self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
+
+    def _put_as(self, one: Entry, path: Path) -> None:
+        new = self._copy(one, one.data.stat())
+        new.replace(path)
+        if path == one.home:
+            self._gone[one.name] = one.data.stat()
+
+    def _versions(self, one: Entry) -> list[Entry]:
+        """Earlier files of the same path, newest first."""
+        return [
+            other
+            for other in entries(self.fast.folder)
+            if other.home == one.home and other.name < one.name and other.size_bytes is not None
+        ]
+
+    def _is_late(self, one: Entry, new: Path) -> None:
+        """The program has written the path anew while this one was copied: it is what was there
+        before, until the newer one counts.  Else its link went away, and the file with it."""
+        newer = _target(one.home)
+        if newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data):
+            new.replace(one.was)
+            fsync_folder(one.home.parent)
+            _drop(one)
+
+    def _end_moved(self, one: Entry) -> None:
+        """A file that moved to its path while it was written, as the fast tier was full."""
+        is_file = one.home.is_file() and not one.home.is_symlink()
+        if is_file and os.path.lexists(one.was) and is_torn(one.home, one.home.name):
+            one.home.replace(one.home.with_name(one.home.name + TORN))
+            one.was.replace(one.home)
+        elif is_file:
+            descriptor = os.open(one.home, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            one.was.unlink(missing_ok=True)
+        _drop(one)
+
+    # --- what needs no copy
+
+    def _forget_committed(self) -> None:
+        """A program that opened the path just before the file took its link's place may write to
+        what is on the tier: then the link comes back."""
+        for one in entries(self.fast.folder):
+            before = self._gone.get(one.name)
+            if before is None or one.size_bytes is None:
+                continue
+            with _unwritten(one.data, self.settings.settle_s) as is_free:
+                is_same = _facts(one.data.stat()) == _facts(before)
+            if is_same and is_free:
+                for other in (*self._versions(one), one):
+                    _drop(other)
+            elif not one.home.is_symlink():
+                _link(one, one.home)
+        self._gone.clear()
+
+    def _find_again(self, found: Sequence[Entry]) -> None:
+        """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
+        are looked for."""
+        lost = []
+        newest: dict[Path, Entry] = {}
+        for one in found:
+            newer = newest.get(one.home)
+            if one.is_linked():
+                newest.setdefault(one.home, one)
+            elif newer is None:
+                lost.append(one)
+            elif self._may_go(newer, {}) and not _is_bad(newer):
+                _drop(one)
+        now_s = self._clock()
+        lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
+        places = _search({_root_of(one.home) for one in lost}) if lost else {}
+        for one in lost:
+            self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
+            place = places.get(os.fspath(one.data))
+            if place is not None:
+                _rename_home(one, place)
+            elif os.path.lexists(one.home) or not one.size_bytes:
+                # Its name is another file's now, or nothing was ever in it.
+                with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
+                    if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
+                        _drop(one)
+            # Else the file stays: a link to it may be where we did not look.
+
+    def _backlog(self, left: Sequence[Entry]) -> None:
+        oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
+        self._say(
+            backlog=tuple(one.home.as_posix() for one in left),
+            backlog_bytes=sum(one.size_bytes or 0 for one in left),
+            at_risk_s=max(0.0, time.time() - oldest / 1e9) if oldest else 0.0,
+        )
+
+
+def _facts(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _is_bad(one: Entry) -> bool:
+    return not one.size_bytes or is_torn(one.data, one.home.name)
+
+
+def _rename_home(one: Entry, place: Path) -> None:
+    link = one.data.parent.parent / "home" / one.name
+    draft = link.with_name(link.name + LINK)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(place)
+    draft.replace(link)
+
+
+def _root_of(home: Path) -> Path:
+    """The deepest folder above a path that is there."""
+    for folder in home.parents:
+        if folder.is_dir():
+            return folder
+    return Path("/")
+
+
+def _search(roots: Iterable[Path]) -> dict[str, Path]:
+    """Links below folders, by where they lead."""
+    found: dict[str, Path] = {}
+    seen = 0
+    for root in roots:
+        if root == Path("/"):
+            continue
+        stack = [(root, 0)]
+        while stack and seen < MOST_SEARCHED:
+            folder, depth = stack.pop(0)
+            with suppress(OSError), os.scandir(folder) as scan:
+                for one in scan:
+                    seen += 1
+                    if one.is_symlink():
+                        if not one.name.endswith(LINK):
+                            found.setdefault(_target(Path(one.path)), Path(one.path))
+                    elif depth < DEEPEST and one.is_dir(follow_symlinks=False):
+                        stack.append((Path(one.path), depth + 1))
+    return found
+
+
+def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tuple[Path, bool]]:
+    """After the loss of a fast tier: links below `slow` that lead to what is lost.  Where an
+    earlier file is beside one it comes back (True), else the link is removed.  Raises OSError."""
+    data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
+    mended = []
+    for target, place in sorted(_search([Path(os.path.realpath(slow))]).items()):
+        if not target.startswith(data) or os.path.lexists(target):
+            continue
+        was = place.with_name(f".{place.name}{WAS}")
+        is_back = was.is_file()
+        if is_back:
+            was.replace(place)
+        else:
+            place.unlink()
+        fsync_folder(place.parent)
+        mended.append((place, is_back))
+    return mended
+
+
+# --- beside a program -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class BurstDrain:
+    """The drain in a process of its own, beside the program that `penstock run` starts.
+
+    It ends when `leave()` was called, or this process has ended, and all is drained.  limit_bps:
+    bytes a second.  run: the run's folder: it pauses while that run's data wait rises.
+    """
+
+    fast: str | os.PathLike[str]
+    limit_bps: float | None = None
+    run: str | os.PathLike[str] | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Raises TierError."""
+        words = [sys.executable, "-m", "penstock", "save", "drain", "--watch", "--follow-input"]
+        if self.limit_bps:
+            words += ["--limit", f"{int(self.limit_bps)}B/s"]
+        if self.run is not None:
+            words += ["--run", os.fspath(self.run)]
+        folder = Path(os.path.realpath(self.fast)) / STATE
+        package = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
+        try:
+            folder.mkdir(exist_ok=True)
+            with (folder / "drain.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*words, "--", os.fspath(self.fast)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C in the program's terminal is not for it
+                    env={**environ, "PYTHONPATH": path},
+                )
+        except OSError as error:
+            raise TierError(f"{folder}: {error.strerror}; no drain was started") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def leave(self) -> None:
+        """The program has ended: nothing new will come."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status; None: it is still at work."""
+        if self._process is None:
+            return 0
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def status(self) -> Status | None:
+        """What it said last; None: nothing yet, or it is another drain's word."""
+        status = read_status(os.path.realpath(self.fast))
+        return status if status is not None and status.pid == self.pid else None
+
+
+def finish(
+    fast: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    told: Callable[[Status], None] = lambda status: None,
+    drainer: Callable[[Burst], None] = lambda drainer: None,
+) -> tuple[Status, list[str]]:
+    """Drains what a run has left on a tier.  Returns what was done and what could not be.
+
+    drainer: is given the Burst, to stop it.  Raises SaveError: a drain is at work; TierError,
+    Stopped.
+    """
+    with Burst(fast, settings, told=told) as working:
+        drainer(working)
+        failed = working.once()
+        for one in working.unclaimed():
+            failed.append(f"{one.home}: no path leads to {one.data} any more; it stays there")
+        return working.status, failed

@@ -1,0 +1,790 @@
+"""`penstock run --burst-buffer`: checkpoints that go to a fast tier first, and from there home.
+
+What a program sees of it, what lies where, and what is left after kills and on full disks.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import launch
+from penstock.errors import SaveError, TierError
+from penstock.save.burst import (
+    NEW,
+    PATTERNS,
+    WAS,
+    Burst,
+    entries,
+    finish,
+    is_torn,
+    mend,
+    prepare,
+)
+from penstock.save.drain import Settings, read_status
+from penstock.save.verify import latest_valid
+
+AT_ONCE = Settings(settle_s=0.0, tries=3)
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    path = tmp_path / "fast"
+    path.mkdir()
+    prepare(path)
+    return path
+
+
+def variables(fast: Path, *patterns: str) -> dict[str, str]:
+    """What brings a recorded program's files to the tier; no drain with it."""
+    return {
+        "PENSTOCK_BURST": str(fast / "burst"),
+        "PENSTOCK_BURST_PATTERNS": ":".join(patterns or PATTERNS),
+    }
+
+
+@pytest.fixture
+def burst(recorded: Callable[..., Any], fast: Path) -> Callable[..., Any]:
+    """Runs Python source; nothing drains what it leaves."""
+
+    def run(source: str, *patterns: str, **options: Any) -> Any:
+        return recorded(source, environment=variables(fast, *patterns), **options)
+
+    return run
+
+
+def on_tier(fast: Path) -> list[str]:
+    """Names on the tier, as the program gave them."""
+    return sorted(path.name[25:] for path in (fast / "burst/data").iterdir())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def drained(fast: Path, settings: Settings = AT_ONCE) -> list[str]:
+    """What could not be drained."""
+    return finish(fast, settings)[1]
+
+
+# What the program sees
+
+
+def test_a_program_finds_what_it_wrote_by_every_call(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    run = burst("""
+        import os, pathlib, shutil, stat, tempfile
+        def put(path, data, mode="wb"):
+            with open(path, mode) as file:
+                file.write(data)
+        os.umask(0o027)
+        put("a.pt", b"one")
+        assert open("a.pt", "rb").read() == b"one" and os.path.getsize("a.pt") == 3
+        assert os.path.isfile("a.pt") and os.listdir() == ["a.pt"]
+        assert stat.S_IMODE(os.stat("a.pt").st_mode) == 0o640
+        put("a.pt", b"second")
+        assert open("a.pt", "rb").read() == b"second"
+        put("a.pt", b" and more", "ab")
+        with open("a.pt", "r+b") as file:
+            file.write(b"S")
+        assert open("a.pt", "rb").read() == b"Second and more"
+        os.mkdir("checkpoint-5")
+        put("checkpoint-5/config.json", b"{}")
+        put("checkpoint-5/model.safetensors", b"weights")
+        os.rename("checkpoint-5", "checkpoint-6")
+        put("b.pt.tmp", b"b"); os.replace("b.pt.tmp", "b.pt")
+        put("gone.pt", b"x"); os.remove("gone.pt")
+        try:
+            put("a.pt", b"", "xb")
+        except FileExistsError as error:
+            print(error)
+        else:
+            raise SystemExit("an exclusive open of what is there")
+        folder = os.open("checkpoint-6", os.O_RDONLY)
+        os.close(os.open("d.pt", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=folder))
+        os.chdir("checkpoint-6")
+        put("../e.ckpt", b"e"); put("f.bin", b"f"); put(pathlib.Path("f.bin"), b"ff")
+        shutil.copyfile("f.bin", "g.bin")
+        put("notes.txt", b"in a folder of checkpoints")
+        os.chdir("..")
+        put("plain.txt", b"plain")
+        shutil.rmtree(tempfile.mkdtemp(dir=".", prefix="checkpoint-"))
+    """)
+    made = ["a.pt", "a.pt", "b.pt.tmp", "config.json", "d.pt", "e.ckpt", "f.bin", "f.bin"]
+    made += ["model.safetensors"]
+    # chdir hides the folder's name: f.bin and g.bin go by their own, notes.txt by none.
+    assert on_tier(fast) == sorted([*made, "g.bin"])
+    rows = dict(run.sql("select path, served_from from files where path like '%.pt'"))
+    assert rows[str(work / "a.pt")] == str(fast / "burst")
+    assert drained(fast) == []
+    found = {
+        os.fspath(path.relative_to(work)): path.read_bytes()
+        for path in work.rglob("*")
+        if path.is_file()
+    }
+    assert found == {
+        "a.pt": b"Second and more",
+        "b.pt": b"b",
+        "e.ckpt": b"e",
+        "plain.txt": b"plain",
+        "checkpoint-6/config.json": b"{}",
+        "checkpoint-6/model.safetensors": b"weights",
+        "checkpoint-6/d.pt": b"",
+        "checkpoint-6/f.bin": b"ff",
+        "checkpoint-6/g.bin": b"ff",
+        "checkpoint-6/notes.txt": b"in a folder of checkpoints",
+    }
+    assert not [path for path in work.rglob("*") if path.is_symlink()]
+    assert on_tier(fast) == [] == names(fast / "burst/home")
+
+
+def test_what_is_not_to_be_redirected_is_not(
+    burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
+) -> None:
+    (work / "real.txt").write_bytes(b"before")
+    (work / "own.pt").symlink_to("real.txt")
+    (work / "two.pt").write_bytes(b"before")
+    (work / "names.pt").hardlink_to(work / "two.pt")
+    (work / "old.pt").write_bytes(b"old")
+    burst(
+        f"""
+        import os
+        for path in ("own.pt", "two.pt"):
+            with open(path, "wb") as file:
+                file.write(b"after")
+        assert open("names.pt", "rb").read() == b"after"
+        assert os.readlink("own.pt") == "real.txt"
+        with open("old.pt", "ab") as file:
+            file.write(b" and new")
+        with open("readme.md", "w") as file:
+            file.write("text")
+        open({str(fast)!r} + "/inside.pt", "wb").close()
+        assert not os.path.islink({str(fast)!r} + "/inside.pt")
+        for path in ("no/such.pt", "/proc/x.pt", "readme.md/x.pt", "x" * 300 + ".pt"):
+            try:
+                open(path, "wb")
+            except OSError as error:
+                print(error.errno)
+            else:
+                raise SystemExit(path)
+        """
+    )
+    assert on_tier(fast) == []
+    assert (work / "old.pt").read_bytes() == b"old and new"
+    assert (work / "real.txt").read_bytes() == b"after"
+
+
+def test_a_file_that_is_overwritten_stays_what_it_was_until_the_new_one_is_there(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    (work / "last.pt").write_bytes(b"durable")
+    (work / "last.pt").chmod(0o604)
+    (work / "best.pt").write_bytes(b"durable too")
+    burst("""
+        import os
+        open("last.pt", "wb").write(b"new")
+        open("best.pt.tmp", "wb").write(b"better")
+        os.replace("best.pt.tmp", "best.pt")
+        open("third.pt", "wb").write(b"3")
+        os.replace("third.pt", "third-moved.pt")
+    """)
+    assert (work / f".last.pt{WAS}").read_bytes() == b"durable"
+    assert (work / f".best.pt{WAS}").read_bytes() == b"durable too"
+    written_ns = (work / "last.pt").stat().st_mtime_ns
+    assert drained(fast) == []
+    assert names(work) == ["best.pt", "last.pt", "third-moved.pt"]
+    assert (work / "best.pt").read_bytes() == b"better"
+    status = (work / "last.pt").lstat()
+    assert stat.S_ISREG(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o604
+    assert status.st_mtime_ns == written_ns
+
+
+def test_a_lost_fast_tier_leaves_what_was_durable_before(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    (work / "last.pt").write_bytes(b"durable")
+    burst('open("last.pt", "wb").write(b"new"); open("fresh.pt", "wb").write(b"x")')
+    for path in (fast / "burst/data").iterdir():
+        path.unlink()
+    mended = {(path.name, is_back) for path, is_back in mend(work, fast)}
+    assert mended == {("last.pt", True), ("fresh.pt", False)}
+    assert names(work) == ["last.pt"]
+    assert (work / "last.pt").read_bytes() == b"durable"
+
+
+def test_every_way_to_write_a_file_arrives(
+    recorded_command: Callable[..., Any], workload: Callable[..., Path], fast: Path, work: Path
+) -> None:
+    size = 300_001
+    run = recorded_command(
+        [workload("burst_files"), str(size)], environment=variables(fast, "*.pt")
+    )
+    assert len(on_tier(fast)) == 11
+    _assert_written(work, size)
+    # Counted by hand: each of write's calls is one, of PIECE bytes but the last.
+    [(calls, written)] = run.sql(
+        "select count(*), sum(moved_bytes) from events"
+        f" where path = '{work}/write.pt' and op = 'write' and served_from is not null"
+    )
+    assert (calls, written) == (6, size)
+    assert drained(fast) == []
+    assert not any(path.is_symlink() for path in work.iterdir())
+    _assert_written(work, size)
+
+
+def _assert_written(folder: Path, size: int) -> None:
+    import numpy as np
+
+    at = np.arange(size, dtype=np.uint32)
+    wanted = ((at * np.uint32(2654435761)) >> np.uint32(13)).astype(np.uint8).tobytes()
+    assert {path.name for path in folder.glob("*.pt")} == {
+        *("write.pt", "pwrite.pt", "writev.pt", "fwrite.pt", "large-buffer.pt", "unbuffered.pt"),
+        *("putc.pt", "mmap.pt", "fallocate.pt", "append.pt", "sendfile.pt"),
+    }
+    for path in folder.glob("*.pt"):
+        assert path.read_bytes() == wanted, path
+
+
+# Full, missing, read-only
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int, *options: str) -> Iterator[Path]:
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size_bytes}", *options)), "tmpfs"]
+    if subprocess.run([*words, folder], capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here: needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("room", [0, 96 << 10, 2 << 20])
+def test_a_full_fast_tier_is_nothing_that_the_program_sees(
+    recorded_command: Callable[..., Any],
+    workload: Callable[..., Path],
+    tmp_path: Path,
+    work: Path,
+    room: int,
+) -> None:
+    size = 1_500_001
+    with small_disk(tmp_path / "small", max(room, 64 << 10)) as disk:
+        prepare(disk)
+        if not room:
+            with suppress(OSError):
+                (disk / "filler").write_bytes(bytes(1 << 20))
+        recorded_command([workload("burst_files"), str(size)], environment=variables(disk, "*.pt"))
+        assert any(path.is_symlink() for path in work.iterdir()) == (room > size)
+        _assert_written(work, size)
+        assert drained(disk) == []
+        assert names(disk / "burst") == ["data", "home"]
+    _assert_written(work, size)
+    assert not any(path.name.startswith(".") for path in work.iterdir())
+    assert stat.S_IMODE((work / "append.pt").stat().st_mode) == 0o600
+
+
+def test_a_full_fast_tier_keeps_what_was_overwritten_until_the_new_one_is_whole(
+    recorded_command: Callable[..., Any],
+    workload: Callable[..., Path],
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    (work / "write.pt").write_bytes(b"before")
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        prepare(disk)
+        recorded_command(
+            [workload("burst_files"), "2000000"], environment=variables(disk, "write.pt")
+        )
+        assert (work / f".write.pt{WAS}").read_bytes() == b"before"
+        assert drained(disk) == []
+    assert not (work / f".write.pt{WAS}").exists()
+    _assert_written(work, 2_000_000)
+
+
+def test_a_slow_tier_that_is_full_too_is_told_as_ever_and_leaves_nothing(
+    recorded: Callable[..., Any], tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "small", 1 << 20) as disk, small_disk(tmp_path / "slow", 1 << 20):
+        prepare(disk)
+        (tmp_path / "slow/old.pt").write_bytes(b"old")
+        recorded(
+            f"""
+            import errno, os
+            os.chdir({str(tmp_path / "slow")!r})
+            try:
+                with open("new.pt", "wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(300_000))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            os.remove("new.pt")
+            assert os.listdir() == ["old.pt"]
+            """,
+            environment=variables(disk, "*.pt"),
+        )
+        assert drained(disk) == []
+        assert names(tmp_path / "slow") == ["old.pt"]
+
+
+def test_a_drain_onto_a_full_disk_leaves_the_old_ones_and_tries_again(
+    burst: Callable[..., Any], fast: Path, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "slow", 1 << 20) as slow:
+        (slow / "old.pt").write_bytes(bytes(500_000))
+        burst(f'open({str(slow)!r} + "/new.pt", "wb").write(bytes(800_000))')
+        [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+        assert "new.pt" in told
+        assert "no room" in told
+        assert names(slow) == ["new.pt", "old.pt"]
+        (slow / "old.pt").unlink()
+        assert drained(fast) == []
+        assert (slow / "new.pt").read_bytes() == bytes(800_000)
+        assert not (slow / "new.pt").is_symlink()
+
+
+def penstock(*words: Any, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    assert ended.returncode == status, ended.stderr
+    return ended
+
+
+def test_tiers_that_cannot_be_are_refused_in_a_sentence_and_nothing_is_run(
+    tmp_path: Path, work: Path
+) -> None:
+    ran = work / "ran"
+    program = ["--", "touch", ran]
+
+    def said(*words: Any) -> str:
+        ended = penstock("run", "-q", *words, *program, status=2, cwd=work)
+        assert not ran.exists()
+        return ended.stderr
+
+    assert "no such folder" in said("--burst-buffer", tmp_path / "none")
+    assert "no such tier" in said("--burst-buffer", "never-added")
+    assert "--burst-buffer TIER" in said("--burst-pattern", "*.npy")
+    assert "--burst-pattern is" in said("--burst-buffer", tmp_path, "--burst-pattern", "*")
+    with small_disk(tmp_path / "read-only", 1 << 20, "ro") as disk:
+        assert "cannot be written: Read-only file system" in said("--burst-buffer", disk)
+    with pytest.raises(TierError, match=r"penstock run --burst-buffer"):
+        entries(tmp_path)
+
+
+def test_one_device_is_said_by_the_command_and_by_the_drain(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "fast").mkdir()
+    program = "open('a.pt', 'wb').write(b'weights')"
+    ended = penstock(
+        "run", "-q", "--burst-buffer", tmp_path / "fast", sys.executable, "-c", program, cwd=work
+    )
+    assert "gain nothing by it" in ended.stderr
+    assert "one device" in ended.stderr
+    assert (work / "a.pt").read_bytes() == b"weights"
+    assert not (work / "a.pt").is_symlink()
+
+
+def test_a_tier_that_goes_away_takes_no_program_with_it(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst(f"""
+        import shutil
+        open("first.pt", "wb").write(b"first")
+        shutil.rmtree({str(fast / "burst")!r})
+        open("second.pt", "wb").write(b"second")
+        assert open("second.pt", "rb").read() == b"second"
+    """)
+    assert (work / "second.pt").read_bytes() == b"second"
+
+
+# The drain
+
+
+def test_a_file_that_is_being_written_is_left_alone(fast: Path, work: Path) -> None:
+    one = _made(fast, work / "a.pt", b"begun")
+    with one.open("ab") as file, Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        assert (work / "a.pt").is_symlink()
+        file.write(b" and ended")
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        assert drain._round() == {}
+        assert not (work / "a.pt").is_symlink()
+    assert (work / "a.pt").read_bytes() == b"begun and ended"
+    assert on_tier(fast) == []
+
+
+def _made(fast: Path, home: Path, data: bytes, turn: int = 0) -> Path:
+    """As native/burst.c makes a file."""
+    name = f"{time.time_ns():016x}{turn:08x}-{home.name}"
+    (fast / "burst/home" / name).symlink_to(home)
+    path = fast / "burst/data" / name
+    path.write_bytes(data)
+    if home.is_symlink():
+        home.unlink()
+    home.symlink_to(path)
+    return path
+
+
+def test_a_file_that_changes_while_it_is_copied_is_copied_again(fast: Path, work: Path) -> None:
+    one = _made(fast, work / "a.pt", b"a" * 1000)
+    with Burst(fast, AT_ONCE) as drain:
+        copy = drain._copy
+
+        def disturbed(*words: Any) -> Path:
+            found = copy(*words)
+            one.write_bytes(b"b" * 1000)
+            return found
+
+        drain._copy = disturbed  # type: ignore[method-assign]
+        [told] = drain._round().values()
+        assert "is being written again" in told
+        assert (work / "a.pt").is_symlink()
+        drain._copy = copy  # type: ignore[method-assign]
+        assert drain.once() == []
+    assert (work / "a.pt").read_bytes() == b"b" * 1000
+    assert names(work) == ["a.pt"]
+
+
+def test_who_writes_to_the_tier_after_the_file_was_put_home_gets_the_link_back(
+    fast: Path, work: Path
+) -> None:
+    _made(fast, work / "a.pt", b"a")
+    late = (work / "a.pt").open("r+b")
+    fcntl.lockf(late, fcntl.LOCK_SH)
+    with Burst(fast, AT_ONCE) as drain:
+        late.close()
+        drain._round()
+        assert not (work / "a.pt").is_symlink()
+        [one] = entries(fast)
+        one.data.write_bytes(b"written late")  # through a path that was looked up before
+        assert drain.once() == []
+    assert (work / "a.pt").read_bytes() == b"written late"
+    assert on_tier(fast) == []
+
+
+def test_a_file_that_is_removed_or_replaced_while_it_is_copied_does_not_come_back(
+    fast: Path, work: Path
+) -> None:
+    for how in ("removed", "replaced"):
+        home = work / f"{how}.pt"
+        _made(fast, home, b"old")
+        with Burst(fast, AT_ONCE) as drain:
+            copy = drain._copy
+
+            def meanwhile(*words: Any, copy: Any = copy, home: Path = home, how: str = how) -> Path:
+                found: Path = copy(*words)
+                home.unlink()
+                if how == "replaced":
+                    home.write_bytes(b"another program's")
+                return found
+
+            drain._copy = meanwhile  # type: ignore[method-assign]
+            drain._round()
+        [left] = entries(fast)
+        assert left.data.read_bytes() == b"old"
+        left.data.unlink()
+        (fast / "burst/home" / left.name).unlink()
+    assert names(work) == ["replaced.pt"]
+    assert (work / "replaced.pt").read_bytes() == b"another program's"
+
+
+def test_a_newer_file_of_the_same_name_wins_and_the_older_is_what_was_there_before(
+    fast: Path, work: Path
+) -> None:
+    _made(fast, work / "last.pt", b"first", 1)
+    with Burst(fast, AT_ONCE) as drain:
+        copy = drain._copy
+
+        def overtaken(*words: Any) -> Path:
+            found = copy(*words)
+            drain._copy = copy  # type: ignore[method-assign]
+            self.append(_made(fast, work / "last.pt", b"second", 2).open("ab"))
+            return found
+
+        self: list[Any] = []
+        drain._copy = overtaken  # type: ignore[method-assign]
+        drain._round()
+        # The first is durable, as what there was before the second, which is not closed yet.
+        assert (work / f".last.pt{WAS}").read_bytes() == b"first"
+        assert (work / "last.pt").read_bytes() == b"second"
+        self[0].close()
+        assert drain.once() == []
+    assert names(work) == ["last.pt"]
+    assert (work / "last.pt").read_bytes() == b"second"
+    assert on_tier(fast) == []
+
+
+def _safetensors(number: int, size: int = 1000) -> bytes:
+    header = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes([number]) * size
+
+
+def test_a_torn_file_never_gets_its_name_and_what_was_there_comes_back(
+    fast: Path, work: Path
+) -> None:
+    whole = _safetensors(1)
+    (work / "a.safetensors").write_bytes(whole)
+    home = work / "a.safetensors"
+    home.rename(work / f".a.safetensors{WAS}")
+    _made(fast, home, _safetensors(2)[:500], 2)
+    _made(fast, work / "b.safetensors", whole, 3)
+    _made(fast, work / "b.safetensors", b"", 4)
+    _made(fast, work / "fresh.safetensors", whole[:-1], 5)
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain.once() == []
+        assert len(drain.status.damaged) == 3
+    assert (work / "a.safetensors").read_bytes() == whole
+    assert (work / "b.safetensors").read_bytes() == whole
+    assert names(work) == [
+        *("a.safetensors", "a.safetensors.torn", "b.safetensors", "fresh.safetensors.torn"),
+    ]
+    assert (work / "fresh.safetensors.torn").read_bytes() == whole[:-1]
+    assert on_tier(fast) == []
+
+
+def test_only_formats_that_tell_say_torn(tmp_path: Path) -> None:
+    import zipfile
+
+    path = tmp_path / "file"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data.pkl", b"x" * 1000)
+    assert not is_torn(path, "a.pt")
+    path.write_bytes(path.read_bytes()[:-5])
+    assert is_torn(path, "a.pt")
+    assert is_torn(path, "a.bin")
+    for data in (b"\x80\x02old torch", b"PK", b"anything", b"{}"):
+        path.write_bytes(data)
+        assert not is_torn(path, "a.pt")
+        assert not is_torn(path, "a.safetensors")
+    path.write_bytes(b"")
+    assert is_torn(path, "a.pt")
+    assert not is_torn(path, "a.json")
+
+
+def test_links_that_were_renamed_behind_our_back_are_found(fast: Path, work: Path) -> None:
+    (work / "tmp-5").mkdir()
+    _made(fast, work / "tmp-5/a.pt", b"a")
+    (work / "tmp-5").rename(work / "checkpoint-5")
+    _made(fast, work / "b.pt", b"b")
+    (work / "b.pt").rename(work / "c.pt")
+    assert drained(fast) == []
+    assert (work / "checkpoint-5/a.pt").read_bytes() == b"a"
+    assert (work / "c.pt").read_bytes() == b"b"
+    assert names(work) == ["a.pt", "c.pt", "checkpoint-5"]
+
+
+def test_a_file_whose_link_is_nowhere_stays_and_is_named(fast: Path, work: Path) -> None:
+    path = _made(fast, work / "a.pt", b"a")
+    (work / "a.pt").unlink()
+    [told] = drained(fast)
+    assert str(path) in told
+    assert "no path leads" in told
+    assert path.read_bytes() == b"a"
+
+
+def test_a_copy_that_reads_back_wrong_is_not_put_home(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    _made(fast, work / "a.pt", b"a" * 5000)
+    real = module.copy_file
+
+    def damaging(source: Any, found: Any, dest: Any, name: str, trip: Any) -> Any:
+        made = real(source, found, dest, name, trip)
+        path = dest.path(name)
+        path.write_bytes(b"b" + path.read_bytes()[1:])
+        return made
+
+    monkeypatch.setattr(module, "copy_file", damaging)
+    [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+    assert "reads back other bytes" in told
+    assert (work / "a.pt").is_symlink()
+    monkeypatch.undo()
+    assert drained(fast) == []
+    assert (work / "a.pt").read_bytes() == b"a" * 5000
+
+
+def test_a_file_system_that_cannot_exchange_names_is_served_too(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(new: Path, old: Path) -> None:
+        raise OSError(errno.EINVAL, "no such call")
+
+    monkeypatch.setattr("penstock.save.burst.exchange", cannot)
+    _made(fast, work / "a.pt", b"a")
+    assert drained(fast) == []
+    assert (work / "a.pt").read_bytes() == b"a"
+    assert names(work) == ["a.pt"]
+
+
+def test_two_drains_of_one_tier_are_refused(fast: Path) -> None:
+    with Burst(fast), pytest.raises(SaveError, match="another drain"), Burst(fast):
+        pass
+
+
+def test_what_it_says_of_itself(fast: Path, work: Path) -> None:
+    _made(fast, work / "a.pt", b"a" * 100)
+    with Burst(fast, AT_ONCE) as drain:
+        drain._backlog(drain.backlog())
+        assert drain.status.backlog == (str(work / "a.pt"),)
+        assert drain.status.backlog_bytes == 100
+        assert 0 <= drain.status.at_risk_s < 60
+        drain.once()
+    status = read_status(fast)
+    assert status is not None
+    assert (status.state, status.drained, status.drained_bytes) == ("ended", 1, 100)
+    assert (status.backlog, status.at_risk_s) == ((), 0.0)
+
+
+# Kills
+
+KILLS = 120
+
+
+def _environment(folder: Path, fast: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    found = launch.environment(folder, 1 << 20, os.environ)
+    return {**found, **variables(fast)}
+
+
+def _killed(program: Path, work: Path, environ: dict[str, str], first: int, s: float) -> list[str]:
+    """What a program said that saved until it was killed."""
+    child = subprocess.Popen(
+        [program, "40000", str(first)], cwd=work, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    try:
+        line = child.stdout.readline()
+        time.sleep(s)
+    finally:
+        child.kill()
+    said = [line, *child.stdout]
+    child.wait()
+    return [one for one in said if one.endswith("\n")]
+
+
+def _number(path: Path) -> int:
+    data = path.read_bytes()
+    number = data[-1]
+    assert data[-40000:] == bytes([number]) * 40000, f"{path} is torn"
+    assert len(data) > 40000
+    return number
+
+
+def test_kills_at_any_moment_tear_nothing_and_lose_nothing_that_was_closed(
+    workload: Callable[..., Path], fast: Path, work: Path, tmp_path: Path
+) -> None:
+    program = workload("burst_loop")
+    chance = random.Random(6)
+    first = 0
+    torn = 0
+    for trial in range(KILLS):
+        environ = _environment(tmp_path / f"run-{trial % 8}", fast)
+        said = _killed(program, work, environ, first, chance.uniform(0, 0.008))
+        closed = {name: int(number) for name, number in (line.split() for line in said)}
+        if trial % 3:
+            # Whoever reads before the drain has looked: whole, or torn as it would be without us.
+            assert os.path.exists(work / "last.safetensors")
+        drained(fast)
+        for name in ("last", "best"):
+            path = work / f"{name}.safetensors"
+            assert not path.is_symlink()
+            if name in closed:
+                wanted = {closed[name] & 0xFF, closed[name] + 1 & 0xFF}
+                assert _number(path) in wanted, (trial, name, closed)
+        for path in work.glob("step-*.safetensors"):
+            # Killed between the open and the first write of a name that was not there before.
+            is_empty = not path.stat().st_size and int(path.stem[5:]) > closed.get("step", -1)
+            assert is_empty or _number(path) == int(path.stem[5:]) & 0xFF
+            if is_empty:
+                path.unlink()
+        torn += len(list(work.glob("*.torn")))
+        for path in work.glob("*.torn"):
+            path.unlink()
+        first = closed["last"] + 1
+    assert torn, "no kill came in the middle of a save: the test tests nothing"
+    time.sleep(1.1)
+    drained(fast)
+    assert [name for name in names(work) if name.startswith(".")] == []
+    assert on_tier(fast) == []
+    choice = latest_valid(work, level="full")
+    assert choice.path is not None
+
+
+def test_a_drain_that_is_killed_is_taken_up_and_leaves_nothing(
+    fast: Path, work: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(7)
+    for trial in range(60):
+        number = trial % 200 + 1
+        for name in ("last.safetensors", f"step-{trial}.safetensors"):
+            _made(fast, work / name, _safetensors(number, 400_000), trial)
+        child = os.fork()
+        if not child:
+            try:
+                with Burst(fast, AT_ONCE) as drain:
+                    drain.once()
+            finally:
+                os._exit(0)
+        time.sleep(chance.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for name in ("last.safetensors", f"step-{trial}.safetensors"):
+            data = (work / name).read_bytes()
+            assert data == _safetensors(number, 400_000), (trial, name)
+    assert drained(fast) == []
+    assert on_tier(fast) == []
+    assert [name for name in names(work) if NEW in name or WAS in name] == []
+    assert len(names(work)) == 61
+
+
+# The report
+
+
+def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
+    recorded: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    from penstock.measures import measure
+
+    run = recorded(
+        """
+        import penstock
+        for step in range(4):
+            with penstock.step():
+                pass
+            with penstock.span("checkpoint"), open(f"checkpoint-{step % 3}.pt", "wb") as file:
+                file.write(bytes(100_000))
+        """,
+        options=["--burst-buffer", str(fast)],
+    )
+    [row] = measure(run).burst
+    assert row.tier == str(fast / "burst")
+    assert (row.files, row.written_bytes) == (3, 400_000)
+    # The first file was written again: it came home once, or twice.
+    assert row.drained in (3, 4)
+    assert row.drained_bytes == row.drained * 100_000
+    assert row.durable_mean_s is not None
+    assert 0 < row.durable_mean_s < 60
+    assert (row.left_files, row.left_bytes, row.at_risk_s, row.paused_s) == (0, 0, 0.0, 0.0)
+    [(spans,)] = run.sql("select count(*) from spans where name = 'drain'")
+    assert spans >= row.drained
+    assert all(
+        (work / f"checkpoint-{number}.pt").read_bytes() == bytes(100_000) for number in range(3)
+    )
