@@ -9,7 +9,8 @@
 --                 factor of two) in the pauses: of the sum, 0.02 is 2 %; NULL in the pauses, and where
 --                 fewer than 100 reads are on either side
 --   slower_error  its standard error, from the spread within each size
---   wait_share    the part of this time that the step loop waited for data; a mean over main processes
+--   wait_share    the part of this time, from the first to the last data wait, that the step loop waited;
+--                 a mean over main processes
 WITH reads AS (
     SELECT
         f.is_copying,
@@ -44,6 +45,17 @@ compared AS (
         sum(n) >= 100 AND sum(n_paused) >= 100 AS is_enough
     FROM sizes
 ),
+training AS (
+    SELECT min(start_ns) AS from_ns, max(end_ns) AS to_ns FROM waits WHERE in_wall
+),
+trained AS (
+    SELECT
+        f.is_copying,
+        sum(greatest(0, least(t.to_ns, f.to_ns) - greatest(t.from_ns, f.from_ns))) AS ns
+    FROM fills AS f
+    CROSS JOIN training AS t
+    GROUP BY f.is_copying
+),
 waited AS (
     SELECT
         f.is_copying,
@@ -69,9 +81,10 @@ SELECT
     c.mean_read_s,
     CASE WHEN t.is_copying AND d.is_enough THEN d.slower END AS slower,
     CASE WHEN t.is_copying AND d.is_enough THEN d.error END AS slower_error,
-    w.ns / t.ns / (SELECT greatest(1, count(*)) FROM mains) AS wait_share
+    w.ns / nullif(r.ns, 0) / (SELECT greatest(1, count(*)) FROM mains) AS wait_share
 FROM times AS t
 CROSS JOIN compared AS d
 LEFT JOIN counted AS c ON c.is_copying = t.is_copying
+LEFT JOIN trained AS r ON r.is_copying = t.is_copying
 LEFT JOIN waited AS w ON w.is_copying = t.is_copying
 ORDER BY t.is_copying DESC
