@@ -788,3 +788,32 @@ def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
     assert all(
         (work / f"checkpoint-{number}.pt").read_bytes() == bytes(100_000) for number in range(3)
     )
+
+
+def test_torch_numpy_and_safetensors_write_as_ever(
+    recorded: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    source = """
+        import os, sys, torch, numpy as np
+        from safetensors.torch import save_file, load_file
+        state = {"w": torch.arange(50_000.)}
+        if len(sys.argv) == 1:
+            torch.save(state, "path.pt")
+            with open("object.pt", "wb") as file:
+                torch.save(state, file)
+            torch.save(state, "aside.pt.tmp"); os.replace("aside.pt.tmp", "aside.pt")
+            np.savez("arrays.npz", w=state["w"].numpy())
+            save_file(state, "model.safetensors")
+        for name in ("path.pt", "object.pt", "aside.pt"):
+            assert torch.equal(torch.load(name)["w"], state["w"])
+            assert os.path.islink(name) == (len(sys.argv) == 1)
+        assert np.load("arrays.npz")["w"].sum() == state["w"].numpy().sum()
+        assert torch.equal(load_file("model.safetensors")["w"], state["w"])
+    """
+    recorded(source, environment=variables(fast))
+    assert len(on_tier(fast)) == 5
+    assert drained(fast) == []
+    assert on_tier(fast) == []
+    recorded(source, args=["again"])
