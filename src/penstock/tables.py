@@ -1171,7 +1171,11 @@ _FAULTED = """
         SELECT coalesce(w.resolved, w.path) AS found, min(w.path) AS path, max(w.tier) AS tier
         FROM (
             SELECT process, id, min(path) AS path, max(resolved) AS resolved, max(tier) AS tier
-            FROM texts GROUP BY process, id) w
+            FROM texts
+            WHERE (process, id) IN (
+                SELECT (process, id) FROM texts
+                WHERE path IN (SELECT path FROM faulted) OR resolved IN (SELECT path FROM faulted))
+            GROUP BY process, id) w
         GROUP BY 1) t ON t.found = f.path;
 """
 
