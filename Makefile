@@ -5,6 +5,7 @@
 #   JOBS       how many tests `make test` runs side by side; auto: as many as there are processors
 #   LADDER     what `make experiments` hands to `penstock bench ladder`, such as "--repeats 1 --for 2s"
 #   CHECKPOINT what it hands to `penstock bench checkpoint`, such as "--repeats 1"
+#   STUDIES    what it hands to the other studies, such as "--scale ci --repeats 1"
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
@@ -12,6 +13,7 @@ JOBS ?= auto
 TESTS ?=
 LADDER ?=
 CHECKPOINT ?=
+STUDIES ?=
 CC ?= cc
 
 venv := .venv
@@ -105,6 +107,14 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	$(bin)/python benchmarks/stage_page.py
 	$(bin)/penstock bench checkpoint build/experiments/checkpoint --yes $(CHECKPOINT)
 	$(bin)/python benchmarks/checkpoint_page.py build/experiments/checkpoint
+	for study in read train ceiling control window cases; do \
+	    $(bin)/penstock bench $$study build/experiments/$$study $(STUDIES) || exit 1; \
+	    mkdir -p docs/experiments/$$study; \
+	    for end in md csv json png; do \
+	        test ! -f build/experiments/$$study/$$study.$$end || \
+	        cp build/experiments/$$study/$$study.$$end docs/experiments/$$study || exit 1; \
+	    done; \
+	done
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv

@@ -29,7 +29,7 @@ from typing import Any
 from penstock import tiers
 from penstock.bench import tier as slow_tiers
 from penstock.bench.groups import device_of
-from penstock.bench.ladder import pyplot
+from penstock.bench.study import pyplot
 from penstock.bench.tier import SlowTier
 from penstock.errors import MissingDependency, SaveError, TierError
 from penstock.words import show

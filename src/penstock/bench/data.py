@@ -28,7 +28,7 @@ from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
 
-__all__ = ["FORMS", "KINDS", "DataSet", "Kind", "Plan", "make", "plan"]
+__all__ = ["FORMS", "KINDS", "DataSet", "Kind", "Plan", "made", "make", "plan"]
 
 Progress = Callable[[str, float], None]
 
@@ -334,6 +334,18 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return found
+
+
+def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | None = None) -> Path:
+    """Where n records of a data set are, as files below FOLDER; makes them unless they are there.
+
+    Raises TierError: no room, fewer were published; MissingDependency.
+    """
+    place = folder / f"{kind}-{n}-{seed}"
+    if not (place / "dataset.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make(plan(kind, "folder", n / KINDS[kind].n, seed), place, progress)
+    return place
 
 
 def _told(

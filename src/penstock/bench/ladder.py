@@ -7,34 +7,27 @@ Each result is kept when it is there: the same command goes on where an interrup
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
-import platform
 import random
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock import tiers
-from penstock.bench import tier as slow_tiers
-from penstock.bench.groups import Group, device_of
+from penstock.bench import places, study
+from penstock.bench.places import LATENCY_BPS, THROTTLED_BPS, THROTTLED_HZ, Place
 from penstock.bench.rungs import RUNGS, Done, Job
-from penstock.bench.tier import SlowTier
 from penstock.errors import MissingDependency, TierError
 from penstock.feed import pages
 from penstock.words import show
 
 __all__ = [
+    "LATENCY_BPS",
     "LOOKS",
     "PLACES",
+    "THROTTLED_BPS",
+    "THROTTLED_HZ",
     "Point",
     "Run",
     "Settings",
@@ -43,7 +36,6 @@ __all__ = [
     "markdown_of",
     "picture_of",
     "points_of",
-    "pyplot",
     "read_results",
     "write_results",
 ]
@@ -54,15 +46,9 @@ Progress = Callable[[str, float], None]
 RECORD_BYTES = 30_670
 DATA_BYTES = 2_000_000_000
 
-# A common cloud volume, and a parallel or remote file system's order of magnitude.
-THROTTLED_BPS, THROTTLED_HZ = 200e6, 2000.0
-LATENCY_S, LATENCY_BPS = 1e-3, 1e9
-MEMORY_SHARE = 0.25
 # Of each process: its buffers (rungs.FEED_BYTES at most) and what Python touches.
 PROCESS_BYTES = 48 << 20
 PLACES = ("disk", "throttled", "latency", "memory")
-
-READY_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +104,6 @@ class Point:
     least_hz: float
     most_hz: float
     repeats: int
-
-
-class _Place(NamedTuple):
-    """Storage under one condition.  path: of the LMDB there."""
-
-    name: str
-    path: Path
-    tier: SlowTier | None
-    group: Group | None
 
 
 # --- the data ------------------------------------------------------------------------------------
@@ -200,45 +177,33 @@ def climb(
     holds runs of other settings.
     """
     _refuse_empty(lmdb)
-    known = _known(output, settings, lmdb)
-    remarks: list[str] = []
-    wanted = [
-        (place, rung, processes, repeat)
+    kept = study.Kept(output, _mark(settings, lmdb))
+    kept.rows = [row for row in kept.rows if _is_run(row)]
+    cases = [
+        {"place": place, "rung": rung, "processes": processes}
         for place in settings.places
-        for repeat in range(settings.repeats)
-        for rung, processes in _mixed(settings, repeat)
+        for rung in settings.rungs
+        for processes in settings.processes
     ]
-    left = [key for key in wanted if key not in known]
     truth: dict[int, tuple[int, int]] = {}
-    done = 0
-    with open(output / "runs.jsonl", "a") as kept:
-        if kept.tell():
-            kept.write("\n")  # the last line may have been cut off
-        for place in settings.places:
-            mine = [key for key in left if key[0] == place]
-            if not mine:
-                continue
-            try:
-                with _at(place, lmdb, max(settings.processes)) as there:
-                    for key in mine:
-                        what = f"{place}: {key[1]}, {key[2]} processes"
-                        if progress:
-                            progress(what, done / len(left))
-                        job = Job(
-                            key[1], str(there.path), key[2], settings.batch, settings.seconds,
-                            settings.compute_s, settings.seed,
-                        )  # fmt: skip
-                        done += 1
-                        try:
-                            known[key] = _run(there, job, key[3], truth)
-                        except _RunError as error:
-                            remarks.append(f"{what}: no result: {error}")
-                            continue
-                        kept.write(json.dumps(asdict(known[key])) + "\n")
-                        kept.flush()
-            except (_PlaceError, MissingDependency) as error:
-                remarks.append(f"{place}: left out: {error}")
-    return sorted(known.values(), key=lambda run: PLACES.index(run.place)), remarks
+
+    def run(place: Place, case: dict[str, Any]) -> dict[str, Any]:
+        job = Job(
+            case["rung"], str(place.path), case["processes"], settings.batch, settings.seconds,
+            settings.compute_s, settings.seed,
+        )  # fmt: skip
+        return _run(place, job, truth)
+
+    def at(name: str) -> Any:
+        size = (lmdb / "data.mdb").stat().st_size
+        return places.at(name, lmdb, size, max(settings.processes) * PROCESS_BYTES)
+
+    _, remarks = study.carried_out(
+        kept, cases, run, at, repeats=settings.repeats, seed=settings.seed, progress=progress,
+        is_warmed=False,
+    )  # fmt: skip
+    known = sorted(kept.rows, key=lambda row: PLACES.index(row["place"]))
+    return [Run(**row) for row in known], remarks
 
 
 def _refuse_empty(lmdb: Path) -> None:
@@ -249,174 +214,42 @@ def _refuse_empty(lmdb: Path) -> None:
         raise TierError(f"{lmdb}: holds no record, so there is nothing to measure; name another")
 
 
-class _PlaceError(TierError):
-    """This machine or this user cannot have such a place."""
-
-
-class _RunError(TierError):
-    """A run that gave no result.  The others go on."""
-
-
-def _mixed(settings: Settings, repeat: int) -> list[tuple[str, int]]:
-    """Runs in another order each time: a machine that slows down slows all of them."""
-    runs = [(rung, processes) for rung in settings.rungs for processes in settings.processes]
-    random.Random(settings.seed + repeat).shuffle(runs)
-    return runs
-
-
-def _known(output: Path, settings: Settings, lmdb: Path) -> dict[tuple[str, str, int, int], Run]:
-    """The runs that are there already, if they are of the same settings and file."""
-    output.mkdir(parents=True, exist_ok=True)
+def _mark(settings: Settings, lmdb: Path) -> dict[str, Any]:
+    """What runs of one folder have in common."""
     status = (lmdb / "data.mdb").stat()
-    mark = {
+    return {
         "seconds": settings.seconds, "batch": settings.batch, "compute_s": settings.compute_s,
         "seed": settings.seed, "size": status.st_size, "mtime_ns": status.st_mtime_ns,
     }  # fmt: skip
-    head = output / "settings.json"
-    if head.exists() and json.loads(head.read_bytes()) != mark:
-        raise TierError(f"{output}: holds runs of other settings or data; name another folder")
-    head.write_text(json.dumps(mark))
-    runs = read_results(output)
-    return {(run.place, run.rung, run.processes, run.repeat): run for run in runs}
+
+
+def _is_run(row: dict[str, Any]) -> bool:
+    return set(row) == {field.name for field in fields(Run)}
 
 
 def read_results(output: Path) -> list[Run]:
     """The runs that a folder holds; a last line that was cut off is left out."""
-    names = {field.name for field in fields(Run)}
-    found = []
-    try:
-        lines = (output / "runs.jsonl").read_bytes().split(b"\n")
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and set(value) == names:
-            found.append(Run(**value))
-    return found
-
-
-@contextmanager
-def _at(name: str, lmdb: Path, processes: int) -> Iterator[_Place]:
-    """The place for as long as the block runs.  Raises _PlaceError."""
-    size = (lmdb / "data.mdb").stat().st_size
-    with ExitStack() as stack:
-        try:
-            if name == "disk":
-                place = _Place(name, lmdb, None, None)
-            elif name == "throttled":
-                group = stack.enter_context(
-                    slow_tiers.capped(lmdb, bandwidth=THROTTLED_BPS, iops=THROTTLED_HZ)
-                )
-                place = _Place(name, lmdb, None, group)
-            elif name == "memory":
-                memory_bytes = int(size * MEMORY_SHARE)
-                if memory_bytes < processes * PROCESS_BYTES:
-                    least = processes * PROCESS_BYTES / MEMORY_SHARE
-                    raise TierError(
-                        f"a quarter of the data is {show(memory_bytes, 'B')}, less than {processes}"
-                        f" processes need themselves; --data {show(least, 'B')} has room"
-                    )
-                group = stack.enter_context(slow_tiers.capped(lmdb, memory_bytes=memory_bytes))
-                place = _Place(name, lmdb, None, group)
-            else:
-                tier = stack.enter_context(
-                    slow_tiers.slow(lmdb, bandwidth=LATENCY_BPS, latency_s=LATENCY_S)
-                )
-                place = _Place(name, Path(tier.path), tier, None)
-        except TierError as error:
-            raise _PlaceError(str(error)) from error
-        yield place
+    return [Run(**row) for row in study.rows_of(output / "runs.jsonl") if _is_run(row)]
 
 
 # --- one run -------------------------------------------------------------------------------------
 
 
-def _run(place: _Place, job: Job, repeat: int, truth: dict[int, tuple[int, int]]) -> Run:
+def _run(place: Place, job: Job, truth: dict[int, tuple[int, int]]) -> dict[str, Any]:
     file = place.path / "data.mdb"
-    program = subprocess.Popen(
-        [sys.executable, "-m", "penstock.bench.rungs"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    seen: list[Any] = []
+
+    def at_ready() -> None:
+        seen.extend([places.made_cold([file], place), places.device(place)])
+
+    found = places.answer_of(
+        "penstock.bench.rungs", asdict(job), place, at_ready, job.seconds + 400
     )
-    try:
-        assert program.stdin
-        assert program.stdout
-        program.stdin.write(json.dumps(asdict(job)) + "\n")
-        program.stdin.flush()
-        if program.stdout.readline() != "ready\n":
-            raise TierError(f"{job.rung}: cannot be run: {_said(program)}")
-        resident = _made_cold(file, place)
-        if place.group is not None:
-            place.group.add(program.pid)
-        before = _device(place)
-        answer, _ = program.communicate("go\n", timeout=job.seconds + 400)
-        after = _device(place)
-    except subprocess.TimeoutExpired as error:
-        raise _RunError(f"{job.rung}: did not end in time") from error
-    finally:
-        program.kill()
-        program.wait()
-    try:
-        found = json.loads(answer)
-    except ValueError as error:
-        raise _RunError(f"killed or failed: {_said(program)}") from error
-    if "error" in found:
-        raise _RunError(found["error"])
+    resident, before = seen
+    after = places.device(place)
     done = [Done(**one) for one in found["done"]]
     _compared(job, done, truth)
-    return _summed(place, job, repeat, done, resident, (before, after))
-
-
-def _said(program: subprocess.Popen[str]) -> str:
-    try:
-        lines = program.stderr.read().strip().splitlines() if program.stderr else []
-    except ValueError:
-        lines = []
-    return lines[-1] if lines else "it said nothing"
-
-
-def _made_cold(file: Path, place: _Place) -> float:
-    """Evicts the file and looks.  Raises TierError: it is not cold.
-
-    It is read before: where a host lends memory, the first touch of a page costs more than a disk
-    read, and that is nobody's I/O.  Below a FUSE tier its bytes stay in memory: the tier is what is
-    measured, not the disk.
-    """
-    _warm(file if place.tier is None else Path(place.tier.folder) / file.name)
-    tiers.evict(file)
-    warmth = tiers.warmth_of([file])
-    if not warmth.is_cold:
-        raise TierError(
-            f"{file}: not cold: {warmth.why_not_cold}; does another program have it mapped?"
-        )
-    return (warmth.resident_bytes or 0) / max(1, warmth.size_bytes)
-
-
-def _warm(file: Path) -> None:
-    if (tiers.resident_bytes(file) or 0) >= file.stat().st_size:
-        return
-    buffer = bytearray(1 << 20)
-    with open(file, "rb", buffering=0) as stream:
-        while stream.readinto(buffer):
-            pass
-
-
-def _device(place: _Place) -> tuple[int, int]:
-    """Reads so far, and their bytes: of the tier, or of the whole disk."""
-    if place.tier is not None:
-        asked = place.tier.requests()
-        return asked.reads, asked.read_bytes
-    try:
-        numbers = Path(f"/sys/dev/block/{device_of(str(place.path))}/stat").read_text().split()
-        return int(numbers[0]), 512 * int(numbers[2])
-    except (TierError, OSError):
-        return -1, 0
+    return _summed(place, job, done, resident, (before, after))
 
 
 def _compared(job: Job, done: Sequence[Done], truth: dict[int, tuple[int, int]]) -> None:
@@ -428,13 +261,12 @@ def _compared(job: Job, done: Sequence[Done], truth: dict[int, tuple[int, int]])
 
 
 def _summed(
-    place: _Place,
+    place: Place,
     job: Job,
-    repeat: int,
     done: Sequence[Done],
     resident: float,
     device: tuple[tuple[int, int], tuple[int, int]],
-) -> Run:
+) -> dict[str, Any]:
     users = [one for one in done if one.role == "process"]
     setup_s = max(one.setup_s for one in done)
     wall_s = max(one.wall_s for one in done)
@@ -447,8 +279,8 @@ def _summed(
     is_tier = place.tier is not None
     own_bytes = moved_after - moved if is_tier else sum(one.device_bytes for one in done)
     user_s, system_s = sum(one.user_s for one in done), sum(one.system_s for one in done)
-    return Run(
-        place.name, job.rung, job.processes, repeat, records, record_bytes, wall_s, setup_s,
+    run = Run(
+        place.name, job.rung, job.processes, 0, records, record_bytes, wall_s, setup_s,
         records / seconds if seconds > 0 else 0.0,
         record_bytes / seconds if seconds > 0 else 0.0,
         own_bytes,
@@ -461,6 +293,9 @@ def _summed(
         sum(one.involuntary_switches for one in done),
         resident,
     )  # fmt: skip
+    measured = asdict(run)
+    del measured["repeat"]
+    return measured
 
 
 # --- what it looks like --------------------------------------------------------------------------
@@ -487,25 +322,10 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
 
 def machine_of(lmdb: Path) -> dict[str, Any]:
     """What the numbers were measured on; no name of it."""
-    from penstock import machine
-
-    known = dict(fact for fact in machine.facts() if fact[0] != "mount")
-    mount = tiers.mount_of(lmdb)
-    try:
-        queue = Path(f"/sys/dev/block/{device_of(str(lmdb))}/queue/read_ahead_kb")
-        ahead: int | None = int(queue.read_text())
-    except (TierError, OSError):
-        ahead = None
     return {
-        **known,
-        "kernel": platform.release().split("-")[0],
-        "python": platform.python_version(),
+        **study.machine_of(lmdb),
         "lmdb": _lmdb_version(),
-        "file_system": mount.kind,
-        "read_ahead_kib": ahead,
         "data_bytes": (lmdb / "data.mdb").stat().st_size,
-        "load_at_start": os.getloadavg()[0],
-        "unix_s": int(time.time()),
     }
 
 
@@ -572,13 +392,23 @@ def markdown_of(runs: Sequence[Run], machine: dict[str, Any], remarks: Sequence[
     return "\n".join(lines) + "\n"
 
 
-def csv_of(runs: Sequence[Run]) -> str:
-    """Every run, every number."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Run)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(asdict, runs))
-    return text.getvalue()
+MEASURES = (
+    study.Measure("records_hz", "records/s", "count", 1),
+    study.Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+    study.Measure("sleep_s", "asleep", "s"),
+)
+
+
+def _told(point: Point) -> dict[str, Any]:
+    """As every study tells a point: what `penstock bench compare` reads."""
+    run = point.run
+    rates = {"records_hz": (point.least_hz, point.most_hz)}
+    return {
+        "factors": {"place": run.place, "rung": run.rung, "processes": run.processes},
+        "values": {measure.key: getattr(run, measure.key) for measure in MEASURES},
+        "least": {key: least for key, (least, _) in rates.items()},
+        "most": {key: most for key, (_, most) in rates.items()},
+    }
 
 
 def write_results(
@@ -590,23 +420,21 @@ def write_results(
         why = f": {remarks[0]}" if remarks else ""
         raise TierError(f"{output}: no run gave a number{why}")
     value = {
+        "study": "ladder",
+        "scale": "",
         "machine": machine,
         "settings": _settings(output),
+        "factors": ["place", "rung", "processes"],
+        "measures": [asdict(measure) for measure in MEASURES],
         "remarks": list(remarks),
-        "points": [asdict(point) for point in points],
+        "points": [asdict(point) | _told(point) for point in points],
     }
     texts = {
         "ladder.json": json.dumps(value, indent=1),
-        "ladder.csv": csv_of(runs),
+        "ladder.csv": study.csv_of([asdict(run) for run in runs]),
         "ladder.md": markdown_of(runs, machine, remarks),
     }
-    written = []
-    try:
-        for name, text in texts.items():
-            (output / name).write_text(text)
-            written.append(output / name)
-    except OSError as error:
-        raise TierError(f"{output}: cannot be written: {error.strerror}") from error
+    written = study.write_texts(output, texts)
     picture_of(points, output / "ladder.png")
     return [*written, output / "ladder.png"]
 
@@ -637,7 +465,7 @@ def picture_of(points: Sequence[Point], path: Path) -> None:
     Rungs stand side by side at each number of processes: many are as fast as their neighbours.
     Raises MissingDependency.
     """
-    plt = pyplot()
+    plt = study.pyplot()
     places = [place for place in PLACES if any(point.run.place == place for point in points)]
     columns = min(2, len(places))
     rows = -(-len(places) // columns)
@@ -682,22 +510,3 @@ def picture_of(points: Sequence[Point], path: Path) -> None:
 def _slot(ticks: Sequence[int], processes: int, number: int, n: int) -> float:
     """Where the number-th of n rungs stands: around its number of processes."""
     return ticks.index(processes) + 0.8 * ((number + 0.5) / n - 0.5)
-
-
-def pyplot() -> Any:
-    try:
-        import matplotlib as mpl
-
-        mpl.use("agg")
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "pictures need matplotlib: pip install 'penstock[bench]'"
-        ) from error
-    return plt
-
-
-def spread_of(rates: Sequence[float]) -> float:
-    """Of repeats: the largest difference from the median, as a share of it."""
-    middle = median(rates)
-    return max(abs(rate - middle) for rate in rates) / middle if middle else 0.0

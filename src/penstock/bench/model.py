@@ -18,6 +18,7 @@ from typing import Any
 from penstock.bench import ladder
 from penstock.bench.ladder import PLACES, Point, Run
 from penstock.bench.rungs import COALESCED_BYTES, READERS, RUNGS
+from penstock.bench.study import pyplot
 from penstock.errors import TierError
 
 __all__ = [
@@ -463,7 +464,7 @@ def picture_of(
 
     Raises MissingDependency.
     """
-    plt = ladder.pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(8.5, 5))
     for rung, curve in curves.items():
         colour, mark = ladder.LOOKS[rung]

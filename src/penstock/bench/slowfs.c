@@ -9,6 +9,9 @@
  *   the bytes of all that came before it, at the bandwidth that all share, + its latency,
  *   the number of all that came before it, at the rate that all share, + its latency.
  *
+ * With seek_us, all share one head besides: a request that does not go on where the one before it
+ * ended makes it jump, which delays all that come after.
+ *
  * Everything else costs metadata_us.  The delays are absolute: the tier behaves the same on every
  * disk that is faster than the tier.  STATS is made, and holds the counters as long as this runs.
  * Prints a line when the mount is there.  watch=1: ends when standard input does, so that nothing
@@ -25,6 +28,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +58,7 @@ struct counters {
 
 /* 0: no limit */
 static double latency_us, jitter, bandwidth_bps, stream_bps, requests_hz, metadata_us;
+static double seek_us;
 static double slots = 64, attributes_s = 60, allow_other, watch;
 
 static const struct {
@@ -66,6 +71,7 @@ static const struct {
     {"stream_bps", &stream_bps},
     {"requests_hz", &requests_hz},
     {"metadata_us", &metadata_us},
+    {"seek_us", &seek_us},
     {"slots", &slots},
     {"attributes_s", &attributes_s},
     {"allow_other", &allow_other},
@@ -79,6 +85,12 @@ static sem_t servers;
 /* Virtual clocks: when all that was let in so far will have passed. */
 static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
 static int64_t bytes_line_ns, requests_line_ns;
+
+/* Where the head stands: in which file, and behind which byte.  Read-ahead asks for a few pieces of
+ * a file at once, which come in any order: a drive's own buffer has what is as near as this. */
+#define NEAR_BYTES ((int64_t)1 << 20)
+static uint64_t head_file;
+static int64_t head_end;
 
 /* --- time ------------------------------------------------------------------------------------ */
 
@@ -119,8 +131,19 @@ static int64_t passed_ns(int64_t *line_ns, int64_t start_ns, double cost_ns)
     return *line_ns;
 }
 
+/* What the head's way to these bytes costs; the lines are locked. */
+static double jump_ns(uint64_t file, int64_t offset, uint64_t bytes)
+{
+    int64_t away = offset - head_end;
+    bool is_near = file == head_file && away <= NEAR_BYTES && away >= -NEAR_BYTES;
+
+    head_file = file;
+    head_end = offset + (int64_t)bytes;
+    return is_near ? 0 : seek_us * 1e3;
+}
+
 /* When a request that began at start_ns may end. */
-static int64_t end_of(int64_t start_ns, uint64_t bytes)
+static int64_t end_of(int64_t start_ns, uint64_t file, int64_t offset, uint64_t bytes)
 {
     int64_t latency_ns = (int64_t)(latency_us * 1e3 * (1 + jitter * drawn()));
     double shared_ns = bandwidth_bps > 0 ? (double)bytes * 1e9 / bandwidth_bps : 0;
@@ -129,7 +152,9 @@ static int64_t end_of(int64_t start_ns, uint64_t bytes)
     int64_t end_ns = alone_ns, line_ns;
 
     pthread_mutex_lock(&lines_lock);
-    if (bandwidth_bps > 0) {
+    if (bandwidth_bps > 0 || seek_us > 0) {
+        if (seek_us > 0)
+            shared_ns += jump_ns(file, offset, bytes);
         line_ns = passed_ns(&bytes_line_ns, start_ns, shared_ns);
         end_ns = line_ns > end_ns ? line_ns : end_ns;
     }
@@ -154,9 +179,17 @@ static int64_t begun(void)
     return now_ns();
 }
 
-static void ended(int64_t start_ns, ssize_t moved)
+/* A file's number on its disk: descriptors are used again, and paths we are not told. */
+static uint64_t number_of(uint64_t handle)
 {
-    wait_until(end_of(start_ns, moved > 0 ? (uint64_t)moved : 0));
+    struct stat status;
+
+    return seek_us > 0 && !fstat((int)handle, &status) ? (uint64_t)status.st_ino : 0;
+}
+
+static void ended(int64_t start_ns, const struct fuse_file_info *file, off_t offset, ssize_t moved)
+{
+    wait_until(end_of(start_ns, number_of(file->fh), offset, moved > 0 ? (uint64_t)moved : 0));
     atomic_fetch_sub(&counters->in_flight, 1);
     sem_post(&servers);
 }
@@ -330,7 +363,7 @@ static int slow_read(const char *path, char *data, size_t size, off_t offset,
         counters->read_bytes += (uint64_t)got;
         counters->read_sizes[class_of(size)]++;
     }
-    ended(start_ns, got);
+    ended(start_ns, file, offset, got);
     return got < 0 ? -error : (int)got;
 }
 
@@ -347,7 +380,7 @@ static int slow_write(const char *path, const char *data, size_t size, off_t off
         counters->written_bytes += (uint64_t)put;
         counters->write_sizes[class_of(size)]++;
     }
-    ended(start_ns, put);
+    ended(start_ns, file, offset, put);
     return put < 0 ? -error : (int)put;
 }
 

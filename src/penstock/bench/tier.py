@@ -60,7 +60,8 @@ class Speed:
 
     bandwidth_bps and requests_hz: of all that use it together, reads and writes.  stream_bps: of
     one request.  latency_s: of each read and write, ± jitter (a share of it).  metadata_s: of each
-    open, stat, listing and so on.  slots: how many requests are served at once.
+    open, stat, listing and so on.  slots: how many requests are served at once.  seek_s: of a
+    request that does not go on where the one before it ended, and of all behind it: one head.
     """
 
     bandwidth_bps: float | None = None
@@ -70,6 +71,7 @@ class Speed:
     stream_bps: float | None = None
     metadata_s: float = 0.0
     slots: int = 64
+    seek_s: float = 0.0
 
     def words(self) -> str:
         parts = [
@@ -79,6 +81,7 @@ class Speed:
             f"± {self.jitter:.0%}" if self.latency_s and self.jitter else "",
             f"{show(self.stream_bps, 'B/s')} a stream" if self.stream_bps else "",
             f"{show(self.metadata_s, 's')} an open" if self.metadata_s else "",
+            f"{show(self.seek_s, 's')} a jump" if self.seek_s else "",
         ]
         return ", ".join(filter(None, parts)).replace(", ±", " ±") or "no limit"
 
@@ -234,6 +237,7 @@ def _serve(
         "stream_bps": speed.stream_bps or 0,
         "requests_hz": speed.requests_hz or 0,
         "metadata_us": speed.metadata_s * 1e6,
+        "seek_us": speed.seek_s * 1e6,
         "slots": speed.slots,
         "allow_other": int(os.geteuid() == 0),
         "watch": int(is_watching),
@@ -289,22 +293,23 @@ def slow(
     stream: float | None = None,
     metadata_s: float | None = None,
     slots: int = 64,
+    seek_s: float = 0.0,
     at: AnyPath | None = None,
 ) -> Iterator[SlowTier]:
     """The folder as a slow tier, for as long as the block runs: `with slow(folder, ...) as tier`,
     then `tier.path` is where its files are seen slowly, and `tier.requests()` what was asked for.
 
     bandwidth and stream: bytes per second.  iops: reads and writes per second.  metadata_s: as the
-    latency unless given.  at: an empty folder to mount on, or the folder itself; else a temporary
-    one.  Reads and writes go through to the folder.  Its own page cache is left alone: warm files
-    make the tier independent of the disk.  A change made past the tier is seen within a minute.
-    Raises MissingDependency, TierError.
+    latency unless given.  seek_s: see Speed.  at: an empty folder to mount on, or the folder
+    itself; else a temporary one.  Reads and writes go through to the folder.  Its own page cache is
+    left alone: warm files make the tier independent of the disk.  A change made past the tier is
+    seen within a minute.  Raises MissingDependency, TierError.
     """
     import tempfile
 
     speed = Speed(
         bandwidth, iops, latency_s, jitter, stream,
-        latency_s if metadata_s is None else metadata_s, slots,
+        latency_s if metadata_s is None else metadata_s, slots, seek_s,
     )  # fmt: skip
     found = _folder(folder)
     _checked(speed)
@@ -625,8 +630,9 @@ def _checked(speed: Speed, name: str = "tier") -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise TierError(f"{name!r}: no name for a tier; use letters, digits, '.', '_' and '-'")
     most_s = 60.0  # more is a typing error, and would hold every program that looks
-    if not (0 <= speed.latency_s <= most_s and 0 <= speed.metadata_s <= most_s):
-        raise TierError(f"a latency of {speed.latency_s:g} s: between 0 and {most_s:.0f} s")
+    for seconds in (speed.latency_s, speed.metadata_s, speed.seek_s):
+        if not 0 <= seconds <= most_s:
+            raise TierError(f"a latency of {seconds:g} s: between 0 and {most_s:.0f} s")
     if not 0 <= speed.jitter <= 1:
         raise TierError(f"a jitter of {speed.jitter:g}: a share of the latency, 0 to 1")
     if not 1 <= speed.slots <= 4096:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from penstock.cli import studies
 from penstock.cli.shell import duration, rate, size, working
 
 __all__ = ["bench"]
@@ -61,6 +62,9 @@ def tier() -> None:
     help="Requests served at once.",
 )
 @click.option(
+    "--seek", type=duration, metavar="TIME", help="Of a jump of the one head that all share: 2ms."
+)
+@click.option(
     "--limit-memory",
     "memory",
     type=size,
@@ -92,6 +96,7 @@ def tier_make(
     stream: int | None,
     metadata: float | None,
     slots: int,
+    seek: float | None,
     memory: int | None,
     at: Path | None,
     kind: str,
@@ -118,6 +123,7 @@ def tier_make(
         stream,
         metadata if metadata is not None else latency or 0.0 if kind == "fuse" else 0.0,
         slots,
+        seek or 0.0,
     )
     with working("mounting") as progress:
         made = tiers.make(
@@ -480,3 +486,7 @@ def model_command(
         written = model.write_results(folder, text, points, checks, curves, storage)
     click.echo(text, nl=False)
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
+
+
+for _command in studies.COMMANDS:
+    bench.add_command(_command)

@@ -1,0 +1,195 @@
+"""`bench cases`: tf-Darshan's two cases, and a third it could not try: Penstock's own choice.
+
+Small files wait for each open: more threads.  Large files share one head: more threads are slower,
+and the smallest of them, on a fast tier, bring more than their bytes.  Chien et al. 2020.
+
+Knows the cases; records, stages and runs by the same commands that a user has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import data, inputs, places, study, windows
+from penstock.bench.pipeline import Job, files_below
+from penstock.bench.places import Place, RunError
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+
+__all__ = ["PAPER", "STUDY", "Settings", "measured"]
+
+# Files and batch: the paper's ImageNet case has 128,000 and 256, its malware case 10,868 and 32.
+IMAGES = {"ci": (60, 20), "small": (400, 50), "full": (12_800, 256)}
+MALWARE = {"ci": (25, 5), "small": (100, 10), "full": (10_868, 32)}
+PREFETCH = 10
+SMALL_BYTES = 2_000_000  # the paper's threshold
+BLOCK_BYTES = 4096  # what a copy takes is counted in these
+MANY = {"images": 28, "malware": 16}
+
+# What the paper gives, in MB/s where it says so: the page puts it beside.
+PAPER = {
+    ("images", "1 thread"): "3 MB/s",
+    ("images", "28 threads"): "24 MB/s",
+    ("malware", "1 thread"): "94 MB/s",
+    ("malware", "16 threads"): "77 MB/s",
+    ("malware", "1 thread, files below 2 MB staged"): "about 19 % more than 1 thread",
+}
+
+STUDY = Study(
+    "cases",
+    "Two cases of tf-Darshan",
+    ("place", "data", "how"),
+    (
+        Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+        Measure("against", "against 1 thread", "x", 1),
+        Measure("epoch_s", "epoch", "s", -1),
+        Measure("staged_files", "files staged", "count"),
+        Measure("staged_share", "of the files", "share"),
+        Measure("staged_bytes", "bytes staged", "B"),
+        Measure("bytes_share", "of the bytes", "share"),
+        Measure("requests", "requests/file", "count", -1),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See study."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = ("seek",)
+    repeats: int = 3
+    seed: int = 1
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """Both cases on each place.
+
+    Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = study.machine_of(folder)
+    sets = {
+        "images": data.made(
+            "imagenet-alexnet", folder / "data", IMAGES[settings.scale][0], settings.seed, progress
+        ),
+        "malware": data.made(
+            "malware", folder / "data", MALWARE[settings.scale][0], settings.seed, progress
+        ),
+    }
+    mark = {"study": "cases", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    cases = [
+        {"place": place, "data": kind, "how": how}
+        for place in settings.places
+        for kind, how in (
+            ("images", "1 thread"),
+            ("images", f"{MANY['images']} threads"),
+            ("malware", "1 thread"),
+            ("malware", f"{MANY['malware']} threads"),
+            ("malware", "1 thread, files below 2 MB staged"),
+            ("malware", "1 thread, as many bytes of Penstock's choice staged"),
+        )
+    ]
+
+    def run(place: Place, case: Case) -> Row:
+        return _measured(place, folder, sets[case["data"]], case, settings)
+
+    rows, remarks = study.carried_out(
+        kept, cases, run, lambda name: places.at(name, folder / "data"),
+        repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
+    )  # fmt: skip
+    points = study.points_of(STUDY_DERIVED, rows, cases)
+    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += [f"the paper: {kind}, {how}: {value}" for (kind, how), value in PAPER.items()]
+    return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
+
+
+def _derived(points: list[Point]) -> list[Point]:
+    """Each beside one thread over the same files."""
+    alone = {
+        (point["place"], point["data"]): point["bandwidth_bps"]
+        for point in points
+        if point["how"] == "1 thread"
+    }
+    derived = []
+    for point in points:
+        one = alone.get((point["place"], point["data"]))
+        derived.append(
+            study.with_value(point, "against", point["bandwidth_bps"] / one if one else None)
+        )
+    return derived
+
+
+STUDY_DERIVED = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, None, _derived)
+
+
+def _measured(place: Place, folder: Path, root: Path, case: Case, settings: Settings) -> Row:
+    threads = int(case["how"].split()[0])
+    batch = (IMAGES if case["data"] == "images" else MALWARE)[settings.scale][1]
+    names = tuple(str(path.relative_to(folder / "data")) for path in files_below(root))
+    job = Job(
+        names,
+        threads,
+        "read",
+        batch,
+        PREFETCH,
+        seed=settings.seed,
+        read_bytes=windows.SEGMENT_BYTES,
+    )
+    if "staged" not in case["how"]:
+        return inputs.loaded(place, job)[1]
+    if place.tier is None and place.group is None:
+        raise RunError("the fast tier would be the same disk: name a slow place, --on seek")
+    small = [path for path in files_below(root) if path.stat().st_size < SMALL_BYTES]
+    budget = sum(-(-path.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for path in small)
+    fast = folder / "fast"
+    shutil.rmtree(fast, ignore_errors=True)
+    fast.mkdir()
+    recorded, again = folder / "recorded", folder / "recorded-staged"
+    for made in (recorded, again):
+        shutil.rmtree(made, ignore_errors=True)
+    policy = "small" if "below" in case["how"] else "gain"
+    # Tiers of this study's own: the user's list of them stays as it is.
+    own = {"XDG_CONFIG_HOME": str(folder / "config")}
+    try:
+        _called(own, "tiers", "add", "fast", str(fast))
+        inputs.loaded(place, job, [*PENSTOCK, "run", "-q", "-o", str(recorded), "--"])
+        told = _called(
+            own, "stage", "copy", str(recorded), "--to", "fast", "--budget", str(budget),
+            "--policy", policy, "--json",
+        )  # fmt: skip
+        copies = [path for path in (fast / "staged").rglob("*") if path.is_file()]
+        command = [*PENSTOCK, "run", "-q", "--staged", "fast", "-o", str(again), "--"]
+        _, row = inputs.loaded(place, job, command, own, copies)
+    finally:
+        shutil.rmtree(fast, ignore_errors=True)
+    total = sum(path.stat().st_size for path in files_below(root))
+    return row | {
+        "staged_files": told["copied"],
+        "staged_share": told["copied"] / len(names),
+        "staged_bytes": told["copied_bytes"],
+        "bytes_share": told["copied_bytes"] / total,
+    }
+
+
+def _called(own: dict[str, str], *words: str) -> dict[str, Any]:
+    """A command of ours, as a user would type it; what it answers in JSON.  Raises RunError."""
+    done = subprocess.run(
+        [*PENSTOCK, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        env=os.environ | places.OUR_PATH | own,
+    )  # fmt: skip
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["?"])[-1]
+        raise RunError(f"penstock {words[0]} {words[1]}: {why}")
+    found = json.loads(done.stdout) if "--json" in words else {}
+    return dict(found)
+
+
+PENSTOCK = (sys.executable, "-m", "penstock")

@@ -1,0 +1,247 @@
+"""Requests of one size to one file, by threads or by a queue, for a while: what IOR and fio do.
+And files made, looked at, opened and removed: what mdtest does.  A program of `places.answer_of`.
+
+Knows a file and a job.  Requests count from the first that ended in the measured time to the last.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, islice, repeat
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError, TierError
+
+__all__ = ["METADATA", "Job", "measured"]
+
+WARM_S = 0.3
+METADATA = ("create", "stat", "open", "unlink")
+FILES_EACH = 200_000  # of a thread, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """op: read, write, or one of METADATA (then path is a folder).  order: sequential or random.
+    depth: requests in flight of a thread, by io_uring; 1: it waits for each.  is_direct: past the
+    page cache."""
+
+    path: str
+    op: str
+    order: str = "sequential"
+    request_bytes: int = 1 << 20
+    threads: int = 1
+    depth: int = 1
+    is_direct: bool = True
+    seconds: float = 2.0
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Ended:
+    """When calls of a thread ended, and how many."""
+
+    times: list[float]
+    calls: list[int]
+
+
+def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str, float]:
+    """calls_hz and bandwidth_bps.  Raises TierError."""
+    if job.op in METADATA:
+        return _metadata(job, is_ready)
+    flags = os.O_CLOEXEC | (os.O_RDONLY if job.op == "read" else os.O_RDWR)
+    try:
+        descriptor = os.open(job.path, flags | (os.O_DIRECT if job.is_direct else 0))
+    except OSError as error:
+        raise TierError(f"{job.path}: cannot be opened so: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        blocks = size // job.request_bytes
+        if not job.is_direct and job.op == "read":
+            how = os.POSIX_FADV_RANDOM if job.order == "random" else os.POSIX_FADV_SEQUENTIAL
+            os.posix_fadvise(descriptor, 0, 0, how)
+        work = _queued if job.depth > 1 else _one_by_one
+        is_ready()
+        rate = _team(job, lambda thread, end: work(job, descriptor, blocks, thread, end))
+    finally:
+        os.close(descriptor)
+    return {"calls_hz": rate, "bandwidth_bps": rate * job.request_bytes}
+
+
+def _team(job: Job, work: Callable[[int, float], _Ended]) -> float:
+    """Calls a second of all threads together."""
+    end_s = time.perf_counter() + WARM_S + job.seconds
+    done: list[_Ended] = []
+    errors: list[BaseException] = []
+
+    def run(thread: int) -> None:
+        try:
+            done.append(work(thread, end_s))
+        except (OSError, PenstockError) as error:
+            errors.append(error)
+
+    team = [threading.Thread(target=run, args=(thread,)) for thread in range(job.threads)]
+    for one in team:
+        one.start()
+    for one in team:
+        one.join()
+    if errors:
+        raise TierError(f"{job.path}: {job.op} failed: {errors[0]}")
+    ended = sorted(
+        (at, calls) for one in done for at, calls in zip(one.times, one.calls, strict=True)
+    )
+    counted = [one for one in ended if end_s - job.seconds <= one[0] <= end_s]
+    if not job.is_direct or len(counted) < 2:
+        counted = ended  # one pass of the file, or what is synced at its end; or requests that last
+    if len(counted) < 2:
+        return 0.0
+    return sum(calls for _, calls in counted[1:]) / (counted[-1][0] - counted[0][0])
+
+
+def _places(job: Job, blocks: int, thread: int) -> Iterator[int]:
+    """Where requests go.  Past the page cache again and again; else no block twice, which would
+    come from memory."""
+    share = max(1, blocks // job.threads)
+    own = range(thread * share % blocks, min(blocks, thread * share % blocks + share))
+    chance = random.Random(job.seed * 1000 + thread)
+    if not job.is_direct:
+        order = chance.sample(own, len(own)) if job.order == "random" else own
+        return (block * job.request_bytes for block in order)
+    if job.order == "random":
+        return (int(chance.random() * blocks) * job.request_bytes for _ in repeat(None))
+    return (block * job.request_bytes for block in cycle(own))
+
+
+def _one_by_one(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
+    clock = time.perf_counter
+    times: list[float] = []
+    is_read = job.op == "read"
+    with mmap.mmap(-1, job.request_bytes) as buffer:
+        buffer.write(random.Random(thread).randbytes(job.request_bytes))
+        for place in _places(job, blocks, thread):
+            if is_read:
+                os.preadv(descriptor, [buffer], place)
+            else:
+                os.pwritev(descriptor, [buffer], place)
+            times.append(clock())
+            if times[-1] > end_s:
+                break
+        if not is_read and not job.is_direct:
+            os.fdatasync(descriptor)
+            times[-1:] = [clock()]
+    return _Ended(times, [1] * len(times))
+
+
+def _queued(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
+    """Batches of many times the depth through the reader's engine, which keeps so many in flight.
+
+    Raises TierError: only reads have a queue.
+    """
+    import numpy as np
+
+    from penstock.feed.read import REQUEST, Engine
+
+    if job.op != "read":
+        raise TierError("a queue is for reads; writes have threads")
+    places, clock = _places(job, blocks, thread), time.perf_counter
+    engine = Engine("auto", job.depth)
+    times: list[float] = []
+    # Between two batches the queue runs empty for a moment: one part in 64 of its requests.
+    n = 64 * job.depth
+    try:
+        with mmap.mmap(-1, job.depth * job.request_bytes) as memory:
+            start = np.frombuffer(memory, np.uint8).ctypes.data
+            requests = np.zeros(n, REQUEST)
+            # Requests in flight share no memory, those that come after use it again.
+            requests["destination"] = start + (np.arange(n) % job.depth) * job.request_bytes
+            requests["length"] = job.request_bytes
+            requests["fd"] = descriptor
+            requests["direct_fd"] = descriptor if job.is_direct else -1
+            while clock() < end_s:
+                requests["offset"] = list(islice(places, n))
+                tally = engine.read(requests, job.depth, 0)
+                if tally["failed"]:
+                    raise TierError(f"{job.path}: a request failed")
+                times.append(clock())
+            del requests
+    finally:
+        engine.close()
+    return _Ended(times, [n] * len(times))
+
+
+def _metadata(job: Job, is_ready: Callable[[], None]) -> dict[str, float]:
+    """One kind of call on files of the thread's own folder."""
+    root = Path(job.path) / f"metadata-{os.getpid()}"
+    folders = [root / str(thread) for thread in range(job.threads)]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True)
+        if job.op != "create":
+            for folder in folders:
+                for number in range(_there(job)):
+                    (folder / f"{number}").touch()
+        is_ready()
+        rate = _team(job, lambda thread, end: _calls(job, folders[thread], end))
+    except OSError as error:
+        raise TierError(f"{job.path}: cannot be written: {error.strerror}") from error
+    finally:
+        import shutil
+
+        shutil.rmtree(root, ignore_errors=True)
+    return {"calls_hz": rate, "bandwidth_bps": 0.0}
+
+
+def _there(job: Job) -> int:
+    """Files of each thread: few, since on a slow tier each is made slowly.  Where they are removed
+    before the measured time begins, all calls count."""
+    return max(1, 2000 // job.threads)
+
+
+def _calls(job: Job, folder: Path, end_s: float) -> _Ended:
+    clock, times = time.perf_counter, []
+    there = _there(job)
+    names = [f"{folder}/{number}" for number in range(there)]
+    how = os.O_CREAT | os.O_EXCL | os.O_WRONLY if job.op == "create" else os.O_RDONLY
+    for number in range(there if job.op == "unlink" else FILES_EACH):
+        if clock() > end_s:
+            break
+        if job.op == "stat":
+            os.stat(names[number % there])  # noqa: PTH116 - a Path costs more than the call
+        elif job.op == "unlink":
+            os.unlink(names[number])  # noqa: PTH108
+        else:
+            path = f"{folder}/n{number}" if job.op == "create" else names[number % there]
+            os.close(os.open(path, how | os.O_CLOEXEC, 0o600))
+        times.append(clock())
+    return _Ended(times, [1] * len(times))
+
+
+def main() -> None:
+    """Reads a job from standard input, waits for a line, prints what was measured, as JSON."""
+    job = Job(**json.loads(sys.stdin.readline()))
+
+    def is_ready() -> None:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+    answer: dict[str, Any]
+    try:
+        answer = dict(measured(job, is_ready))
+    except (OSError, PenstockError) as error:
+        with suppress(BrokenPipeError):
+            is_ready()  # else nobody would read what went wrong
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""`bench ceiling`: what a path gives at most, as IOR, fio and mdtest ask for it; and beside fio.
+
+Knows cases and one file that it makes and removes.  Each measurement is a program of its own
+(`requests`), in the place's group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from penstock import tiers
+from penstock.bench import places, study
+from penstock.bench.places import Place
+from penstock.bench.requests import METADATA, Job
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock.errors import MissingDependency, TierError
+from penstock.words import show
+
+__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured"]
+
+KIB = 1 << 10
+LARGE, SMALL, MIDDLE = 1 << 20, 4 * KIB, 64 * KIB
+FILE_BYTES = {"ci": 32 << 20, "small": 256 << 20, "full": 2 << 30}
+# Three of a kind by default; a case takes about three seconds at `full`.
+SECONDS = {"ci": 0.2, "small": 1.0, "full": 3.0}
+
+
+def _requests(scale: str) -> Iterator[tuple[str, str, int, int, int, bool]]:
+    """op, order, request_bytes, threads, depth, is_direct."""
+    threads = {"ci": (4,), "small": (1, 8), "full": (1, 2, 4, 8, 16)}[scale]
+    depths = {"ci": (8,), "small": (8, 32), "full": (4, 8, 32, 128)}[scale]
+    for op in ("read", "write"):
+        for order, size in (("sequential", LARGE), ("random", SMALL), ("random", MIDDLE)):
+            for n in threads:
+                yield op, order, size, n, 1, True
+                if op == "read" or order == "sequential":
+                    yield op, order, size, n, 1, False
+    for depth in depths:
+        yield "read", "random", SMALL, 1, depth, True
+        yield "read", "sequential", LARGE, 1, depth, True
+
+
+def cases_of(scale: str, names: Sequence[str]) -> list[Case]:
+    found = []
+    for place in names:
+        for op, order, size, threads, depth, direct in _requests(scale):
+            found.append({
+                "place": place, "op": op, "order": order, "request_bytes": size,
+                "threads": threads, "depth": depth, "cache": "direct" if direct else "buffered",
+            })  # fmt: skip
+        for op in METADATA:
+            for threads in (1,) if scale == "ci" else (1, 8):
+                found.append({
+                    "place": place, "op": op, "order": "", "request_bytes": 0,
+                    "threads": threads, "depth": 1, "cache": "",
+                })  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """is_beside_fio: each direct case is measured by fio too, right after."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = ("disk",)
+    repeats: int = 3
+    seed: int = 1
+    is_beside_fio: bool = False
+
+
+def _label(point: Point) -> str:
+    return f"{point['order']} {point['request_bytes'] >> 10} KiB {point['cache']}"
+
+
+def _draw(figure: Any, points: Sequence[Point]) -> None:
+    data = [point for point in points if point["op"] in ("read", "write") and point["depth"] == 1]
+    kinds = dict.fromkeys((point["place"], point["op"]) for point in data)
+    titles = [" ".join(kind) for kind in kinds]
+    for (place, op), (_, axis) in zip(kinds, study.panels(figure, titles), strict=True):
+        mine = [point for point in data if (point["place"], point["op"]) == (place, op)]
+        study.lines_of(axis, mine, "threads", "bandwidth_bps", _label, 1e-6)
+        axis.set(xscale="log", yscale="log", xlabel="threads", ylabel="MB/s")
+        axis.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+
+
+STUDY = Study(
+    "ceiling",
+    "What storage gives at most",
+    ("place", "op", "order", "request_bytes", "threads", "depth", "cache"),
+    (
+        Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+        Measure("calls_hz", "calls/s", "count", 1),
+        Measure("fio_bps", "fio", "B/s"),
+        Measure("of_fio", "of fio's", "share"),
+    ),
+    _draw,
+)
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """Makes every measurement that FOLDER does not hold yet.
+
+    Raises TierError: no room, FOLDER holds other settings, not cold; MissingDependency: no fio.
+    """
+    if settings.is_beside_fio and not shutil.which("fio"):
+        raise MissingDependency("beside fio needs fio: apt install fio, or leave --fio out")
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = study.machine_of(folder)
+    kept = study.Kept(folder, _mark(settings))
+    cases = cases_of(settings.scale, settings.places)
+    with _file(folder, FILE_BYTES[settings.scale]) as file:
+
+        def run(place: Place, case: Case) -> Row:
+            return _measured(place, file, case, settings)
+
+        rows, remarks = study.carried_out(
+            kept, cases, run, lambda name: places.at(name, file.parent),
+            repeats=settings.repeats, seed=settings.seed, progress=progress,
+        )  # fmt: skip
+    points = study.points_of(STUDY, rows, cases)
+    return Found(STUDY, settings.scale, _mark(settings), machine, points, rows, remarks, {})
+
+
+def _mark(settings: Settings) -> dict[str, Any]:
+    return {"study": "ceiling"} | {
+        field.name: getattr(settings, field.name)
+        for field in fields(Settings)
+        if field.name not in ("repeats", "places")
+    }
+
+
+def _measured(place: Place, file: Path, case: Case, settings: Settings) -> Row:
+    seen = place.path / file.name
+    is_metadata = case["op"] in METADATA
+    job = Job(
+        str(place.path if is_metadata else seen), case["op"], case["order"] or "sequential",
+        case["request_bytes"] or LARGE, case["threads"], case["depth"], case["cache"] == "direct",
+        SECONDS[settings.scale], settings.seed,
+    )  # fmt: skip
+
+    def at_ready() -> None:
+        if case["cache"] == "buffered" and case["op"] == "read":
+            places.made_cold([seen], place)
+
+    row: Row = places.answer_of(
+        "penstock.bench.requests", asdict(job), place, at_ready, 60 + 10 * job.seconds
+    )
+    if is_metadata:
+        return row | {"bandwidth_bps": None}
+    if settings.is_beside_fio and job.is_direct:
+        fio_bps = _by_fio(job, place)
+        row |= {"fio_bps": fio_bps, "of_fio": row["bandwidth_bps"] / fio_bps if fio_bps else None}
+    return row
+
+
+def _by_fio(job: Job, place: Place) -> float:
+    """The same by fio.  Raises RunError."""
+    words = {"sequential": {"read": "read", "write": "write"}}.get(
+        job.order, {"read": "randread", "write": "randwrite"}
+    )
+    engine = "io_uring" if job.depth > 1 else "psync"
+    size = Path(job.path).stat().st_size
+    share = size // job.threads // job.request_bytes * job.request_bytes
+    # Sequential: each thread has its own part, as ours.
+    part = [f"--size={share}", f"--offset_increment={share}"] if job.order == "sequential" else []
+    command = [
+        "fio", "--name=x", f"--filename={job.path}", f"--rw={words[job.op]}", "--direct=1",
+        "--time_based", f"--runtime={job.seconds:g}", "--ramp_time=300ms", f"--ioengine={engine}",
+        f"--iodepth={job.depth}", "--thread", "--group_reporting", "--output-format=json",
+        "--norandommap", f"--randseed={job.seed}", f"--bs={job.request_bytes}",
+        f"--numjobs={job.threads}", *part,
+    ]  # fmt: skip
+    if place.group is not None:
+        command = place.group.wrapped(command)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        told = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][job.op]
+        return float(told["bw_bytes"])
+    except (ValueError, KeyError, IndexError) as error:
+        why = (done.stderr.strip().splitlines() or ["?"])[-1]
+        raise places.RunError(f"fio failed: {why}") from error
+
+
+@contextmanager
+def _file(folder: Path, size: int) -> Iterator[Path]:
+    """A file of random bytes in a folder of its own, which is removed again."""
+    made = folder / f"ceiling-{os.getpid()}"
+    try:
+        if tiers.free_bytes(folder) < 2 * size + (64 << 20):
+            raise TierError(f"{folder}: measuring needs {show(2 * size + (64 << 20), 'B')} free")
+        made.mkdir()
+        data = os.urandom(LARGE)
+        with open(made / "file", "wb", buffering=0) as file:
+            for _ in range(size // LARGE):
+                file.write(data)
+            os.fsync(file.fileno())
+        yield made / "file"
+    except OSError as error:
+        raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+# --- of a place, for the other studies -----------------------------------------------------------
+
+
+def ceiling_of(folder: Path, name: str, scale: str) -> float:
+    """Bytes a second of large sequential reads past the page cache at a place, the best of one,
+    four and sixteen threads: what a study's bandwidth is a fraction of.
+
+    Raises TierError; PlaceError.
+    """
+    size = FILE_BYTES[scale]
+    with _file(folder, size) as file, places.at(name, file.parent, 64 * size) as place:
+        best = 0.0
+        for threads in (1, 4, 16):
+            job = Job(str(place.path / "file"), "read", threads=threads, seconds=SECONDS[scale])
+            answer = places.answer_of(
+                "penstock.bench.requests", asdict(job), place, lambda: None, 60
+            )
+            best = max(best, answer["bandwidth_bps"])
+    return best
+
+
+def ceilings_of(
+    folder: Path, names: Sequence[str], scale: str, progress: Progress | None = None
+) -> dict[str, float]:
+    """The ceiling of each place that is to be had, measured once and kept in FOLDER.
+
+    Raises TierError.
+    """
+    kept = folder / "ceilings.json"
+    try:
+        known = dict(json.loads(kept.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    for number, name in enumerate(names):
+        if name not in known:
+            if progress:
+                progress(f"the ceiling of {name}", number / len(names))
+            with suppress(places.PlaceError):
+                known[name] = ceiling_of(folder, name, scale)
+    study.write_texts(folder, {kept.name: json.dumps(known)})
+    return {name: float(known[name]) for name in names if name in known}

@@ -1,0 +1,500 @@
+"""What all studies share: cases and repeats, results that are kept, tables, pictures, JSON.
+
+Knows factors, measures and the machine; knows no storage and no workload.  A result is kept when it
+is there: the same command goes on where an interrupted one ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from penstock import tiers
+from penstock.bench.groups import device_of
+from penstock.bench.places import Place, PlaceError, RunError
+from penstock.errors import MissingDependency, TierError
+from penstock.words import show
+
+__all__ = [
+    "SCALES",
+    "Found",
+    "Kept",
+    "Measure",
+    "Point",
+    "Read",
+    "Study",
+    "carried_out",
+    "csv_of",
+    "lines_of",
+    "machine_of",
+    "markdown_of",
+    "mixed",
+    "panels",
+    "points_of",
+    "pyplot",
+    "read_found",
+    "rows_of",
+    "table_of",
+    "with_value",
+    "write_found",
+    "write_texts",
+]
+
+T = TypeVar("T")
+Case = dict[str, Any]  # a value for each factor
+Row = dict[str, Any]  # the factors, the repeat, and a number for each measure
+Progress = Callable[[str, float], None]
+
+SCALES = ("ci", "small", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of each run.  unit: as words.show knows it.  better: 1 more is, -1 less is, 0
+    neither."""
+
+    key: str
+    title: str
+    unit: str
+    better: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The repeats of one case: the median of each measure, the least and the most."""
+
+    factors: dict[str, Any]
+    repeats: int
+    values: dict[str, float | None]
+    least: dict[str, float | None]
+    most: dict[str, float | None]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.factors[key] if key in self.factors else self.values[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is varied and what is measured.  derive: adds measures to points that are there, such as
+    ratios to one of them.  draw: a picture on a matplotlib figure."""
+
+    name: str
+    title: str
+    factors: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    draw: Callable[[Any, Sequence[Point]], None] | None = None
+    derive: Callable[[list[Point]], list[Point]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a study gave.  settings: what was asked for.  more: what is in no table."""
+
+    study: Study
+    scale: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    points: list[Point]
+    rows: list[Row]
+    remarks: list[str]
+    more: dict[str, Any]
+
+
+# --- runs that are kept --------------------------------------------------------------------------
+
+
+class Kept:
+    """The runs of a folder, one line each; a last line that was cut off is left out.
+
+    Raises TierError: the folder holds runs of other settings.
+    """
+
+    def __init__(self, folder: Path, mark: Mapping[str, Any]) -> None:
+        self.file = folder / "runs.jsonl"
+        self.head = folder / "settings.json"
+        wanted = json.loads(json.dumps(dict(mark)))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.head.exists() and _json(self.head.read_bytes()) != wanted:
+                raise TierError(
+                    f"{folder}: holds runs of other settings or data; name another folder"
+                )
+            self.head.write_text(json.dumps(wanted))
+            self.rows = rows_of(self.file)
+            with open(self.file, "a") as file:
+                if file.tell():
+                    file.write("\n")  # the last line may have been cut off
+        except OSError as error:
+            raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        with open(self.file, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Every line that is a JSON object."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [row for row in map(_json, lines) if isinstance(row, dict)]
+
+
+def mixed(cases: Sequence[T], seed: int, repeat: int) -> list[T]:
+    """Runs in another order each time: a machine that slows down slows all of them."""
+    shuffled = list(cases)
+    random.Random(seed + repeat).shuffle(shuffled)
+    return shuffled
+
+
+def carried_out(
+    kept: Kept,
+    cases: Sequence[Case],
+    run: Callable[[Place, Case], Row],
+    at: Callable[[str], AbstractContextManager[Place]],
+    *,
+    repeats: int,
+    seed: int,
+    progress: Progress | None = None,
+    is_warmed: bool = True,
+) -> tuple[list[Row], list[str]]:
+    """Makes every run that is not kept yet, the cases of one place together; also says which were
+    left out and why.  is_warmed: the first case of a place is run once for nothing.
+
+    Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError or a RunError
+    becomes a remark.
+    """
+    factors = sorted({key for case in cases for key in case})
+
+    def name(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(json.dumps(row.get(key)) for key in (*factors, "repeat"))
+
+    known = {name(row): row for row in kept.rows}
+    wanted = [
+        case | {"repeat": repeat}
+        for repeat in range(repeats)
+        for case in mixed(cases, seed, repeat)
+    ]
+    left = [case for case in wanted if name(case) not in known]
+    remarks: list[str] = []
+    done = 0
+    for place in dict.fromkeys(case["place"] for case in cases):
+        mine = [case for case in left if case["place"] == place]
+        if not mine:
+            continue
+        try:
+            with at(place) as there:
+                for number, case in enumerate([*mine[:is_warmed], *mine], 1 - is_warmed):
+                    words = ", ".join(f"{key} {case[key]}" for key in case if key in factors)
+                    if progress:
+                        progress(words, done / len(left))
+                    plain = {key: value for key, value in case.items() if key != "repeat"}
+                    try:
+                        row = case | run(there, plain)
+                    except RunError as error:
+                        if number:
+                            remarks.append(f"{words}: no result: {error}")
+                        continue
+                    finally:
+                        done += number > 0
+                    if number:  # the first was to warm up what is not the storage's
+                        kept.add(row)
+                        known[name(case)] = row
+        except (PlaceError, MissingDependency) as error:
+            remarks.append(f"{place}: left out: {error}")
+    return [known[name(case)] for case in wanted if name(case) in known], remarks
+
+
+# --- points --------------------------------------------------------------------------------------
+
+
+def points_of(study: Study, rows: Sequence[Row], order: Sequence[Case]) -> list[Point]:
+    """The repeats of each case, in the order of the cases."""
+    points = []
+    for case in order:
+        mine = [row for row in rows if all(row.get(key) == case[key] for key in study.factors)]
+        if not mine:
+            continue
+        numbers = {
+            measure.key: [row[measure.key] for row in mine if row.get(measure.key) is not None]
+            for measure in study.measures
+        }
+        points.append(
+            Point(
+                {key: case[key] for key in study.factors},
+                len(mine),
+                *(
+                    {key: how(found) if found else None for key, found in numbers.items()}
+                    for how in (median, min, max)
+                ),
+            )
+        )
+    return study.derive(points) if study.derive else points
+
+
+def with_value(point: Point, key: str, value: float | None) -> Point:
+    return replace(
+        point,
+        values=point.values | {key: value},
+        least=point.least | {key: None},
+        most=point.most | {key: None},
+    )
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def machine_of(path: Path) -> dict[str, Any]:
+    """What the numbers were measured on; no name of it."""
+    from penstock import machine
+
+    known = dict(fact for fact in machine.facts() if fact[0] != "mount")
+    try:
+        queue = Path(f"/sys/dev/block/{device_of(str(path))}/queue/read_ahead_kb")
+        ahead: int | None = int(queue.read_text())
+    except (TierError, OSError):
+        ahead = None
+    return {
+        **known,
+        "cpu": _cpu(),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "file_system": tiers.mount_of(path).kind,
+        "read_ahead_kib": ahead,
+        "load_at_start": round(os.getloadavg()[0], 1),
+        "unix_s": int(time.time()),
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+# --- what it looks like --------------------------------------------------------------------------
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every run, every number."""
+    text = io.StringIO()
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> str:
+    """A Markdown table; numbers stand at the right."""
+    lines = ["| " + " | ".join(names) + " |"]
+    lines.append("|" + "|".join(" ---: " if number else " --- " for number in is_number) + "|")
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def markdown_of(found: Found) -> str:
+    """The machine, one table, the remarks."""
+    study = found.study
+    shown = [
+        measure
+        for measure in study.measures
+        if any(point.values.get(measure.key) is not None for point in found.points)
+    ]
+    factors = [
+        key
+        for key in study.factors
+        if len({str(point.factors[key]) for point in found.points}) > 1 or key == "place"
+    ]
+    rows = []
+    for point in found.points:
+        cells = [_factor(point.factors[key]) for key in factors]
+        for measure in shown:
+            cells.append(show(point.values.get(measure.key), measure.unit))
+            if measure is shown[0] and point.repeats > 1:
+                least, most = point.least[measure.key], point.most[measure.key]
+                cells[-1] += f" ({show(least, measure.unit)} to {show(most, measure.unit)})"
+        rows.append(cells)
+    names = [*factors, *(measure.title for measure in shown)]
+    numbers = [False] * len(factors) + [True] * len(shown)
+    told = {key: value for key, value in found.machine.items() if value is not None}
+    lines = [
+        f"`penstock bench {study.name}` at scale {found.scale}, "
+        f"{_times(max((point.repeats for point in found.points), default=0))}.",
+        "",
+        table_of(["machine", ""], [[key, str(value)] for key, value in told.items()], [False] * 2),
+        "",
+        table_of(names, rows, numbers),
+        "",
+    ]
+    lines += [f"* {remark}" for remark in found.remarks]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _times(repeats: int) -> str:
+    if repeats == 1:
+        return "one run of each case"
+    return f"the median of {repeats} runs of each case, with the least and the most"
+
+
+def _factor(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value_of(found: Found) -> dict[str, Any]:
+    """As JSON: what `read_found` reads."""
+    return {
+        "study": found.study.name,
+        "scale": found.scale,
+        "settings": found.settings,
+        "machine": found.machine,
+        "factors": list(found.study.factors),
+        "measures": [asdict(measure) for measure in found.study.measures],
+        "points": [asdict(point) for point in found.points],
+        "remarks": found.remarks,
+        "more": found.more,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A study's JSON, read back."""
+
+    name: str
+    scale: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    measures: tuple[Measure, ...]
+    points: list[Point]
+
+
+def read_found(path: Path) -> Read:
+    """A study's JSON.  Raises TierError: it is none, or of another version."""
+    try:
+        value = json.loads(path.read_bytes())
+        measures = tuple(Measure(**one) for one in value["measures"])
+        names = [field.name for field in fields(Point)]
+        points = [Point(**{name: one[name] for name in names}) for one in value["points"]]
+        for point in points:
+            numbers = [*point.values.values(), *point.least.values(), *point.most.values()]
+            if not all(isinstance(number, int | float | None) for number in numbers):
+                raise ValueError("a point without numbers")
+            if set(point.factors) != set(value["factors"]):
+                raise ValueError("a point of other factors")
+        return Read(
+            str(value["study"]), str(value["scale"]), dict(value["settings"]),
+            dict(value["machine"]), measures, points,
+        )  # fmt: skip
+    except OSError as error:
+        raise TierError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TierError(f"{path}: no result of a study of penstock bench: {error}") from error
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Files by name, each whole or not at all.  Raises TierError."""
+    written = []
+    for name, text in texts.items():
+        path = folder / name
+        draft = folder / f".{name}.{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text)
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise TierError(f"{path}: cannot be written: {error.strerror}") from error
+        written.append(path)
+    return written
+
+
+def write_found(folder: Path, found: Found) -> list[Path]:
+    """NAME.json, .csv, .md and, with matplotlib, .png.  Raises TierError: no run gave a number;
+    MissingDependency."""
+    if not found.points:
+        why = f": {found.remarks[0]}" if found.remarks else ""
+        raise TierError(f"{folder}: no run gave a number{why}")
+    name = found.study.name
+    texts = {
+        f"{name}.json": json.dumps(value_of(found), indent=1),
+        f"{name}.csv": csv_of(found.rows),
+        f"{name}.md": markdown_of(found),
+    }
+    written = write_texts(folder, texts)
+    if found.study.draw:
+        plt = pyplot()
+        figure = plt.figure()
+        found.study.draw(figure, found.points)
+        figure.savefig(folder / f"{name}.png", dpi=110)
+        plt.close(figure)
+        written.append(folder / f"{name}.png")
+    return written
+
+
+def lines_of(
+    axis: Any,
+    points: Sequence[Point],
+    x: str,
+    y: str,
+    label_of: Callable[[Point], str],
+    scale: float = 1.0,
+) -> None:
+    """A line for each label, with the spread of its repeats."""
+    for label in dict.fromkeys(map(label_of, points)):
+        mine = [point for point in points if label_of(point) == label and point[y] is not None]
+        spreads = [
+            [
+                abs((point[y] - (side[y] if side[y] is not None else point[y])) * scale)
+                for point, side in ((point, getattr(point, which)) for point in mine)
+            ]
+            for which in ("least", "most")
+        ]
+        axis.errorbar(
+            [point[x] for point in mine], [point[y] * scale for point in mine], spreads,
+            label=label, marker="o", markersize=4, capsize=2,
+        )  # fmt: skip
+    axis.grid(alpha=0.3)
+
+
+def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """An axis for each name, side by side."""
+    figure.set_size_inches(4.2 * len(names) + 1.0, 4.2)
+    axes = figure.subplots(1, len(names), squeeze=False)
+    for name, axis in zip(names, axes[0], strict=True):
+        axis.set_title(name, fontsize=10)
+        yield name, axis
+    figure.tight_layout()
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib as mpl
+
+        mpl.use("agg")
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "pictures need matplotlib: pip install 'penstock[bench]'"
+        ) from error
+    return plt

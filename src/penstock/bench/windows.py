@@ -1,0 +1,263 @@
+"""`bench window`: windows of a recording beside the device's own counters, and what they cost.
+tf-Darshan's STREAM (Chien et al. 2020).
+
+Knows the cases and a sampler; the pipeline reads and makes the windows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from penstock.bench import data, inputs, places, study
+from penstock.bench.pipeline import Done, Job, files_below
+from penstock.bench.places import Place
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+
+__all__ = ["STUDY", "Settings", "data_bytes", "deviation_of", "measured"]
+
+# The paper's: 16 threads, 10 batches ahead, a window every 5 steps, batches of 128; 100 steps of
+# ImageNet's files and 50 of the malware's.  (files, batch) at each scale.
+SETS = {
+    "imagenet-stream": {"ci": (120, 4), "small": (1600, 32), "full": (12_800, 128)},
+    "malware": {"ci": (20, 1), "small": (160, 4), "full": (1600, 32)},
+}
+THREADS, PREFETCH, WINDOW_STEPS = 16, 10, 5
+SAMPLE_S = {"ci": 0.05, "small": 0.25, "full": 1.0}
+SEGMENT_BYTES = 1 << 20  # TensorFlow reads files in segments of about 1 MB
+# Reading is ahead of the steps: in the last windows of a job the device has nothing left to give.
+LEAST_OF_MEAN = 0.1
+RECORDERS = ("none", "whole run", "windows")
+
+STUDY = Study(
+    "window",
+    "Windows beside the device, and what they cost",
+    ("place", "data", "recorder"),
+    (
+        Measure("overhead", "longer than without", "share", -1),
+        Measure("epoch_s", "reading", "s", -1),
+        Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+        Measure("deviation", "windows off the device, median", "share", -1),
+        Measure("deviation_most", "at most", "share", -1),
+        Measure("seen", "bytes recorded", "share"),
+        Measure("windows", "windows", "count"),
+        Measure("window_s", "to begin and end them", "s", -1),
+        Measure("report_s", "report afterwards", "s", -1),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See study."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = ("seek",)
+    repeats: int = 5
+    seed: int = 1
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """STREAM over both data sets, recorded in three ways.
+
+    Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = study.machine_of(folder)
+    sets = {
+        kind: data.made(
+            kind, folder / "data", sizes[settings.scale][0], settings.seed, progress
+        )
+        for kind, sizes in SETS.items()
+    }  # fmt: skip
+    mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    cases = [
+        {"place": place, "data": kind, "recorder": recorder}
+        for place in settings.places
+        for kind in SETS
+        for recorder in RECORDERS
+    ]
+    curves: dict[str, Any] = {}
+
+    def run(place: Place, case: Case) -> Row:
+        return _measured(place, folder, sets[case["data"]], case, settings, curves)
+
+    rows, remarks = study.carried_out(
+        kept, cases, run, lambda name: places.at(name, folder / "data"),
+        repeats=settings.repeats, seed=settings.seed, progress=progress,
+    )  # fmt: skip
+    drawn = (lambda figure, points: _drawn(figure, curves)) if curves else None
+    which = replace(STUDY, draw=drawn, derive=_derived)
+    points = study.points_of(which, rows, cases)
+    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks.append(
+        f"the device is sampled every {SAMPLE_S[settings.scale]:g} s: a window that is shorter "
+        "than two samples is not compared, nor one in which the device had next to nothing to do"
+    )
+    return Found(which, settings.scale, mark, machine, points, rows, remarks, {"curves": curves})
+
+
+def _derived(points: list[Point]) -> list[Point]:
+    """Each beside the runs that nobody recorded."""
+    plain = {
+        (point["place"], point["data"]): point["epoch_s"]
+        for point in points
+        if point["recorder"] == "none"
+    }
+    derived = []
+    for point in points:
+        without = plain.get((point["place"], point["data"]))
+        share = point["epoch_s"] / without - 1 if without and point["recorder"] != "none" else None
+        derived.append(study.with_value(point, "overhead", share))
+    return derived
+
+
+def _measured(
+    place: Place, folder: Path, root: Path, case: Case, settings: Settings, curves: dict[str, Any]
+) -> Row:
+    recorded = folder / "recorded"
+    shutil.rmtree(recorded, ignore_errors=True)
+    batch = SETS[case["data"]][settings.scale][1]
+    names = tuple(str(path.relative_to(folder / "data")) for path in files_below(root))
+    job = Job(names, THREADS, "read", batch, PREFETCH, seed=settings.seed, read_bytes=SEGMENT_BYTES)
+    before: Sequence[str] = ()
+    if case["recorder"] == "whole run":
+        before = (sys.executable, "-m", "penstock", "run", "-q", "-o", str(recorded), "--")
+    elif case["recorder"] == "windows":
+        recorded.mkdir()
+        job = replace(job, window_steps=WINDOW_STEPS, record=str(recorded))
+    with _Sampler(place, SAMPLE_S[settings.scale]) as sampler:
+        done, row = inputs.loaded(place, job, before)
+    row["windows"] = len(done.windows) or (1 if before else None)
+    if case["recorder"] == "none":
+        return row
+    begun = time.perf_counter()
+    folders = [Path(one) for one in done.windows] or [recorded]
+    seen = [data_bytes(one) for one in folders]
+    row["report_s"] = time.perf_counter() - begun
+    row["seen"] = sum(seen) / done.read_bytes
+    if done.windows:
+        row["window_s"] = done.window_s
+        spans = _spans(done)
+        found = deviation_of(spans, seen, sampler.samples, 2 * SAMPLE_S[settings.scale])
+        if found:
+            row |= {"deviation": median(found), "deviation_most": max(found)}
+        curves[case["data"]] = _curve(spans, seen, sampler.samples)
+    return row
+
+
+def data_bytes(folder: Path) -> int:
+    """Bytes that a recording saw being read from data files."""
+    from penstock.run import open_run
+
+    with open_run(folder) as run:
+        ((found,),) = run.sql(
+            "SELECT coalesce(sum(moved_bytes), 0) FROM events JOIN files USING (file) WHERE "
+            "layer = 'posix' AND op_group = 'read' AND files.path_class = 'data'"
+        )
+    return int(found)
+
+
+def _spans(done: Done) -> list[tuple[float, float]]:
+    """From when to when each window was open: from the last step before it to its own last."""
+    first = done.ends_s[0] - done.waits_s[0]
+    marks = [first, *done.ends_s[WINDOW_STEPS - 1 :: WINDOW_STEPS]]
+    if len(marks) < len(done.windows) + 1:
+        marks.append(done.ends_s[-1])
+    return list(pairwise(marks))[: len(done.windows)]
+
+
+class _Sampler:
+    """Bytes that the device gave so far, every so often."""
+
+    def __init__(self, place: Place, every_s: float) -> None:
+        self.samples: list[tuple[float, int]] = []
+        self._place, self._every_s = place, every_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self.samples.append((time.time(), places.device(self._place)[1]))
+            self._is_over.wait(self._every_s)
+        self.samples.append((time.time(), places.device(self._place)[1]))
+
+    def __enter__(self) -> _Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+def deviation_of(
+    spans: Sequence[tuple[float, float]],
+    seen: Sequence[int],
+    samples: Sequence[tuple[float, int]],
+    least_s: float,
+) -> list[float]:
+    """How far each window's bytes are from what the device gave in that time, as a share of it.
+
+    samples: (time, bytes so far); between two of them the device is taken to be even.  least_s: a
+    shorter window is left out, and so is one in which the device had next to nothing to do.
+    """
+    given = [_at(samples, end) - _at(samples, start) for start, end in spans]
+    least = LEAST_OF_MEAN * sum(given) / max(1, len(given))
+    return [
+        abs(read_bytes / moved - 1)
+        for (start, end), read_bytes, moved in zip(spans, seen, given, strict=True)
+        if end - start >= least_s and moved > least
+    ]
+
+
+def _at(samples: Sequence[tuple[float, int]], when: float) -> float:
+    place = bisect_left(samples, (when, -1))
+    if not place:
+        return samples[0][1]
+    if place == len(samples):
+        return samples[-1][1]
+    (before, low), (after, high) = samples[place - 1], samples[place]
+    return low + (high - low) * (when - before) / max(1e-9, after - before)
+
+
+def _curve(
+    spans: Sequence[tuple[float, float]], seen: Sequence[int], samples: Sequence[tuple[float, int]]
+) -> dict[str, Any]:
+    start = spans[0][0]
+    return {
+        "windows": [
+            ((begun + end) / 2 - start, n_bytes / max(1e-9, end - begun))
+            for (begun, end), n_bytes in zip(spans, seen, strict=True)
+        ],
+        "device": [
+            (after - start, (high - low) / (after - before))
+            for (before, low), (after, high) in pairwise(samples)
+            if before >= start - 1 and after <= spans[-1][1] + 1
+        ],
+    }
+
+
+def _drawn(figure: Any, curves: dict[str, Any]) -> None:
+    for kind, axis in study.panels(figure, list(curves)):
+        for name, style in (("device", "-"), ("windows", "o")):
+            axis.plot(
+                [at for at, _ in curves[kind][name]],
+                [rate / 1e6 for _, rate in curves[kind][name]],
+                style, label=name, markersize=4,
+            )  # fmt: skip
+        axis.set(xlabel="s", ylabel="MB/s")
+        axis.set_ylim(bottom=0)
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()

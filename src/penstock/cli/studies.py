@@ -1,0 +1,208 @@
+"""The studies of `penstock bench`: arguments in, tables out.  No logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.shell import AS_JSON, NEW_FOLDER, print_json, working
+
+if TYPE_CHECKING:
+    from penstock.bench.study import Found
+
+__all__ = ["COMMANDS"]
+
+PLACES = ("disk", "throttled", "latency", "seek")
+COMMANDS: list[click.Command] = []
+
+
+def _study(name: str, short: str, places: tuple[str, ...]) -> Callable[[Any], Any]:
+    """What the commands of studies share.  places: where it runs unless it is told."""
+
+    def decorated(function: Any) -> Any:
+        for option in reversed([
+            click.argument("folder", type=NEW_FOLDER),
+            click.option(
+                "--on", "places", multiple=True, type=click.Choice(PLACES), default=places,
+                show_default=True, help="On which storage; can be given several times.",
+            ),
+            click.option(
+                "--scale", type=click.Choice(["ci", "small", "full"]), default="small",
+                show_default=True, help="How much is read: seconds, minutes, the study's own.",
+            ),
+            click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True),
+            click.option("--seed", type=int, default=1, show_default=True),
+        ]):  # fmt: skip
+            function = option(function)
+        command = click.command(name, short_help=short)(function)
+        COMMANDS.append(command)
+        return command
+
+    return decorated
+
+
+def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
+    from penstock.bench import study
+
+    with working(what) as progress:
+        found = carry(progress.say)
+        written = study.write_found(folder, found)
+    click.echo(study.markdown_of(found), nl=False)
+    click.echo(f"wrote {', '.join(map(str, written))}", err=True)
+
+
+@_study("ceiling", "Measure what storage gives at most, beside fio if asked.", ("disk",))
+@click.option("--fio", "is_beside_fio", is_flag=True, help="Measure each case by fio as well.")
+def ceiling_command(folder: Path, is_beside_fio: bool, **options: Any) -> None:
+    """Measure what storage gives at most, as IOR, fio and mdtest ask for it.
+
+    FOLDER gets ceiling.md, .csv, .json and .png.  Sequential and random reads and writes of 4 KiB,
+    64 KiB and 1 MiB, by threads and by a queue, through the page cache and past it; files made,
+    looked at, opened and removed.  A file is made in FOLDER and removed.  What is read through the
+    page cache is evicted first, or there is no run.  Interrupted, the same command goes on.
+    `penstock ceiling PATH` is the short answer to the same question.
+
+    \b
+      penstock bench ceiling /mnt/nvme/ceiling
+      penstock bench ceiling here --fio --scale full
+      penstock bench ceiling here --on disk --on latency --repeats 1
+    """
+    from penstock.bench import storage
+
+    settings = storage.Settings(is_beside_fio=is_beside_fio, **options)
+    _carried_out(folder, "measuring", lambda say: storage.measured(folder, settings, say))
+
+
+@_study("read", "Read images with more and more threads (Chien 2018).", ("disk", "latency"))
+@click.option(
+    "--loader",
+    "loaders",
+    multiple=True,
+    type=click.Choice(["threads", "torch", "tf.data"]),
+    default=["threads"],
+    show_default=True,
+    help="Whose; can be given several times.",
+)
+def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None:
+    """Read images with more and more threads: only read, decode, and resize.  Chien 2018.
+
+    FOLDER gets read.md, .csv, .json and .png, and the images: 16,384 JPEG files of 112 kB in the
+    median at full scale (2 GB), 1,024 at small.  Each run begins with the files out of memory, or
+    not at all.  Interrupted, the same command goes on.
+
+    \b
+      penstock bench read read
+      penstock bench read read --on latency --on seek --scale full
+      penstock bench read loaders --loader threads --loader tf.data --loader torch --repeats 1
+    """
+    from penstock.bench import inputs
+
+    settings = inputs.Settings(loaders=loaders, **options)
+    _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
+
+
+@_study("train", "Hide input behind computing (Chien 2018).", ("disk", "latency"))
+@click.option(
+    "--model",
+    type=click.Choice(["sleep", "alexnet"]),
+    default="sleep",
+    show_default=True,
+    help="What a step computes: a time that is swept, or AlexNet in PyTorch on the processor.",
+)
+def train_command(folder: Path, model: str, **options: Any) -> None:
+    """Hide input behind computing: prefetch, threads, and how long a step computes.  Chien 2018.
+
+    FOLDER gets train.md, .csv, .json and .png, and the images: Caltech-101's sizes, 12 kB in the
+    median.  The picture shows the stall fraction over compute / input: a step that computes longer
+    than its input takes hides all of it, if something reads ahead.
+
+    \b
+      penstock bench train train
+      penstock bench train alexnet --model alexnet --on latency --repeats 1
+    """
+    from penstock.bench import inputs
+
+    settings = inputs.Settings(model=model, **options)
+    _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
+
+
+@_study("control", "A job that is not I/O-bound must be called so (Layton 2021).", ("disk",))
+def control_command(folder: Path, **options: Any) -> None:
+    """A job that is not I/O-bound must be called so: CIFAR-10, a checkpoint an epoch.  Layton 2021.
+
+    FOLDER gets control.md, .csv and .json: the verdict, the checkpoints that were named beside
+    those that were made, and how many files the job opens.  Needs PyTorch.
+
+    \b
+      penstock bench control control
+      penstock bench control control --scale full --repeats 1
+    """
+    from penstock.bench import control
+
+    settings = control.Settings(**options)
+    _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
+
+
+@_study("window", "Windows beside the device, and what they cost (tf-Darshan 2020).", ("seek",))
+def window_command(folder: Path, **options: Any) -> None:
+    """Windows of a recording beside the device's own counters, and what recording costs.
+
+    tf-Darshan's STREAM: 16 threads read files and nothing else, once without a recorder, once
+    recorded whole, once with a window every 5 steps.  FOLDER gets window.md, .csv, .json and .png,
+    and the files: 1 GB of images and 7 GB of listings at full scale.
+
+    \b
+      penstock bench window window
+      penstock bench window window --on disk --on latency --scale full
+    """
+    from penstock.bench import windows
+
+    settings = windows.Settings(**options)
+    _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
+
+
+@_study("cases", "Many threads, few, and a fast tier: tf-Darshan's two cases.", ("seek",))
+def cases_command(folder: Path, **options: Any) -> None:
+    """Many threads for small files, one for large ones, and the smallest of those on a fast tier.
+
+    tf-Darshan's two cases (Chien et al. 2020), and Penstock's own choice of files for as many
+    bytes.  The fast tier is the disk below FOLDER.  FOLDER gets cases.md, .csv and .json, and the
+    files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
+
+    \b
+      penstock bench cases cases
+      penstock bench cases cases --on seek --on latency --repeats 5
+    """
+    from penstock.bench import cases
+
+    settings = cases.Settings(**options)
+    _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
+
+
+@click.command("compare", short_help="Compare two results of one study.")
+@click.argument("a", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("b", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@AS_JSON
+def compare_command(a: Path, b: Path, as_json: bool) -> None:
+    """Compare two results of one study: two machines, two tiers, before and after.
+
+    A case is better or worse where the two differ by more than 5 % and their repeats do not
+    overlap.  What differs between the machines stands first.
+
+    \b
+      penstock bench compare old/read.json new/read.json
+      penstock bench compare a/ladder.json b/ladder.json --json | jq '.differences[0]'
+    """
+    from penstock.bench import beside
+
+    found = beside.compared(a, b)
+    if as_json:
+        print_json(beside.to_json(found))
+        return
+    click.echo(beside.markdown_of(found, (str(a), str(b))), nl=False)
+
+
+COMMANDS.append(compare_command)
