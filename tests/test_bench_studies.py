@@ -367,6 +367,16 @@ def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PENSTOCK, "bench", "cases", "out", "--scale", "full"],
+        capture_output=True, text=True, cwd=tmp_path, input="n\n",
+    )  # fmt: skip
+    assert done.returncode == 130  # as after Ctrl-C
+    assert "out: 49.2 GB will be written; go on?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import random
 import shutil
 import struct
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
 
-__all__ = ["FORMS", "KINDS", "DataSet", "Kind", "Plan", "made", "make", "plan"]
+__all__ = ["FORMS", "KINDS", "DataSet", "Kind", "Plan", "made", "make", "needed_bytes", "plan"]
 
 Progress = Callable[[str, float], None]
 
@@ -334,6 +334,15 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return found
+
+
+def needed_bytes(sets: Mapping[str, int], folder: Path, seed: int = 1) -> int:
+    """What `made` would write for so many records of each kind below FOLDER."""
+    return sum(
+        plan(kind, "folder", n / KINDS[kind].n, seed).disk_bytes
+        for kind, n in sets.items()
+        if not (folder / f"{kind}-{n}-{seed}" / "dataset.json").exists()
+    )
 
 
 def made(kind: str, folder: Path, n: int, seed: int = 1, progress: Progress | None = None) -> Path:

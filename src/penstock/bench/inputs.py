@@ -16,7 +16,17 @@ from penstock.bench.pipeline import Done, Job, files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 
-__all__ = ["READ", "TRAIN", "Settings", "loaded", "read", "relative_files", "train"]
+__all__ = [
+    "READ",
+    "READ_FILES",
+    "TRAIN",
+    "TRAIN_FILES",
+    "Settings",
+    "loaded",
+    "read",
+    "relative_files",
+    "train",
+]
 
 TIMEOUT_S = 900.0
 

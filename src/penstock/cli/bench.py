@@ -7,11 +7,9 @@ from pathlib import Path
 import click
 
 from penstock.cli import studies
-from penstock.cli.shell import duration, rate, size, working
+from penstock.cli.shell import asked, duration, rate, size, working
 
 __all__ = ["bench"]
-
-ASK_ABOVE_BYTES = 1 << 30  # less is written without a question
 
 
 @click.group(short_help="Slow tiers, data sets of published sizes, LMDB readers.")
@@ -244,7 +242,7 @@ def data_command(kind: str, folder: Path, scale: float, form: str, seed: int, ye
     from penstock.bench import data
 
     planned = data.plan(kind, form, scale, seed)
-    _asked(folder, planned.disk_bytes, yes)
+    asked(folder, planned.disk_bytes, yes)
     with working("making") as progress:
         made = data.make(planned, folder, progress.say)
     click.echo(f"{folder}: {made.words()}")
@@ -324,7 +322,7 @@ def ladder_command(
     )
     source = given or folder / "lmdb"
     if given is None and not (source / "data.mdb").exists():
-        _asked(folder, 1.2 * data, yes)
+        asked(folder, 1.2 * data, yes)
     with working("making the LMDB") as progress:
         if given is None:
             ladder.make_lmdb(source, data, record, seed, progress.say)
@@ -333,14 +331,6 @@ def ladder_command(
         written = ladder.write_results(folder, runs, machine, remarks)
     click.echo(ladder.markdown_of(runs, machine, remarks), nl=False)
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
-
-
-def _asked(folder: Path, n_bytes: float, yes: bool) -> None:
-    from penstock.words import show
-
-    if n_bytes > ASK_ABOVE_BYTES and not yes:
-        said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
-        click.confirm(said, abort=True, err=True)
 
 
 def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
@@ -421,7 +411,7 @@ def checkpoint_command(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
         repeats, ratio,
     )  # fmt: skip
-    _asked(folder, checkpoint.written_bytes(settings), yes)
+    asked(folder, checkpoint.written_bytes(settings), yes)
     with working("measuring") as progress:
         runs = checkpoint.measure(folder, settings, slow, progress.say)
         machine = checkpoint.machine_of(folder)

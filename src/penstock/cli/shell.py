@@ -24,6 +24,7 @@ __all__ = [
     "RUN_FOLDER",
     "RUN_TO_COME",
     "Progress",
+    "asked",
     "debug",
     "duration",
     "ended_like_ctrl_c",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+ASK_ABOVE_BYTES = 1 << 30  # less is written without a question
 PROGRESS_AFTER_S = 2.0  # what is done sooner needs no bar
 
 
@@ -200,6 +202,15 @@ def ended_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def asked(folder: Path, n_bytes: float, yes: bool) -> None:
+    """Asks before much is written.  Ends here where the answer is no."""
+    from penstock.words import show
+
+    if n_bytes > ASK_ABOVE_BYTES and not yes:
+        said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
+        click.confirm(said, abort=True, err=True)
 
 
 class Progress:

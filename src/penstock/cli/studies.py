@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import AS_JSON, NEW_FOLDER, print_json, working
+from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, print_json, working
 
 if TYPE_CHECKING:
     from penstock.bench.study import Found
@@ -35,6 +35,7 @@ def _study(name: str, short: str, places: tuple[str, ...]) -> Callable[[Any], An
             ),
             click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True),
             click.option("--seed", type=int, default=1, show_default=True),
+            click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written."),
         ]):  # fmt: skip
             function = option(function)
         command = click.command(name, short_help=short)(function)
@@ -42,6 +43,15 @@ def _study(name: str, short: str, places: tuple[str, ...]) -> Callable[[Any], An
         return command
 
     return decorated
+
+
+def _asked(folder: Path, sets: dict[str, dict[str, Any]], options: dict[str, Any]) -> None:
+    """Asks before data is made.  sets: how many files of each kind at each scale."""
+    from penstock.bench import data
+
+    wanted = {kind: sizes[options["scale"]] for kind, sizes in sets.items()}
+    counts = {kind: n[0] if isinstance(n, tuple) else n for kind, n in wanted.items()}
+    asked(folder, data.needed_bytes(counts, folder / "data", options["seed"]), options.pop("yes"))
 
 
 def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
@@ -72,6 +82,7 @@ def ceiling_command(folder: Path, is_beside_fio: bool, **options: Any) -> None:
     """
     from penstock.bench import storage
 
+    asked(folder, 2 * storage.FILE_BYTES[options["scale"]], options.pop("yes"))
     settings = storage.Settings(is_beside_fio=is_beside_fio, **options)
     _carried_out(folder, "measuring", lambda say: storage.measured(folder, settings, say))
 
@@ -90,7 +101,7 @@ def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None
     """Read images with more and more threads: only read, decode, and resize.  Chien 2018.
 
     FOLDER gets read.md, .csv, .json and .png, and the images: 16,384 JPEG files of 112 kB in the
-    median at full scale (2 GB), 1,024 at small.  Each run begins with the files out of memory, or
+    median at full scale (2 GB), 256 at small.  Each run begins with the files out of memory, or
     not at all.  Interrupted, the same command goes on.
 
     \b
@@ -100,6 +111,7 @@ def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None
     """
     from penstock.bench import inputs
 
+    _asked(folder, {"imagenet-chien": inputs.READ_FILES}, options)
     settings = inputs.Settings(loaders=loaders, **options)
     _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
 
@@ -125,6 +137,7 @@ def train_command(folder: Path, model: str, **options: Any) -> None:
     """
     from penstock.bench import inputs
 
+    _asked(folder, {"caltech101": inputs.TRAIN_FILES}, options)
     settings = inputs.Settings(model=model, **options)
     _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
 
@@ -142,6 +155,7 @@ def control_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import control
 
+    _asked(folder, {"cifar10": control.RECORDS}, options)
     settings = control.Settings(**options)
     _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
 
@@ -160,6 +174,7 @@ def window_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import windows
 
+    _asked(folder, windows.SETS, options)
     settings = windows.Settings(**options)
     _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
 
@@ -178,6 +193,7 @@ def cases_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import cases
 
+    _asked(folder, {"imagenet-alexnet": cases.IMAGES, "malware": cases.MALWARE}, options)
     settings = cases.Settings(**options)
     _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
 
