@@ -174,7 +174,8 @@ def _by_fio(job: Job, place: Place) -> float:
     part = [f"--size={share}", f"--offset_increment={share}"] if job.order == "sequential" else []
     command = [
         "fio", "--name=x", f"--filename={job.path}", f"--rw={words[job.op]}", "--direct=1",
-        "--time_based", f"--runtime={job.seconds:g}", "--ramp_time=300ms", f"--ioengine={engine}",
+        "--time_based", f"--runtime={1e3 * job.seconds:.0f}ms", "--ramp_time=300ms",
+        f"--ioengine={engine}",
         f"--iodepth={job.depth}", "--thread", "--group_reporting", "--output-format=json",
         "--norandommap", f"--randseed={job.seed}", f"--bs={job.request_bytes}",
         f"--numjobs={job.threads}", *part,
