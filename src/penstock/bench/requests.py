@@ -27,6 +27,9 @@ __all__ = ["METADATA", "Job", "measured"]
 WARM_S = 0.3
 METADATA = ("create", "stat", "open", "unlink")
 FILES_EACH = 200_000  # of a thread, at most
+BATCH_BYTES = 64 << 20  # of a queue
+# What is looked at or removed is made first: as many files as that gives, on a slow tier few.
+MADE_FOR_S, MADE_EACH = 1.0, 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str,
             how = os.POSIX_FADV_RANDOM if job.order == "random" else os.POSIX_FADV_SEQUENTIAL
             os.posix_fadvise(descriptor, 0, 0, how)
         work = _queued if job.depth > 1 else _one_by_one
+        if job.depth > 1:
+            import penstock.feed.read  # noqa: F401 - now, not in the measured time
         is_ready()
         rate = _team(job, lambda thread, end: work(job, descriptor, blocks, thread, end))
     finally:
@@ -155,8 +160,8 @@ def _queued(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -
     places, clock = _places(job, blocks, thread), time.perf_counter
     engine = Engine("auto", job.depth)
     times: list[float] = []
-    # Between two batches the queue runs empty for a moment: one part in 64 of its requests.
-    n = 64 * job.depth
+    # Between two batches the queue runs empty for a moment; one of many bytes would take too long.
+    n = max(2 * job.depth, min(16 * job.depth, BATCH_BYTES // job.request_bytes))
     try:
         with mmap.mmap(-1, job.depth * job.request_bytes) as memory:
             start = np.frombuffer(memory, np.uint8).ctypes.data
@@ -185,12 +190,9 @@ def _metadata(job: Job, is_ready: Callable[[], None]) -> dict[str, float]:
     try:
         for folder in folders:
             folder.mkdir(parents=True)
-        if job.op != "create":
-            for folder in folders:
-                for number in range(_there(job)):
-                    (folder / f"{number}").touch()
+        there = _filled(folders) if job.op != "create" else 0
         is_ready()
-        rate = _team(job, lambda thread, end: _calls(job, folders[thread], end))
+        rate = _team(job, lambda thread, end: _calls(job, folders[thread], there, end))
     except OSError as error:
         raise TierError(f"{job.path}: cannot be written: {error.strerror}") from error
     finally:
@@ -200,15 +202,19 @@ def _metadata(job: Job, is_ready: Callable[[], None]) -> dict[str, float]:
     return {"calls_hz": rate, "bandwidth_bps": 0.0}
 
 
-def _there(job: Job) -> int:
-    """Files of each thread: few, since on a slow tier each is made slowly.  Where they are removed
-    before the measured time begins, all calls count."""
-    return max(1, 2000 // job.threads)
+def _filled(folders: list[Path]) -> int:
+    """Files that are in each folder then."""
+    end_s = time.perf_counter() + MADE_FOR_S
+    for number in range(MADE_EACH):
+        for folder in folders:
+            (folder / f"{number}").touch()
+        if time.perf_counter() > end_s:
+            break
+    return number + 1
 
 
-def _calls(job: Job, folder: Path, end_s: float) -> _Ended:
+def _calls(job: Job, folder: Path, there: int, end_s: float) -> _Ended:
     clock, times = time.perf_counter, []
-    there = _there(job)
     names = [f"{folder}/{number}" for number in range(there)]
     how = os.O_CREAT | os.O_EXCL | os.O_WRONLY if job.op == "create" else os.O_RDONLY
     for number in range(there if job.op == "unlink" else FILES_EACH):
