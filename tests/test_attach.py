@@ -257,6 +257,33 @@ def test_a_program_that_checks_itself_finds_nothing_wrong(
     assert (program.returncode, said.split()[0]) == (0, "fine"), said
 
 
+def test_a_thread_in_which_every_signal_waits_is_left_alone(
+    target: Callable[[str], Target], folder: Path
+) -> None:
+    # So are the C library's and our own while they hold locks that a call in their name would want.
+    program = target(
+        """
+        import ctypes
+
+        SIG_SETMASK, RT_SIGPROCMASK = 2, 14
+
+        def work():
+            with open("seen", "w") as file:
+                file.write("seen")
+
+        def set_mask(mask):
+            word = ctypes.c_uint64(mask)
+            ctypes.CDLL(None).syscall(RT_SIGPROCMASK, SIG_SETMASK, ctypes.byref(word), None, 8)
+
+        set_mask(2**64 - 1)
+        """
+    )
+    with pytest.raises(RunError, match="no thread came to a safe point"):
+        attach.join(program.pid, folder, BUDGET)
+    program.work()
+    program.end()
+
+
 def test_gdb_does_it_where_there_is_no_injector(
     target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

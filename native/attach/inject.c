@@ -118,7 +118,8 @@ static _Noreturn void attempt(const struct request *request, const struct target
     int returned = 0;
     int error = thread_stop(&thread, id);
 
-    if (!error && target_is_busy(target, thread.before.rsp, thread.before.rip))
+    if (!error &&
+        (thread_is_closed(&thread) || target_is_busy(target, thread.before.rsp, thread.before.rip)))
         error = -EAGAIN;
     if (!error)
         error = thread_borrow(&thread, target);

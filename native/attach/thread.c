@@ -160,6 +160,13 @@ static int hold_signals(struct thread *thread)
     return ptrace(PTRACE_SETSIGMASK, thread->id, sizeof all, &all) ? -errno : 0;
 }
 
+bool thread_is_closed(const struct thread *thread)
+{
+    uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1), mask;
+
+    return ptrace(PTRACE_GETSIGMASK, thread->id, sizeof mask, &mask) || (mask | never) == ~0ull;
+}
+
 int thread_borrow(struct thread *thread, const struct target *target)
 {
     struct iovec vector = {thread->extended, sizeof thread->extended};

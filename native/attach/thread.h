@@ -27,6 +27,10 @@ struct thread {
 /* Stops a thread.  -ESRCH: it has ended.  -ETIME: it did not stop soon, and is left alone. */
 int thread_stop(struct thread *thread, pid_t id);
 
+/* Whether every signal waits, those of the C library too: only it and our own recorder do that, and
+ * with locks held that nobody else could open. */
+bool thread_is_closed(const struct thread *thread);
+
 /* Keeps what the calls below change, and takes memory in the process. */
 int thread_borrow(struct thread *thread, const struct target *target);
 
