@@ -29,7 +29,7 @@ from typing import Any
 from bars import Bar, report, scratch
 
 from penstock import tiers
-from penstock.bench import ladder
+from penstock.bench import places
 from penstock.bench import tier as slow_tiers
 from penstock.bench.groups import Group, device_of
 from penstock.feed import open_index
@@ -509,7 +509,7 @@ def hot(folder: Path, total: float) -> list[Bar]:
 
 def throttled(folder: Path, total: float) -> list[Bar]:
     path = data(folder, "100k.lmdb", LARGE, total)
-    limits = {"bandwidth": ladder.THROTTLED_BPS, "iops": ladder.THROTTLED_HZ}
+    limits = {"bandwidth": places.THROTTLED_BPS, "iops": places.THROTTLED_HZ}
     with slow_tiers.capped(folder, **limits) as group:
         cold = {"group": group, "seconds": 3.0}
         found = Rounds(
@@ -538,7 +538,7 @@ def throttled(folder: Path, total: float) -> list[Bar]:
 def latency(folder: Path, total: float) -> list[Bar]:
     data(folder, "100k.lmdb", LARGE, total)
     bars: list[Bar] = []
-    with slow_tiers.slow(folder, bandwidth=ladder.LATENCY_BPS, latency_s=ladder.LATENCY_S) as tier:
+    with slow_tiers.slow(folder, bandwidth=places.LATENCY_BPS, latency_s=places.LATENCY_S) as tier:
         path = Path(tier.path) / "100k.lmdb"
         one_in_flight = {"readers": 1, "depth": 1}
         eight_in_flight = {"readers": 2, "depth": 4}
@@ -575,7 +575,7 @@ def latency(folder: Path, total: float) -> list[Bar]:
 def memory(folder: Path, total: float) -> list[Bar]:
     path, part = data(folder, "100k.lmdb", LARGE, total), "memory"
     size = (path / "data.mdb").stat().st_size
-    with slow_tiers.capped(folder, memory_bytes=int(size * ladder.MEMORY_SHARE)) as group:
+    with slow_tiers.capped(folder, memory_bytes=int(size * places.MEMORY_SHARE)) as group:
         found = Rounds(
             {
                 "feed": partial(run, "feed", path, group=group),

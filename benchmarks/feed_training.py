@@ -22,7 +22,7 @@ from pathlib import Path
 from bars import PENSTOCK, ROOT, Bar, machine, report, scratch
 
 from penstock import tiers
-from penstock.bench.ladder import LATENCY_BPS, LATENCY_S, THROTTLED_BPS, THROTTLED_HZ
+from penstock.bench.places import LATENCY_BPS, LATENCY_S, THROTTLED_BPS, THROTTLED_HZ
 from penstock.bench.tier import capped, slow
 from penstock.errors import PenstockError
 from penstock.feed import open_index

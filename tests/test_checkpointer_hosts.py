@@ -305,7 +305,7 @@ else:
     reader = TieredReader.latest(fast)
     dcp.load(state, storage_reader=reader)
     assert torch.equal(state["w"].full_tensor(), whole * 2), state["w"].full_tensor()
-    print("rank", dist.get_rank(), "has step", reader.step, flush=True)
+    print(f"rank {dist.get_rank()} has step {reader.step};", end="", flush=True)
 dist.destroy_process_group()
 """
 

@@ -103,7 +103,9 @@ def test_one_rank_makes_the_index_of_all(path: Path, monkeypatch: pytest.MonkeyP
 def test_ranks_of_a_node_share_its_readers_and_get_each_record_once(path: Path) -> None:
     def work(ranks: Threads) -> list[bytes]:
         with node_feed(path, 8, ranks, shuffle="global", readers=2, buffer_bytes=4 << 20) as feed:
-            return [key for batch in feed for key in batch.keys]
+            keys = [key for batch in feed for key in batch.keys]
+            ranks.gather(b"")  # the first waits for those of other processes, not of its own
+            return keys
 
     shares = as_threads(3, work)
     assert sorted(key.decode() for share in shares for key in share) == KEYS

@@ -428,7 +428,9 @@ def _finish(folder: Path, facts: dict[str, Any], status: int | None, quiet: bool
 def attach_command(
     pid: int, children: bool, seconds: float | None, output: Path | None, budget: int, quiet: bool
 ) -> int:
-    """Record a process that runs already, until Ctrl-C, its end or the end of the time.
+    """Record a process that runs already.
+
+    Until Ctrl-C, its end or the end of the time that was asked for.
 
     The process goes on; one of its threads stands still for some milliseconds while the recorder
     comes in, and again while it leaves.  What it starts meanwhile is recorded with it.

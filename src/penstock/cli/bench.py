@@ -451,7 +451,7 @@ def model_command(
     latency: float,
     link: int,
 ) -> None:
-    """Extend a ladder to more processes than are here, by simulation.
+    """Extend a ladder to more processes, by simulation.
 
     What is assumed is printed first; each measured point is simulated too, and the error shown.
     The storage that all nodes share, and each node's link, are what you say: the defaults are no
