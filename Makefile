@@ -26,13 +26,14 @@ feed_sources := $(wildcard native/feed/*.c)
 feed_headers := $(wildcard native/feed/*.h native/feed/*.map)
 attach_sources := $(wildcard native/attach/*.c)
 attach_headers := $(wildcard native/attach/*.h)
+container_sources := $(wildcard native/container/*.c)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
-c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
-package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject)
+c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
+package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
-    $(attach_sources) $(attach_headers) \
+    $(attach_sources) $(attach_headers) $(container_sources) \
     CMakeLists.txt pyproject.toml README.md LICENSE
 
 # Compiled where a slow tier is made, by bench/tier.py.
@@ -44,6 +45,9 @@ native_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fexce
 common_links := -pthread -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -ldl
 native_links := $(common_links) -Wl,--version-script=native/recorder.map
 feed_links := $(common_links) -Wl,--version-script=native/feed/feed.map
+# Runs in containers of any libc or none, so it brings none and wants nothing of it.
+enter_flags := -std=gnu11 -D_GNU_SOURCE -O2 -g -ffreestanding -fno-stack-protector -fno-tree-loop-distribute-patterns $(warnings)
+enter_links := -nostdlib -static -no-pie
 sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 .DELETE_ON_ERROR:
@@ -82,7 +86,7 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 # It knows the registers of one processor; elsewhere gdb does its work.
 injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
 
-native: src/penstock/librec.so src/penstock/libfeed.so $(injector) ## the recorder and the reader into src/penstock, without Python
+native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/enter src/penstock/probe $(injector) ## the recorder and the reader into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
@@ -121,7 +125,7 @@ wheel: | check-tools ## the wheel, in dist
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was made here
-	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
@@ -166,6 +170,12 @@ src/penstock/libfeed.so: $(feed_sources) $(feed_headers)
 
 src/penstock/inject: $(attach_sources) $(attach_headers)
 	$(CC) $(native_flags) -o $@ $(attach_sources)
+
+src/penstock/enter: native/container/enter.c
+	$(CC) $(enter_flags) -o $@ $< $(enter_links)
+
+src/penstock/probe: native/container/probe.c
+	$(CC) $(native_flags) -o $@ $< -ldl
 
 # The recorder leaves its own object's slots alone: it is a library here too.
 build/asan/librec.so: $(native_sources) $(native_headers)

@@ -29,15 +29,16 @@ TABLE = {
     "machine": May(ours="", world=""),
     "control": May(ours="errors", world=""),
     "recorder": May(ours="errors machine", world="ctypes"),
-    "launch": May(ours="errors control", world="ctypes"),
+    "container": May(ours="errors", world=""),
+    "launch": May(ours="errors container control", world="ctypes"),
     "attach": May(ours="errors launch log", world=""),
     "beside": May(ours="errors control launch system", world="ctypes"),
     "system": May(ours="errors machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
     "log": May(ours="errors", world="numpy"),
     "schema": May(ours="", world=""),
-    "tables": May(ours="errors faults log schema system", world="numpy duckdb"),
-    "run": May(ours="errors faults log schema system tables", world="numpy duckdb"),
+    "tables": May(ours="errors container faults log schema system", world="numpy duckdb"),
+    "run": May(ours="errors container faults log schema system tables", world="numpy duckdb"),
     "questions": May(ours="errors", world="duckdb"),
     "measures": May(ours="errors questions", world="numpy duckdb"),
     "words": May(ours="", world=""),
@@ -343,13 +344,13 @@ def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
     assert (numbers["STEP"], numbers["SPAN"]) == (recorder.OP_STEP, recorder.OP_SPAN)
 
 
-@pytest.mark.parametrize("library", ["rec", "feed", "inject"])
+@pytest.mark.parametrize("library", ["rec", "feed", "inject", "enter", "probe"])
 def test_both_builds_of_a_library_use_the_same_flags(library: str) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()
     make = (ROOT / "Makefile").read_text()
     compiled = re.search(rf"target_compile_options\(\s*{library} PRIVATE (.*)\)", cmake)
     linked = re.search(rf"target_link_options\({library} PRIVATE (.*)\)", cmake)
     assert compiled
-    assert linked or library == "inject"  # a program: nothing is exported
+    assert linked or library in ("inject", "probe")  # a program: nothing is exported
     for flag in f"{compiled[1]} {linked[1] if linked else ''}".split():
         assert flag in make, f"the Makefile does not know {flag}"

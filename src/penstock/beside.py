@@ -30,17 +30,20 @@ class PageFaults:
     """The page faults of what is started inside this context, as a file of the run's folder.
 
     state: "measured", or why they are not: the kernel forbids it, or has no such thing.  The
-    program runs in either case.
+    program runs in either case.  why_not: why it is of no use to begin.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, why_not: str = "") -> None:
         self.folder = folder
-        self.state = "measured"
+        self.state = why_not or "measured"
+        self._path: Path | None = None
         self._handle = ctypes.c_void_p()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> PageFaults:
+        if self.state != "measured":
+            return self
         try:
             self._native = _bound(ctypes.CDLL(str(library())))
         except (OSError, AttributeError, RunError) as error:
@@ -55,9 +58,17 @@ class PageFaults:
         if problem:
             self.state = _why_not(-problem)
             return self
+        self._path = path
         self._thread = threading.Thread(target=self._drain, args=[is_paused], daemon=True)
         self._thread.start()
         return self
+
+    def drop(self, why: str) -> None:
+        """What was sampled cannot be put down to the processes: they have other numbers."""
+        if self._path is not None:
+            self.state = why
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def __exit__(
         self,
@@ -88,16 +99,18 @@ class PageFaults:
 class Host:
     """Samples of what the host does while the program runs inside this context, as a file of the
     run's folder: one each second, one at its begin and one when it has ended.  Where they cannot be
-    written there are none; the program runs in either case."""
+    written there are none; the program runs in either case.  is_apart: the program will not be
+    counted as a child of ours."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_apart: bool = False) -> None:
         self.folder = folder
+        self.is_apart = is_apart
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Host:
         with contextlib.suppress(OSError):
-            self._sampler = Sampler(self.folder)
+            self._sampler = Sampler(self.folder, self.is_apart)
             self._sampler.sample()
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()

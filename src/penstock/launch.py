@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock import control
+from penstock import container, control
 from penstock.errors import RunError, StartError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "library",
     "make_folder",
     "run",
+    "settings",
     "streams",
     "write_facts",
 ]
@@ -120,6 +121,7 @@ def give_up(folder: Path) -> None:
     with contextlib.suppress(OSError):  # not empty: not only ours
         (folder / FACTS).unlink(missing_ok=True)
         (folder / control.NAME).unlink(missing_ok=True)
+        (folder / container.NAME).unlink(missing_ok=True)
         for path in [*folder.glob("*.faults"), *folder.glob("*.system")]:
             path.unlink(missing_ok=True)
         folder.rmdir()
@@ -159,6 +161,11 @@ def streams() -> list[str]:
     return sorted(set(paths))
 
 
+def settings(folder: Path, budget_bytes: int) -> dict[str, str]:
+    """What the recorder asks its environment for, wherever the program runs."""
+    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes)}
+
+
 def environment(
     folder: Path,
     budget_bytes: int,
@@ -174,11 +181,7 @@ def environment(
     preload = str(library())
     others = inherited.get("LD_PRELOAD", "")
     kept = [word for word in re.split(r"[\s:]+", others) if word and word != preload]
-    ours = {
-        "LD_PRELOAD": ":".join([preload, *kept]),
-        "PENSTOCK_RUN": str(folder),
-        "PENSTOCK_BUDGET": str(budget_bytes),
-    }
+    ours = {"LD_PRELOAD": ":".join([preload, *kept]), **settings(folder, budget_bytes)}
     if staged is not None:
         ours["PENSTOCK_STAGED"] = str(staged)
     if burst is not None:

@@ -24,6 +24,8 @@ from typing import Any
 
 import duckdb
 
+from penstock import container
+from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
 from penstock.faults import check_header
@@ -162,7 +164,7 @@ def open_run(
     kept = path / "tables"
     current = _read_manifest(kept)
     is_imported = current is not None and "imported" in current
-    manifest = {} if is_imported else _manifest(path)
+    manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
     rules = (*classes, *_read_classes(path / "classes.toml"))
     if current and is_imported:
         if any(current.get(key) != value for key, value in _made_by().items()):
@@ -236,6 +238,7 @@ def _built(
                     _machine(manifest["launched"]),
                     [folder / name for name in manifest["faults"]],
                     [folder / name for name in manifest["system"]],
+                    manifest["mounts"],
                 ),
                 tables,
                 progress,
@@ -253,8 +256,9 @@ def _built(
 # --- which tables, and are they current ----------------------------------------------------------
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """What tables of this folder are made of: equal manifests, equal tables."""
+def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
+    """What tables of this folder are made of: equal manifests, equal tables.  known_mounts: what
+    the last ones were made with."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     except OSError as error:
@@ -264,6 +268,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = {**_made_by(), "logs": {}, "running": [], "elsewhere": []}
     manifest |= {"skipped": {}, "launched": _launched(folder / "run.json"), "faults": {}}
     manifest["system"] = {}
+    inside = container.read_inside(folder)
+    manifest["mounts"] = _outside(inside, manifest["launched"], known_mounts)
     for name in beside:
         is_faults = name.endswith(FAULTS_SUFFIX)
         try:
@@ -290,8 +296,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
         else:
             # A mapped page changes the file's time late, so the header's contents count too.
             manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
-            if header.state == "running" and header.host != platform.node():
+            is_apart = inside is not None and not inside.has_our_processes
+            is_over = is_apart and "end_monotonic_ns" in manifest["launched"]
+            is_elsewhere = is_apart or header.host != platform.node()
+            if header.state == "running" and is_elsewhere and not is_over:
                 manifest["elsewhere"].append(name)
+            elif is_apart:
+                pass  # its number is another process here
             elif header.state == "running" and is_alive(header):
                 manifest["running"].append(name)
     if not manifest["logs"]:
@@ -299,6 +310,19 @@ def _manifest(folder: Path) -> dict[str, Any]:
         cure = "record one with: penstock run COMMAND"
         raise RunError(f"{folder}: no log of penstock in it{first}; {cure}")
     return manifest
+
+
+def _outside(inside: Inside | None, launched: Mapping[str, Any], known: Any) -> dict[str, Any]:
+    """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
+    table, which says nothing on another host: then as it was found earlier."""
+    if "mounts" in launched:
+        given = launched["mounts"]
+    elif inside is None:
+        return {}
+    else:
+        given = container.host_mounts(inside, container.own_mounts()) or known
+    pairs = given.items() if isinstance(given, dict) else ()
+    return {one: place for one, place in pairs if isinstance(place, str | None)}
 
 
 def _made_by() -> dict[str, Any]:
@@ -316,6 +340,7 @@ _LAUNCHED: dict[str, type] = {
     "streams": list,
     "machine": list,
     "page_faults": str,
+    "mounts": dict,
 }
 
 

@@ -45,9 +45,11 @@ MOST_LINE_BYTES = 1 << 16
 
 
 class Sampler:
-    """Writes a sample to the run's folder each time it is asked.  Raises OSError when made."""
+    """Writes a sample to the run's folder each time it is asked.  is_apart: the job is no child of
+    this process, so that what it moved is not known.  Raises OSError when made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_apart: bool = False) -> None:
+        self._is_apart = is_apart
         host = socket.gethostname().replace("/", "_")
         self._file: IO[str] = open(folder / f"{host}.{os.getpid()}{SUFFIX}", "x")  # noqa: SIM115
         self._accelerators = _Accelerators()
@@ -61,7 +63,7 @@ class Sampler:
         line |= _disks() | {"network": _networks(), "memory": {"": _memory()}}
         line |= {"nfs": nfs_mounts(_text("/proc/self/mountstats"))}
         line |= {"group": group_moved(_text(f"{self._group}/io.stat") if self._group else "")}
-        line |= {"processors": {"": _processors()}, "job": {"": _job()}}
+        line |= {"processors": {"": _processors()}, "job": {} if self._is_apart else {"": _job()}}
         line["accelerator"] = self._accelerators.sample()
         self._write(line)
 

@@ -23,6 +23,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.container import Mounts, host_path
 from penstock.errors import PenstockError, QueryError, RunError
 from penstock.faults import MAJOR, NO_BEGIN, Faults, read_faults
 from penstock.log import (
@@ -153,7 +154,7 @@ class Surroundings:
     running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
     asked from here.  skipped: why other files are no logs.  launch: None without `penstock run`.
     machine: keys and values of notes on the host.  faults: files of page faults.
-    system: files of samples of the host.
+    system: files of samples of the host.  mounts: of a container, where they lie outside.
     """
 
     running: Collection[str] = ()
@@ -163,6 +164,7 @@ class Surroundings:
     machine: Sequence[tuple[str, str]] = ()
     faults: Sequence[Path] = ()
     system: Sequence[Path] = ()
+    mounts: Mounts = made_by(default_factory=dict)
 
 
 def make_tables(
@@ -366,6 +368,7 @@ class _Build:
         cursor = _quiet(self.connection.cursor())
         names: dict[int, str] = {}
         folders = _Folders(source.log)
+        mounts = self.surroundings.mounts
         rows: list[tuple[Any, ...]] = []
         notes: list[tuple[Any, ...]] = []
         for text in source.log.texts():
@@ -374,7 +377,7 @@ class _Build:
             elif text.kind == NOTE_TEXT:
                 notes.append((source.process, utf8(text.name), utf8(text.resolved)))
             elif text.kind == FILE_TEXT:
-                rows.append(_file_row(source.process, text, folders.path(text)))
+                rows.append(_file_row(source.process, text, folders.path(text), mounts))
                 if len(rows) == TEXT_ROWS:
                     _insert(cursor, "texts", _TEXT_TYPES, rows)
                     rows = []
@@ -435,7 +438,8 @@ class _Build:
         ours = {Path(log).name for log in self.logs}  # recorder's own: memory
         rows = []
         for at, faults in enumerate(seen):
-            paths = {number: Path(path) for number, path in faults.files.items()}
+            mounts = self.surroundings.mounts
+            paths = {n: Path(host_path(mounts, path)) for n, path in faults.files.items()}
             folders = {path.parent for path in paths.values() if path.name in ours}
             rows += [
                 (at, number, utf8(str(path)))
@@ -708,7 +712,7 @@ class _Folders:
         return path[1:] if path.startswith("//") else path
 
 
-def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
+def _file_row(process: int, text: Text, path: str, mounts: Mounts) -> tuple[Any, ...]:
     kind: str | None = None
     if text.mode:
         kind = _KINDS.get(text.mode & 0o170000, "other")
@@ -717,8 +721,8 @@ def _file_row(process: int, text: Text, path: str) -> tuple[Any, ...]:
     return (
         process,
         text.id,
-        utf8(path) or None,
-        utf8(text.resolved) or None,
+        utf8(host_path(mounts, path)) or None,
+        utf8(host_path(mounts, text.resolved)) or None,
         kind,
         text.device & INT64_MAX if text.inode else None,
         text.inode & INT64_MAX if text.inode else None,

@@ -46,6 +46,8 @@ from penstock.errors import MissingDependency, PenstockError, RunError, StartErr
 if TYPE_CHECKING:
     import subprocess
 
+    from penstock.beside import PageFaults
+    from penstock.container import Container
     from penstock.report import Report
     from penstock.run import Run
 
@@ -197,6 +199,12 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--burst-limit", type=rate, metavar="RATE", help="From there at most so much, as 300MB/s."
 )
+@click.option(
+    "--container",
+    "inside",
+    metavar="WORDS",
+    help="What starts a container, up to its image: the program runs and is recorded there.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
     command: tuple[str, ...],
@@ -212,6 +220,7 @@ def run_command(
     burst_buffer: str | None,
     patterns: tuple[str, ...],
     burst_limit: int | None,
+    inside: str | None,
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
@@ -226,9 +235,9 @@ def run_command(
       penstock run --fill fast python train.py --epochs 3
       penstock run --burst-buffer fast python train.py
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
+      penstock run --container 'apptainer exec --nv train.sif' python train.py
     """
-    from penstock import launch
-    from penstock.beside import Host, PageFaults
+    from penstock import container, launch
 
     if verify and staged is None:
         raise click.UsageError("--verify is about copies: name their tier with --staged")
@@ -238,9 +247,17 @@ def run_command(
         raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
     if burst_buffer is None and (patterns or burst_limit):
         raise click.UsageError("--burst-... go with --burst-buffer TIER")
+    if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
+        raise click.UsageError("--container goes without tiers: their paths are those of this side")
+    box = container.Container.parse(inside) if inside is not None else None
     copies = _map_of(staged, verify) if staged is not None else None
     burst = burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     folder, environ, facts = _prepare(command, output, budget, paused, copies, burst)
+    started: Sequence[str] = command
+    if box is not None:
+        folder, started, environ = _boxed(box, command, folder, budget, facts)
+    elif folder is not None and container.seems_inside():
+        container.describe(folder)
     filling = None
     if fill is not None and folder is not None:
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
@@ -248,13 +265,7 @@ def run_command(
     if burst is not None and folder is not None:
         draining = drained_beside(burst[0].parent, folder, budget, burst_limit)
     try:
-        if folder is None:
-            status = launch.run(command, environ)
-        else:
-            with draining, Host(folder), PageFaults(folder) as faults:
-                status = launch.run(command, environ)
-            if faults.state != "measured":
-                facts["page_faults"] = faults.state
+        status = _run_beside(folder, started, environ, facts, draining, box)
     except StartError as error:
         if folder is not None:
             launch.give_up(folder)
@@ -265,6 +276,66 @@ def run_command(
     if folder is not None:
         _finish(folder, facts, status, quiet)
     _exit_like(status)
+
+
+def _run_beside(
+    folder: Path | None,
+    started: Sequence[str],
+    environ: dict[str, str],
+    facts: dict[str, Any],
+    draining: contextlib.AbstractContextManager[Any],
+    box: Container | None,
+) -> int:
+    """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
+    from penstock import launch
+    from penstock.beside import Host, PageFaults
+
+    if folder is None:
+        return launch.run(started, environ)
+    apart = f"{box.program} starts no child of ours" if box and box.is_apart else ""
+    with draining, Host(folder, bool(apart)), PageFaults(folder, apart) as faults:
+        status = launch.run(started, environ)
+    if box is not None:
+        _note_inside(folder, facts, faults)
+    if faults.state != "measured":
+        facts["page_faults"] = faults.state
+    return status
+
+
+def _boxed(
+    box: Container,
+    command: tuple[str, ...],
+    folder: Path | None,
+    budget: int,
+    facts: dict[str, Any],
+) -> tuple[Path | None, list[str], dict[str, str]]:
+    """The run's folder, what is started, and its environment: the recorder is for inside alone."""
+    from penstock import launch
+
+    facts["container"] = list(box.words)
+    environ = dict(os.environ)
+    if folder is not None:
+        try:
+            settings = launch.settings(folder, budget)
+            return folder, box.command(command, folder, launch.library(), settings), environ
+        except RunError as error:
+            say(f"{error}; the program runs unrecorded")
+            launch.give_up(folder)
+    return None, [*box.words, *command], environ
+
+
+def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> None:
+    """Adds to run.json where the container's mounts lie; page faults count where its process
+    numbers are ours."""
+    from penstock import container
+
+    seen = container.read_inside(folder)
+    if seen is None:
+        say("the container started nothing of ours: it ended before, or changes what it is given")
+        return
+    facts["mounts"] = container.host_mounts(seen, container.own_mounts())
+    if not seen.has_our_processes:
+        faults.drop("the container has process numbers of its own")
 
 
 def _filling(

@@ -1,0 +1,318 @@
+/* What `penstock run --container` starts inside the container, in front of the program:
+ *
+ *   enter FOLDER LIBRARY [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
+ *
+ * Preloads LIBRARY into PROGRAM, with the variables, if the container's own loader can load it: `probe`
+ * beside this file is started with it first.  Else PROGRAM runs as if we were not there, and standard
+ * error says why.  What the container is, its process numbers and its mounts, goes to
+ * FOLDER/container; the first one of a run writes it.
+ *
+ * An image may hold another libc, an older one or none: so this is linked with none and makes its
+ * system calls itself. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/limits.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+
+enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, WRONG_USE = 2 };
+enum { MOST_VARIABLES = 4096 };
+
+/* The program starts with nothing but its stack: arguments and environment lie there. */
+#if defined(__x86_64__)
+__asm__(".globl _start\n"
+        "_start:\n"
+        "    xor %ebp, %ebp\n"
+        "    mov %rsp, %rdi\n"
+        "    and $-16, %rsp\n"
+        "    call enter\n");
+
+static long call(long number, long a, long b, long c, long d)
+{
+    long result;
+    register long r10 __asm__("r10") = d;
+
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+#elif defined(__aarch64__)
+__asm__(".globl _start\n"
+        "_start:\n"
+        "    mov x29, #0\n"
+        "    mov x30, #0\n"
+        "    mov x0, sp\n"
+        "    bl enter\n");
+
+static long call(long number, long a, long b, long c, long d)
+{
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+
+    __asm__ volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    return x0;
+}
+#endif
+
+/* The compiler's own, of arrays that begin empty. */
+void *memset(void *memory, int value, size_t n)
+{
+    unsigned char *bytes = memory;
+
+    while (n)
+        bytes[--n] = (unsigned char)value;
+    return memory;
+}
+
+static size_t length(const char *text)
+{
+    size_t n = 0;
+
+    while (text[n])
+        n++;
+    return n;
+}
+
+static int begins(const char *text, const char *with)
+{
+    while (*with && *text == *with)
+        text++, with++;
+    return !*with;
+}
+
+/* Appends to what is in `path`; too long a text is cut, and then is no name of anything. */
+static void add(char *path, const char *text)
+{
+    size_t n = length(path);
+
+    while (*text && n < PATH_MAX - 1)
+        path[n++] = *text++;
+    path[n] = 0;
+}
+
+static void put(long fd, const char *text)
+{
+    size_t left = length(text);
+
+    while (left) {
+        long put = call(SYS_write, fd, (long)text, (long)left, 0);
+
+        if (put <= 0)
+            return;
+        text += put;
+        left -= (size_t)put;
+    }
+}
+
+_Noreturn static void leave(int status)
+{
+    for (;;)
+        call(SYS_exit_group, status, 0, 0, 0);
+}
+
+/* --- what the container is -----------------------------------------------------------------------
+ */
+
+static void copy(long to, const char *path)
+{
+    static char block[4096];
+    long from = call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0);
+    long got;
+
+    while (from >= 0 && (got = call(SYS_read, from, (long)block, sizeof block - 1, 0)) > 0) {
+        block[got] = 0;
+        put(to, block);
+    }
+    if (from >= 0)
+        call(SYS_close, from, 0, 0, 0);
+}
+
+static void put_link(long to, const char *key, const char *path)
+{
+    char target[256];
+    long got = call(SYS_readlinkat, AT_FDCWD, (long)path, (long)target, sizeof target - 1);
+
+    target[got > 0 ? got : 0] = 0;
+    put(to, key);
+    put(to, target);
+    put(to, "\n");
+}
+
+/* 0, or -errno: then nothing can be recorded there either. */
+static long describe(const char *folder, const char *why_not)
+{
+    char path[PATH_MAX] = "";
+    long fd;
+
+    add(path, folder);
+    add(path, "/container");
+    fd = call(SYS_openat, AT_FDCWD, (long)path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return fd == -EEXIST ? 0 : fd;
+    put(fd, "penstock container 1\nboot ");
+    copy(fd, "/proc/sys/kernel/random/boot_id");
+    put_link(fd, "processes ", "/proc/self/ns/pid");
+    put_link(fd, "mounts ", "/proc/self/ns/mnt");
+    put(fd, "not recorded ");
+    put(fd, why_not ? why_not : "");
+    put(fd, "\n\n");
+    copy(fd, "/proc/self/mountinfo");
+    call(SYS_close, fd, 0, 0, 0);
+    return 0;
+}
+
+/* --- whether the recorder can be loaded here ----------------------------------------------------
+ */
+
+/* Why not; NULL: it can.  `probe` says so itself, by its status, once LIBRARY is in it. */
+static const char *forbidden(const char *self, const char *library)
+{
+    char path[PATH_MAX] = "", preload[PATH_MAX] = "LD_PRELOAD=";
+    char *arguments[] = {path, NULL};
+    char *environment[] = {preload, NULL};
+    size_t end;
+    int status = -1;
+    long child;
+
+    add(path, self);
+    for (end = length(path); end && path[end - 1] != '/'; end--)
+        ;
+    path[end] = 0;
+    add(path, "probe");
+    add(preload, library);
+    child = call(SYS_clone, SIGCHLD, 0, 0, 0);
+    if (child < 0)
+        return "no process can be started";
+    if (!child) {
+        long quiet = call(SYS_openat, AT_FDCWD, (long)"/dev/null", O_RDWR, 0);
+        int fd;
+
+        for (fd = 0; fd <= 2; fd++) /* the loader's own complaint: ours says more */
+            if (quiet < 0 || call(SYS_dup3, quiet, fd, 0, 0) < 0)
+                call(SYS_close, fd, 0, 0, 0);
+        call(SYS_execve, (long)path, (long)arguments, (long)environment, 0);
+        leave(NOT_FOUND);
+    }
+    while (call(SYS_wait4, child, (long)&status, 0, 0) == -EINTR)
+        ;
+    if (status == NOT_FOUND << 8)
+        return "there is no glibc in it (musl, or none)";
+    return status ? "its glibc is older than the one that the recorder was built with" : NULL;
+}
+
+/* --- the program --------------------------------------------------------------------------------
+ */
+
+static const char *value_of(char **environment, const char *name)
+{
+    for (; *environment; environment++)
+        if (begins(*environment, name))
+            return *environment + length(name);
+    return NULL;
+}
+
+/* Returns only where it cannot be executed: -errno. */
+static long execute(char **words, char **environment)
+{
+    const char *search = value_of(environment, "PATH=");
+    const char *c;
+    long error = -ENOENT;
+
+    for (c = words[0]; *c; c++)
+        if (*c == '/')
+            return call(SYS_execve, (long)words[0], (long)words, (long)environment, 0);
+    for (c = search ? search : "/usr/local/bin:/usr/bin:/bin"; *c;) {
+        char path[PATH_MAX];
+        size_t n = 0;
+        long found;
+
+        for (; *c && *c != ':'; c++)
+            if (n < PATH_MAX - 1)
+                path[n++] = *c;
+        c += *c == ':';
+        path[n] = 0;
+        add(path, n ? "/" : "./");
+        add(path, words[0]);
+        found = call(SYS_execve, (long)path, (long)words, (long)environment, 0);
+        if (found != -ENOENT && found != -ENOTDIR)
+            error = found; /* it is there: what hinders it is told, if no other is found */
+    }
+    return error;
+}
+
+/* As a shell does with a file that lacks its first line. */
+static long execute_by_shell(char **words, char **environment)
+{
+    static char *shell[MOST_VARIABLES];
+    int n;
+
+    shell[0] = "/bin/sh";
+    for (n = 0; words[n] && n < MOST_VARIABLES - 2; n++)
+        shell[n + 1] = words[n];
+    return words[n] ? -E2BIG : call(SYS_execve, (long)shell[0], (long)shell, (long)environment, 0);
+}
+
+static void say(const char *first, const char *then)
+{
+    put(2, "penstock: ");
+    put(2, first);
+    put(2, then);
+    put(2, "\n");
+}
+
+__attribute__((used)) _Noreturn void enter(char **stack)
+{
+    static char *changed[MOST_VARIABLES];
+    static char preload[PATH_MAX * 4] = "LD_PRELOAD=";
+    long n = *(long *)(void *)stack;
+    char **words = stack + 1, **inherited = words + n + 1, **environment = inherited;
+    const char *why_not = NULL, *others;
+    int at, given, kept;
+    long error;
+
+    for (at = 3; at < n && !(begins(words[at], "--") && !words[at][2]); at++)
+        ;
+    if (at + 1 >= n) {
+        say("enter FOLDER LIBRARY [NAME=VALUE...] -- PROGRAM [ARGUMENT...]", "");
+        leave(WRONG_USE);
+    }
+    why_not = forbidden(words[0], words[2]);
+    error = describe(words[1], why_not);
+    if (error && !why_not)
+        why_not = error == -EACCES || error == -EPERM || error == -EROFS
+                      ? "the run's folder cannot be written there, by that user"
+                      : "the run's folder is not there";
+    for (kept = 0; inherited[kept] && kept < MOST_VARIABLES; kept++)
+        ;
+    if (!why_not && kept + at >= MOST_VARIABLES)
+        why_not = "its environment is too large";
+    if (why_not) {
+        say("nothing is recorded in this container: ", why_not);
+    } else {
+        others = value_of(inherited, "LD_PRELOAD=");
+        add(preload, words[2]);
+        add(preload, others && *others ? ":" : "");
+        add(preload, others ? others : "");
+        changed[0] = preload;
+        for (given = 3; given < at; given++)
+            changed[given - 2] = words[given];
+        given = at - 2;
+        for (kept = 0; inherited[kept]; kept++)
+            if (!begins(inherited[kept], "LD_PRELOAD=") && !begins(inherited[kept], "PENSTOCK_"))
+                changed[given++] = inherited[kept];
+        environment = changed;
+    }
+    words += at + 1;
+    error = execute(words, environment);
+    if (error == -ENOEXEC)
+        error = execute_by_shell(words, environment);
+    say(words[0], error == -ENOENT ? ": not found in the container" : ": cannot be executed");
+    leave(error == -ENOENT ? NOT_FOUND : NOT_EXECUTABLE);
+}
