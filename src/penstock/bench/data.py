@@ -28,7 +28,18 @@ from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
 
-__all__ = ["FORMS", "KINDS", "DataSet", "Kind", "Plan", "made", "make", "needed_bytes", "plan"]
+__all__ = [
+    "FORMS",
+    "KINDS",
+    "DataSet",
+    "Kind",
+    "Plan",
+    "example_of",
+    "made",
+    "make",
+    "needed_bytes",
+    "plan",
+]
 
 Progress = Callable[[str, float], None]
 
@@ -454,7 +465,8 @@ def _write_tfrecord(planned: Plan, folder: Path, records: Records) -> list[int]:
     for shard, group in enumerate(_shards(planned, records)):
         with open(folder / f"{shard:06}.tfrecord", "wb") as file:
             for number, data in group:
-                example = _example(data, planned.labels[number])
+                label = planned.labels[number]
+                example = example_of({"image/class/label": label, "image/encoded": data})
                 file.write(framed(example))
                 sizes.append(len(data))
     return sizes
@@ -491,13 +503,17 @@ def _shards(planned: Plan, records: Records) -> Iterator[Iterator[tuple[int, byt
         waiting = rest[0]
 
 
-def _example(data: bytes, label: int) -> bytes:
-    """tensorflow/core/example/example.proto by hand: features = 1, feature = map entries of 1."""
-    image = _field(1, _field(1, data))  # Feature.bytes_list.value
-    number = _field(3, _field(1, _varint(label)))  # Feature.int64_list.value, packed
-    entries = [(b"image/class/label", number), (b"image/encoded", image)]
-    features = b"".join(_field(1, _field(1, name) + _field(2, value)) for name, value in entries)
-    return _field(1, features)
+def example_of(features: Mapping[str, bytes | int]) -> bytes:
+    """tensorflow/core/example/example.proto by hand: features = 1, feature = map entries of 1,
+    Feature.bytes_list = 1 and Feature.int64_list = 3, packed; of each the values are 1."""
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, int):
+            feature = _field(3, _field(1, _varint(value)))
+        else:
+            feature = _field(1, _field(1, value))
+        entries += _field(1, _field(1, name.encode()) + _field(2, feature))
+    return _field(1, entries)
 
 
 def _field(number: int, data: bytes) -> bytes:

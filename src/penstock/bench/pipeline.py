@@ -2,7 +2,8 @@
 are fetched ahead, a step that computes.  A program of `places.answer_of`.
 
 Knows files and a job; knows no storage and no study.  With prefetch 0 nothing is read while a step
-computes; with n, at most n batches.  Other loaders (tf.data, torch) get the same files and work.
+computes; with n, at most n batches.  Other loaders (tf.data, torch) get the same files and work;
+`tfrecord` is tf.data over files of many records.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from penstock.errors import MissingDependency, PenstockError
 
 __all__ = ["LOADERS", "MODELS", "WORKS", "Done", "Job", "files_below", "trained"]
 
-WORKS = ("read", "decode", "resize")
-LOADERS = ("threads", "torch", "tf.data")
+# stand-in: read, unpacked if it is a NumPy archive, and a picture of zeros given in its place, as
+# benchmarks do that decode nothing.
+WORKS = ("read", "decode", "resize", "stand-in")
+LOADERS = ("threads", "torch", "tf.data", "tfrecord")
 MODELS = ("sleep", "alexnet")
 
 
@@ -108,6 +111,8 @@ def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
             return len(data), data
 
         return reading
+    if job.work == "stand-in":
+        return _standing_in(job)
     try:
         import numpy as np
         from PIL import Image
@@ -123,6 +128,20 @@ def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
         return len(data), np.asarray(small)
 
     return decoding
+
+
+def _standing_in(job: Job) -> Callable[[str], tuple[int, Any]]:
+    import numpy as np
+
+    picture = np.zeros((job.side, job.side), np.uint8)
+
+    def reading(path: str) -> tuple[int, Any]:
+        if not path.endswith(".npz"):
+            return len(_read(path, job.read_bytes)), picture
+        with np.load(path) as archive:  # never pickles: allow_pickle is off
+            return sum(archive[name].nbytes for name in archive.files), picture
+
+    return reading
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -196,15 +215,27 @@ def _by_torch(job: Job) -> Iterator[Batches]:
             Files(_ordered(job, epoch)),  # type: ignore[arg-type, unused-ignore]  # has both
             batch_size=job.batch, num_workers=job.threads, collate_fn=_collated, **ahead,
         )  # fmt: skip
-        yield iter(loader)
+        yield _started(loader)
 
 
-def _collated(samples: list[tuple[int, Any]]) -> tuple[int, list[Any]]:
-    return sum(n_bytes for n_bytes, _ in samples), [value for _, value in samples]
+def _started(loader: Any) -> Batches:
+    """Its processes begin to read when they begin: at the first batch, not before."""
+    yield from loader
 
 
-def _by_tensorflow(job: Job) -> Iterator[Batches]:
-    """tf.data: read_file, decode_jpeg and resize in a parallel map, batch, prefetch."""
+def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
+    """Pictures of one size as a tensor, which crosses processes in shared memory."""
+    import torch
+
+    values = [value for _, value in samples]
+    shapes = {getattr(value, "shape", None) for value in values}
+    batch: Any = values
+    if len(shapes) == 1 and None not in shapes:
+        batch = torch.stack([torch.as_tensor(value) for value in values])
+    return sum(n_bytes for n_bytes, _ in samples), batch
+
+
+def _tensorflow() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow as tf
@@ -212,6 +243,12 @@ def _by_tensorflow(job: Job) -> Iterator[Batches]:
         raise MissingDependency(
             "the loader tf.data needs TensorFlow: pip install tensorflow-cpu"
         ) from error
+    return tf
+
+
+def _by_tensorflow(job: Job) -> Iterator[Batches]:
+    """tf.data: read_file, decode_jpeg and resize in a parallel map, batch, prefetch."""
+    tf = _tensorflow()
 
     def sample(path: Any) -> Any:
         data = tf.io.read_file(path)
@@ -232,10 +269,31 @@ def _by_tensorflow(job: Job) -> Iterator[Batches]:
         yield ((int(sizes.numpy().sum()), list(values)) for sizes, values in made)
 
 
+def _by_records(job: Job) -> Iterator[Batches]:
+    """tf.data over TFRecord files: as many at once as there are threads; batches that are left
+    over are dropped."""
+    tf = _tensorflow()
+    for epoch in range(job.epochs):
+        files = list(job.files)
+        if job.is_shuffled:
+            random.Random(job.seed + epoch).shuffle(files)
+        records = tf.data.TFRecordDataset(files, num_parallel_reads=job.threads)
+        made = records.batch(job.batch, drop_remainder=True).map(tf.strings.length)
+        made = made.take(job.steps) if job.steps else made
+        made = made.prefetch(job.prefetch) if job.prefetch else made
+        yield _counted(made)
+
+
+def _counted(batches: Any) -> Batches:
+    for sizes in batches:
+        yield int(sizes.numpy().sum()), list(sizes)
+
+
 _LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
     "threads": _by_threads,
     "torch": _by_torch,
     "tf.data": _by_tensorflow,
+    "tfrecord": _by_records,
 }
 
 

@@ -198,6 +198,51 @@ def cases_command(folder: Path, **options: Any) -> None:
     _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
 
 
+@_study("mlperf", "Accelerator utilisation of MLPerf Storage's workloads.", ("disk", "latency"))
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=click.Choice(["unet3d", "resnet50", "cosmoflow"]),
+    default=["unet3d", "resnet50", "cosmoflow"],
+    show_default=True,
+    help="Which; can be given several times.",
+)
+@click.option(
+    "--accelerator",
+    "accelerators",
+    multiple=True,
+    type=click.Choice(["a100", "h100"]),
+    default=["a100", "h100"],
+    show_default=True,
+    help="Whose computing times; can be given several times.",
+)
+@click.option(
+    "--dlio",
+    default="",
+    metavar="PROGRAM",
+    help="Run each case by this dlio_benchmark as well, over the same files.",
+)
+def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
+    """Accelerator utilisation (AU) of MLPerf Storage's three training workloads, as DLIO counts it.
+
+    Samples, batches and computing times as published for A100 and H100; a step sleeps.  At small
+    scale unet3d has batches of 1, at ci everything is smaller; bytes asked for a second stay.
+    FOLDER gets mlperf.md, .csv, .json and .png, and the samples: 7.0 GB at small, 540 GB at full
+    scale, of which unet3d is 516.  unet3d needs PyTorch, the others TensorFlow.
+
+    \b
+      penstock bench mlperf mlperf
+      penstock bench mlperf mlperf --on throttled --workload cosmoflow --scale full
+      penstock bench mlperf beside --on latency --dlio ~/dlio/bin/dlio_benchmark --repeats 1
+    """
+    from penstock.bench import mlperf
+
+    settings = mlperf.Settings(**options)
+    asked(folder, mlperf.needed_bytes(folder, settings), yes)
+    _carried_out(folder, "training", lambda say: mlperf.measured(folder, settings, say))
+
+
 @click.command("compare", short_help="Compare two results of one study.")
 @click.argument("a", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("b", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))

@@ -1,0 +1,421 @@
+"""`bench mlperf`: accelerator utilisation (AU) for MLPerf Storage's three training workloads.
+
+Knows the published shapes and DLIO's definition of AU; computes nothing: a step sleeps, as there.
+Samples are files that dlio_benchmark can read as well: it can be run beside, over the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import IO, Any
+
+import numpy as np
+
+from penstock import tiers
+from penstock.bench import inputs, places, study
+from penstock.bench.data import SHARE_OF_ROOM, example_of
+from penstock.bench.pipeline import Done, Job
+from penstock.bench.places import Place, RunError
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock.errors import TierError
+from penstock.feed.tfrecord import framed
+from penstock.words import show
+
+__all__ = [
+    "ACCELERATORS",
+    "STUDY",
+    "WORKLOADS",
+    "Settings",
+    "Workload",
+    "measured",
+    "needed_bytes",
+    "utilisation",
+]
+
+ACCELERATORS = ("a100", "h100")
+POOL_BYTES = 16 << 20  # what samples are cut from
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """As dlio_benchmark 2.0's configurations have it, and MLPerf Storage 2.0's rules: bytes of a
+    sample, samples of a batch and of a file, seconds that a step computes, the AU asked for.
+
+    sizes: of each scale: the batch, what a sample's bytes are divided by, and the steps.  Where a
+    scale changes batch or bytes it changes what a step computes alike: the bytes that a second of
+    computing asks for stay.
+    """
+
+    name: str
+    loader: str
+    suffix: str
+    sample_bytes: int
+    deviation_bytes: int
+    file_samples: int
+    batch: int
+    threads: int
+    target: float
+    compute_s: dict[str, float]
+    is_shuffled: bool
+    sizes: dict[str, tuple[int, int, int]]
+
+    @property
+    def prefetch(self) -> int:
+        """dlio_benchmark's two batches; torch counts them for each of its processes."""
+        return max(1, 2 // self.threads) if self.loader == "torch" else 2
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be read before the first step ends."""
+        return self.threads * self.prefetch if self.loader == "torch" else self.prefetch + 1
+
+
+# 500 steps an epoch are the least that MLPerf's rules allow.
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("unet3d", "torch", "npz", 146_600_628, 68_341_808, 1, 7, 4, 0.9,
+                 {"a100": 0.636, "h100": 0.323}, True,
+                 {"ci": (1, 16, 24), "small": (1, 1, 32), "full": (7, 1, 500)}),
+        Workload("resnet50", "tfrecord", "tfrecord", 114_660, 0, 1251, 400, 8, 0.9,
+                 {"a100": 0.435, "h100": 0.224}, False,
+                 {"ci": (25, 1, 24), "small": (400, 1, 25), "full": (400, 1, 500)}),
+        Workload("cosmoflow", "tfrecord", "tfrecord", 2_828_486, 71_311, 1, 1, 4, 0.7,
+                 {"a100": 0.00551, "h100": 0.0035}, True,
+                 {"ci": (1, 1, 48), "small": (1, 1, 400), "full": (1, 1, 500)}),
+    )
+}  # fmt: skip
+PICTURE_SIDE = 1448  # unet3d's record_length_resize of 2 MiB, as a square
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See study.  dlio: the program dlio_benchmark, run beside each case; "": not."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = ("disk", "latency")
+    repeats: int = 3
+    seed: int = 1
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    accelerators: tuple[str, ...] = ACCELERATORS
+    dlio: str = ""
+
+
+def utilisation(done: Done, compute_s: float, skipped: int = 1) -> float | None:
+    """DLIO's AU: computing over the time between the end of the first step and that of the last.
+
+    skipped: steps that are left out at the beginning; DLIO leaves out one.  None: none is left.
+    """
+    counted = len(done.ends_s) - skipped
+    if counted < 1:
+        return None
+    return counted * compute_s / (done.ends_s[-1] - done.ends_s[skipped - 1])
+
+
+# --- the samples ---------------------------------------------------------------------------------
+
+
+def _sizes(workload: Workload, scale: str, seed: int) -> list[int]:
+    """Bytes of each sample: quantiles of a normal distribution, none below a tenth of the mean."""
+    batch, divisor, steps = workload.sizes[scale]
+    n = batch * steps
+    mean, deviation = workload.sample_bytes / divisor, workload.deviation_bytes / divisor
+    normal = NormalDist()
+    sizes = [
+        round(max(mean / 10, mean + deviation * normal.inv_cdf((number + 0.5) / n)))
+        for number in range(n)
+    ]
+    random.Random(seed).shuffle(sizes)
+    return sizes
+
+
+def _place_of(workload: Workload, folder: Path, settings: Settings) -> Path:
+    return folder / "data" / f"{workload.name}-{settings.scale}-{settings.seed}"
+
+
+def needed_bytes(folder: Path, settings: Settings) -> int:
+    """What `measured` would write for the data sets that are not there."""
+    return sum(
+        sum(_sizes(workload, settings.scale, settings.seed))
+        for workload in map(WORKLOADS.__getitem__, settings.workloads)
+        if not _place_of(workload, folder, settings).exists()
+    )
+
+
+def _made(
+    workload: Workload, folder: Path, settings: Settings, progress: Progress | None
+) -> tuple[Path, ...]:
+    """The files of a workload, relative to the folder `data`; made unless they are there.
+
+    Raises TierError: no room.
+    """
+    place = _place_of(workload, folder, settings)
+    sizes = _sizes(workload, settings.scale, settings.seed)
+    if not place.exists():
+        draft = place.with_name(f"{place.name}.partial")
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            (draft / "train").mkdir(parents=True)
+            (draft / "valid").mkdir()  # dlio_benchmark looks for both
+            room = int(tiers.free_bytes(draft) * SHARE_OF_ROOM)
+            if sum(sizes) > room:
+                raise TierError(
+                    f"{place}: needs {show(sum(sizes), 'B')}, and {show(room, 'B')} can be used "
+                    "there; a smaller --scale makes less"
+                )
+            _write(workload, draft / "train", sizes, settings.seed, progress)
+            draft.replace(place)
+        except OSError as error:
+            where = error.filename or draft
+            raise TierError(f"{where}: cannot be written: {error.strerror}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return tuple(path.relative_to(folder / "data") for path in sorted((place / "train").iterdir()))
+
+
+def _write(
+    workload: Workload, folder: Path, sizes: Sequence[int], seed: int, progress: Progress | None
+) -> None:
+    """Files that hold as many samples as published, or so few that each thread has one."""
+    chance = random.Random(seed)
+    pool = chance.randbytes(POOL_BYTES)
+    each = min(workload.file_samples, math.ceil(len(sizes) / workload.threads))
+    for number, first in enumerate(range(0, len(sizes), each)):
+        if progress:
+            progress(f"making {workload.name}", first / len(sizes))
+        with open(folder / f"img_{number:06}.{workload.suffix}", "wb") as file:
+            for size in sizes[first : first + each]:
+                start = chance.randrange(POOL_BYTES)
+                _SAMPLES[workload.suffix](file, pool, start, size)
+
+
+def _npz(file: IO[bytes], pool: bytes, start: int, size: int) -> None:
+    """A square of bytes as the array x, as dlio_benchmark makes and reads them."""
+    side = math.isqrt(size)
+    with zipfile.ZipFile(file, "w") as archive, archive.open("x.npy", "w") as member:
+        shape = {"descr": "|u1", "fortran_order": False, "shape": (side, side, 1)}
+        np.lib.format.write_array_header_1_0(member, shape)
+        for piece in _pieces(pool, start, side * side):
+            member.write(piece)
+
+
+def _record(file: IO[bytes], pool: bytes, start: int, size: int) -> None:
+    data = b"".join(_pieces(pool, start, size))
+    file.write(framed(example_of({"image": data, "size": math.isqrt(size)})))
+
+
+def _pieces(pool: bytes, start: int, size: int) -> Iterator[bytes]:
+    while size:
+        piece = pool[start : start + size]
+        yield piece
+        size -= len(piece)
+        start = 0
+
+
+_SAMPLES = {"npz": _npz, "tfrecord": _record}
+
+
+# --- the runs ------------------------------------------------------------------------------------
+
+STUDY = Study(
+    "mlperf",
+    "Accelerator utilisation of MLPerf Storage's workloads",
+    ("place", "workload", "accelerator", "by"),
+    (
+        Measure("au", "AU", "share", 1),
+        Measure("target", "AU asked for", "share"),
+        Measure("against_dlio", "over DLIO's", "x"),
+        Measure("au_settled", "AU without reading ahead", "share", 1),
+        Measure("images_hz", "samples/s", "count", 1),
+        Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+        Measure("asked_bps", "asked for", "B/s"),
+        Measure("steps", "steps", "count"),
+        Measure("resident", "in memory before", "share"),
+    ),
+)
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """Each workload for each accelerator, on each place; beside dlio_benchmark where it is named.
+
+    Raises TierError: no room, not cold, FOLDER holds other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = study.machine_of(folder)
+    mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    files = {
+        name: _made(WORKLOADS[name], folder, settings, progress) for name in settings.workloads
+    }
+    cases = [
+        {"place": place, "workload": name, "accelerator": accelerator, "by": by}
+        for place in settings.places
+        for name in settings.workloads
+        for accelerator in settings.accelerators
+        for by in ("penstock", "dlio_benchmark")[: 1 + bool(settings.dlio)]
+    ]
+
+    def run(place: Place, case: Case) -> Row:
+        workload = WORKLOADS[case["workload"]]
+        how = _by_dlio if case["by"] == "dlio_benchmark" else _by_pipeline
+        return how(place, folder, files[workload.name], workload, case["accelerator"], settings)
+
+    rows, remarks = study.carried_out(
+        kept, cases, run, lambda name: places.at(name, folder / "data"),
+        repeats=settings.repeats, seed=settings.seed, progress=progress,
+    )  # fmt: skip
+    which = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
+    points = study.points_of(which, rows, cases)
+    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += [_told(WORKLOADS[name], settings.scale) for name in settings.workloads]
+    return Found(which, settings.scale, mark, machine, points, rows, remarks, {})
+
+
+def _told(workload: Workload, scale: str) -> str:
+    batch, divisor, steps = workload.sizes[scale]
+    smaller = f", bytes and computing of a sample divided by {divisor}" if divisor > 1 else ""
+    return (
+        f"{workload.name}: {steps} steps of {batch} of {workload.batch} samples{smaller}; up to "
+        f"{workload.ahead} batches are read while the first step is not counted"
+    )
+
+
+def _derived(points: list[Point]) -> list[Point]:
+    """Ours beside DLIO's of the same case."""
+    theirs = {
+        (point["place"], point["workload"], point["accelerator"]): point["au"]
+        for point in points
+        if point["by"] == "dlio_benchmark"
+    }
+    derived = []
+    for point in points:
+        other = theirs.get((point["place"], point["workload"], point["accelerator"]))
+        ratio = point["au"] / other if other and point["by"] == "penstock" else None
+        derived.append(study.with_value(point, "against_dlio", ratio))
+    return derived
+
+
+def _compute_s(workload: Workload, accelerator: str, scale: str) -> float:
+    batch, divisor, _ = workload.sizes[scale]
+    return workload.compute_s[accelerator] * batch / workload.batch / divisor
+
+
+def _by_pipeline(
+    place: Place, folder: Path, files: Sequence[Path], workload: Workload, accelerator: str,
+    settings: Settings,
+) -> Row:  # fmt: skip
+    batch, divisor, steps = workload.sizes[settings.scale]
+    compute_s = _compute_s(workload, accelerator, settings.scale)
+    job = Job(
+        tuple(map(str, files)), workload.threads, "stand-in", batch, workload.prefetch, compute_s,
+        steps=steps, seed=settings.seed, side=PICTURE_SIDE, loader=workload.loader,
+        is_shuffled=workload.is_shuffled,
+    )  # fmt: skip
+    done, row = inputs.loaded(place, job)
+    return row | {
+        "au": utilisation(done, compute_s),
+        "au_settled": utilisation(done, compute_s, 1 + workload.ahead),
+        "target": workload.target,
+        "asked_bps": batch * workload.sample_bytes / divisor / compute_s,
+        "steps": len(done.ends_s),
+    }
+
+
+def _by_dlio(
+    place: Place, folder: Path, files: Sequence[Path], workload: Workload, accelerator: str,
+    settings: Settings,
+) -> Row:  # fmt: skip
+    """The same files, batch and computing by dlio_benchmark's own program."""
+    batch, divisor, steps = workload.sizes[settings.scale]
+    there = [place.path / path for path in files]
+    output = folder / "dlio"
+    shutil.rmtree(output, ignore_errors=True)
+    told = {
+        "workflow.generate_data": False,
+        "workflow.checkpoint": False,
+        "dataset.data_folder": there[0].absolute().parent.parent,
+        "dataset.num_files_train": len(there),
+        "dataset.num_samples_per_file": batch * steps // len(there),
+        "dataset.record_length": workload.sample_bytes // divisor,
+        "dataset.record_length_stdev": workload.deviation_bytes // divisor,
+        "reader.batch_size": batch,
+        "reader.read_threads": workload.threads,
+        "train.epochs": 1,
+        "train.computation_time": _compute_s(workload, accelerator, settings.scale),
+        "train.seed": settings.seed,
+    }
+    words = [settings.dlio, f"workload={workload.name}_{accelerator}", f"hydra.run.dir={output}"]
+    words += [f"++workload.{key}={value}" for key, value in told.items()]
+    resident, said = places.made_cold(there, place), b""
+    try:
+        with _in_place(words, place) as program:
+            said = program.communicate(b"go\n", timeout=inputs.TIMEOUT_S)[0]
+        summary = json.loads((output / "summary.json").read_bytes())["metric"]
+        return {
+            "au": float(summary["train_au_mean_percentage"]) / 100,
+            "images_hz": float(summary["train_throughput_mean_samples_per_second"]),
+            "target": workload.target,
+            "steps": steps,
+            "resident": resident,
+        }
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"dlio_benchmark: did not end in {inputs.TIMEOUT_S:.0f} s") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise RunError(f"dlio_benchmark: {lines[-1] if lines else error}") from error
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+
+
+@contextmanager
+def _in_place(words: Sequence[str], place: Place) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that begins when it reads a line, in the place's group by then."""
+    program = subprocess.Popen(
+        ["sh", "-c", 'read -r _ && exec "$@"', "sh", *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    try:
+        if place.group is not None:
+            place.group.add(program.pid)
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+
+
+def _drawn(figure: Any, points: Sequence[Point]) -> None:
+    """A bar for each, and a line where its AU should be."""
+    names = list(dict.fromkeys(point["place"] for point in points))
+    for name, axis in study.panels(figure, names):
+        mine = [point for point in points if point["place"] == name]
+        labels = list(dict.fromkeys((point["workload"], point["accelerator"]) for point in mine))
+        programs = list(dict.fromkeys(point["by"] for point in points))
+        for number, by in enumerate(programs):
+            shift = 0.4 * (number - (len(programs) - 1) / 2)
+            shown = [point for point in mine if point["by"] == by]
+            places_x = [
+                labels.index((point["workload"], point["accelerator"])) + shift for point in shown
+            ]
+            axis.bar(places_x, [100 * point["au"] for point in shown], 0.38, label=by)
+        for number, (workload, _) in enumerate(labels):
+            asked = 100 * WORKLOADS[workload].target
+            label = "asked for" if not number else None
+            axis.plot([number - 0.4, number + 0.4], [asked, asked], "k--", lw=1, label=label)
+        axis.set(ylabel="AU, %", ylim=(0, 105))
+        ticks = [f"{workload}\n{accelerator}" for workload, accelerator in labels]
+        axis.set_xticks(range(len(labels)), ticks, fontsize=7)
+        axis.grid(alpha=0.3, axis="y")
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncol=3)
+    figure.tight_layout()

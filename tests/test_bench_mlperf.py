@@ -1,0 +1,157 @@
+"""MLPerf Storage's workloads: DLIO's utilisation, samples that it can read, and what AU shows."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import PENSTOCK
+from penstock.bench import mlperf, pipeline
+from penstock.bench.mlperf import WORKLOADS, Settings
+from penstock.bench.pipeline import Done, Job
+from penstock.bench.places import Place, RunError
+from penstock.feed import open_index
+from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
+
+
+def test_utilisation_counts_from_the_end_of_the_first_step() -> None:
+    done = Done(ends_s=[100.0, 102.0, 103.0, 106.0])
+    # Three steps of a second each in the six seconds behind the first.
+    assert mlperf.utilisation(done, 1.0) == pytest.approx(0.5)
+    assert mlperf.utilisation(done, 1.0, skipped=2) == pytest.approx(0.5)
+    assert mlperf.utilisation(done, 1.0, skipped=3) == pytest.approx(1 / 3)
+    assert mlperf.utilisation(done, 1.0, skipped=4) is None
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("accelerator", mlperf.ACCELERATORS)
+def test_a_smaller_scale_asks_for_as_many_bytes_a_second(name: str, accelerator: str) -> None:
+    workload = WORKLOADS[name]
+    published = workload.batch * workload.sample_bytes / workload.compute_s[accelerator]
+    for scale, (batch, divisor, steps) in workload.sizes.items():
+        compute_s = mlperf._compute_s(workload, accelerator, scale)
+        assert batch * workload.sample_bytes / divisor / compute_s == pytest.approx(published)
+        sizes = mlperf._sizes(workload, scale, 1)
+        assert len(sizes) == batch * steps
+        # Some of unet3d's would be negative; those that are cut off make the mean a little larger.
+        assert np.mean(sizes) == pytest.approx(workload.sample_bytes / divisor, rel=0.01)
+        assert np.std(sizes) == pytest.approx(workload.deviation_bytes / divisor, rel=0.1)
+
+
+def samples(name: str, folder: Path) -> list[Path]:
+    made = mlperf._made(WORKLOADS[name], folder, Settings("ci"), None)
+    return [folder / "data" / path for path in made]
+
+
+def test_samples_are_what_dlio_reads(tmp_path: Path) -> None:
+    unet3d, cosmoflow = samples("unet3d", tmp_path), samples("cosmoflow", tmp_path)
+    sizes = mlperf._sizes(WORKLOADS["unet3d"], "ci", 1)
+    for path, size in zip(unet3d, sizes, strict=True):
+        with np.load(path) as archive:
+            array = archive["x"]
+            assert (array.dtype, array.ndim, array.shape[2]) == (np.uint8, 3, 1)
+            assert 0 <= size - array.size < 2 * size**0.5 + 1  # the largest square below
+    tf = pytest.importorskip("tensorflow")
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "size": tf.io.FixedLenFeature([], tf.int64),
+    }
+    read = [
+        tf.io.parse_single_example(record, features)
+        for path in cosmoflow
+        for record in tf.data.TFRecordDataset(str(path))
+    ]
+    wanted = mlperf._sizes(WORKLOADS["cosmoflow"], "ci", 1)
+    assert [len(one["image"].numpy()) for one in read] == wanted
+    assert len({one["image"].numpy() for one in read}) == len(read)
+
+
+def test_records_are_spread_over_as_many_files_as_threads_read(tmp_path: Path) -> None:
+    workload = WORKLOADS["resnet50"]
+    files = samples("resnet50", tmp_path)
+    assert [len(open_index(path)) for path in files] == [75] * workload.threads
+
+
+@pytest.mark.parametrize("loader", ["torch", "tf.data"])
+def test_nothing_is_read_before_a_job_begins(tmp_path: Path, loader: str) -> None:
+    pytest.importorskip("torch" if loader == "torch" else "tensorflow")
+    files = [tmp_path / str(number) for number in range(8)]
+
+    def now_there() -> None:
+        for file in files:
+            file.write_bytes(b"late")
+
+    job = Job(tuple(map(str, files)), threads=2, batch=4, prefetch=1, loader=loader)
+    assert pipeline.trained(job, now_there).samples == 8
+
+
+def test_records_of_many_files_are_read_once_and_only_whole_batches_count(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    files = tuple(map(str, samples("resnet50", tmp_path)))
+    job = Job(files, threads=8, batch=128, prefetch=2, loader="tfrecord")
+    done = pipeline.trained(job)
+    assert done.samples == 4 * 128  # of 600
+    assert done.read_bytes == pytest.approx(512 * 114_660, rel=0.001)
+
+
+DLIO = """#!/bin/sh
+read -r went && echo "it read its standard input: $went"
+printf '%s\\n' "$@" > asked
+for word; do case $word in hydra.run.dir=*) folder=${word#*=};; esac; done
+mkdir -p "$folder"
+echo '{"metric": {"train_au_mean_percentage": 42.5,
+  "train_throughput_mean_samples_per_second": 10}}' > "$folder/summary.json"
+"""
+
+
+def by_dlio(folder: Path, program: str) -> dict[str, Any]:
+    dlio = folder / "dlio_benchmark"
+    dlio.write_text(program)
+    dlio.chmod(0o755)
+    settings = Settings("ci", dlio=str(dlio))
+    files = mlperf._made(WORKLOADS["unet3d"], folder, settings, None)
+    place = Place("disk", folder / "data")
+    return mlperf._by_dlio(place, folder, files, WORKLOADS["unet3d"], "h100", settings)
+
+
+def test_dlio_is_asked_for_the_same_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    row = by_dlio(tmp_path, DLIO)
+    assert (row["au"], row["images_hz"]) == (pytest.approx(0.425), 10)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0] == "workload=unet3d_h100"
+    assert f"++workload.dataset.data_folder={tmp_path}/data/unet3d-ci-1" in asked
+    assert "++workload.dataset.num_files_train=24" in asked
+    assert f"++workload.train.computation_time={0.323 / 7 / 16}" in asked
+    assert not (tmp_path / "dlio").exists()
+
+
+def test_a_dlio_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="dlio_benchmark: no MPI here"):
+        by_dlio(tmp_path, "#!/bin/sh\necho no MPI here >&2\nexit 1\n")
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@needs_fuse
+def test_the_workload_that_asks_for_most_waits_most(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    command = [PENSTOCK, "bench", "mlperf", tmp_path, "--scale", "ci", "--repeats", "1"]
+    command += ["--on", "latency", "--accelerator", "h100"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mlperf.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "mlperf.json").read_bytes())
+    points = {one["factors"]["workload"]: one["values"] for one in found["points"]}
+    for values in points.values():
+        assert 0 < values["au"] <= 1
+        assert values["resident"] < 0.02
+    # 3.2 GB/s of a tier of 1 GB/s: two thirds and more are waited for, whatever the machine.
+    assert points["unet3d"]["au"] < 0.4
+    assert points["unet3d"]["au"] < points["resnet50"]["au"]
