@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,11 @@ def test_a_make_that_is_ended_can_be_undone(folder: Path, number: signal.Signals
     while f"{folder}-slow" not in mounts():
         assert maker.poll() is None
     maker.send_signal(number)
-    assert maker.wait() == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        maker.wait(20)
+    if maker.poll() is None:  # Python loses an interrupt that comes in a callback of its imports
+        maker.send_signal(number)
+    assert maker.wait(20) == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     if number == signal.SIGKILL:
         assert [one.name for one in made()] == ["slow"]
         remove("slow")

@@ -265,6 +265,7 @@ def test_at_1100_pixels_no_table_is_cut_and_no_name_of_a_pass_is_struck_through(
     assert {color for _, color in names} == {browser.run(card)}
 
 
+@pytest.mark.alone
 @needs_browser
 def test_the_largest_page_is_small_and_soon_drawn(
     browser: Browser, largest: Report, tmp_path: Path
