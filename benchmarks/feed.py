@@ -618,8 +618,8 @@ def others(folder: Path, total: float) -> list[Bar]:
     samples = int(min(total / 4, 1e9) / 100_000)
     return [
         *compared("image folder of small files: FeedDataset of open and read, 2 workers", images,
-                  partial(run, "loader", images, is_ours=True, seconds=6.0),
-                  partial(run, "loader", images, seconds=6.0)),
+                  partial(run, "loader", images, is_ours=True, seconds=20.0),
+                  partial(run, "loader", images, seconds=20.0)),
         *tar(tar_file(folder, samples)),
         *tfrecord(folder, samples),
     ]  # fmt: skip

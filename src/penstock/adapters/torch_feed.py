@@ -64,7 +64,8 @@ class FeedDataset:
         self._reader = Reader(self.index, options)
         self._buffer = Buffer(buffer_bytes)
         self._pid = os.getpid()
-        self.index.check()
+        if isinstance(data, Index):  # else it is this moment's
+            self.index.check()
 
     def __len__(self) -> int:
         return len(self.index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import FeedError
 from penstock.feed.spans import Advance
 
-__all__ = ["Listing", "listing"]
+__all__ = ["Listing", "listing", "stats"]
 
 # A stat of an inode that is not in memory is a request to the device: several at once, as loaders
 # with that many workers would.
@@ -35,8 +35,20 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
 
     Raises FeedError: a folder that cannot be listed, a link to nothing, a circle of links.
     """
-    found = sorted((os.fsencode(os.path.relpath(path, root)), path) for path in _walk(root))
+    start = len(os.path.join(root, ""))  # of a path in it
+    found = sorted((os.fsencode(path[start:]), path) for path in _walk(root))
     keys, files = [key for key, _ in found], [path for _, path in found]
+    size, mtime_ns = stats(files, progress)
+    return Listing(files, keys, size, mtime_ns)
+
+
+def stats(
+    files: Sequence[str], progress: Advance | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sizes in bytes and times of change in ns, several files at once.
+
+    Raises FeedError: one is not there.
+    """
     chunks = [files[start : start + STAT_CHUNK] for start in range(0, len(files), STAT_CHUNK)]
     states: list[tuple[int, int]] = []
     with ThreadPoolExecutor(STAT_THREADS, thread_name_prefix="penstock-list") as pool:
@@ -49,7 +61,7 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
             pool.shutdown(cancel_futures=True)
             raise
     state = np.array(states, np.int64).reshape(-1, 2)
-    return Listing(files, keys, state[:, 0], state[:, 1])
+    return state[:, 0], state[:, 1]
 
 
 def _walk(root: str) -> Iterator[str]:
@@ -76,12 +88,12 @@ def _walk(root: str) -> Iterator[str]:
                 raise FeedError(f"{entry.path} is a link to nothing; a record is missing")
 
 
-def _stats(paths: list[str]) -> list[tuple[int, int]]:
+def _stats(paths: Sequence[str]) -> list[tuple[int, int]]:
     found = []
     for path in paths:
         try:
             state = os.stat(path)
         except OSError as error:
-            raise FeedError(f"{path}: {error.strerror}; it was there a moment ago") from error
+            raise FeedError(f"{path}: {error.strerror}; is the data set complete?") from error
         found.append((state.st_size, state.st_mtime_ns))
     return found
