@@ -1,12 +1,13 @@
 /* What redirection costs an open, seen from C.
  *
- *   redirect check N                              nanoseconds of the question whether anything is
- *                                                 staged, which is all that is asked when off
+ *   redirect check N                              nanoseconds of the question whether opens are
+ *                                                 redirected, which is all that is asked when off
  *   redirect opens FOLDER N LIBRARY RUN [MAP]     nanoseconds of open, read, close of FOLDER/0 ...,
  *                                                 in a window, with a tier's map or without */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void *map; /* stands for staged_map of native/staged.h */
+static bool is_on; /* stands for redirection_is_on of native/hook_open.h */
 static long found;
 
 static double now_ns(void)
@@ -30,7 +31,7 @@ static double check(long n, int asks)
     double start = now_ns();
 
     for (long i = 0; i < n; i++) {
-        if (asks && __builtin_expect(__atomic_load_n(&map, __ATOMIC_ACQUIRE) != NULL, 0))
+        if (asks && __builtin_expect(__atomic_load_n(&is_on, __ATOMIC_ACQUIRE), 0))
             found++;
         __asm__ volatile("" : : : "memory");
     }

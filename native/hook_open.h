@@ -14,9 +14,15 @@ struct redirected {
     struct staged_slot *written; /* to be dropped when the call succeeds */
 };
 
-static inline bool redirects(void)
+/* Whether there is a map of copies or a burst buffer: one load, as an open asks it each time.  Set
+ * by recorder.c before a window is open, and never cleared. */
+#pragma GCC visibility push(hidden)
+extern bool redirection_is_on;
+#pragma GCC visibility pop
+
+__attribute__((always_inline)) static inline bool redirects(void)
 {
-    return staged_is_on() || burst_is_on();
+    return UNLIKELY(__atomic_load_n(&redirection_is_on, __ATOMIC_ACQUIRE));
 }
 
 /* Which file the event is about, as soon as that is decided: until then it has none. */

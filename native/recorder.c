@@ -15,6 +15,7 @@
 
 #include "burst.h"
 #include "files.h"
+#include "hook_open.h"
 #include "log.h"
 #include "patch.h"
 #include "spread.h"
@@ -23,6 +24,8 @@
 /* The linker gathers every HOOK into this section. */
 extern const struct hook *__start_penstock_hooks[] __attribute__((visibility("hidden")));
 extern const struct hook *__stop_penstock_hooks[] __attribute__((visibility("hidden")));
+
+HOT bool redirection_is_on;
 
 static pthread_mutex_t window =
     PTHREAD_MUTEX_INITIALIZER; /* start and stop; never taken by a hook */
@@ -276,12 +279,20 @@ int penstock_attach(const char *folder, uint64_t budget_bytes)
     return 0;
 }
 
+/* After what the wrappers then look at. */
+static void redirect_opens(void)
+{
+    __atomic_store_n(&redirection_is_on, true, __ATOMIC_RELEASE);
+}
+
 int penstock_staged(const char *map)
 {
     int error;
 
     pthread_mutex_lock(&window);
     error = is_open ? -EALREADY : staged_start(map);
+    if (!error)
+        redirect_opens();
     pthread_mutex_unlock(&window);
     return error;
 }
@@ -292,6 +303,8 @@ int penstock_burst(const char *folder, const char *patterns)
 
     pthread_mutex_lock(&window);
     error = is_open ? -EALREADY : burst_start(folder, patterns);
+    if (!error)
+        redirect_opens();
     pthread_mutex_unlock(&window);
     return error;
 }
