@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from penstock.save.manifest import crc32
+
 __all__ = [
     "Damage",
     "Scope",
@@ -121,7 +123,7 @@ def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope)
             # Not through zipfile's own check: it says nothing about records that end early.
             record._expected_crc = None  # type: ignore[attr-defined]
             while data := record.read(READ_BYTES):
-                crc = zlib.crc32(data, crc)
+                crc = crc32(data, crc)
                 size += len(data)
                 scope.add(len(data))
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:

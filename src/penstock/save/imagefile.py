@@ -11,7 +11,6 @@ import mmap
 import os
 import queue
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from penstock.errors import TierError, TierFull
 from penstock.save.arena import ALIGNMENT_BYTES
 from penstock.save.image import Record, zip_directory, zip_header, zip_layout, zip_tail
-from penstock.save.manifest import CHUNK_BYTES, SUM_BYTES, FileSum, checksum
+from penstock.save.manifest import CHUNK_BYTES, SUM_BYTES, FileSum, checksum, crc32
 
 __all__ = ["Image", "write_image", "write_text"]
 
@@ -108,7 +107,7 @@ def _chunks(image: Image) -> Iterator[tuple[int, memoryview]]:
     def head_all_before(end: int) -> None:
         while (n := len(checksums)) < len(image.records) and image.records[n].header < end:
             record = image.records[n]
-            crc = zlib.crc32(view[record.offset : record.offset + record.n_bytes])
+            crc = crc32(view[record.offset : record.offset + record.n_bytes])
             checksums.append(crc)
             view[record.header : record.offset] = zip_header(record, crc)
 
@@ -124,7 +123,7 @@ def _chunks(image: Image) -> Iterator[tuple[int, memoryview]]:
 def _ended(image: Image, rest: bytes, checksums: list[int]) -> memoryview:
     """What follows the last whole chunk of the arrays, in memory that direct I/O takes."""
     if image.pickled:
-        tail, placed = zip_tail(image.body_bytes, image.pickled, zlib.crc32)
+        tail, placed = zip_tail(image.body_bytes, image.pickled, crc32)
         directory = zip_directory(
             image.body_bytes + len(tail),
             [*zip(image.records, checksums, strict=True), *placed],
