@@ -247,15 +247,51 @@ long log_write_unit(uint64_t unit, const void *data)
     return put;
 }
 
-static uint32_t number_of(const char *const *names)
+static uint32_t number_of(const char *name)
 {
-    for (; *names; names++) {
-        const char *value = getenv(*names);
+    const char *value = name ? getenv(name) : NULL;
+    char *end;
+    unsigned long number;
 
-        if (value && *value >= '0' && *value <= '9')
-            return (uint32_t)strtoul(value, NULL, 10);
+    if (!value || *value < '0' || *value > '9')
+        return ~0u;
+    errno = 0;
+    number = strtoul(value, &end, 10);
+    return errno || *end || number >= ~0u ? ~0u : (uint32_t)number;
+}
+
+/* How launchers tell a process which of how many it is, the innermost first: torchrun may run below
+ * mpirun, that below Slurm.  RANK alone is a word that programs use for other things. */
+static void find_rank(void)
+{
+    static const char *const launchers[][3] = {
+        {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+        {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
+        {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
+    };
+    size_t i, other;
+    int saved = errno;
+
+    identity.rank = identity.local_rank = identity.world_size = ~0u;
+    for (i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+        uint32_t rank = number_of(launchers[i][0]), size = number_of(launchers[i][1]);
+
+        if (rank == ~0u || size == ~0u || rank >= size)
+            continue;
+        identity.rank = rank;
+        identity.world_size = size;
+        /* Who sets RANK by hand from Slurm's leaves the local rank to Slurm. */
+        for (other = i; other < sizeof launchers / sizeof *launchers; other++) {
+            identity.local_rank = number_of(launchers[other][2]);
+            if (identity.local_rank != ~0u)
+                break;
+        }
+        break;
     }
-    return ~0u;
+    errno = saved;
 }
 
 /* What the clocks and the processes of a log belong to. */
@@ -284,13 +320,6 @@ void log_machine(char host[64], uint8_t boot_id[16])
 
 static void identify(void)
 {
-    static const char *const ranks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID",
-                                        NULL};
-    static const char *const locals[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                         "MPI_LOCALRANKID", "SLURM_LOCALID", NULL};
-    static const char *const worlds[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                         "SLURM_NTASKS", NULL};
-
     if (identity.version)
         return;
     memcpy(identity.magic, LOG_MAGIC, sizeof identity.magic);
@@ -300,9 +329,7 @@ static void identify(void)
     identity.unit_bytes = LOG_UNIT_BYTES;
     identity.event_bytes = sizeof(struct event);
     log_machine(identity.host, identity.boot_id);
-    identity.rank = number_of(ranks);
-    identity.local_rank = number_of(locals);
-    identity.world_size = number_of(worlds);
+    find_rank();
     if (syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", identity.executable,
                 sizeof identity.executable - 1) < 0)
         identity.executable[0] = 0;

@@ -145,6 +145,24 @@ def two_ranks(slow_ms: float) -> Synthetic:
     return run
 
 
+def each_rank_reads(share: float, passes: int = 1, ranks: int = 4) -> Synthetic:
+    """Ranks that read so much of 40 files in each pass of their loaders."""
+    run = Synthetic()
+    n = round(40 * share)
+    for rank in range(ranks):
+        main = 1 + 10 * rank
+
+        def fetch(at: int, batch: int, process: int, rank: int = rank) -> int:
+            path = a_file(run, f"/data/{(rank * n + batch % n) % 40}.bin", 1 << 20)
+            return reads(run, at, process, ms=20, size=1 << 20, path=path, offset=0)
+
+        end = loop(run, fetch, batches=n * passes, workers=0, compute_ms=20, main=main, rank=rank,
+                   world_size=ranks, host=f"node{1 + rank // 2}")  # fmt: skip
+        for number in range(passes):
+            run.span("loader", 1000 * MS + number, end, process=main, index=1 + number, a=0, b=1)
+    return run
+
+
 def with_tail(every: int, factor: float) -> Synthetic:
     run = Synthetic()
 
@@ -292,6 +310,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D7": lambda: faulting(8),
     "D8": lambda: unequal(2.5),
     "D9": lambda: with_tail(50, 40),
+    "D10": lambda: each_rank_reads(1.0),
     "W1": short_of_workers,
     "W2": lambda: decoding(0.9, 0.05),
     "W3": lambda: decoding(0.4, 0.5, cpus=2),

@@ -46,6 +46,7 @@ class Synthetic:
     ) -> int:
         row = {
             "rank": None,
+            "world_size": None,
             "state": "exited",
             "reason": "",
             "folded_events": 0,
@@ -60,7 +61,17 @@ class Synthetic:
             "slots": 900,
         } | more
         self.rows["processes"].append(
-            (process, 1000 + process, 1, parent, row["host"], row["rank"], None, "run")
+            (
+                process,
+                1000 + process,
+                1,
+                parent,
+                row["host"],
+                row["rank"],
+                None,
+                row["world_size"],
+                "run",
+            )
             + (row["executable"], command, row["folder"], start, end, row["state"], row["reason"])
             + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
             + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
@@ -178,7 +189,7 @@ class Synthetic:
     def sample(self, at: int, kind: str, device: str = "", **values: float) -> None:
         """One sample of the host."""
         for quantity, value in values.items():
-            self.rows["system"].append((at, kind, device, quantity, float(value)))
+            self.rows["system"].append((at, "node1", kind, device, quantity, float(value)))
 
     def ceiling(self, mount: str, op: str, bandwidth_bps: float) -> None:
         """A tier that was measured."""

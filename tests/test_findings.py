@@ -17,6 +17,7 @@ from findings_examples import (
     costly,
     crowded,
     decoding,
+    each_rank_reads,
     example,
     faulting,
     files_of,
@@ -319,6 +320,39 @@ def test_a_straggling_rank() -> None:
 
 def test_equal_ranks_are_balanced() -> None:
     assert "balanced" in fine(two_ranks(12), "D8").says
+
+
+def test_each_rank_reads_all_of_the_data() -> None:
+    finding = found(example("D10"), "D10")
+    tells(
+        finding,
+        "a rank reads 100 % of the data set's 41.9 MB in a pass: 4 ranks read 168 MB in 1 pass",
+        "a share each would be 41.9 MB",
+    )
+    waited_s = example("D10").data_storage_s
+    assert finding.gain.value == pytest.approx(0.75 * waited_s)
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.25, 1), (0.25, 4), (0.5, 2)])
+def test_ranks_that_read_a_share_each_pass_are_fine(share: float, passes: int) -> None:
+    """In four passes a rank may well come to see all of it, a quarter at a time."""
+    measures = measure(each_rank_reads(share, passes))
+    assert f"reads {100 * share:.3g}" in fine(measures, "D10").says.replace(".0 %", " %")
+
+
+def test_who_should_have_read_what_is_open_without_a_loader() -> None:
+    run = each_rank_reads(1.0)
+    run.rows["spans/0"] = [row for row in run.rows["spans/0"] if row[3] != "loader"]
+    assert "no pass of a loader" in fine(measure(run), "D10", "not judged").says
+
+
+def test_a_straggler_is_what_others_wait_for_at_barriers() -> None:
+    run = two_ranks(30)
+    run.span("barrier", 2000 * MS, 2400 * MS, process=1)
+    run.span("barrier", 2390 * MS, 2400 * MS, process=11)
+    tells(
+        found(measure(run), "D8"), "the others wait for it at barriers: 400 ms, it itself 10.0 ms"
+    )
 
 
 def test_tail_latency() -> None:

@@ -211,15 +211,15 @@ def test_samples_are_read_as_written_and_damage_is_passed_over(tmp_path: Path) -
     with_sampler.sample()
     with_sampler.close()
     (path,) = tmp_path.glob("*.system")
-    boot_id, samples = system.read_system(path)
+    boot_id, host, samples = system.read_system(path)
     assert len(boot_id) == 32
     assert {one.kind for one in samples} >= {"memory", "processors", "job"}
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines, b'{"ns": -1}\n', b"[[[\n", lines[1][: len(lines[1]) // 2]]))
-    assert system.read_system(path) == (boot_id, samples)
+    assert system.read_system(path) == (boot_id, host, samples)
     hostile = {"ns": 5, "disk": {"x" * 500: [1, "a", None, -4, 1e400]}, "job": 7, "memory": [[]]}
     path.write_bytes(lines[0] + json.dumps(hostile).encode() + b"\n")
-    assert [(one.quantity, len(one.device)) for one in system.read_system(path)[1]] == [
+    assert [(one.quantity, len(one.device)) for one in system.read_system(path)[2]] == [
         ("reads", 64)
     ]
     for head, said in ((b"{}", "no samples"), (b'{"format": 2}', "upgrade"), (b"", "no samples")):

@@ -466,6 +466,20 @@ def test_a_loader_deleted_by_another_thread_ends_when_its_own_thread_goes_on(
 # Steps
 
 
+def test_a_barrier_is_known_as_such(recorded: Recorded) -> None:
+    run = recorded(
+        """
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for _ in range(3):
+            dist.barrier()
+        dist.destroy_process_group()
+        """
+    )
+    assert len(spans(run, "barrier", "duration_ns", where="duration_ns > 0")) == 3
+
+
 def test_a_step_ends_with_each_outermost_optimizer_step(recorded: Recorded) -> None:
     run = recorded(
         source("""

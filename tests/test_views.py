@@ -135,7 +135,7 @@ def test_a_run_without_steps_shows_what_was_looked_for() -> None:
     text = terminal.render(report_of(measure(run)), 80)
     assert "small reads, bound by latency (D2)" in text
     assert "Checked and fine\n  metadata storm · recording incomplete" in text
-    assert "15 rules: no training steps seen" in text
+    assert "16 rules: no training steps seen" in text
 
 
 def test_one_call_is_no_calls() -> None:

@@ -99,18 +99,22 @@ class PageFaults:
 class Host:
     """Samples of what the host does while the program runs inside this context, as a file of the
     run's folder: one each second, one at its begin and one when it has ended.  Where they cannot be
-    written there are none; the program runs in either case.  is_apart: the program will not be
-    counted as a child of ours."""
+    written there are none; the program runs in either case.
 
-    def __init__(self, folder: Path, is_apart: bool = False) -> None:
+    is_apart: the program will not be counted as a child of ours.  is_first: of several ranks here
+    the first; what the others would see of the host is the same, and they tell at their begin and
+    end of their own programs alone."""
+
+    def __init__(self, folder: Path, is_apart: bool = False, is_first: bool = True) -> None:
         self.folder = folder
         self.is_apart = is_apart
+        self.is_first = is_first
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Host:
         with contextlib.suppress(OSError):
-            self._sampler = Sampler(self.folder, self.is_apart)
+            self._sampler = Sampler(self.folder, self.is_apart, self.is_first)
             self._sampler.sample()
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
@@ -132,7 +136,7 @@ class Host:
     def _sample(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError):
-            while not self._ends.wait(SAMPLE_S):
+            while not self._ends.wait(SAMPLE_S if self.is_first else None):
                 self._sampler.sample()
 
 

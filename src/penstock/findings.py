@@ -20,6 +20,7 @@ from penstock.measures import (
     Measures,
     MetadataCalls,
     Number,
+    Rank,
     State,
     Storage,
     Worker,
@@ -489,6 +490,53 @@ def reread_remote(measures: Measures) -> _Said:
             FASTER_TIER,
         ),
         "storage",
+    )
+
+
+ALL_OF_IT = Threshold(
+    0.9,
+    "share",
+    "of the data set's bytes was read by each rank in each pass, a mean over ranks",
+    "chosen: with a share each, two ranks read half of it in a pass; a tenth may be held back for "
+    "validation",
+)
+
+
+def each_reads_all(measures: Measures) -> _Said:
+    """Each rank of a job reads the whole data set in each pass, where a share of it each would do:
+    the loader does not know of the others, or the container can only be read from its begin."""
+    ranks = measures.job.ranks
+    if ranks < 2:
+        return _Fine("one rank: none to share with")
+    if measures.recording.counters_only:
+        return _Unjudged("which rank read what is not known")
+    passes = max((row.epoch for row in measures.epochs), default=0)
+    if not passes:
+        return _Unjudged("no pass of a loader was seen: how often the data should be read is open")
+    size_bytes = sum(row.size_bytes or 0 for row in measures.sharing)
+    read_bytes = sum(row.read_bytes for row in measures.sharing)
+    if not size_bytes:
+        return _Fine("no rank read a data file")
+    share = read_bytes / size_bytes / ranks / passes
+    says = f"a rank reads {per_cent(share)} of the data set's {show(size_bytes, 'B')} in a pass"
+    if share < ALL_OF_IT.value:
+        return _Fine(says)
+    return _Found(
+        measures.data_storage_s * (1 - 1 / ranks),
+        (
+            f"{says}: {count(ranks, 'rank')} read {show(read_bytes, 'B')} in "
+            f"{count(passes, 'pass')}",
+            f"a share each would be {show(size_bytes * passes, 'B')} for all of them together",
+        ),
+        (
+            Remedy(
+                "loader",
+                "give each rank its share: DataLoader(sampler=DistributedSampler(data)), or "
+                "shards by rank",
+            ),
+            Remedy("feed", "one reader for the ranks of a node: penstock.adapters.torch.node_feed"),
+        ),
+        "sharing",
     )
 
 
@@ -1295,10 +1343,21 @@ def _slow_rank(measures: Measures) -> _Found | None:
         (
             f"rank {slow} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
             f"the others {show(usual, 's')}",
+            *_held_up(waits, slow),
         ),
         (Remedy("job", "give each rank an equal share of the bytes; look at that node's tier"),),
-        "processes",
+        "ranks",
     )
+
+
+def _held_up(ranks: Mapping[int, Rank], slow: int) -> tuple[str, ...]:
+    """What the others waited at barriers, where these are known."""
+    others = [row.barrier_s or 0.0 for name, row in ranks.items() if name != slow]
+    own_s = ranks[slow].barrier_s or 0.0
+    if median(others) <= own_s:
+        return ()
+    told = f"{show(median(others), 's')}, it itself {show(own_s, 's')}"
+    return (f"the others wait for it at barriers: {told}",)
 
 
 def _turns(measures: Measures) -> list[list[Checkpoint]]:
@@ -1347,6 +1406,7 @@ RULES: tuple[Rule, ...] = (
     Rule("D7", "page faults of mapped files", mapped_files, (IN_FAULTS,), of_calls=_calls_faulted),
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
     Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE)),
+    Rule("D10", "each rank reads all of the data", each_reads_all, (ALL_OF_IT,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),
     Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE,)),

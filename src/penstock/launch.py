@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -14,19 +15,24 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import container, control
 from penstock.errors import RunError, StartError
 
 __all__ = [
+    "RankOfJob",
     "environment",
     "give_up",
+    "has_claimed",
     "has_failed",
     "library",
     "make_folder",
+    "rank_of_job",
+    "ranks_ended",
     "run",
     "settings",
     "streams",
@@ -47,7 +53,12 @@ FORWARDED = (
 SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group has it already
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
 FACTS = "run.json"
+RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
+# Rank 0 tells of all: so long it waits for the others, whose programs end when its own does.
+OTHERS_S = 5.0
+MOST_FACTS_BYTES = 1 << 20
+LATE_S = 60.0  # a rank starts no later than so long after the first to end
 
 
 def library() -> Path:
@@ -63,28 +74,102 @@ def library() -> Path:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class RankOfJob:
+    """One of several processes that a launcher started for one job, each under a penstock of its
+    own.
+
+    key: names the job, equal for all its ranks and for no other job that runs meanwhile.
+    is_first_here: it has local rank 0, or its launcher does not tell.
+    """
+
+    key: str
+    rank: int
+    size: int
+    is_first_here: bool = True
+
+
+class _Launcher(NamedTuple):
+    """The variables by which a launcher tells rank, how many, local rank and which job."""
+
+    name: str
+    rank: str
+    size: str
+    local: str
+    key: tuple[str, ...]
+
+
+# The innermost first, as in native/log.c.  Hydra (MPICH, Intel MPI) names no job.
+_LOCAL = "MPI_LOCALNRANKS"
+_LAUNCHERS = (
+    _Launcher(
+        *("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    _Launcher(
+        *("mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMIX_NAMESPACE",),
+    ),
+    _Launcher("mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", (_LOCAL,)),
+    _Launcher(
+        *("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+)
+_MORE = ("TORCHELASTIC_RESTART_COUNT", "OMPI_MCA_orte_hnp_uri", "SLURM_RESTART_COUNT")
+
+
+def rank_of_job(environ: Mapping[str, str]) -> RankOfJob | None:
+    """Which rank of which job this process is by its launcher's variables; None: of none with
+    several, or of one whose ranks cannot know each other."""
+    for name, rank, size, local, keys in _LAUNCHERS:
+        numbers = [environ.get(key, "") for key in (rank, size)]
+        if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in numbers):
+            continue
+        number, of = map(int, numbers)
+        if number >= of or not all(environ.get(key) for key in keys):
+            continue
+        if of == 1:
+            return None
+        words = [f"{key}={environ.get(key, '')}" for key in (*keys, size, *_MORE)]
+        if _LOCAL in keys:
+            if environ[_LOCAL] != environ[size]:
+                return None  # on other hosts too, where nothing says that they are of this job
+            words.append(f"{os.uname().nodename} {os.getppid()}")  # Hydra's, which started all
+        told = hashlib.sha256("\n".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        if name == "slurm":
+            said = re.sub(r"[^0-9A-Za-z.]+", "", ".".join(environ[key] for key in keys))
+            name = f"slurm-{said[:40]}"
+        return RankOfJob(f"{name}-{told}", number, of, environ.get(local, "0") == "0")
+    return None
+
+
 def make_folder(
     command: Sequence[str],
     folder: Path | None,
     now_s: float | None = None,
     is_paused: bool = False,
+    job: RankOfJob | None = None,
 ) -> Path:
     """A new folder for one run, absolute: `folder`, or penstock-runs/PROGRAM-DATE-TIME.
 
     One that holds something already is left alone and the next free name is taken, FOLDER-2: two
-    runs in one folder would be added up.  is_paused: its processes begin with nothing recorded.
+    runs in one folder would be added up.  The ranks of a job take one folder together, whichever
+    of them comes first.  is_paused: its processes begin with nothing recorded.
     Raises RunError if it cannot be made or written.
     """
     if folder is None:
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
-        folder = Path(RUNS) / f"{_program_name(command)}-{moment}"
+        folder = Path(RUNS) / f"{_program_name(command)}-{job.key if job else moment}"
     folder = folder.expanduser().absolute()
     wanted, number = folder, 1
     try:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
-            if _claim(folder):
+            if _claim(folder, job):
                 control.make(folder, control.PAUSE if is_paused else control.RECORD)
+                return folder
+            if job is not None and _join(folder, job):
                 return folder
             number += 1
             folder = wanted.with_name(f"{wanted.name}-{number}")
@@ -94,15 +179,82 @@ def make_folder(
         ) from error
 
 
-def _claim(folder: Path) -> bool:
+def _claim(folder: Path, job: RankOfJob | None) -> bool:
     """Takes an empty folder by making its facts file, which only one process can."""
-    if any(folder.iterdir()):
+    if job is None:
+        if any(folder.iterdir()):
+            return False
+        return _made(folder / FACTS)
+    # The claim comes with its words, so that the other ranks never find it empty.
+    drafts = f".{FACTS}.{job.key}."
+    if not all(path.name.startswith(drafts) for path in folder.iterdir()):
         return False
+    draft = folder / f"{drafts}{job.rank}"
+    draft.write_text(json.dumps(_ours(job)))
     try:
-        (folder / FACTS).touch(exist_ok=False)
+        os.link(draft, folder / FACTS)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links: the others take folders of their own
+        return _made(folder / FACTS)
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
+
+
+def _join(folder: Path, job: RankOfJob) -> bool:
+    """Whether the folder is our job's, and this rank the first of its number there."""
+    first = _facts_in(folder / FACTS)
+    if first.get("job") != job.key or first.get("rank") == job.rank:
+        return False
+    # Keys come again: torchrun has one port unless told otherwise.
+    ended_ns = first.get("end_unix_ns", time.time_ns())
+    if not isinstance(ended_ns, int) or abs(time.time_ns() - ended_ns) > LATE_S * 1e9:
+        return False
+    try:
+        with open(folder / RANK_FACTS.format(job.rank), "x") as file:
+            json.dump(_ours(job), file)
+    except FileExistsError:
+        return False
+    until_s = time.monotonic() + OTHERS_S
+    while not (folder / control.NAME).exists() and time.monotonic() < until_s:
+        time.sleep(0.01)  # who claimed it is about to make it
+    return True
+
+
+def _ours(job: RankOfJob) -> dict[str, Any]:
+    return {"job": job.key, "rank": job.rank, "ranks": job.size}
+
+
+def _facts_in(path: Path) -> dict[str, Any]:
+    """Facts as they stand in a file; one that is damaged or none says nothing."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(MOST_FACTS_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def ranks_ended(folder: Path) -> Iterator[tuple[int, int]]:
+    """(ended, joined): how many of the ranks that joined our folder have ended; again and again
+    until all have, or OTHERS_S have passed."""
+    until_s = time.monotonic() + OTHERS_S
+    while True:
+        told = [_facts_in(path) for path in (folder / FACTS, *folder.glob(RANK_FACTS.format("*")))]
+        ended = sum("end_unix_ns" in facts for facts in told)
+        yield ended, len(told)
+        if ended == len(told) or time.monotonic() > until_s:
+            return
+        time.sleep(0.05)
 
 
 def _program_name(command: Sequence[str]) -> str:
@@ -116,10 +268,26 @@ def _program_name(command: Sequence[str]) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
-def give_up(folder: Path) -> None:
+def _facts_path(folder: Path, job: RankOfJob | None) -> Path:
+    """Where our facts are: a rank that joined has a file of its own."""
+    own = folder / RANK_FACTS.format(job.rank if job else "")
+    return own if job is not None and own.exists() else folder / FACTS
+
+
+def has_claimed(folder: Path, job: RankOfJob) -> bool:
+    """Whether this rank made the folder, not one of the others."""
+    return _facts_path(folder, job).name == FACTS
+
+
+def give_up(folder: Path, job: RankOfJob | None = None) -> None:
     """Removes the folder of a run that did not begin, if there is nothing in it but our claim."""
     with contextlib.suppress(OSError):  # not empty: not only ours
-        (folder / FACTS).unlink(missing_ok=True)
+        own = _facts_path(folder, job)
+        if own.name != FACTS or any(folder.glob(RANK_FACTS.format("*"))):
+            if own.name != FACTS:
+                own.unlink()
+            return
+        own.unlink(missing_ok=True)
         (folder / control.NAME).unlink(missing_ok=True)
         (folder / container.NAME).unlink(missing_ok=True)
         for path in [*folder.glob("*.faults"), *folder.glob("*.system")]:
@@ -129,11 +297,13 @@ def give_up(folder: Path) -> None:
             folder.parent.rmdir()
 
 
-def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Writes run.json, whole or not at all.  Raises RunError."""
-    path, draft = folder / FACTS, folder / (FACTS + ".new")
+def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = None) -> None:
+    """Writes run.json, or a rank's own beside it, whole or not at all.  Raises RunError."""
+    path = _facts_path(folder, job)
+    draft = path.with_name(path.name + ".new")
+    told = {**facts, **(_ours(job) if job else {})}
     try:
-        draft.write_text(json.dumps(facts, indent=1) + "\n")
+        draft.write_text(json.dumps(told, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
         if not folder.is_dir():

@@ -15,6 +15,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -419,13 +420,16 @@ class Monitor:
         )
 
     def _is_launched(self) -> bool:
-        """Whether `penstock run` says that its program has not ended."""
-        try:
-            with open(os.path.join(self.folder, "run.json")) as file:  # noqa: PTH118
-                facts = json.load(file)
-        except (OSError, ValueError):
-            return False
-        return isinstance(facts, dict) and "end_unix_ns" not in facts and _is_recent(facts)
+        """Whether `penstock run` says that a program of it has not ended: one for each rank that
+        it stood in for."""
+        for path in Path(self.folder).glob("run*.json"):
+            try:
+                facts = json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+            if isinstance(facts, dict) and "end_unix_ns" not in facts and _is_recent(facts):
+                return True
+        return False
 
     def look(self) -> Live:
         """The run as it is now."""

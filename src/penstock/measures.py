@@ -22,6 +22,7 @@ __all__ = [
     "CallTimes",
     "Checkpoint",
     "ClassTotal",
+    "ClockOfHost",
     "Concurrency",
     "Devices",
     "DirectoryTotal",
@@ -32,6 +33,7 @@ __all__ = [
     "FileTotal",
     "HistogramBin",
     "InFlight",
+    "Job",
     "Lane",
     "LaneCell",
     "Machine",
@@ -45,9 +47,11 @@ __all__ = [
     "ProcessRow",
     "Program",
     "Rank",
+    "RankCell",
     "Reading",
     "Recording",
     "Restore",
+    "Sharing",
     "Staged",
     "State",
     "StepTimes",
@@ -666,6 +670,55 @@ class Rank:
     wall_s: float
     data_wait_s: float
     checkpoint_block_s: float
+    barrier_s: float | None
+    own_s: float
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCell:
+    """queries/rank_heat.sql"""
+
+    row: int
+    first: int
+    last: int
+    bin: int
+    bin_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """queries/job.sql"""
+
+    size: int | None
+    ranks: int
+    missing: str | None
+    doubled: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOfHost:
+    """queries/clocks.sql"""
+
+    host: str
+    how: str
+    moved_s: float
+    error_s: float | None
+    spread_s: float | None
+    steps: int
+    apart_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """queries/sharing.sql"""
+
+    readers: int
+    files: int
+    size_bytes: int | None
+    read_bytes: int
+    node_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -762,6 +815,10 @@ class Measures:
     devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
+    job: Job = Job(None, 0, None, None)
+    clocks: tuple[ClockOfHost, ...] = ()
+    rank_cells: tuple[RankCell, ...] = ()
+    sharing: tuple[Sharing, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -887,6 +944,7 @@ def measure(run: Tables) -> Measures:
 def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
     prepare(engine)
     parts = _ask(engine, "data_wait")
+    job, ranks = _row(engine, "job", Job), _rows(engine, "ranks", Rank)
     return Measures(
         program=next(iter(_rows(engine, "program", Program)), None),
         training=_row(engine, "training", Training),
@@ -920,7 +978,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         concurrency=_rows(engine, "concurrency", Concurrency),
         drift=_rows(engine, "read_drift", Drift),
         workers=_rows(engine, "workers", Worker),
-        ranks=_rows(engine, "ranks", Rank),
+        ranks=ranks,
         restores=_rows(engine, "restores", Restore),
         machine=_row(engine, "machine", Machine),
         storage=_rows(engine, "storage", Storage),
@@ -933,6 +991,11 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         devices=_row(engine, "devices", Devices),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
+        job=job,
+        clocks=_rows(engine, "clocks", ClockOfHost),
+        # Of one there is nothing to compare, and each reads all calls.
+        rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
+        sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
     )
 
 

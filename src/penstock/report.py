@@ -201,16 +201,16 @@ class Mark:
 class Picture:
     """Binned values over an axis of equal bins, and in words what they show.
 
-    lines, stack and lanes: bin i begins at x_start + i * x_step, in x_unit.
+    lines, stack, lanes and ranks: bin i begins at x_start + i * x_step, in x_unit.
     bars: bin i holds 2^(x_start + i) to 2^(x_start + i + 1) of x_unit.
-    lanes: a series is a row, its values are heat.
+    lanes, ranks: a series is a row, its values are heat.
     at_s: of bins that are not equally long in time, where each begins and the last ends, in seconds
     since the run began.
     """
 
     key: str
     title: str
-    kind: Literal["lines", "stack", "bars", "lanes"]
+    kind: Literal["lines", "stack", "bars", "lanes", "ranks"]
     x_label: str
     x_unit: Unit
     x_start: float
@@ -768,9 +768,11 @@ def _ratio(part: float, whole: float | None) -> float | None:
 # Columns by key: title, unit, and whether its cells need single events.
 COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "asked_bytes": ("bytes asked", "B", False),
+    "apart_s": ("apart", "s", False),
     "at_risk_s": ("oldest of them", "s", False),
     "background_s": ("off the step loop", "s", False),
     "bandwidth_bps": ("bandwidth", "B/s", True),
+    "barrier_s": ("in barriers", "s", False),
     "batch_size": ("batch size", "count", False),
     "batches": ("batches", "count", False),
     "beneath": ("beneath", "text", False),
@@ -779,6 +781,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "busy_share": ("of the wait busy", "share", False),
     "call_s": ("in file calls", "s", True),
     "calls": ("calls", "count", False),
+    "checkpoint_block_s": ("checkpoints", "s", False),
     "command": ("command", "text", False),
     "copied_bytes": ("copied", "B", False),
     "cpu_s": ("on a processor", "s", False),
@@ -789,6 +792,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "durable_mean_s": ("durable after", "s", False),
     "duration_s": ("duration", "s", False),
     "epoch": ("pass", "count", False),
+    "error_s": ("wrong by at most", "s", False),
     "errors": ("errors", "count", False),
     "fetch_s": ("in fetches", "s", False),
     "fetches": ("batches", "count", False),
@@ -797,6 +801,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "first_wait_s": ("of it first batch", "s", False),
     "folders": ("folders", "count", False),
     "host": ("host", "text", False),
+    "how": ("aligned by", "text", False),
     "is_finished": ("finished", "text", False),
     "kind": ("file system", "text", False),
     "layer": ("layer", "text", False),
@@ -812,10 +817,13 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "mount": ("mounted at", "path", False),
     "mean_read_s": ("a read", "s", True),
     "minor": ("minor", "count", False),
+    "moved_s": ("moved by", "s", False),
     "moved_bytes": ("bytes moved", "B", False),
+    "node_bytes": ("once a host", "B", False),
     "op": ("operation", "text", False),
     "opens": ("opens", "count", False),
     "outcome": ("what came of it", "text", False),
+    "own_s": ("the rest", "s", False),
     "owed_s": ("waited for", "s", False),
     "p50_s": ("median", "s", True),
     "p99_s": ("99th percentile", "s", True),
@@ -828,6 +836,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "read_ceiling_bps": ("reads at most", "B/s", False),
     "read_s": ("in reads", "s", False),
     "read_times": ("read / size", "x", False),
+    "readers": ("ranks", "count", False),
     "reads": ("reads", "count", True),
     "role": ("role", "text", False),
     "save": ("checkpoint", "count", False),
@@ -835,8 +844,10 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "size_bytes": ("size", "B", False),
     "slower": ("slower", "share", True),
     "slower_error": ("error", "share", True),
+    "spread_s": ("steps end within", "s", False),
     "start_s": ("at", "s", False),
     "state": ("state", "text", False),
+    "steps": ("steps", "count", False),
     "sync_s": ("in syncs", "s", True),
     "tier": ("tier", "text", False),
     "time_s": ("time in calls", "s", False),
@@ -845,6 +856,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "waited_s": ("waited", "s", False),
     "worker": ("worker", "count", False),
     "workers": ("workers", "count", False),
+    "wall_s": ("wall", "s", False),
     "write_ceiling_bps": ("writes at most", "B/s", False),
     "write_s": ("in writes", "s", False),
     "written_bytes": ("written", "B", False),
@@ -893,6 +905,24 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "Workers of the loader",
         "worker pid rank owed_s fetches mean_fetch_s fetch_s cpu_s busy_share",
         "Waited for: the step loop stood still for batches that this worker owed.",
+    ),
+    "ranks": (
+        "Ranks",
+        "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s steps read_bytes host",
+        "The longest data wait first. In barriers: in those that are known as such; what ranks wait"
+        " for each other elsewhere, as in the exchange of gradients, is in the rest.",
+    ),
+    "sharing": (
+        "Data files by how many ranks read them",
+        "readers files size_bytes read_bytes node_bytes",
+        "Once a host: what would be read if the ranks of a host shared what they read; at least,"
+        " where they read different parts of a file.",
+    ),
+    "clocks": (
+        "Clocks of hosts",
+        "host how moved_s error_s spread_s steps",
+        "No step ends on one host before it has begun on all: that bounds how wrong times between"
+        " hosts may be. Steps end within: from the 10th to the 90th percentile.",
     ),
     "storage": (
         "Storage seen",
@@ -966,6 +996,8 @@ def _tables(measures: Measures) -> tuple[Table, ...]:
                 state, why = measures.faults.quality
             columns.append(Column(name, heading, unit, state, why))
         found: Sequence[Any] = getattr(measures, key)
+        if key == "ranks":  # of one there is nothing to compare
+            found = sorted(found, key=lambda row: -row.data_wait_s) if len(found) > 1 else ()
         rest = [row for row in found if isinstance(row, FileTotal) and row.path is None]
         if key == "checkpoints" and all(save.blocks for save in measures.checkpoints):
             note = note.removeprefix(OFF_THE_LOOP)  # no such column is shown
@@ -1012,6 +1044,7 @@ def _pictures(measures: Measures) -> tuple[Picture, ...]:
         _step_picture(measures),
         _bandwidth_picture(measures),
         *_lane_pictures(measures),
+        _rank_picture(measures),
         *_host_pictures(measures),
         _histogram(measures, "request_sizes", "Request sizes", "B", "call", measures.request_sizes),
         _histogram(measures, "latencies", "Latencies", "s", "call", measures.latencies, -9),
@@ -1199,6 +1232,42 @@ def _lane_pictures(measures: Measures) -> Iterator[Picture]:
         )  # fmt: skip
 
 
+def _rank_picture(measures: Measures) -> Picture | None:
+    """Where which rank waited for data; several in a row where there are many."""
+    cells = measures.rank_cells
+    if not any(cell.wait_s for cell in cells):
+        return None
+    bin_s = cells[0].bin_s
+    n_bins = max(cell.bin for cell in cells) + 1
+    n_rows = max(cell.row for cell in cells) + 1
+    labels, rows = {}, {row: [0.0] * n_bins for row in range(n_rows)}
+    for cell in cells:
+        is_one = cell.first == cell.last
+        labels[cell.row] = f"rank {cell.first}" if is_one else f"ranks {cell.first}-{cell.last}"
+        rows[cell.row][cell.bin] = float(f"{cell.wait_s:.4g}")
+    waits = [row.data_wait_s for row in measures.ranks]
+    mean_s, slow = sum(waits) / len(waits), max(measures.ranks, key=attrgetter("data_wait_s"))
+    name = f"rank {slow.rank}" if slow.rank is not None else f"process {slow.process}"
+    words = f"A mean of {show(mean_s, 's')} of data wait; most for {name}: " + show(
+        slow.data_wait_s, "s"
+    )
+    if mean_s:
+        words += f", {show(slow.data_wait_s / mean_s, 'x')} the mean"
+    more = (
+        " A row of several ranks shows the one that waits longest." if n_rows < len(waits) else ""
+    )
+    state, why = measures.spans_state
+    return Picture(
+        "rank_waits", "Data wait, by rank", "ranks", "time since the run began", "s", 0.0, bin_s,
+        "time waited", "s",
+        tuple(
+            Series(f"heat {row}", labels[row], tuple(v or None for v in values))
+            for row, values in rows.items()
+        ),
+        f"{words}.{more}", state, why,
+    )  # fmt: skip
+
+
 def _lane_labels(lanes: Sequence[Lane]) -> dict[int, str]:
     """What each lane is called, no two alike."""
     mains = {lane.process for lane in lanes if lane.role == "main"}
@@ -1353,6 +1422,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             else Gap(spot.key, "incomplete", spot.value)
             for spot in measures.blind_spots
         ),
+        *_job_gaps(measures),
         *_faults_gap(measures),
         *_device_gaps(measures),
         Gap(
@@ -1361,6 +1431,38 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             "a call that passes no import slot is not seen: static programs, libc's own",
         ),
     )
+
+
+SKEWED_S = 60.0  # clocks that are set by hand, or not at all
+
+
+def _job_gaps(measures: Measures) -> Iterator[Gap]:
+    """Ranks that are not here or twice here, and clocks that tell no order."""
+    job = measures.job
+    if job.size is not None and job.ranks < job.size:
+        n, more = job.size - job.ranks, ", …" * (job.size - job.ranks > 8)
+        yield Gap(
+            f"{n:,} of {count(job.size, 'rank')}",
+            "not measured",
+            f"left no log here: {job.missing}{more}; folders of other nodes are joined by "
+            "`penstock gather`",
+        )
+    if job.doubled:
+        why = "two trainings at once have one of these numbers: two jobs in one folder, told as one"
+        yield Gap(f"ranks {job.doubled}", "incomplete", why)
+    for clock in measures.clocks:
+        if clock.apart_s is not None and clock.how == "wall clock":
+            why = (
+                f"its processes and the others' are {show(clock.apart_s, 's')} apart by the clocks "
+                "of their hosts: one of these is wrong, or they were no job together"
+            )
+            yield Gap(f"clock of {clock.host}", "incomplete", why)
+        elif clock.how == "wall clock":
+            why = "taken as it was: no steps that hosts take together, and no offset was measured"
+            yield Gap(f"clock of {clock.host}", "not measured", why)
+        elif abs(clock.moved_s) > SKEWED_S:
+            why = f"it is {show(abs(clock.moved_s), 's')} off, by {clock.how}; its times were moved"
+            yield Gap(f"clock of {clock.host}", "incomplete", why)
 
 
 def _faults_gap(measures: Measures) -> tuple[Gap, ...]:

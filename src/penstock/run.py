@@ -234,11 +234,12 @@ def _built(
                     manifest["running"],
                     manifest["elsewhere"],
                     manifest["skipped"],
-                    _launch(manifest["launched"]),
-                    _machine(manifest["launched"]),
+                    _launches(manifest["launched"]),
+                    _noted(manifest["launched"]),
                     [folder / name for name in manifest["faults"]],
                     [folder / name for name in manifest["system"]],
                     manifest["mounts"],
+                    _measured_clocks(manifest["launched"]),
                 ),
                 tables,
                 progress,
@@ -264,9 +265,11 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
     except OSError as error:
         raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
     beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
+    facts = [name for name in names if FACTS_NAME.fullmatch(name)]
     names = [name for name in names if name.endswith(".log")]
     manifest: dict[str, Any] = {**_made_by(), "logs": {}, "running": [], "elsewhere": []}
-    manifest |= {"skipped": {}, "launched": _launched(folder / "run.json"), "faults": {}}
+    manifest |= {"skipped": {}, "launched": [_launched(folder / name) for name in facts]}
+    manifest["faults"] = {}
     manifest["system"] = {}
     inside = container.read_inside(folder)
     manifest["mounts"] = _outside(inside, manifest["launched"], known_mounts)
@@ -297,7 +300,8 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
             # A mapped page changes the file's time late, so the header's contents count too.
             manifest["logs"][name] = [status.st_size, status.st_mtime_ns, zlib.crc32(page)]
             is_apart = inside is not None and not inside.has_our_processes
-            is_over = is_apart and "end_monotonic_ns" in manifest["launched"]
+            told = manifest["launched"]
+            is_over = is_apart and told and all("end_monotonic_ns" in known for known in told)
             is_elsewhere = is_apart or header.host != platform.node()
             if header.state == "running" and is_elsewhere and not is_over:
                 manifest["elsewhere"].append(name)
@@ -312,11 +316,14 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
     return manifest
 
 
-def _outside(inside: Inside | None, launched: Mapping[str, Any], known: Any) -> dict[str, Any]:
+def _outside(
+    inside: Inside | None, launched: Sequence[Mapping[str, Any]], known: Any
+) -> dict[str, Any]:
     """Where a container's mounts lie: as `penstock run --container` wrote down, else by our own
     table, which says nothing on another host: then as it was found earlier."""
-    if "mounts" in launched:
-        given = launched["mounts"]
+    told = [one["mounts"] for one in launched if "mounts" in one]
+    if told:
+        given = told[0]
     elif inside is None:
         return {}
     else:
@@ -331,7 +338,11 @@ def _made_by() -> dict[str, Any]:
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}
 
 
-# What `penstock run` wrote into run.json, {key: type}; the rest of that file is for people.
+# What `penstock run` wrote of itself: one of them, or one for each rank that it stood in for, and
+# of folders that were gathered all of theirs.
+FACTS_NAME = re.compile(r"run(-[A-Za-z0-9.-]+)?\.json")
+MOST_FACTS_BYTES = 1 << 20
+# Of that, {key: type}, what tables depend on; the rest is for people.
 _LAUNCHED: dict[str, type] = {
     "host": str,
     "launcher_pid": int,
@@ -341,42 +352,64 @@ _LAUNCHED: dict[str, type] = {
     "machine": list,
     "page_faults": str,
     "mounts": dict,
+    "clock": dict,
 }
 
 
 def _launched(path: Path) -> dict[str, Any]:
     """Of run.json what tables depend on; a damaged or foreign file says nothing."""
     try:
-        facts = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        with open(path, "rb") as file:
+            facts = json.loads(file.read(MOST_FACTS_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(facts, dict):
         return {}
     return {key: facts[key] for key, kind in _LAUNCHED.items() if type(facts.get(key)) is kind}
 
 
-def _launch(known: Mapping[str, Any]) -> Launch | None:
-    if not {"host", "launcher_pid"} <= known.keys():
-        return None
-    return Launch(
-        known["host"],
-        known["launcher_pid"],
-        known.get("end_monotonic_ns"),
-        known.get("status"),
-        tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
-    )
-
-
-def _machine(known: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What `penstock run` noted of its host, as notes of the run."""
-    pairs = [tuple(pair) for pair in known.get("machine", ()) if isinstance(pair, list)]
-    if "page_faults" in known:
-        pairs.append(("page faults", known["page_faults"]))
+def _launches(told: Sequence[Mapping[str, Any]]) -> list[Launch]:
     return [
-        (utf8(pair[0]), utf8(pair[1]))
-        for pair in pairs
-        if len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        Launch(
+            known["host"],
+            known["launcher_pid"],
+            known.get("end_monotonic_ns"),
+            known.get("status"),
+            tuple(path for path in known.get("streams", ()) if isinstance(path, str)),
+        )
+        for known in told
+        if {"host", "launcher_pid"} <= known.keys()
     ]
+
+
+def _measured_clocks(told: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, int, int]]:
+    """By boot, what messages told of its clock; of several the one that may be least wrong."""
+    best: dict[str, tuple[str, int, int]] = {}
+    for known in told:
+        said = known.get("clock", {})
+        own, other = said.get("boot_id"), said.get("other_boot_id")
+        numbers = [said.get(name) for name in ("offset_ns", "error_ns")]
+        if not isinstance(own, str) or not isinstance(other, str) or own == other:
+            continue
+        if not all(type(n) is int and abs(n) < 1 << 62 for n in numbers) or numbers[1] < 0:
+            continue
+        if own not in best or numbers[1] < best[own][2]:
+            best[own] = other, numbers[0], numbers[1]
+    return best
+
+
+def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What `penstock run` noted of its hosts, as notes of the run: each once."""
+    pairs: dict[tuple[Any, ...], None] = {}
+    for known in told:
+        pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
+        if "page_faults" in known:
+            pairs["page faults", known["page_faults"]] = None
+    return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
+
+
+def _is_words(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
 
 
 def _read_manifest(tables: Path) -> dict[str, Any] | None:

@@ -90,6 +90,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "host": ("VARCHAR", "name of the machine"),
         "rank": ("INTEGER", "rank in the job, if there is one"),
         "local_rank": ("INTEGER", "rank on its host, if there is one"),
+        "world_size": ("INTEGER", "how many ranks the job has, if its launcher says so"),
         "origin": ("VARCHAR", "how its recording began: run, record, fork, exec or attach"),
         "executable": ("VARCHAR", "path of the program"),
         "command": ("VARCHAR", "its arguments, quoted for a shell"),
@@ -197,13 +198,17 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "system": {
         "at_ns": ("BIGINT", "ns from the run's start to the sample, one a second"),
+        "host": ("VARCHAR", "name of the machine"),
         "kind": (
             "VARCHAR",
             "disk, stacked disk (it lies on others), network, memory, processors, accelerator, nfs "
             "(of the server, by mount), group (the control group's own, by device numbers), or "
             "job: of the program and all it started, counted when they have ended",
         ),
-        "device": ("VARCHAR", "the device's name; empty where there is but one"),
+        "device": (
+            "VARCHAR",
+            "the device's name; of a job its launcher's; empty where there is but one",
+        ),
         "quantity": (
             "VARCHAR",
             "what is counted: read_bytes, busy_s …; all grow but those of memory and accelerator",

@@ -45,14 +45,16 @@ MOST_LINE_BYTES = 1 << 16
 
 
 class Sampler:
-    """Writes a sample to the run's folder each time it is asked.  is_apart: the job is no child of
-    this process, so that what it moved is not known.  Raises OSError when made."""
+    """Writes a sample to the run's folder each time it is asked.  Raises OSError when made.
 
-    def __init__(self, folder: Path, is_apart: bool = False) -> None:
+    is_apart: the job is no child of this process, so that what it moved is not known.  is_of_host:
+    of the host too, not of our own program alone."""
+
+    def __init__(self, folder: Path, is_apart: bool = False, is_of_host: bool = True) -> None:
         self._is_apart = is_apart
         host = socket.gethostname().replace("/", "_")
         self._file: IO[str] = open(folder / f"{host}.{os.getpid()}{SUFFIX}", "x")  # noqa: SIM115
-        self._accelerators = _Accelerators()
+        self._accelerators = _Accelerators() if is_of_host else None
         self._group = own_group()
         boot_id = _text("/proc/sys/kernel/random/boot_id").strip().replace("-", "")
         self._write({"format": FORMAT, "boot_id": boot_id, "host": host})
@@ -60,6 +62,9 @@ class Sampler:
     def sample(self) -> None:
         """One line.  Raises OSError: the disk is full."""
         line: dict[str, Any] = {"ns": time.monotonic_ns()}
+        if self._accelerators is None:
+            self._write(line | {"job": {"": _job()}})
+            return
         line |= _disks() | {"network": _networks(), "memory": {"": _memory()}}
         line |= {"nfs": nfs_mounts(_text("/proc/self/mountstats"))}
         line |= {"group": group_moved(_text(f"{self._group}/io.stat") if self._group else "")}
@@ -86,12 +91,12 @@ class Sample:
     value: float
 
 
-def read_system(path: Path) -> tuple[str, list[Sample]]:
-    """(boot_id, samples) of a file; a line that is cut or damaged is passed over.
+def read_system(path: Path) -> tuple[str, str, list[Sample]]:
+    """(boot_id, host, samples) of a file; a line that is cut or damaged is passed over.
 
     Raises LogError: none such, no samples of penstock, of a newer format.
     """
-    boot_id = check_head(path)
+    boot_id, host = check_head(path)
     samples: list[Sample] = []
     try:
         with open(path, "rb") as file:
@@ -99,11 +104,11 @@ def read_system(path: Path) -> tuple[str, list[Sample]]:
                 samples += _samples(_line(line))
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
-    return boot_id, samples
+    return boot_id, host, samples
 
 
-def check_head(path: Path) -> str:
-    """The boot that a file's samples are of.  Raises LogError as read_system does."""
+def check_head(path: Path) -> tuple[str, str]:
+    """The boot and the host that a file's samples are of.  Raises LogError as read_system does."""
     try:
         with open(path, "rb") as file:
             head = _line(file.readline(MOST_LINE_BYTES))
@@ -116,7 +121,7 @@ def check_head(path: Path) -> str:
             f"{path}: written by format {head['format']}, newest known here is {FORMAT}; "
             "upgrade penstock to read it"
         )
-    return str(head.get("boot_id", ""))
+    return str(head.get("boot_id", "")), str(head.get("host", ""))[:64]
 
 
 def _line(line: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as made_by
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -23,6 +23,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import clocks
 from penstock.container import Mounts, host_path
 from penstock.errors import PenstockError, QueryError, RunError
 from penstock.faults import MAJOR, NO_BEGIN, Faults, read_faults
@@ -152,19 +153,22 @@ class Surroundings:
     """What is known of a run beside its logs.
 
     running: names of logs whose processes are alive.  elsewhere: of those whose processes cannot be
-    asked from here.  skipped: why other files are no logs.  launch: None without `penstock run`.
+    asked from here.  skipped: why other files are no logs.  launches: those of `penstock run`.
     machine: keys and values of notes on the host.  faults: files of page faults.
-    system: files of samples of the host.  mounts: of a container, where they lie outside.
+    system: files of samples of the host.  mounts: of a container, where they lie outside.  clocks:
+    by boot, what messages told of its CLOCK_MONOTONIC: (boot of another, its less ours in ns, error
+    in ns).
     """
 
     running: Collection[str] = ()
     elsewhere: Collection[str] = ()
     skipped: Mapping[str, str] = made_by(default_factory=dict)
-    launch: Launch | None = None
+    launches: Sequence[Launch] = ()
     machine: Sequence[tuple[str, str]] = ()
     faults: Sequence[Path] = ()
     system: Sequence[Path] = ()
     mounts: Mounts = made_by(default_factory=dict)
+    clocks: Mapping[str, tuple[str, int, int]] = made_by(default_factory=dict)
 
 
 def make_tables(
@@ -250,6 +254,18 @@ class _Steps:
         number: Array = np.where(is_inside, self.number[latest], -1)
         return number
 
+    def moved(self, ns: int) -> "_Steps":
+        """All of them so much later; one that has not ended stays so."""
+        is_open = self.end_ns == INT64_MAX
+        return _Steps(
+            self.start_ns + ns, np.where(is_open, INT64_MAX, self.end_ns + ns), self.number
+        )
+
+    def finished(self) -> clocks.Steps:
+        """Those that have ended."""
+        ended = self.end_ns != INT64_MAX
+        return clocks.Steps(self.number[ended], self.start_ns[ended], self.end_ns[ended])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Survey:
@@ -299,6 +315,7 @@ class _Build:
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
+            start_unix_ns += self._align()
             seen = [read_faults(path) for path in self.surroundings.faults]
             self._name_faulted(seen)
             connection.execute(_INTERN)
@@ -385,6 +402,63 @@ class _Build:
         _insert(cursor, "notes", _types("notes"), notes)
         return names
 
+    # Between them: one time for all hosts.
+
+    def _align(self) -> int:
+        """Puts all hosts' times on one clock; by how much the run's start moves, in ns."""
+        steps: dict[str, list[clocks.Steps]] = {}
+        for source in self.sources:
+            of_host = steps.setdefault(_boot(source.log), [])
+            own = self.surveys[source.process].steps.finished()
+            if len(own.number):
+                of_host.append(own)
+        if len(steps) < 2:
+            return 0
+        shifts = {_boot(source.log): source.shift_ns for source in self.sources}
+        told, reference = self.surroundings.clocks, self._reference()
+        measured = {
+            boot: clocks.Measured(shifts[reference] + offset_ns - shifts[boot], error_ns)
+            for boot, (other, offset_ns, error_ns) in told.items()
+            if other == reference and boot in shifts
+        }
+        found = clocks.align(steps, reference, measured)
+        starts = [s.start_ns + found[_boot(s.log)].moved_ns for s in self.sources]
+        earliest_ns = min(starts)
+        self._move({boot: clock.moved_ns - earliest_ns for boot, clock in found.items()})
+        self._note_clocks(found)
+        return earliest_ns
+
+    def _reference(self) -> str:
+        """The boot whose clock counts: the one that others were measured against, else rank 0's."""
+        others = [other for other, _, _ in self.surroundings.clocks.values()]
+        asked = [source for source in self.sources if _boot(source.log) in others]
+        first = min(
+            asked or self.sources,
+            key=lambda source: (_or_last(source.log.header.rank), source.process),
+        )
+        return _boot(first.log)
+
+    def _move(self, by_ns: Mapping[str, int]) -> None:
+        for place, source in enumerate(self.sources):
+            ns = by_ns[_boot(source.log)]
+            if not ns:
+                continue
+            self.sources[place] = replace(source, shift_ns=source.shift_ns + ns)
+            survey = self.surveys[source.process]
+            self.surveys[source.process] = replace(survey, steps=survey.steps.moved(ns))
+
+    def _note_clocks(self, found: Mapping[str, clocks.Clock]) -> None:
+        """A note for each boot: host, how, moved, error, spread, steps; empty: not known."""
+        hosts = {_boot(s.log): utf8(s.log.header.host) for s in reversed(self.sources)}
+        rows: list[tuple[Any, ...]] = [
+            (None, "clock", "\t".join(
+                "" if word is None else str(word)
+                for word in (hosts[boot], c.how, c.moved_ns, c.error_ns, c.spread_ns, c.steps)
+            ))
+            for boot, c in found.items()
+        ]  # fmt: skip
+        _insert(self.connection, "notes", _types("notes"), rows)
+
     # Second pass: events.
 
     def _parts(self) -> list[list[tuple[_Source, int, int]]]:
@@ -455,9 +529,10 @@ class _Build:
             _create(self.connection, table, STORED[table])
         notes: list[tuple[Any, ...]] = []
         for at, faults in enumerate(seen):
-            sources = [
-                source for source in self.sources if source.log.header.boot_id == faults.boot_id
-            ]
+            of_boot = [s for s in self.sources if s.log.header.boot_id == faults.boot_id]
+            # Where none has the launcher's name, they are in a container with a name of its own.
+            of_host = [s for s in of_boot if s.log.header.host == faults.host]
+            sources = of_host or of_boot
             if not sources:
                 continue  # nothing of that host was recorded
             ids = _Ids(self.connection, -1 - at)
@@ -482,13 +557,21 @@ class _Build:
     def _write_system(self) -> None:
         types = _types("system")
         _create(self.connection, "system", types)
-        for path in self.surroundings.system:
-            boot_id, samples = read_system(path)
-            shifts = [s.shift_ns for s in self.sources if s.log.header.boot_id == boot_id]
-            rows: list[tuple[Any, ...]] = [
-                (one.ns + shifts[0], one.kind, utf8(one.device), one.quantity, one.value)
-                for one in (samples if shifts else ())
-            ]
+        shifts = {s.log.header.boot_id: s.shift_ns for s in self.sources}
+        seen: dict[tuple[str, str], Path] = {}
+        for path in sorted(self.surroundings.system, key=_size, reverse=True):
+            boot_id, host, samples = read_system(path)
+            rows: list[tuple[Any, ...]] = []
+            for one in samples if boot_id in shifts else ():
+                device = utf8(one.device)
+                if one.kind == "job":  # each launcher's own
+                    device = utf8(path.stem)
+                # What one kernel tells is told once, of two files the longer, whoever asked;
+                # networks are a host's own.
+                elif seen.setdefault((boot_id, host * (one.kind == "network")), path) != path:
+                    continue
+                at_ns = one.ns + shifts[boot_id]
+                rows.append((at_ns, utf8(host), one.kind, device, one.quantity, one.value))
             _insert(self.connection, "system", types, rows)
         _copy(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
@@ -501,8 +584,8 @@ class _Build:
         _copy(connection, "FROM folded", self.tables / "folded.parquet")
         _make_events(connection, self.tables)
         connection.execute(_OUTPUTS)
-        launch = self.surroundings.launch
-        for path in launch.streams if launch else ():
+        streams = {path for launch in self.surroundings.launches for path in launch.streams}
+        for path in streams:
             connection.execute(_STREAM, [path, path])
         _find_renamed_outputs(connection)
         _find_beside_library(connection)
@@ -518,11 +601,13 @@ class _Build:
 
     def _write_processes(self) -> None:
         ends = dict(self.connection.execute(_LATEST).fetchall())
-        launch = self.surroundings.launch
-        processes = [
-            _process_row(source, *_ending(source, ends.get(source.process), launch))
-            for source in self.sources
-        ]
+        by_pid = {(launch.host, launch.pid): launch for launch in self.surroundings.launches}
+        processes = []
+        for source in self.sources:
+            header = source.log.header
+            launch = by_pid.get((header.host, header.ppid))
+            ending = _ending(source, ends.get(source.process), launch)
+            processes.append(_process_row(source, *ending))
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)
@@ -539,9 +624,9 @@ class _Build:
             _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
 
     def _write_unseen(self) -> None:
-        images: dict[tuple[str, int], list[_Source]] = {}
+        images: dict[tuple[str, str, int], list[_Source]] = {}
         for source in self.sources:
-            images.setdefault((_boot(source.log), source.log.header.pid), []).append(source)
+            images.setdefault((*_host(source.log), source.log.header.pid), []).append(source)
         rows: list[tuple[Any, ...]] = []
         for source in self.sources:
             started = self.surveys[source.process].started
@@ -551,7 +636,7 @@ class _Build:
             files = _Ids(self.connection, source.process).files(programs.file)
             moments = programs.start_ns + source.shift_ns
             for pid, file, moment in zip(programs.moved, files, moments, strict=True):
-                logs = images.get((_boot(source.log), int(pid)), ())
+                logs = images.get((*_host(source.log), int(pid)), ())
                 # Two readings of the clock by two processes may differ a little.
                 if not any(
                     log is not source and log.start_ns >= moment - CLOCK_SLACK_NS for log in logs
@@ -578,6 +663,12 @@ class _HostClock:
 def _boot(log: Log) -> str:
     """Names the clock of a log: the boot of its host, or itself where that is not known."""
     return log.header.boot_id if log.header.boot_id.strip("0") else log.path
+
+
+def _host(log: Log) -> tuple[str, str]:
+    """Names the host of a log, whose pids are one process each: two containers of one boot have
+    pids of their own, and names."""
+    return _boot(log), log.header.host
 
 
 def _clocks(logs: list[Log]) -> dict[str, _HostClock]:
@@ -608,11 +699,11 @@ def _bounded(number: int, limit: int = TIME_LIMIT_NS) -> int:
 
 def _parents(logs: list[Log], starts: list[int]) -> list[int | None]:
     """For each log, in order of start, the latest before it of its parent's pid on its host."""
-    latest: dict[tuple[str, int], int] = {}
+    latest: dict[tuple[str, str, int], int] = {}
     parents: list[int | None] = []
     for process, log in enumerate(logs):
-        parents.append(latest.get((_boot(log), log.header.ppid)))
-        latest[_boot(log), log.header.pid] = process
+        parents.append(latest.get((*_host(log), log.header.ppid)))
+        latest[*_host(log), log.header.pid] = process
     return parents
 
 
@@ -627,6 +718,14 @@ def _steps(events: Events, shift_ns: int) -> _Steps:
     start = events.start_ns + shift_ns
     end = np.where(events.duration_ns < 0, np.iinfo(np.int64).max, start + events.duration_ns)
     return _Steps(start, end, np.where(events.offset > INT32_MAX, -1, events.offset))
+
+
+def _or_last(rank: int | None) -> int:
+    return INT32_MAX if rank is None else rank
+
+
+def _size(path: Path) -> tuple[int, str]:
+    return path.stat().st_size, path.name
 
 
 def _rank(rank: int | None) -> int | None:
@@ -664,6 +763,7 @@ def _process_row(source: _Source, state: str, reason: str, end_ns: int | None) -
         utf8(header.host),
         _rank(header.rank),
         _rank(header.local_rank),
+        _rank(header.world_size),
         header.origin,
         utf8(header.executable),
         utf8(shlex.join(header.command)),

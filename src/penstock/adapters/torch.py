@@ -496,10 +496,37 @@ def _patch_checkpoint_load(module: ModuleType) -> None:
     replace("torch", module, "load", wrap_save("restore"), "torch.distributed.checkpoint")
 
 
+# Barriers: what of a job's ranks is known to wait for each other.
+
+
+def _patch_distributed(module: ModuleType) -> None:
+    for name in ("barrier", "monitored_barrier"):
+        replace("torch", module, name, _wrap_barrier, "torch.distributed")
+
+
+def _wrap_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def met(*args: Any, **kwargs: Any) -> Any:
+        span = _begin_barrier() if recorder.is_recording() else None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if span is not None:
+                span.end()
+
+    return met
+
+
+@quietly
+def _begin_barrier() -> recorder.Span | None:
+    return recorder.begin("barrier")
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torch.utils.data.dataloader": _patch_dataloader,
     "torch.optim.optimizer": _patch_optimizer,
     "torch.serialization": _patch_serialization,
+    "torch.distributed.distributed_c10d": _patch_distributed,
     "torch.distributed.checkpoint.state_dict_saver": _patch_checkpoint_save,
     "torch.distributed.checkpoint.state_dict_loader": _patch_checkpoint_load,
     "torchdata.stateful_dataloader.worker": _patch_worker,

@@ -21,6 +21,7 @@ from penstock.cli.burst import burst_of, drained_beside
 from penstock.cli.feed import feed
 from penstock.cli.save import save
 from penstock.cli.shell import (
+    AS_JSON,
     INTERRUPTED,
     NEW_FILE,
     NEW_FOLDER,
@@ -33,6 +34,7 @@ from penstock.cli.shell import (
     fail,
     here,
     percent,
+    print_json,
     print_rich,
     print_table,
     rate,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from penstock.beside import PageFaults
     from penstock.container import Container
+    from penstock.launch import RankOfJob
     from penstock.report import Report
     from penstock.run import Run
 
@@ -89,7 +92,7 @@ def main() -> NoReturn:
 
 # What the help shows under which heading; a command of no heading comes last.
 HEADINGS = {
-    "Record": ("run", "attach", "watch", "window"),
+    "Record": ("run", "attach", "gather", "watch", "window"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
         *("tensorboard", "export", "import"),
@@ -233,7 +236,6 @@ def run_command(
       penstock run -q --budget 200MB -- ./train -o model
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py --epochs 3
-      penstock run --burst-buffer fast python train.py
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
       penstock run --container 'apptainer exec --nv train.sif' python train.py
     """
@@ -252,10 +254,11 @@ def run_command(
     box = container.Container.parse(inside) if inside is not None else None
     copies = _map_of(staged, verify) if staged is not None else None
     burst = burst_of(burst_buffer, patterns) if burst_buffer is not None else None
-    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst)
+    job = launch.rank_of_job(os.environ)
+    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job)
     started: Sequence[str] = command
     if box is not None:
-        folder, started, environ = _boxed(box, command, folder, budget, facts)
+        folder, started, environ = _boxed(box, command, folder, budget, facts, job)
     elif folder is not None and container.seems_inside():
         container.describe(folder)
     filling = None
@@ -265,16 +268,16 @@ def run_command(
     if burst is not None and folder is not None:
         draining = drained_beside(burst[0].parent, folder, budget, burst_limit)
     try:
-        status = _run_beside(folder, started, environ, facts, draining, box)
+        status = _run_beside(folder, started, environ, facts, draining, box, job)
     except StartError as error:
         if folder is not None:
-            launch.give_up(folder)
+            launch.give_up(folder, job)
         fail(str(error), error.status)
     finally:
         if filling is not None:
             _end_filling(filling)
     if folder is not None:
-        _finish(folder, facts, status, quiet)
+        _finish(folder, facts, status, quiet, job)
     _exit_like(status)
 
 
@@ -285,6 +288,7 @@ def _run_beside(
     facts: dict[str, Any],
     draining: contextlib.AbstractContextManager[Any],
     box: Container | None,
+    job: RankOfJob | None,
 ) -> int:
     """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
     from penstock import launch
@@ -293,8 +297,11 @@ def _run_beside(
     if folder is None:
         return launch.run(started, environ)
     apart = f"{box.program} starts no child of ours" if box and box.is_apart else ""
-    with draining, Host(folder, bool(apart)), PageFaults(folder, apart) as faults:
+    offset = _offset(folder, job)
+    host = Host(folder, bool(apart), job is None or job.is_first_here)
+    with draining, offset, host, PageFaults(folder, apart) as faults:
         status = launch.run(started, environ)
+    facts |= getattr(offset, "facts", {})
     if box is not None:
         _note_inside(folder, facts, faults)
     if faults.state != "measured":
@@ -308,6 +315,7 @@ def _boxed(
     folder: Path | None,
     budget: int,
     facts: dict[str, Any],
+    job: RankOfJob | None,
 ) -> tuple[Path | None, list[str], dict[str, str]]:
     """The run's folder, what is started, and its environment: the recorder is for inside alone."""
     from penstock import launch
@@ -320,7 +328,7 @@ def _boxed(
             return folder, box.command(command, folder, launch.library(), settings), environ
         except RunError as error:
             say(f"{error}; the program runs unrecorded")
-            launch.give_up(folder)
+            launch.give_up(folder, job)
     return None, [*box.words, *command], environ
 
 
@@ -336,6 +344,16 @@ def _note_inside(folder: Path, facts: dict[str, Any], faults: PageFaults) -> Non
     facts["mounts"] = container.host_mounts(seen, container.own_mounts())
     if not seen.has_our_processes:
         faults.drop("the container has process numbers of its own")
+
+
+def _offset(folder: Path, job: RankOfJob | None) -> Any:
+    """Beside ranks on several hosts: how far these hosts' clocks are apart."""
+    from penstock import launch
+    from penstock.offset import Offset
+
+    if job is None or not (launch.has_claimed(folder, job) or job.is_first_here):
+        return contextlib.nullcontext()
+    return Offset(folder, launch.has_claimed(folder, job))
 
 
 def _filling(
@@ -401,6 +419,7 @@ def _prepare(
     is_paused: bool,
     copies: Path | None = None,
     burst: tuple[Path, tuple[str, ...]] | None = None,
+    job: RankOfJob | None = None,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
     from penstock import launch
@@ -408,15 +427,16 @@ def _prepare(
     folder = None
     facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
     try:
-        folder = launch.make_folder(command, output, is_paused=is_paused)
-        if output is not None and folder != output.expanduser().absolute():
+        folder = launch.make_folder(command, output, is_paused=is_paused, job=job)
+        is_elsewhere = output is not None and folder != output.expanduser().absolute()
+        if is_elsewhere and (job is None or job.rank == 0):
             say(f"{output} is not empty; this run goes to {short(folder)}")
         environ = launch.environment(folder, budget, os.environ, copies, burst)
-        launch.write_facts(folder, facts)
+        launch.write_facts(folder, facts, job)
     except RunError as error:
         say(f"{error}; the program runs unrecorded")
         if folder is not None:
-            launch.give_up(folder)
+            launch.give_up(folder, job)
         return None, dict(os.environ), facts
     return folder, environ, facts
 
@@ -438,7 +458,13 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _finish(folder: Path, facts: dict[str, Any], status: int | None, quiet: bool) -> None:
+def _finish(
+    folder: Path,
+    facts: dict[str, Any],
+    status: int | None,
+    quiet: bool,
+    job: RankOfJob | None = None,
+) -> None:
     """The end of a recorded run.  Whatever goes wrong here is told and changes nothing."""
     import time
 
@@ -448,12 +474,16 @@ def _finish(folder: Path, facts: dict[str, Any], status: int | None, quiet: bool
     try:
         ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
         try:
-            launch.write_facts(folder, {**facts, **ended, "status": status})
+            launch.write_facts(folder, {**facts, **ended, "status": status}, job)
         except RunError as error:
             if not folder.is_dir():
                 raise
             if not launch.has_failed(folder):  # else the recorder has told of the full disk
                 say(str(error))
+        if job is not None and job.rank:
+            return  # rank 0 tells of all
+        if job is not None:
+            _await_ranks(folder, job, again)
         if not quiet:
             sys.stdout.flush()
             with _opened(folder) as run:
@@ -472,6 +502,23 @@ def _finish(folder: Path, facts: dict[str, Any], status: int | None, quiet: bool
     except Exception as error:
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+def _await_ranks(folder: Path, job: RankOfJob, again: str) -> None:
+    """A report of half the ranks would be one of half the run."""
+    from penstock import launch
+
+    ended = joined = 0
+    with Progress("waiting for the other ranks") as progress:
+        for ended, joined in launch.ranks_ended(folder):
+            progress.advance(ended, joined)
+    if ended < joined:
+        say(f"{joined - ended} of {joined} ranks still run; later: `{again}`")
+    if joined < job.size:
+        say(
+            f"{joined} of {job.size} ranks are recorded in {short(folder)}; folders of other nodes "
+            "become one run with `penstock gather`"
+        )
 
 
 @cli.command("attach")
@@ -601,6 +648,47 @@ def _exit_like(status: int) -> NoReturn:
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
     sys.exit(128 - status)
+
+
+@cli.command("gather")
+@click.argument("folders", nargs=-1, required=True, type=RUN_FOLDER)
+@click.option(
+    "-o", "--output", type=NEW_FOLDER, required=True, metavar="FOLDER", help="Where the run goes."
+)
+@AS_JSON
+def gather_command(folders: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    """Make one run of the folders that a job's nodes wrote.
+
+    For nodes that share no file system: bring their folders here, each under a name of its own.
+    Interrupted, the same command goes on. Folders of different jobs, and one rank in two of them,
+    are refused.
+
+    \b
+      penstock gather node1/run node2/run -o runs/tuesday
+      penstock gather nodes/*/run -o runs/tuesday && penstock report runs/tuesday
+    """
+    from dataclasses import asdict
+
+    from penstock.gather import gather
+    from penstock.words import count, show
+
+    with ended_like_ctrl_c(), Progress("gathering", is_of_bytes=True) as progress:
+        done = gather(folders, output, progress.advance)
+    for path, why in done.left_out.items():
+        say(f"{path}: left out: {why}")
+    if done.missing:
+        named = ", ".join(map(str, done.missing[:8])) + ", …" * (len(done.missing) > 8)
+        say(f"{len(done.missing)} of {done.size} ranks are missing: {named}")
+    if done.growing:
+        say(
+            f"{count(done.growing, 'process')} had not ended when this was gathered, or ended "
+            "without a word: what came later is not in it"
+        )
+    if as_json:
+        print_json(asdict(done))
+        return
+    ranks = f"{done.ranks} of {count(done.size, 'rank')}, " if done.size else ""
+    click.echo(f"{short(done.folder)}: {ranks}{count(done.logs, 'log')}, {show(done.n_bytes, 'B')}")
 
 
 @cli.command("report")

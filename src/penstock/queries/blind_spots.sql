@@ -4,7 +4,7 @@
 SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
-    'burst tier', 'drained', 'drain left', 'drain paused')
+    'burst tier', 'drained', 'drain left', 'drain paused', 'clock')
     AND NOT starts_with(key, 'page faults')
 GROUP BY key, value
 ORDER BY processes DESC, key, value

@@ -16,7 +16,7 @@ WITH ends AS (
         arg_max(value, at_ns) - arg_min(value, at_ns) AS value
     FROM system
     WHERE kind IN ('job', 'disk', 'network')
-    GROUP BY kind, device, quantity
+    GROUP BY host, kind, device, quantity
 ),
 sums AS (
     SELECT kind, quantity, sum(value) AS value FROM ends GROUP BY kind, quantity
@@ -39,7 +39,7 @@ SELECT
     CAST(coalesce((SELECT bytes FROM asked), 0) AS BIGINT) AS asked_bytes,
     (SELECT CAST(coalesce(sum(major + waited), 0) AS BIGINT) FROM fault_counts
         WHERE path_class = 'data') AS faulted,
-    (SELECT count(DISTINCT device) FROM system WHERE kind = 'accelerator') AS accelerators,
+    (SELECT count(DISTINCT (host, device)) FROM system WHERE kind = 'accelerator') AS accelerators,
     (SELECT avg(s.value) FROM system AS s
         WHERE s.kind = 'accelerator' AND s.quantity = 'busy_share'
             AND s.at_ns BETWEEN (SELECT min(first_ns) FROM mains) AND (SELECT max(last_ns) FROM mains)

@@ -1,19 +1,57 @@
 -- Main processes, one row each (the first 10,000): what training says as a mean, for each of them.
+--   barrier_s   in barriers that are known as such: spans of that name, on the thread that takes the steps
+--   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
+--               makes ranks wait for each other and is not known, that is in it
+--   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
+WITH read AS (
+    SELECT main, max(bytes) AS bytes
+    FROM (
+        SELECT r.main, o.layer, sum(t.moved_bytes) AS bytes
+        FROM op_totals AS t
+        JOIN ops AS o ON o.op_number = t.op_number
+        JOIN roles AS r ON r.process = t.process
+        WHERE o.op_group = 'read' AND o.is_access AND t.path_class = 'data' AND r.main IS NOT NULL
+        GROUP BY r.main, o.layer
+    )
+    GROUP BY main
+),
+barriers AS (
+    SELECT s.process, sum(greatest(0, least(s.end_ns, m.last_ns) - greatest(s.start_ns, m.first_ns))) AS ns
+    FROM timed_spans AS s
+    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    WHERE s.kind = 'span' AND s.name = 'barrier' AND s.is_outermost
+    GROUP BY s.process
+),
+parts AS (
+    SELECT
+        m.process,
+        m.steps,
+        m.wall_ns,
+        coalesce(w.ns, 0) AS wait_ns,
+        coalesce(s.ns, 0) AS save_ns,
+        b.ns AS barrier_ns
+    FROM mains AS m
+    LEFT JOIN (
+        SELECT process, sum(end_ns - start_ns) AS ns FROM waits WHERE in_wall GROUP BY process
+    ) AS w ON w.process = m.process
+    LEFT JOIN (
+        SELECT process, sum(end_ns - start_ns) AS ns FROM saves WHERE blocks GROUP BY process
+    ) AS s ON s.process = m.process
+    LEFT JOIN barriers AS b ON b.process = m.process
+)
 SELECT
     m.process,
     p.rank,
     p.host,
     CAST(m.steps AS BIGINT) AS steps,
     m.wall_ns / 1e9 AS wall_s,
-    coalesce(w.ns, 0) / 1e9 AS data_wait_s,
-    coalesce(s.ns, 0) / 1e9 AS checkpoint_block_s
-FROM mains AS m
+    m.wait_ns / 1e9 AS data_wait_s,
+    m.save_ns / 1e9 AS checkpoint_block_s,
+    m.barrier_ns / 1e9 AS barrier_s,
+    greatest(0, m.wall_ns - m.wait_ns - m.save_ns - coalesce(m.barrier_ns, 0)) / 1e9 AS own_s,
+    CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes
+FROM parts AS m
 JOIN processes AS p ON p.process = m.process
-LEFT JOIN (
-    SELECT process, sum(end_ns - start_ns) AS ns FROM waits WHERE in_wall GROUP BY process
-) AS w ON w.process = m.process
-LEFT JOIN (
-    SELECT process, sum(end_ns - start_ns) AS ns FROM saves WHERE blocks GROUP BY process
-) AS s ON s.process = m.process
+LEFT JOIN read AS r ON r.main = m.process
 ORDER BY p.rank, m.process
 LIMIT 10000

@@ -15,10 +15,14 @@ WITH mounts AS (
     SELECT mount, kind FROM ceilings
 ),
 served AS (
-    SELECT device AS mount, quantity, arg_max(value, at_ns) - arg_min(value, at_ns) AS value
-    FROM system
-    WHERE kind = 'nfs'
-    GROUP BY device, quantity
+    SELECT mount, quantity, sum(value) AS value
+    FROM (
+        SELECT device AS mount, quantity, arg_max(value, at_ns) - arg_min(value, at_ns) AS value
+        FROM system
+        WHERE kind = 'nfs'
+        GROUP BY host, device, quantity
+    )
+    GROUP BY mount, quantity
 ),
 asked AS (
     SELECT

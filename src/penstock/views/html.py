@@ -292,7 +292,7 @@ def _saving(report: Report) -> str:
 
 
 def _time(report: Report) -> str:
-    drawn = over_time(report, "stack", "lines", "lanes")
+    drawn = over_time(report, "stack", "lines", "lanes", "ranks")
     return section("time", "Over the run", drawn) if drawn else ""
 
 

@@ -3,6 +3,7 @@
 Nothing is said by colour alone, and a stream that takes no UTF-8 gets ASCII.
 """
 
+import math
 import os
 import shutil
 import textwrap
@@ -48,6 +49,8 @@ LEVELS = {"not": "green", "moderately": "yellow", "highly": "red", "unknown": "c
 ASCII = str.maketrans({"–": "-", "µ": "u", "…": "~", "·": "|", "±": "~", "→": ">"})
 SPARKS = "▁▂▃▄▅▆▇█"
 ASCII_SPARKS = ".:-=+*%#"
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,12 @@ class Paper:
             letters[min(len(letters) - 1, int((v or 0.0) / most * len(letters)))] if v else " "
             for v in values
         )
+
+    def shade(self, values: Sequence[float]) -> str:
+        """One letter a value between 0 and 1, the darker the more; a space for nothing."""
+        letters = SHADES if self.is_utf8 else ASCII_SHADES
+        last = len(letters) - 1
+        return "".join(letters[min(last, math.ceil(v * last - 1e-9))] for v in values)
 
     def elide(self, text: str, width: int) -> str:
         """At most `width` columns: the middle goes, more of the end stays than of the begin."""

@@ -35,7 +35,12 @@ def over_time(report: Report, *kinds: str) -> str:
             drawn.append(_lines(picture))
     heats = _heats(report)
     if heats and "lanes" in kinds:
-        drawn.append(_lanes(heats[0], report))
+        drawn.append(_lanes(heats[0], "lanes", "lanes"))
+    drawn += [
+        _lanes(picture, picture.key, "rows")
+        for picture in report.pictures
+        if picture.kind in kinds and picture.kind == "ranks"
+    ]
     return f'<div class="columns one">{"".join(drawn)}</div>' if drawn else ""
 
 
@@ -252,9 +257,9 @@ def _lines(picture: Picture) -> str:
     return _figure(picture, picture.key, "".join(plots), far)
 
 
-def _lanes(picture: Picture, report: Report) -> str:
+def _lanes(picture: Picture, name: str, what: str) -> str:
     """Rows of heat in a few shades, each shade one path."""
-    rows = picture.series[:MOST_STILL_LANES]
+    rows = picture.series[: MOST_STILL_LANES if picture.kind == "lanes" else None]
     n = len(rows[0].values)
     each = math.ceil(n / MOST_STILL_BINS)
     sums = [
@@ -284,7 +289,7 @@ def _lanes(picture: Picture, report: Report) -> str:
     xs = "".join(_x_label(x / last, _tick(x, picture.x_unit)) for x in _ticks(last))
     tall = max(2.5, min(40.0, 1.4 * len(rows)))
     shown = (
-        f"The first {len(rows)} of {len(picture.series)} lanes. "
+        f"The first {len(rows)} of {len(picture.series)} {what}. "
         if len(rows) < len(picture.series)
         else ""
     )
@@ -298,7 +303,7 @@ def _lanes(picture: Picture, report: Report) -> str:
         f'<div class="xs" aria-hidden="true">{xs}</div></div>'
         f'<p class="axis wide">{escape(picture.x_label)}</p>'
     )
-    return _figure(picture, "lanes", plot)
+    return _figure(picture, name, plot)
 
 
 def _cut(label: str, most: int = 28) -> str:

@@ -56,6 +56,9 @@ COLUMNS = {
     "staged": "outcome opens files read_bytes time_s tier",
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
     "burst": "tier written_bytes drained_bytes durable_mean_s durable_max_s left_bytes paused_s",
+    "ranks": "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s read_bytes steps host",
+    "sharing": "readers files size_bytes read_bytes node_bytes",
+    "clocks": "host how moved_s error_s spread_s steps",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files beneath",
 }
 ROWS = {
@@ -69,6 +72,9 @@ ROWS = {
     "staged": 5,
     "filling": 2,
     "burst": 1,
+    "ranks": 6,
+    "sharing": 4,
+    "clocks": 6,
     "storage": 4,
 }
 HEADINGS = {
@@ -102,6 +108,7 @@ EVERY_RUN = (
 # shorter was answered from a buffer of libc: latencies of that say nothing about storage.
 BUFFERED_NS = 256
 BUFFERED_SHARE = 0.99
+HEAT_ROWS = 16
 NAMED = 6  # rules that share a reason are named up to here
 PATH_COLUMNS = 34  # narrower than this a path tells nothing: then a column less
 
@@ -249,6 +256,10 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _reading(report, paper),
         _histograms(report, paper),
         _over_time(report, paper),
+        _rank_heat(report, paper),
+        _table(report, report.table("ranks"), paper),
+        _table(report, report.table("sharing"), paper),
+        _table(report, report.table("clocks"), paper),
         _table(report, report.table("operations"), paper),
         _table(report, report.table("checkpoints"), paper),
         _table(report, report.table("burst"), paper),
@@ -417,8 +428,8 @@ class _Grid:
         wanted = [
             key
             for key in COLUMNS[table.key].split()
-            # Worker 0 is one.
-            if key == "worker" or any(row[places[key]] for row in rows)
+            # Worker 0 is one, and so is rank 0.
+            if key in ("worker", "readers") or any(row[places[key]] for row in rows)
         ]
         if "layer" in wanted and {row[places["layer"]] for row in rows} == {"POSIX"}:
             wanted.remove("layer")
@@ -535,6 +546,33 @@ def _over_time(report: Report, paper: _Paper) -> list["Text"]:
     if not lines:
         return []
     return [_heading("Over the run", paper, "steps by number, bandwidth by time"), *lines]
+
+
+def _rank_heat(report: Report, paper: _Paper) -> list["Text"]:
+    """Ranks by time: how much of each stretch a rank waited for data."""
+    lines: list[Text] = []
+    for picture in report.pictures:
+        if picture.kind != "ranks":
+            continue
+        remark = f"{paper.shade([0.2, 0.5, 1.0])} a quarter, half, all of the time waited"
+        lines.append(_heading(picture.title, paper, remark))
+        each = math.ceil(len(picture.series) / HEAT_ROWS)
+        for first in range(0, len(picture.series), each):
+            rows = picture.series[first : first + each]
+            columns = zip(*(row.values for row in rows), strict=True)
+            longest = [max(value or 0.0 for value in column) for column in columns]
+            shares = [s / picture.x_step for s in _fewer(longest, paper.width - 24)]
+            name = _spanned(rows[0].label, rows[-1].label)
+            lines.append(_text(f"  {name:<18} {paper.shade(shares)}"))
+    return lines
+
+
+def _spanned(first: str, last: str) -> str:
+    """From the first number of one label to the last of another."""
+    if first == last:
+        return first
+    begin, end = re.findall(r"\d+", first), re.findall(r"\d+", last)
+    return f"ranks {begin[0]}-{end[-1]}" if begin and end else f"{first} to {last}"
 
 
 def _fewer(values: Sequence[float | None], width: int) -> list[float]:

@@ -1,0 +1,121 @@
+"""Clocks of hosts, made one: by steps that hosts take together, or by an offset that was measured.
+Knows arrays of times; knows no log, no file, no screen.
+
+Two hosts' clocks differ by any amount.  Ranks that train together cannot end a step before all of
+them have begun it: one waits for the other's gradients.  So each step bounds the offset between two
+clocks from both sides, and how nearly steps end together says how well it is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Clock", "Measured", "Steps", "align"]
+
+Array = NDArray[Any]
+
+# Fewer steps may end together by chance.
+LEAST_STEPS = 5
+# Of a step's length: steps that end further apart than this are not taken together.
+TOGETHER = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The finished steps of one process in order: their numbers, begins and ends in ns."""
+
+    number: Array
+    start_ns: Array
+    end_ns: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What messages between two hosts told: other's clock less ours, in ns, and by how much that
+    may be wrong."""
+
+    offset_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What was done to a host's times.
+
+    how: "reference", "measured", "steps" or "wall clock" (left as it was).  moved_ns: what was
+    added to its times.  error_ns: by how much these may still be wrong, at most; None: not known.
+    spread_ns: steps end together within this much, 10th to 90th percentile.  steps: how many.
+    """
+
+    how: str
+    moved_ns: int = 0
+    error_ns: int | None = None
+    spread_ns: int | None = None
+    steps: int = 0
+
+
+def align(
+    steps: Mapping[str, Sequence[Steps]],
+    reference: str,
+    measured: Mapping[str, Measured] | None = None,
+) -> dict[str, Clock]:
+    """For each host's clock what to add to its times to have them on the reference's.
+
+    steps: by host, of each of its processes that take any.  measured: by host, what to add as
+    messages told it.
+    """
+    clocks = {}
+    for host, own in steps.items():
+        if host == reference:
+            clocks[host] = Clock("reference", 0, 0)
+            continue
+        by_steps = _by_steps(steps[reference], own)
+        told = (measured or {}).get(host)
+        if told is not None and (by_steps is None or told.error_ns <= (by_steps.error_ns or 0)):
+            clocks[host] = Clock("measured", told.offset_ns, told.error_ns)
+        else:
+            clocks[host] = by_steps or Clock("wall clock")
+    return clocks
+
+
+def _by_steps(there: Sequence[Steps], here: Sequence[Steps]) -> Clock | None:
+    """By what the steps of two hosts allow; None where they are not taken together."""
+    numbers = _common(*there, *here)
+    n = len(numbers)
+    if n < LEAST_STEPS or not there or not here:
+        return None
+    begun_there, ended_there, usual_there = _of_host(there, n)
+    begun_here, ended_here, usual_here = _of_host(here, n)
+    # What to add to times here: no step ends on one host before it has begun on the other.
+    least = int((begun_there - ended_here).max())
+    most = int((ended_there - begun_here).min())
+    apart = usual_there - usual_here
+    low, middle, high = (int(ns) for ns in np.percentile(apart, (10, 50, 90)))
+    length_ns = float(np.median(ended_there - begun_there))
+    if least > most or not least <= middle <= most or high - low > TOGETHER * length_ns:
+        return None
+    error_ns = max(most - middle, middle - least)
+    return Clock("steps", middle, error_ns, high - low, n)
+
+
+def _common(*processes: Steps) -> Array:
+    """The numbers that all processes begin with, in order."""
+    n = min((len(one.number) for one in processes), default=0)
+    if not n:
+        return np.empty(0, np.int64)
+    first: Array = processes[0].number[:n]
+    for one in processes[1:]:
+        differs = np.flatnonzero(one.number[:n] != first[:n])
+        n = int(differs[0]) if len(differs) else n
+    return first[:n]
+
+
+def _of_host(processes: Sequence[Steps], n: int) -> tuple[Array, Array, Array]:
+    """Of each step: when the last process here began it, when the first ended it, and when one
+    usually did."""
+    ends = np.stack([one.end_ns[:n] for one in processes])
+    begun = np.stack([one.start_ns[:n] for one in processes]).max(axis=0)
+    return begun, ends.min(axis=0), np.median(ends, axis=0)

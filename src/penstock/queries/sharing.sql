@@ -1,0 +1,41 @@
+-- Data files by how many ranks read them.
+--   readers     how many ranks read these files: each itself or by the workers of its loader
+--   files, size_bytes  regular files, and their size together
+--   read_bytes  what all ranks read of them, by the layer that moved more of a file and rank
+--   node_bytes  what would be read of them if each host read once what its ranks read: the largest that
+--               one rank of it read of a file; a lower bound where ranks read different parts
+WITH moved AS (
+    SELECT c.file, p.rank, min(p.host) AS host, o.layer, sum(c.moved_bytes) AS bytes
+    FROM calls AS c
+    JOIN ops AS o ON o.op_number = c.op_number
+    JOIN processes AS p ON p.process = c.process
+    WHERE o.op_group = 'read' AND o.is_access AND p.rank IS NOT NULL
+        AND c.file IN (SELECT file FROM files WHERE path_class = 'data' AND kind = 'regular')
+        AND p.world_size = (SELECT max(world_size) FROM processes WHERE rank IS NOT NULL)
+    GROUP BY c.file, p.rank, o.layer
+    HAVING sum(c.moved_bytes) > 0
+),
+by_rank AS (
+    SELECT file, rank, any_value(host) AS host, max(bytes) AS bytes FROM moved GROUP BY file, rank
+),
+by_host AS (
+    SELECT file, host, max(bytes) AS bytes FROM by_rank GROUP BY file, host
+),
+by_file AS (
+    SELECT file, count(*) AS readers, sum(bytes) AS bytes FROM by_rank GROUP BY file
+),
+hosts AS (
+    SELECT file, sum(bytes) AS bytes FROM by_host GROUP BY file
+)
+SELECT
+    b.readers,
+    count(*) AS files,
+    CAST(sum(f.size_bytes) AS BIGINT) AS size_bytes,
+    CAST(sum(b.bytes) AS BIGINT) AS read_bytes,
+    CAST(sum(h.bytes) AS BIGINT) AS node_bytes
+FROM by_file AS b
+JOIN files AS f ON f.file = b.file
+JOIN hosts AS h ON h.file = b.file
+GROUP BY b.readers
+ORDER BY b.readers DESC
+LIMIT 200
