@@ -160,6 +160,49 @@ def test_a_damaged_header_is_told_with_its_place(tmp_path: Path) -> None:
         open_index(path)
 
 
+@pytest.mark.parametrize("sizes", [600, 9000])
+def test_a_tar_with_a_hole_in_it_is_not_whole(tmp_path: Path, sizes: int) -> None:
+    rng = random.Random(4)
+    members = [(f"{number:03}.jpg", rng.randbytes(sizes)) for number in range(20)]
+    tarred(tmp_path / "a.tar", members)
+    whole = (tmp_path / "a.tar").read_bytes()
+    begins = [found.begin for found in tar.members(_bytes_of(whole), 0, len(whole), "a.tar")]
+    assert len(verify.check(tmp_path / "a.tar").problems) == 0
+    for begin in begins[1:]:  # the first one says that it is a tar
+        for n_bytes in (512, 1024, 2000, len(whole)):
+            torn = bytearray(whole)
+            torn[begin : begin + n_bytes] = bytes(len(torn[begin : begin + n_bytes]))
+            (tmp_path / "a.tar").write_bytes(torn)
+            if n_bytes == len(whole) and len(whole) - begin <= 10 << 10:
+                continue  # as tar pads its end
+            found = verify.check(tmp_path / "a.tar")
+            assert [problem.what.split(": ")[1][:20] for problem in found.problems] == [
+                f"a block of zeros at {begin:,} is"[:20]
+            ], (begin, n_bytes)
+            with pytest.raises(FeedError, match="is no end mark"):
+                open_index(tmp_path / "a.tar")
+
+
+def _bytes_of(whole: bytes) -> Callable[[int, int], bytes]:
+    return lambda at, n_bytes: whole[at : at + n_bytes]
+
+
+def test_tars_that_are_joined_are_told_and_those_of_any_writer_are_whole(tmp_path: Path) -> None:
+    tarred(tmp_path / "a.tar", samples(1, 20))
+    one = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "b.tar").write_bytes(one + one)
+    with pytest.raises(FeedError, match=r"b\.tar: a block of zeros .*several are joined"):
+        open_index(tmp_path / "b.tar")
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(700 * number))
+    for blocks in (1, 2, 20, 64, 128, 2048):  # padded to so many
+        archive = tmp_path / f"c{blocks}.tar"
+        names = [f"{number}.jpg" for number in range(3)]
+        command = ["tar", "-b", str(blocks), "-cf", archive, "-C", tmp_path, *names]
+        subprocess.run(command, check=True)
+        assert len(open_index(archive)) == 3
+
+
 def test_verify_names_samples_that_are_no_neighbours(tmp_path: Path) -> None:
     tarred(tmp_path / "a.tar", [("1.jpg", b"a"), ("2.jpg", b"b"), ("1.cls", b"c"), ("1.cls", b"d")])
     said = [problem.what for problem in verify.check(tmp_path / "a.tar").problems]

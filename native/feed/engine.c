@@ -123,7 +123,7 @@ static void read_named(struct feed_request *request, unsigned flags)
     }
     if (flags & FEED_WHOLE_FILES && (fstat(fd, &status) || status.st_size != request->length)) {
         request->error = ESTALE;
-    } else {
+    } else if (request->length) { /* of an empty record nothing is left to be read */
         request->fd = fd;
         read_open(request);
         request->fd = -1;

@@ -500,6 +500,7 @@ class _Pass:
         self._slot = NO_SLOT
         self._loaded: Loaded | None = None
         self._is_over = False
+        self._pid = os.getpid()
         self._bad: NDArray[np.int64] = np.zeros(0, np.int64)
         # Runs also when the interpreter ends: a thread may be reading into memory that goes then.
         self.close = weakref.finalize(self, source.close)
@@ -511,6 +512,11 @@ class _Pass:
         return len(self._epoch.share) - self._batch
 
     def __next__(self) -> Batch:
+        if self._pid != os.getpid():  # forked: what reads ahead is not here, nothing would come
+            raise FeedError(
+                "this pass over the data set was begun in another process, before a fork; begin a "
+                "new `for` over the feed here"
+            )
         if self._is_over:
             raise StopIteration
         if not self.close.alive:

@@ -25,6 +25,12 @@ BLOCK = 512
 PROBE_BYTES = 8 << 10
 MAX_NAME_BYTES = 1 << 20  # of an extended header: PATH_MAX is 4096
 
+# A tar ends with two blocks of zeros, and with more of them to the end of a tape's record: 20
+# blocks unless `tar -b` said another number, which is a power of two then.
+END_BLOCKS = 2
+RECORD_BYTES = 20 * BLOCK
+OTHER_RECORDS_BYTES = tuple(BLOCK << power for power in range(5, 12))
+
 REGULAR, EXTENDED, GNU_NAME, GNU_LINK, GLOBAL = b"07\0", b"x", b"L", b"K", b"g"
 WITHOUT_CONTENT = b"123456"  # links, devices, folders, pipes
 
@@ -56,7 +62,8 @@ def name_parts(name: bytes) -> tuple[bytes, str] | None:
 def spans(path: str, progress: Advance | None = None) -> Spans:
     """A span for each sample of a tar, in the order of the file.
 
-    Raises FeedError: a header that does not sum up, a member beyond the file, no end mark.
+    Raises FeedError: a header that does not sum up, a member beyond the file, no end mark or
+    something behind it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -99,7 +106,8 @@ def members(read: Read, at: int, end: int, where: str, is_part: bool = False) ->
     begin, name, size = at, b"", -1
     while at < end:
         header = bytes(read(at, BLOCK))
-        if len(header) == BLOCK and not any(header):
+        if not is_part and len(header) == BLOCK and not any(header):
+            _refuse_behind(read, at, end, where)
             return
         _refuse_header(header, at, where)
         kind, n_bytes = header[156:157], _number(header[124:136], at, where)
@@ -133,6 +141,19 @@ def members(read: Read, at: int, end: int, where: str, is_part: bool = False) ->
         at = following
     if not is_part:
         raise FeedError(f"{where}: ends at {end:,} without an end mark; the tar is truncated")
+
+
+def _refuse_behind(read: Read, at: int, end: int, where: str) -> None:
+    """A header that became zeros looks like the end mark: what follows it must be nothing else."""
+    records = [RECORD_BYTES, *(each for each in OTHER_RECORDS_BYTES if end % each == 0)]
+    left = end - at
+    zeros = bytes(read(at, min(left, max(records) + BLOCK)))
+    if left > len(zeros) or zeros.count(0) < left or left < END_BLOCKS * BLOCK:
+        raise FeedError(
+            f"{where}: a block of zeros at {at:,} is no end mark, {left - BLOCK:,} bytes lie behind "
+            "it; the tar is damaged, or several are joined in it: name the parts, or unpack it with "
+            "`tar --ignore-zeros`"
+        )
 
 
 def _sum_is_right(header: bytes) -> bool:

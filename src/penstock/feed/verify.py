@@ -44,7 +44,8 @@ class Checked(NamedTuple):
 
 NOT_SEEN = {
     "lmdb": "LMDB keeps no sums: a byte that is flipped inside a value is not seen",
-    "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen",
+    "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen, nor "
+    "files of its last 10 KiB that have become zeros",
     "tfrecord": "",
     "folder": "files have no sums here: their sizes were looked at, no byte was read",
 }
