@@ -150,8 +150,8 @@ def _refuse_behind(read: Read, at: int, end: int, where: str) -> None:
     zeros = bytes(read(at, min(left, max(records) + BLOCK)))
     if left > len(zeros) or zeros.count(0) < left or left < END_BLOCKS * BLOCK:
         raise FeedError(
-            f"{where}: a block of zeros at {at:,} is no end mark, {left - BLOCK:,} bytes lie behind "
-            "it; the tar is damaged, or several are joined in it: name the parts, or unpack it with "
+            f"{where}: a block of zeros at {at:,} is no end mark, {left - BLOCK:,} bytes lie "
+            "behind it; the tar is damaged, or several are joined: name the parts, or unpack with "
             "`tar --ignore-zeros`"
         )
 
