@@ -67,7 +67,6 @@ static char *map_file(int fd, uint64_t size, bool is_writable)
 /* The copies lie beside the map's own folder, by whatever name the map was opened. */
 static int find_copies(struct staged_map *map, int fd)
 {
-    struct stat found;
     char *end;
 
     if (files_link(fd, map->copies) < 0)
@@ -80,8 +79,6 @@ static int find_copies(struct staged_map *map, int fd)
         return -EINVAL;
     strcpy(end, STAGED_FOLDER);
     map->copies_bytes = strlen(map->copies);
-    map->device =
-        syscall(SYS_newfstatat, AT_FDCWD, map->copies, &found, 0) ? 0 : (uint64_t)found.st_dev;
     return 0;
 }
 
@@ -113,6 +110,7 @@ static int open_map(int fd, bool is_writable, struct staged_map *map)
     if (found.st_uid != 0 && found.st_uid != (uid_t)syscall(SYS_geteuid))
         return -EPERM;
     map->size = (uint64_t)found.st_size;
+    map->device = found.st_dev; /* a file's: overlayfs gives folders another */
     map->bytes = map_file(fd, map->size, is_writable);
     if (!map->bytes)
         return -ENOMEM;
@@ -319,7 +317,29 @@ static struct staged_slot *spelled(const struct staged_map *map, int dirfd, cons
     return slot;
 }
 
-/* The slot of a path however it is spelled, and what its file is now. */
+/* What a file is now, by the server that has it: another machine may have changed it since its
+ * attributes were last heard of.  Local file systems answer as ever. */
+static bool ask(int dirfd, const char *path, int flags, struct stat *found)
+{
+    struct statx now;
+
+    if (syscall(SYS_statx, dirfd, path, flags | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &now)) {
+        if (errno != ENOSYS && errno != EPERM)
+            return false;
+        /* A kernel before 4.11, or a sandbox that does not know the call. */
+        return !syscall(SYS_newfstatat, dirfd, path, found, flags);
+    }
+    found->st_mode = now.stx_mode;
+    found->st_uid = now.stx_uid;
+    found->st_ino = now.stx_ino;
+    found->st_size = (off_t)now.stx_size;
+    found->st_mtim = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
+    found->st_ctim = (struct timespec){now.stx_ctime.tv_sec, now.stx_ctime.tv_nsec};
+    return true;
+}
+
+/* The slot of a path however it is spelled, and of what its file is now what `is_unchanged` and
+ * `may_read` ask. */
 static struct staged_slot *resolve(const struct staged_map *map, int dirfd, const char *path,
                                    bool follows, struct stat *found)
 {
@@ -327,14 +347,14 @@ static struct staged_slot *resolve(const struct staged_map *map, int dirfd, cons
     struct staged_slot *slot = spelled(map, dirfd, path, &is_sure);
     int fd;
 
-    if (slot && syscall(SYS_newfstatat, dirfd, path, found, follows ? 0 : AT_SYMLINK_NOFOLLOW))
+    if (slot && !ask(dirfd, path, follows ? 0 : AT_SYMLINK_NOFOLLOW, found))
         return NULL;
     if (slot || is_sure)
         return slot;
     fd = open_place(dirfd, path, follows);
     if (fd < 0)
         return NULL;
-    if (!syscall(SYS_fstat, fd, found) && S_ISREG(found->st_mode))
+    if (ask(fd, "", AT_EMPTY_PATH, found) && S_ISREG(found->st_mode))
         slot = slot_behind(map, fd, OF_SOURCE);
     syscall(SYS_close, fd);
     return slot;

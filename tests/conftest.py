@@ -56,6 +56,36 @@ def work(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Path]:
+    """A folder on overlayfs, as a container's root is: there folders have another device number
+    than files."""
+    if os.geteuid():
+        pytest.skip("only root may mount an overlay")
+    below, upper, merged = (tmp_path / f"overlay-{name}" for name in ("below", "upper", "merged"))
+    for folder in (below, upper, merged):
+        folder.mkdir()
+    with ExitStack() as mounted:
+
+        def mount(kind: str, at: Path, options: str) -> None:
+            done = subprocess.run(
+                ["mount", "-t", kind, "-o", options, kind, at], capture_output=True, text=True
+            )
+            if done.returncode:
+                pytest.skip(f"no {kind} can be mounted here: {done.stderr.strip()}")
+            mounted.callback(subprocess.run, ["umount", "-l", at], check=True)
+
+        mount("tmpfs", upper, "size=64m")  # on another device than what lies below
+        (upper / "data").mkdir()
+        (upper / "work").mkdir()
+        mount(
+            "overlay",
+            merged,
+            f"lowerdir={below},upperdir={upper / 'data'},workdir={upper / 'work'}",
+        )
+        yield merged
+
+
+@pytest.fixture
 def recorded_command(tmp_path: Path, work: Path) -> Iterator[Callable[..., Any]]:
     """Runs a command under `penstock run` and opens the run that it leaves."""
     from penstock.run import open_run

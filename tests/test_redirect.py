@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from penstock.bench.tier import slow
 from stagedmap import COMPARE_INODE, DROPPED_AT, STAGED_AT, Tier
+from test_bench_tier import needs_fuse
 
 SIZE = 5000
 OLD_NS = 1_600_000_000_000_000_000
@@ -217,6 +219,20 @@ assert os.dup(fd) > fd and os.open("staged", 0) == fd + 3, "the lowest free numb
     )
 
 
+def test_a_copy_on_an_overlay_is_the_programs_file_too(
+    staged: Callable[..., Any], source: Path, overlay: Path
+) -> None:
+    tier = Tier(overlay, [source])
+    tier.mark(source)
+    assert overlay.stat().st_dev != tier.map.stat().st_dev
+    run = staged(
+        tier,
+        "import os\nassert opened('staged') == b'c'\nfile = open('staged')\n"
+        "assert os.path.samestat(os.fstat(file.fileno()), os.stat('staged'))",
+    )
+    assert outcomes(run) == {"served": 2}
+
+
 def test_what_is_open_stays_the_program_s_file_when_the_copy_is_evicted(
     staged: Callable[..., Any], tier: Tier, source: Path
 ) -> None:
@@ -384,6 +400,41 @@ def test_whatever_changed_since_staging_opens_the_original_and_says_why(
     assert b"c" not in first
     assert outcomes(run) == dict(Counter(outcome for _, outcome in SINCE))
     assert list(run.sql("from files where served_from is not null")) == []
+
+
+@needs_fuse
+@pytest.mark.parametrize("name", ["far/file", "link"], ids=["by its path", "by a link"])
+def test_a_source_that_another_machine_changes_is_found_out_though_attributes_are_cached(
+    staged: Callable[..., Any],
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """The kernel keeps attributes of the mount for a minute; the server's own file changes."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    behind, far = tmp_path / "behind", work / "far"
+    behind.mkdir()
+    far.mkdir()
+    (behind / "file").write_bytes(b"o" * SIZE)
+    (work / "link").symlink_to("far/file")
+    with slow(behind, at=far):
+        tier = Tier(tmp_path / "tier", [far / "file"])
+        tier.mark(far / "file")
+        run = staged(
+            tier,
+            "import os, sys\n"
+            "path, behind = sys.argv[1:]\n"
+            "assert opened(path) == b'c'\n"
+            "before = os.stat(path)\n"
+            "with open(behind, 'r+b') as file:\n"
+            "    file.write(b'n' * 5000)\n"
+            "assert os.stat(path).st_mtime_ns == before.st_mtime_ns, 'nothing is cached here'\n"
+            "with open(path, 'rb') as file:\n"
+            "    assert file.read(1) != b'c'\n",
+            args=[name, behind / "file"],
+        )
+    assert outcomes(run) == {"served": 1, "changed": 1}
 
 
 def test_a_tier_that_vanishes_is_not_missed(staged: Callable[..., Any], tier: Tier) -> None:

@@ -444,6 +444,16 @@ def test_the_same_device_is_said_to_gain_nothing(source: Path, tier: Tier) -> No
     assert "2 of 2 files lie on the same device" in note
 
 
+def test_a_device_that_gives_its_folders_another_number_is_the_same(overlay: Path) -> None:
+    folders = [overlay / "source", overlay / "tier"]
+    for folder in folders:
+        folder.mkdir()
+    filled(folders[0], 2)
+    (note,) = copy(Tier("fast", folders[1]), below(folders[0])).notes
+    assert "2 of 2 files lie on the same device" in note
+    assert tiers.device_of(folders[1]) == (folders[0] / "class0" / "0.bin").stat().st_dev
+
+
 def test_a_tier_that_is_gone_or_read_only_says_so(tmp_path: Path, tier: Tier, source: Path) -> None:
     filled(source, 2)
     tier.path.rmdir()

@@ -9,12 +9,13 @@ import errno
 import os
 import random
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ __all__ = [
     "Ceiling",
     "Mount",
     "Warmth",
+    "ask_anew",
+    "device_of",
     "empty_call_s",
     "evict",
     "free_bytes",
@@ -275,6 +278,48 @@ def free_bytes(folder: AnyPath) -> int:
     except OSError as error:
         raise TierError(f"{os.fspath(folder)}: {error.strerror}; name a folder") from error
     return known.f_bavail * known.f_frsize
+
+
+def device_of(folder: AnyPath) -> int:
+    """The device number of files there: overlayfs gives its folders another.
+
+    Raises TierError: no such folder.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:  # without a name, where that can be
+            return os.fstat(file.fileno()).st_dev
+    except OSError:
+        pass  # read-only or full
+    try:
+        return Path(folder).stat().st_dev
+    except OSError as error:
+        raise TierError(f"{os.fspath(folder)}: {error.strerror}; name a folder") from error
+
+
+AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, STATX_BYTES = -100, 0x2000, 0x7FF, 256
+
+
+def ask_anew(path: AnyPath) -> None:
+    """Asks a server what a file is now, though its attributes may be cached, as is done for each
+    open of a staged file.  Raises OSError."""
+    import ctypes
+
+    answer = ctypes.create_string_buffer(STATX_BYTES)
+    if not _statx()(AT_FDCWD, os.fsencode(path), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, answer):
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.ENOSYS, errno.EPERM):  # a kernel or a sandbox that does not know it
+        raise OSError(number, os.strerror(number), os.fspath(path))
+    os.stat(path)  # noqa: PTH116 - also bytes that are no UTF-8
+
+
+@cache
+def _statx() -> Callable[..., int]:
+    """libc's: to find it takes longer than to call it."""
+    import ctypes
+
+    found: Callable[..., int] = ctypes.CDLL(None, use_errno=True).statx
+    return found
 
 
 # --- threads that call, and what they measured ---------------------------------------------------

@@ -325,7 +325,7 @@ def _publish(work: Work, more: Sequence[Entry]) -> None:
 def _notes(place: Place, sources: Sequence[Source]) -> Iterator[str]:
     if any(source.store is not None for source in sources):
         yield f"the copies lie below {place.copies / 'url'}: give the program that path"
-    device = place.tier.path.stat().st_dev
+    device = tiers.device_of(place.tier.path)
     same = sum(source.identity.dev == device for source in sources)
     if same:
         yield (

@@ -219,7 +219,7 @@ def _budget(tier: Tier, told: int | None, notes: list[str]) -> int:
 
 def _fit(evidence: Evidence, tier: Tier, size: Array, budget: int, notes: list[str]) -> Array:
     """Which files may be staged at all; says why others may not."""
-    device = tier.path.stat().st_dev
+    device = tiers.device_of(tier.path)
     is_same = evidence.device == device
     is_large = size > budget
     if is_same.any():
@@ -269,9 +269,9 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
             # A job has asked for its folders long before: the way there is no part of the cost.
             os.stat(path.rpartition("/")[0] or "/")  # noqa: PTH116
             begun_s = time.perf_counter()
-            os.stat(path)  # noqa: PTH116
+            tiers.ask_anew(path)
             middle_s = time.perf_counter()
-            os.stat(path)  # noqa: PTH116
+            tiers.ask_anew(path)
         except OSError:
             continue
         yield middle_s - begun_s, time.perf_counter() - middle_s
