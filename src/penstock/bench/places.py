@@ -25,6 +25,7 @@ from penstock.words import show
 __all__ = [
     "LATENCY_BPS",
     "LATENCY_S",
+    "NODE_PLACES",
     "OUR_PATH",
     "PLACES",
     "SAYS",
@@ -37,6 +38,8 @@ __all__ = [
     "at",
     "device",
     "made_cold",
+    "nodes",
+    "warmed",
 ]
 
 # A common cloud volume, and a parallel or remote file system's order of magnitude.
@@ -47,7 +50,13 @@ LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 4e-3
 MEMORY_SHARE = 0.25
 
+# What nodes of a cluster see, each through a mount and a page cache of its own: a disk in each of
+# them, or one server for all.  Slow enough that a node's processors never are what limits.
+NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
+SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
+
 PLACES = ("disk", "throttled", "latency", "seek", "memory")
+NODE_PLACES = ("local", "shared")
 SAYS = {
     "disk": "the disk as it is",
     "throttled": f"the disk at {THROTTLED_BPS / 1e6:.0f} MB/s and {THROTTLED_HZ:,.0f} requests/s",
@@ -55,6 +64,10 @@ SAYS = {
     "seek": f"a FUSE tier of one head: {1e3 * SEEK_S:g} ms a jump, {1e3 * SEEK_OPEN_S:g} ms an "
     f"open, {SEEK_BPS / 1e6:.0f} MB/s",
     "memory": "the disk, with memory for a quarter of the data",
+    "local": f"for each node a FUSE tier of {1e3 * NODE_LATENCY_S:g} ms a call and "
+    f"{NODE_BPS / 1e6:.0f} MB/s of its own",
+    "shared": f"for each node a FUSE tier of {1e3 * SERVER_LATENCY_S:g} ms a call and its part of "
+    f"{SERVER_BPS / 1e6:.0f} MB/s for all",
 }
 
 # What we import, programs of ours can.
@@ -93,6 +106,27 @@ def at(name: str, folder: Path, data_bytes: int = 0, least_bytes: int = 0) -> It
         except TierError as error:
             raise PlaceError(str(error)) from error
         yield place
+
+
+@contextmanager
+def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
+    """The folder as n nodes see it, each with a page cache of its own.  name: of NODE_PLACES.
+
+    Raises PlaceError.
+    """
+    latency_s = NODE_LATENCY_S if name == "local" else SERVER_LATENCY_S
+    bandwidth = NODE_BPS if name == "local" else SERVER_BPS / n
+    with ExitStack() as stack:
+        try:
+            made = [
+                stack.enter_context(
+                    slow_tiers.slow(folder, bandwidth=bandwidth, latency_s=latency_s)
+                )
+                for _ in range(n)
+            ]
+        except TierError as error:
+            raise PlaceError(str(error)) from error
+        yield [Place(name, Path(tier.path), tier) for tier in made]
 
 
 def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_bytes: int) -> Place:
@@ -149,6 +183,16 @@ def made_cold(files: Sequence[Path], place: Place) -> float:
         named = files[0] if len(files) == 1 else files[0].parent
         raise TierError(f"{named}: not cold: {why}; does another program have it mapped?")
     return resident / max(1, size)
+
+
+def warmed(files: Sequence[Path]) -> None:
+    """Reads files into memory.  Raises TierError: they do not stay there."""
+    for file in files:
+        _warm(file)
+        size = file.stat().st_size
+        resident = tiers.resident_bytes(file)
+        if resident is not None and resident < (1 - tiers.COLD_SHARE) * size:
+            raise TierError(f"{file}: {show(size - resident, 'B')} of it do not stay in memory")
 
 
 def _below(place: Place, file: Path) -> Path:

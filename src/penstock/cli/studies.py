@@ -19,14 +19,17 @@ PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
 
 
-def _study(name: str, short: str, places: tuple[str, ...]) -> Callable[[Any], Any]:
-    """What the commands of studies share.  places: where it runs unless it is told."""
+def _study(
+    name: str, short: str, places: tuple[str, ...], known: tuple[str, ...] = PLACES
+) -> Callable[[Any], Any]:
+    """What the commands of studies share.  places: where it runs unless it is told.  known: where
+    it can."""
 
     def decorated(function: Any) -> Any:
         for option in reversed([
             click.argument("folder", type=NEW_FOLDER),
             click.option(
-                "--on", "places", multiple=True, type=click.Choice(PLACES), default=places,
+                "--on", "places", multiple=True, type=click.Choice(known), default=places,
                 show_default=True, help="On which storage; can be given several times.",
             ),
             click.option(
@@ -241,6 +244,29 @@ def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
     settings = mlperf.Settings(**options)
     asked(folder, mlperf.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: mlperf.measured(folder, settings, say))
+
+
+@_study(
+    "factors", "What keeps a training from its ideal throughput (Bae 2019).",
+    ("local", "shared"), ("local", "shared"),
+)  # fmt: skip
+def factors_command(folder: Path, yes: bool, **options: Any) -> None:
+    """What keeps a training from its ideal throughput: storage, data, order, container.  Bae 2019.
+
+    Four nodes, each with a mount and so a page cache of its own, train in step from LMDBs of the
+    paper's record sizes; ideal is the same from memory.  FOLDER gets factors.md, .csv, .json and
+    .png, with the steps of each run, where their throughput changes, and what the nodes' memory
+    held beside 1 - (1 - 1/P)^e.  FOLDER also gets the LMDBs: 0.9 GB at small, 4.5 GB at full scale.
+
+    \b
+      penstock bench factors factors
+      penstock bench factors factors --on shared --repeats 1
+    """
+    from penstock.bench import factors
+
+    settings = factors.Settings(**options)
+    asked(folder, factors.needed_bytes(folder, settings), yes)
+    _carried_out(folder, "training", lambda say: factors.measured(folder, settings, say))
 
 
 @click.command("compare", short_help="Compare two results of one study.")
