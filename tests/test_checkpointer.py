@@ -331,6 +331,13 @@ def test_what_the_rules_do_not_keep_goes(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000003", "step-00000005", "step-00000006"]
 
 
+def test_a_fast_tier_alone_keeps_as_many_as_it_was_told(tmp_path: Path) -> None:
+    saved(tmp_path / "told", 1, 2, 3, keep=Keep(fast=2))
+    assert names(tmp_path / "told") == ["step-00000002", "step-00000003"]
+    saved(tmp_path / "untold", 1, 2, 3)
+    assert len(names(tmp_path / "untold")) == 3
+
+
 def test_a_committed_name_is_never_written_again(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     before = (tmp_path / "step-00000001" / "state.safetensors").read_bytes()

@@ -43,7 +43,7 @@ from penstock.save.retention import (
     make_room,
     prune,
 )
-from penstock.save.verify import latest_valid, verify
+from penstock.save.verify import latest_valid, remember_failure, verify
 from penstock.stores import LocalStore, Store, open_store
 from remote import s3, s3_server, sftp_server
 
@@ -506,6 +506,61 @@ def test_the_last_whole_one_stays_whatever_the_rules_say(fast: Path, slow: Path)
     gone = prune(LocalStore(fast), LocalStore(slow), Keep(last=1))
     assert gone.slow == ()
     assert latest_valid(fast, slow).step == 1
+
+
+def test_one_that_only_looks_whole_is_not_the_one_that_stays(fast: Path, slow: Path) -> None:
+    saved(slow, 1)
+    flip(saved(slow, 2) / "model.pt", 77)
+    command = [sys.executable, "-m", "penstock", "save", "prune", fast, slow, "--keep-last", "1"]
+    for more in (["--dry-run"], []):
+        told = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        assert told.stdout == ""
+    assert latest_valid(fast, slow, "full").step == 1
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_after_a_failed_restart_the_older_step_and_what_follows_it_count(
+    fast: Path, slow: Path, is_remembered: bool
+) -> None:
+    saved(slow, 1000)
+    path = saved(slow, 2000)
+    if is_remembered:
+        remember_failure(find(LocalStore(slow))[0], "diverged")
+    else:
+        flip(path / "model.pt", 77)
+    assert latest_valid(fast, slow, "full").step == 1000
+    for step in (1100, 1200, 1300):
+        saved(fast, step)
+        drained(fast, slow, keep=Keep(fast=2, last=1))
+        assert latest_valid(slow, level="full").step == step
+    assert [one.step for one in find(LocalStore(slow))] == [2000, 1300]
+
+
+def test_a_newest_that_the_fast_tier_has_damaged_keeps_no_older_one_from_arriving(
+    fast: Path, slow: Path
+) -> None:
+    saved(fast, 1)
+    flip(saved(fast, 2) / "model.pt", 77)
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=Keep(last=1))) as working:
+        working.once()
+        working.once()
+    assert [one.step for one in find(LocalStore(slow))] == [1]
+
+
+def test_a_best_is_no_number_that_is_none(slow: Path) -> None:
+    for step, loss in ((1, 0.5), (2, 0.1), (3, float("nan")), (4, 0.4), (5, 0.45)):
+        saved(slow, step, metrics={"loss": loss})
+    doomed = doomed_on_slow(find(LocalStore(slow)), Keep(last=1, best="loss"))
+    assert [one.step for one in doomed] == [4, 3, 1]
+
+
+def test_a_damaged_copy_says_nothing_of_the_other_tier_s(fast: Path, slow: Path) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    remember_failure(find(LocalStore(fast))[0], "torn", is_copy=True)
+    assert latest_valid(fast, slow).path == slow / "step-00000001"
+    remember_failure(find(LocalStore(fast))[0], "diverged")
+    assert latest_valid(fast, slow).path is None
 
 
 def test_what_is_not_ours_stays_unless_it_was_drained_and_they_say_so(

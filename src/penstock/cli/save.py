@@ -540,7 +540,6 @@ def prune_command(
       penstock save prune /nvme/run1 /lustre/run1 --keep-last 3 --every 5000 --best loss --dry-run
     """  # fmt: skip
     from penstock.save import retention
-    from penstock.save.formats import find
     from penstock.stores import open_store
 
     keep = _keep(keep_fast, keep_last, every, best, foreign)
@@ -550,10 +549,8 @@ def prune_command(
         raise click.UsageError("--keep-last is about SLOW: name it")
     on_fast, on_slow = open_store(fast), open_store(slow) if slow else None
     if dry_run:
-        there = find(on_slow) if on_slow else []
-        for one, _ in retention.doomed_on_fast(find(on_fast), there, keep):
-            click.echo(one.where)
-        for one in retention.doomed_on_slow(there, keep):
+        from_fast, from_slow = retention.plan(on_fast, on_slow, keep)
+        for one in (*(one for one, _ in from_fast), *from_slow):
             click.echo(one.where)
         return 0
     gone = retention.prune(on_fast, on_slow, keep)

@@ -190,6 +190,7 @@ class Checkpointer:
             )
         self._tiers = Tiers.of(fast, slow)
         self._keep = keep or Keep()
+        self._is_pruning = keep is not None or self._tiers.has_both
         self._on_full, self._on_error, self._level = on_full, on_error, level
         self._weights_only = weights_only
         self._world = world if world is not None else found_world()
@@ -374,7 +375,7 @@ class Checkpointer:
 
     def _prune(self) -> None:
         """Where a drain is at work, it does."""
-        if self._drain is None and self._world.rank == 0:
+        if self._is_pruning and self._drain is None and self._world.rank == 0:
             try:
                 self._tiers.prune(self._keep)
             except PenstockError as error:
@@ -434,6 +435,7 @@ class Checkpointer:
                 self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
             finally:
                 self._free.set()
+            self._prune()  # which may read: the next save does not wait for that
             self._look_for_durable()
 
     def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
@@ -478,7 +480,6 @@ class Checkpointer:
             going.content_id = content_at(done.path)
             self._last_local_unix_s = time.time()
             self._pending.append((number, going))
-            self._prune()
 
     def _look_for_durable(self) -> None:
         """Which of those that are local have arrived, by the slow tier's own manifests; and which
@@ -517,7 +518,6 @@ class Checkpointer:
         self._drained[number] = (going.begin_s, end_s)
         self._know(number, going.save, durable_s=end_s - going.begin_s)
         going.handle.durable.set_result(path)
-        self._prune()
 
     def _know(self, number: int, save: Save, **more: Any) -> None:
         with self._lock:

@@ -44,8 +44,8 @@ from penstock.save.manifest import (
     checksum,
     to_json,
 )
-from penstock.save.retention import Keep, doomed_on_slow, prune
-from penstock.save.verify import Choice, latest_valid, verify
+from penstock.save.retention import Keep, Proven, doomed_safely, prune
+from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.stores import Found, LocalStore, Store, fsync_folder, open_store
 
 __all__ = [
@@ -650,6 +650,7 @@ class Drainer(Working):
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
+        self._proven = Proven()
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -678,11 +679,22 @@ class Drainer(Working):
             return missing
         # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
         as_ours = [
-            one if one.is_ours else replace(one, manifest=Manifest((), one.step)) for one in missing
+            one
+            if one.is_ours
+            else replace(one, manifest=Manifest((), one.step, source=one.identity))
+            for one in missing
         ]
-        dropped = {one.name for one in doomed_on_slow([*on_slow, *as_ours], keep)}
-        may_go = [one for one in on_fast if one.is_ours or keep.foreign][keep.fast :]
-        going = {one.name for one in may_go}
+        failed = remembered(self.fast) | remembered(self.slow)
+        failed |= {
+            f"{one.name} {one.identity}": "not what was saved"
+            for one in missing
+            if one.name in self.status.damaged
+        }
+        doomed = doomed_safely([*on_slow, *as_ours], keep, failed, self._proven, self.fast)
+        dropped = {one.name for one in doomed}
+        may_go = [one for one in on_fast if one.is_ours or keep.foreign]
+        stays = [one.name for one in may_go if not failure_of(one, failed)][: keep.fast]
+        going = {one.name for one in may_go if one.name not in stays}
         return [one for one in missing if one.name not in dropped - going]
 
     def _is_settled(self, one: Checkpoint) -> bool:
@@ -754,13 +766,14 @@ class Drainer(Working):
         self._pruned_s = self._clock()
         if self.settings.keep is not None:
             with suppress(TierError):  # told by the next round that needs the tier
-                prune(self.fast, self.slow, self.settings.keep)
+                prune(self.fast, self.slow, self.settings.keep, self._proven)
 
     def _drain(self, one: Checkpoint) -> None:
         self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         with recorder.span("drain", -1 if one.step is None else one.step):
             manifest = copy_checkpoint(one, self.slow, trip)
+        self._proven.note(self.slow.where(one.name), manifest.identity)
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,

@@ -1,31 +1,37 @@
 """What may go from a tier, and whether the next checkpoint has room.
 
-`doomed_*` judge and change nothing; `prune` removes what they name.  Three promises stand above
-every rule: the fast tier gives up only what is verified on the slow one; the last whole checkpoint
-stays; what we did not commit or drain is not ours to remove.
+`doomed_*` and `plan` judge and change nothing; `prune` removes what they name.  Three promises
+stand above every rule: the fast tier gives up only what is verified on the slow one; the last whole
+checkpoint stays, whole meaning that all of it was read; what we did not commit or drain is not ours
+to remove.  A checkpoint from which a restart has failed counts for no rule: the job goes on from an
+older one, and its next saves have lower steps.
 """
 
 import errno
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.commit import discard
 from penstock.save.formats import INCOMPLETE, Checkpoint, find, newest_first
-from penstock.save.verify import verify
+from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import LocalStore, Store
 
 __all__ = [
     "ON_FULL",
     "Keep",
+    "Proven",
     "Pruned",
     "as_full",
     "doomed_on_fast",
     "doomed_on_slow",
+    "doomed_safely",
     "expected_bytes",
     "make_room",
+    "plan",
     "prune",
     "remove",
 ]
@@ -69,27 +75,93 @@ class Pruned:
     freed_bytes: int = 0
 
 
-def doomed_on_slow(checkpoints: Sequence[Checkpoint], keep: Keep) -> list[Checkpoint]:
-    """What the rules do not keep on the slow tier, newest first."""
+class Proven:
+    """What this process has found out by reading all of a checkpoint.  Each is read once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], bool] = {}
+
+    def note(self, where: str, identity: str) -> None:
+        """It was read, and is whole."""
+        self._found[where, identity] = True
+
+    def knows(self, one: Checkpoint) -> bool:
+        return self._found.get((one.where, one.identity), False)
+
+    def is_whole(self, one: Checkpoint) -> bool:
+        key = (one.where, one.identity)
+        if key in self._found:
+            return self._found[key]
+        verdict = verify(one, "full")
+        # What could not be read now may be read another time.
+        if not any("cannot be read" in problem for problem in verdict.problems):
+            self._found[key] = verdict.is_whole
+        return verdict.is_whole
+
+
+def doomed_on_slow(
+    checkpoints: Sequence[Checkpoint], keep: Keep, failed: Mapping[str, str] | None = None
+) -> list[Checkpoint]:
+    """What the rules do not keep on the slow tier, newest first.
+
+    failed: restarts that have failed, as verify.failure_of takes them: such checkpoints are not
+    counted, and go with what is older than a newer good one.
+    """
     if keep.last is None:
         return []
     ours = [one for one in newest_first(checkpoints) if one.is_ours and not one.problem]
-    kept = {one.name for one in ours[: keep.last]}
+    good = [one for one in ours if not failure_of(one, failed or {})]
+    if not good:
+        return []
+    kept = {one.name for one in good[: keep.last]}
     if keep.every:
-        kept |= {one.name for one in ours if one.step is not None and one.step % keep.every == 0}
+        kept |= {one.name for one in good if one.step is not None and one.step % keep.every == 0}
     if keep.best:
         metric, sign = keep.best.lstrip("-"), -1.0 if keep.best.startswith("-") else 1.0
         judged = [
             (sign * one.manifest.metrics[metric], -(one.step or 0), one.name)
-            for one in ours
-            if one.manifest is not None and metric in one.manifest.metrics
+            for one in good
+            if one.manifest is not None
+            and not math.isnan(one.manifest.metrics.get(metric, math.nan))
         ]
         kept |= {name for _, _, name in sorted(judged)[: keep.best_n]}
-    return [one for one in ours if one.name not in kept]
+    return [one for one in ours[ours.index(good[0]) :] if one.name not in kept]
+
+
+def doomed_safely(
+    checkpoints: Sequence[Checkpoint],
+    keep: Keep,
+    failed: Mapping[str, str],
+    proven: Proven,
+    unread: Store | None = None,
+) -> list[Checkpoint]:
+    """As doomed_on_slow; but one of those that stay is known to be whole, by having been read in
+    full, or nothing is doomed.  One that is found damaged counts as failed.
+
+    unread: checkpoints of this store are taken for whole: they are read on their way.
+    """
+    known = dict(failed)
+    while doomed := doomed_on_slow(checkpoints, keep, known):
+        gone = {one.name for one in doomed}
+        stays = [
+            one
+            for one in newest_first(checkpoints)
+            if one.is_ours and not one.problem and one.name not in gone
+            and not failure_of(one, known)
+        ]  # fmt: skip
+        if any(one.store is unread or proven.knows(one) for one in stays):
+            return doomed
+        if proven.is_whole(stays[0]):
+            return doomed
+        known[f"{stays[0].name} {stays[0].identity}"] = "damaged"
+    return []
 
 
 def doomed_on_fast(
-    fast: Sequence[Checkpoint], slow: Sequence[Checkpoint], keep: Keep
+    fast: Sequence[Checkpoint],
+    slow: Sequence[Checkpoint],
+    keep: Keep,
+    failed: Mapping[str, str] | None = None,
 ) -> list[tuple[Checkpoint, Checkpoint]]:
     """What the fast tier may give up, each with its verified copy on the slow one; oldest first."""
     copies = {}
@@ -98,34 +170,45 @@ def doomed_on_fast(
             copies[copy.manifest.source] = copy
             copies[copy.manifest.identity] = copy
     candidates = [one for one in newest_first(fast) if (one.is_ours or keep.foreign)]
+    good = [one.name for one in candidates if not failure_of(one, failed or {})]
+    kept = set(good[: keep.fast])
     doomed = [
-        (one, copies[one.identity]) for one in candidates[keep.fast :] if one.identity in copies
+        (one, copies[one.identity])
+        for one in candidates
+        if one.name not in kept and one.identity in copies
     ]
     return doomed[::-1]
 
 
-def prune(fast: Store, slow: Store | None, keep: Keep) -> Pruned:
-    """Removes what the rules name: from the fast tier first, then from the slow one.
+def plan(
+    fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None
+) -> tuple[list[tuple[Checkpoint, Checkpoint]], list[Checkpoint]]:
+    """What prune() would remove: from the fast tier, each with its copy, and from the slow one.
 
-    A copy on the slow tier is looked at again (sizes) before the fast one goes.  Raises TierError.
+    A copy on the slow tier is looked at again (sizes) before the fast one goes.  proven: what was
+    read in full already.  Raises TierError.
     """
-    on_fast = find(fast)
-    on_slow = find(slow) if slow is not None else []
-    gone_fast, gone_slow, freed = [], [], 0
-    for one, copy in doomed_on_fast(on_fast, on_slow, keep):
-        if verify(copy, "sizes").is_whole:
-            freed += _removed(one)
-            gone_fast.append(one.name)
-    doomed = doomed_on_slow(on_slow, keep)
-    names = {one.name for one in doomed}
-    stays = [one for one in on_slow if one.name not in names]
-    if doomed and not any(verify(one, "sizes").is_whole for one in newest_first(stays)):
-        spared = next((one for one in doomed if verify(one, "sizes").is_whole), None)
-        doomed = [one for one in doomed if one is not spared]
-    for one in doomed:
-        freed += _removed(one)
-        gone_slow.append(one.name)
-    return Pruned(tuple(gone_fast), tuple(gone_slow), freed)
+    on_fast, failed = find(fast), remembered(fast)
+    on_slow = []
+    if slow is not None:
+        on_slow = find(slow)
+        failed |= remembered(slow)
+    from_fast = [
+        (one, copy)
+        for one, copy in doomed_on_fast(on_fast, on_slow, keep, failed)
+        if verify(copy, "sizes").is_whole
+    ]
+    return from_fast, doomed_safely(on_slow, keep, failed, proven or Proven())
+
+
+def prune(fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None) -> Pruned:
+    """Removes what plan() names: from the fast tier first.  Raises TierError."""
+    from_fast, from_slow = plan(fast, slow, keep, proven)
+    freed = sum(_removed(one) for one, _ in from_fast)
+    freed += sum(_removed(one) for one in from_slow)
+    return Pruned(
+        tuple(one.name for one, _ in from_fast), tuple(one.name for one in from_slow), freed
+    )
 
 
 def _removed(checkpoint: Checkpoint) -> int:
@@ -201,7 +284,7 @@ def make_room(
         if free is None or free >= wanted_bytes:
             return "fast"
         with suppress(TierError):  # the slow tier may be gone for a while
-            prune(fast, slow, keep)
+            prune(fast, slow, replace(keep, last=None))  # there is nothing to win on the slow one
         free = fast.free_bytes()
         if free is None or free >= wanted_bytes:
             return "fast"

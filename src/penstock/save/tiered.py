@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, fetch
-from penstock.save.formats import find, newest_first
+from penstock.save.formats import find
 from penstock.save.manifest import INSIDE, parse
-from penstock.save.retention import Keep, doomed_on_slow, make_room, prune, remove
-from penstock.save.verify import Choice, latest_valid, remember_failure, verify
+from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
+from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
 from penstock.stores import LocalStore, Store, open_store
 
 __all__ = ["Chosen", "Tiers", "content_at", "drain_beside", "from_text", "rate_bps", "to_text"]
@@ -41,6 +41,7 @@ class Tiers:
 
     fast: LocalStore | None
     slow: Store | None
+    _proven: Proven = field(default_factory=Proven, repr=False, compare=False)
 
     @classmethod
     def of(cls, fast: AnyPath | None, slow: AnyPath | None) -> Tiers:
@@ -130,19 +131,17 @@ class Tiers:
         return None if word == "skip" else self.root
 
     def prune(self, keep: Keep) -> None:
-        """Removes what the rules do not keep.  A tier that stands alone is ruled as a slow one, and
-        keeps at least one that is whole.  Raises TierError."""
+        """Removes what the rules do not keep.  A tier that stands alone is ruled as a slow one; a
+        fast one that says no `last` keeps as many as it says for `fast`.  Raises TierError."""
         if self.fast is not None and self.slow is not None:
-            prune(self.fast, self.slow, keep)
+            prune(self.fast, self.slow, keep, self._proven)
             return
         store = self.fast if self.fast is not None else self.slow
         assert store is not None
-        there = newest_first(find(store))
-        doomed = doomed_on_slow(there, keep)
-        names = {one.name for one in doomed}
-        if any(verify(one, "sizes").is_whole for one in there if one.name not in names):
-            for one in doomed:
-                remove(one)
+        if self.fast is not None and keep.last is None:
+            keep = replace(keep, last=max(1, keep.fast))
+        for one in doomed_safely(find(store), keep, remembered(store), self._proven):
+            remove(one)
 
     # Which one to begin from
 
@@ -171,7 +170,7 @@ class Tiers:
                     continue
                 problems = verify(checkpoint, "full").problems
                 if problems:
-                    remember_failure(checkpoint, why)
+                    remember_failure(checkpoint, why, is_copy=True)
                     return "; ".join(problems)
         return ""
 

@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ __all__ = [
     "LEVELS",
     "Choice",
     "Verdict",
+    "failure_of",
     "forgive",
     "latest_valid",
     "remember_failure",
@@ -464,7 +465,7 @@ def latest_valid(
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
     for checkpoint in newest_first(found):
-        why = known.get(_key(checkpoint), "")
+        why = failure_of(checkpoint, known)
         if not why:
             why = "; ".join(verify(checkpoint, level, progress).problems)
         if why:
@@ -476,8 +477,18 @@ def latest_valid(
     return Choice(None, None, level, tuple(rejected))
 
 
-def _key(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.name} {checkpoint.identity}"
+def _key(checkpoint: Checkpoint, is_copy: bool = False) -> str:
+    return f"{checkpoint.where if is_copy else checkpoint.name} {checkpoint.identity}"
+
+
+def failure_of(checkpoint: Checkpoint, known: Mapping[str, str]) -> str:
+    """How a restart from it, or from what it is a copy of, has failed; empty: none has.
+
+    known: of its tier and of the others, by `remembered`."""
+    why = known.get(_key(checkpoint), "") or known.get(_key(checkpoint, is_copy=True), "")
+    if not why and checkpoint.manifest is not None and checkpoint.manifest.source:
+        why = known.get(f"{checkpoint.name} {checkpoint.manifest.source}", "")
+    return why
 
 
 def remembered(store: Store) -> dict[str, str]:
@@ -494,15 +505,16 @@ def remembered(store: Store) -> dict[str, str]:
 _FAILED = f"{STATE}/failed-restarts.json"
 
 
-def remember_failure(checkpoint: Checkpoint, why: str) -> None:
+def remember_failure(checkpoint: Checkpoint, why: str, *, is_copy: bool = False) -> None:
     """A restart from this checkpoint has failed: `latest_valid` passes it over from now on.
 
-    Other bytes under the same name are another checkpoint.  Raises TierError: the tier cannot be
+    Other bytes under the same name are another checkpoint.  is_copy: its bytes are damaged here,
+    and a copy on another tier may be whole.  Raises TierError: the tier cannot be
     written.
     """
     rows = remembered(checkpoint.store)
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-    rows[_key(checkpoint)] = f"a restart from it failed on {day}: {why}"
+    rows[_key(checkpoint, is_copy)] = f"a restart from it failed on {day}: {why}"
     kept = dict(list(rows.items())[-MOST_REMEMBERED:])
     checkpoint.store.put(_FAILED, json.dumps(kept, indent=1).encode())
 
