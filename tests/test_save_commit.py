@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ def test_the_order_is_files_manifest_folders_rename_parent(tmp_path: Path) -> No
     ]  # fmt: skip
     folder = max(n for n, (call, line) in enumerate(seen) if call == "fsync" and f"{part}>" in line)
     rename = next(
-        n for n, (call, line) in enumerate(seen) if call == "rename" and f'{part}"' in line
+        n for n, (call, line) in enumerate(seen) if call == "rename" and f'rename("{part}"' in line
     )
     parent = max(n for n, (call, line) in enumerate(seen) if call == "fsync" and f"{tier}>" in line)
     assert [*order, folder, rename, parent] == sorted([*order, folder, rename, parent])
@@ -233,8 +234,34 @@ def test_what_crashes_leave_is_swept_and_what_is_not_ours_stays(tmp_path: Path) 
     trash = tmp_path / committing.STATE / "trash" / "x"
     trash.mkdir(parents=True)
     (trash / "old").write_bytes(bytes(3000))
+    empty = tmp_path / "empty.part"
+    empty.mkdir()
     assert sweep(tmp_path) >= 8000
-    assert sorted(one.name for one in tmp_path.iterdir()) == [".penstock", kept.name, "theirs.part"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        ".penstock", "empty.part", kept.name, "theirs.part",
+    ]  # fmt: skip
+    (tmp_path / "step-00000003.part").mkdir()
+    assert saved(tmp_path, 3).name == "step-00000003.2"
+    assert (tmp_path / "step-00000003.part").exists()
+
+
+def test_a_part_that_is_being_written_is_swept_by_nobody(tmp_path: Path) -> None:
+    part = begin(tmp_path, 1)
+    part.write("model.pt", [bytes(5000)])
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert sweep(tmp_path) == 0
+        with pytest.raises(SaveError, match="another process writes this checkpoint now"):
+            begin(tmp_path, 1)
+        assert verify(find(LocalStore(commit(part).parent))[0]).is_whole
+        begin(tmp_path, 2).write("model.pt", [bytes(5000)])  # and nobody has it any more
+        assert sweep(tmp_path) >= 5000
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
@@ -278,11 +305,11 @@ def test_a_full_tier_leaves_the_old_one_and_nothing_of_the_new(tmp_path: Path) -
             path, full = None, None
             try:
                 path = saved(tier, 2, bytes(size))
-            except TierFull as error:
-                full = error
+            except TierFull as error:  # and not the error itself: the part lives as long
+                full = error.path, str(error)
             if full is not None:
-                assert str(tier) in full.path
-                assert "no room" in str(full)
+                assert str(tier) in full[0]
+                assert "no room" in full[1]
                 n_full += 1
                 sweep(tier)
                 assert latest_valid(tier, level="full").step == 1

@@ -19,6 +19,7 @@ import shutil
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ __all__ = [
     "commit",
     "discard",
     "exchange",
+    "is_alive",
+    "is_strange",
     "join",
     "name_of_step",
     "sum_of",
@@ -67,6 +70,7 @@ MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
 HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h
+SWEPT_TIMES = 5  # tries to begin a part while another process sweeps
 
 
 def name_of_step(step: int) -> str:
@@ -83,6 +87,7 @@ class Part:
     name: str
     step: int | None
     sums: dict[str, FileSum] = field(default_factory=dict)
+    _lock: "Claim | None" = field(default=None, repr=False, compare=False)  # of who has begun it
 
     @property
     def path(self) -> Path:
@@ -106,9 +111,11 @@ class Part:
 def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
     """An empty part for a step; what an earlier attempt has left of it is removed.
 
+    It is ours until commit(), abort(), or the end of the Part or the process: nobody sweeps it.
     name: instead of name_of_step(step).  Where that name is committed already (a job that begins
     again at an older step), the part gets the next free one: NAME.2 and so on.
-    Raises TierError: the tier is missing, read-only or full; SaveError: no name.
+    Raises TierError: the tier is missing, read-only or full; SaveError: no name, or another process
+    writes this checkpoint now.
     """
     wanted = name if name is not None else name_of_step(step) if step is not None else ""
     if not wanted or "/" in wanted or wanted.startswith(".") or "\0" in wanted:
@@ -117,12 +124,59 @@ def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
     with _spoken(folder):
         make_folders(folder)
         part = Part(folder, _free_name(folder, wanted), step)
+        if is_alive(part.path):
+            raise SaveError(
+                f"{part.path}: another process writes this checkpoint now; one job for one folder"
+            )
         if part.path.exists():
             discard(part.path, folder)
-        part.path.mkdir()
-        facts = {"pid": os.getpid(), "host": socket.gethostname(), "unix_ns": time.time_ns()}
-        (part.path / MARK).write_text(json.dumps(facts))
+        part._lock = _made(part.path, folder)
     return part
+
+
+def _made(path: Path, root: Path) -> "Claim":
+    """The part with its mark in it and locked, under its name from one moment to the next: a part
+    without a mark is a stranger's, one whose mark is locked is being written."""
+    facts = {"pid": os.getpid(), "host": socket.gethostname(), "unix_ns": time.time_ns()}
+    for _ in range(SWEPT_TIMES):
+        made = _trash_of(root) / uuid.uuid4().hex
+        made.mkdir()
+        lock = None
+        try:
+            descriptor = os.open(made / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = Claim(descriptor, is_sure=True)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, json.dumps(facts).encode())
+            made.rename(path)
+            return lock
+        except FileNotFoundError:  # swept before it was locked
+            continue
+        except OSError as error:
+            if lock is not None:
+                lock.close()
+            _remove(made)
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise SaveError(f"{path}: another process has just begun it") from error
+            raise
+    raise SaveError(f"{path}: removed {SWEPT_TIMES} times while it was begun; who sweeps there?")
+
+
+def is_alive(part: Path) -> bool:
+    """Whether some process writes this part now.  False where the file system knows no locks."""
+    try:
+        descriptor = os.open(part / MARK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def join(root: AnyPath, name: str, step: int | None) -> Part:
@@ -135,7 +189,7 @@ def join(root: AnyPath, name: str, step: int | None) -> Part:
 
 def _free_name(root: Path, name: str) -> str:
     taken, again = name, 1
-    while (root / taken).exists():
+    while (root / taken).exists() or is_strange(root / f"{taken}{PART_SUFFIX}"):
         again += 1
         taken = f"{name}.{again}"
     return taken
@@ -230,7 +284,14 @@ def commit(
             raise SaveError(f"{path}: is there already; a committed name is never written again")
         part.path.rename(path)
         fsync_folder(part.root)
+    _let_go(part)
     return path
+
+
+def _let_go(part: Part) -> None:
+    lock, part._lock = part._lock, None
+    if lock is not None:
+        lock.close()
 
 
 def _known_sums(part: Part) -> tuple[dict[str, FileSum], list[Path]]:
@@ -275,6 +336,7 @@ def sum_of(folder: Path, name: str, *, is_synced: bool = True) -> FileSum:
 
 def abort(part: Part) -> None:
     """Removes a part and what is in it.  Raises TierError."""
+    _let_go(part)
     if part.path.exists():
         discard(part.path, part.root)
 
@@ -288,20 +350,34 @@ def discard(path: Path, root: Path) -> None:
     A crash between the two leaves a nameless thing in STATE/trash, which sweep() removes.
     """
     with _spoken(path):
-        trash = root / STATE / "trash"
-        trash.mkdir(parents=True, exist_ok=True)
-        gone = trash / uuid.uuid4().hex
+        gone = _trash_of(root) / uuid.uuid4().hex
         path.rename(gone)
         fsync_folder(path.parent)
-        if gone.is_dir():
-            shutil.rmtree(gone)
-        else:
-            gone.unlink()
+        _remove(gone)
+
+
+def _trash_of(root: Path) -> Path:
+    trash = root / STATE / "trash"
+    trash.mkdir(parents=True, exist_ok=True)
+    return trash
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder; another process may remove the same at the same time."""
+
+    def failed(function: object, where: str, info: tuple[type, BaseException, object]) -> None:
+        if not isinstance(info[1], FileNotFoundError):
+            raise info[1]
+
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=failed)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
-    """Removes what crashes have left in a tier: parts that are ours, what was on its way out, files
-    that were not finished.  Only for the one that holds the tier's claim.
+    """Removes what crashes have left in a tier: parts that are ours and that nobody writes, what
+    was on its way out, files that were not finished.  Only for the one that holds the tier's claim.
 
     keep: names of checkpoints whose parts go on to be filled.  Returns bytes freed.  Raises
     TierError.
@@ -310,15 +386,17 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
     freed = 0
     with _spoken(folder):
         for path in (folder / STATE / "trash").glob("*"):
-            freed += _size_of(path)
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if not is_alive(path):
+                freed += _size_of(path)
+                _remove(path)
         for here, inner, files in os.walk(folder):
             at = Path(here)
             for name in [one for one in inner if one.endswith(PART_SUFFIX)]:
                 inner.remove(name)
                 part = at / name
                 is_kept = os.fspath(part.relative_to(folder))[: -len(PART_SUFFIX)] in kept
-                if not is_kept and not part.is_symlink() and _is_ours(part):
+                is_left = not is_strange(part) and not is_alive(part)
+                if not is_kept and not part.is_symlink() and is_left:
                     freed += _size_of(part)
                     discard(part, folder)
             for name in [one for one in files if one.startswith(".") and one.endswith(PART)]:
@@ -330,16 +408,21 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
     return freed
 
 
-def _is_ours(part: Path) -> bool:
-    return (part / MARK).exists() or (part / INSIDE).exists() or not any(part.iterdir())
+def is_strange(part: Path) -> bool:
+    """Whether a part that is there was not begun by us."""
+    is_ours = (part / MARK).exists() or (part / INSIDE).exists()
+    return not is_ours and part.exists()
 
 
 def _size_of(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    return sum(
-        (Path(at) / name).lstat().st_size for at, _, names in os.walk(path) for name in names
-    )
+        return path.lstat().st_size if path.exists() else 0
+    size = 0
+    for at, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += (Path(at) / name).lstat().st_size
+    return size
 
 
 def exchange(new: Path, old: Path) -> None:
@@ -381,6 +464,7 @@ class Claim:
 
     def __init__(self, descriptor: int, is_sure: bool) -> None:
         self._descriptor, self.is_sure = descriptor, is_sure
+        _claims.add(self)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -392,6 +476,21 @@ class Claim:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _forget_claims() -> None:
+    """A loader's worker that outlives its training holds nothing of it."""
+    for one in list(_claims):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_forget_claims)
 
 
 def claim(root: AnyPath, role: str) -> Claim:

@@ -650,7 +650,7 @@ class Drainer(Working):
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
-        self._proven = Proven()
+        self._proven, self._is_swept = Proven(), False
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -729,7 +729,8 @@ class Drainer(Working):
         """Each checkpoint that is due, once.  Returns failures by name."""
         failed, is_new = dict[str, str](), self._listed_s == -math.inf
         left = self.backlog()
-        if isinstance(self.slow, LocalStore) and not self.status.drained:
+        if isinstance(self.slow, LocalStore) and not self._is_swept:
+            self._is_swept = True
             sweep(self.slow.folder, keep=[one.name for one in left])
         self._backlog(left)
         while left:

@@ -59,7 +59,7 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
     ) -> None:
         self._root = Tiers.of(fast, slow).root
         self._step = int(step)
-        self._name = ""
+        self._part: Part | None = None  # of the coordinator
         self._n_ranks = 1
         # All is synced when it is summed, once.
         super().__init__(Path(self._root) / "unbegun", sync_files=False, overwrite=False, **options)
@@ -82,9 +82,9 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         import dataclasses
 
         self._n_ranks = len(plans)
-        self._name = begin(self._root, self._step).name
+        self._part = part = begin(self._root, self._step)
         return [
-            dataclasses.replace(plan, storage_data=_Place(f"{DISTCP}{rank}_", self._name))
+            dataclasses.replace(plan, storage_data=_Place(f"{DISTCP}{rank}_", part.name))
             for rank, plan in enumerate(plans)
         ]
 
@@ -101,7 +101,8 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Of the coordinator, when all ranks have written."""
-        part = Part(Path(self._root), self._name, self._step)
+        assert self._part is not None
+        part, self._part = self._part, None
         self.path = part.path
         try:
             super().finish(metadata, results)
