@@ -49,10 +49,11 @@ def loaded(
     before: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     copies: Sequence[Path] = (),
+    fast: Place | None = None,
 ) -> tuple[Done, Row]:
     """A job whose files are relative to the place, run cold; and what every study tells of it.
 
-    copies: what is read in place of some, on this machine's disk: cold as well.
+    copies: what is read in place of some, on a fast place: cold as well.
 
     Raises TierError: not cold; RunError.
     """
@@ -60,8 +61,8 @@ def loaded(
     seen: list[float] = []
 
     def at_ready() -> None:
-        if copies:
-            places.made_cold(copies, Place("disk", copies[0].parent))
+        if copies and fast is not None:
+            places.made_cold(copies, fast)
         seen.append(places.made_cold(files, place))
         seen.extend(places.device(place))
 
