@@ -111,7 +111,7 @@ experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables an
 	$(bin)/python benchmarks/stage_page.py
 	$(bin)/penstock bench checkpoint build/experiments/checkpoint --yes $(CHECKPOINT)
 	$(bin)/python benchmarks/checkpoint_page.py build/experiments/checkpoint
-	for study in read train ceiling control window cases mlperf factors; do \
+	for study in read train ceiling control window cases mlperf factors scale; do \
 	    $(bin)/penstock bench $$study build/experiments/$$study --yes $(STUDIES) || exit 1; \
 	    mkdir -p docs/experiments/$$study; \
 	    for end in md csv json png; do \

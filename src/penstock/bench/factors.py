@@ -51,7 +51,7 @@ EPOCHS = {"ci": 4, "small": 5, "full": 6}
 COMPUTE_S = 0.025
 TIMEOUT_S = 900.0
 
-IN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--ipc", "--uts")
+IN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts")
 
 LEAST_STEPS = 4  # between two change points
 # A change counts when it explains this many times more than a step of noise would by chance: the

@@ -27,6 +27,8 @@ __all__ = [
     "Check",
     "Cluster",
     "Storage",
+    "Trained",
+    "Training",
     "behaviours",
     "checked",
     "extended",
@@ -36,6 +38,7 @@ __all__ = [
     "simulated_hz",
     "storages",
     "to_json",
+    "trained",
     "write_results",
 ]
 
@@ -326,6 +329,98 @@ def _computed(cores: list[float], begin_s: float, cpu_s: float, users: int) -> f
         heapq.heapreplace(cores, mine)
         end_s = max(end_s, mine)
     return end_s
+
+
+# --- a training in step --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What each process does in a step: so many records, computing, and a sum over all processes,
+    of which each doubling of their number costs collective_s.  ahead: batches that are read while
+    a step computes."""
+
+    batch: int
+    compute_s: float
+    collective_s: float
+    ahead: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """records_hz: of all processes.  stall: the mean of all processes' data wait over the time,
+    and of the process that waited least and most."""
+
+    records_hz: float
+    stall: float
+    stall_least: float
+    stall_most: float
+
+
+def trained(
+    behaviour: Behaviour,
+    storage: Storage,
+    cluster: Cluster,
+    training: Training,
+    steps: int = UNITS,
+    is_from_start: bool = False,
+) -> Trained:
+    """A training whose steps all processes begin and end together, by a feed in each.
+
+    A process reads batch after batch, at most `ahead` further than its step; its processor works on
+    what it read while others read.  The first steps fill the lines and count for nothing, unless
+    is_from_start: then the first batch's wait counts, as in a short run.
+    """
+    world = cluster.nodes * cluster.per_node
+    lines = _Lines(storage, cluster.nodes)
+    busy = [[0.0] * cluster.cores for _ in range(cluster.nodes)]
+    collective_s = training.collective_s * math.log2(world)
+    skipped = 0 if is_from_start else min(steps - 1, max(2, steps // 4))
+    waits = [0.0] * world
+    ready: list[dict[int, float]] = [{} for _ in range(steps)]
+    ended = [0.0] * steps
+    n_ended, counted_from = 0, 0.0
+    queue = [(1e-9 * number, number, 0) for number in range(world)]
+    resting: list[tuple[float, int, int]] = []  # which wait for a step to end
+    while n_ended < steps:
+        now, number, batch = heapq.heappop(queue)
+        node = number // cluster.per_node
+        read_s = lines.passed(
+            now, node, behaviour.requests * training.batch,
+            behaviour.device_bytes * training.batch, behaviour.overlap,
+        )  # fmt: skip
+        ready[batch][number] = _computed(
+            busy[node], read_s, behaviour.cpu_s * training.batch, 1
+        )  # fmt: skip
+        if batch + 1 < steps:
+            resting.append((ready[batch][number], number, batch + 1))
+        while n_ended < steps and len(ready[n_ended]) == world:
+            begun = ended[n_ended - 1] if n_ended else 0.0
+            ended[n_ended] = (
+                max(begun, *ready[n_ended].values()) + training.compute_s + collective_s
+            )
+            if n_ended >= skipped:
+                for waiting, at in ready[n_ended].items():
+                    waits[waiting] += max(0.0, at - begun)
+            else:
+                counted_from = ended[n_ended]
+            n_ended += 1
+        still = []
+        for free_s, waiting, wanted in resting:
+            # Batch b may be read once step b - ahead - 1 has ended: its memory is free.
+            gate = wanted - training.ahead - 1
+            if gate < n_ended:
+                begin_s = max(free_s, ended[gate]) if gate >= 0 else free_s
+                heapq.heappush(queue, (begin_s, waiting, wanted))
+            else:
+                still.append((free_s, waiting, wanted))
+        resting = still
+    took_s = ended[-1] - counted_from
+    stalls = [wait / took_s for wait in waits]
+    return Trained(
+        (steps - skipped) * world * training.batch / took_s,
+        math.fsum(stalls) / world, min(stalls), max(stalls),
+    )  # fmt: skip
 
 
 # --- beside what was measured, and beyond --------------------------------------------------------

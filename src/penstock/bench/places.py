@@ -29,6 +29,9 @@ __all__ = [
     "OUR_PATH",
     "PLACES",
     "SAYS",
+    "SERVER_BPS",
+    "SERVER_LATENCY_S",
+    "SLOTS",
     "THROTTLED_BPS",
     "THROTTLED_HZ",
     "Place",
@@ -46,9 +49,11 @@ __all__ = [
 THROTTLED_BPS, THROTTLED_HZ = 200e6, 2000.0
 LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 # A hard disk's order of magnitude, and nobody's drive: Chien's gave IOR 163 MB/s.  A jump takes
-# 8 ms and half a turn; the queues of kernel and drive, not imitated here, shorten most.
-SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 4e-3
+# about 8 ms; the queues of kernel and drive, not imitated here, shorten most of those between
+# reads.  An open waits for its inode alone: nothing shortens that.
+SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
 MEMORY_SHARE = 0.25
+SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own default
 
 # What nodes of a cluster see, each through a mount and a page cache of its own: a disk in each of
 # them, or one server for all.  Slow enough that a node's processors never are what limits.

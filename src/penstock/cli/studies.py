@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, print_json, working
+from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, duration, print_json, rate, working
 
 if TYPE_CHECKING:
     from penstock.bench.study import Found
@@ -187,8 +187,8 @@ def cases_command(folder: Path, **options: Any) -> None:
     """Many threads for small files, one for large ones, and the smallest of those on a fast tier.
 
     tf-Darshan's two cases (Chien et al. 2020), and Penstock's own choice of files for as many
-    bytes.  The fast tier is the disk below FOLDER.  FOLDER gets cases.md, .csv and .json, and the
-    files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
+    bytes.  The fast tier is imitated too, at 1.6 GB/s.  FOLDER gets cases.md, .csv and .json, and
+    the files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
 
     \b
       penstock bench cases cases
@@ -267,6 +267,53 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     settings = factors.Settings(**options)
     asked(folder, factors.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: factors.measured(folder, settings, say))
+
+
+@_study(
+    "scale", "More ranks, and a simulation of many more (Bae and Pumma 2019).",
+    ("shared", "latency"), ("shared", "latency"),
+)  # fmt: skip
+@click.option(
+    "--launcher",
+    "launchers",
+    multiple=True,
+    type=click.Choice(["torchrun", "mpirun"]),
+    default=["torchrun", "mpirun"],
+    show_default=True,
+    help="What starts ranks; can be given several times.",
+)
+@click.option(
+    "--bandwidth", "bandwidth_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
+    help="Of the simulated storage.",
+)  # fmt: skip
+@click.option(
+    "--iops", "requests_hz", type=click.FloatRange(min=1), default=200_000, show_default=True
+)
+@click.option(
+    "--latency", "latency_s", type=duration, default="1ms", show_default=True, metavar="TIME"
+)
+@click.option(
+    "--link", "link_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
+    help="Of each simulated node.",
+)  # fmt: skip
+def scale_command(folder: Path, yes: bool, **options: Any) -> None:
+    """More ranks, and a simulation of many more.  Bae 2019, Pumma 2019.
+
+    1 to 4 real ranks by torchrun and mpirun read through one slow tier, step by step together:
+    weak scaling (as much for each) and strong (as much in all); the stall of each rank.  From one
+    rank that only reads, and what a sum over two costs, a simulation is made, put beside every
+    measured point, and taken to 2,048 nodes and 9,216 processes on the storage that the options
+    describe.  FOLDER gets scale.md, .csv, .json and .png, and an LMDB: 0.3 GB at small scale.
+
+    \b
+      penstock bench scale scale
+      penstock bench scale scale --bandwidth 200GB/s --iops 5000000 --link 12.5GB/s
+    """
+    from penstock.bench import scale
+
+    settings = scale.Settings(**options)
+    asked(folder, scale.needed_bytes(folder, settings), yes)
+    _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))
 
 
 @click.command("compare", short_help="Compare two results of one study.")

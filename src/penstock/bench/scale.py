@@ -1,0 +1,408 @@
+"""`bench scale`: a data-parallel training on more and more ranks, and simulated far beyond them.
+
+Knows the cases and where the simulation's parameters come from; `trainer` is a rank, `model`
+simulates.  Bae et al. 2019 (nodes), Pumma et al. 2019 (processes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from penstock import tiers
+from penstock.bench import ladder, model, places, study
+from penstock.bench.model import Behaviour, Cluster, Storage, Training
+from penstock.bench.places import Place, RunError
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock.bench.trainer import LAUNCHERS, Done, Job
+from penstock.errors import TierError
+
+__all__ = ["PLACES", "STUDY", "Settings", "measured", "needed_bytes"]
+
+PLACES = ("shared", "latency")
+RECORD_BYTES = 30_600  # Bae 2019's D4
+BATCH = 32  # of a rank in weak scaling, and of each of four in strong
+COMPUTE_S = 0.025  # of so many records
+MOST = 4  # ranks
+GRADIENTS = 250_000  # numbers: a megabyte, summed after each step
+STEPS = {"ci": 16, "small": 60, "full": 240}
+RANKS = {"ci": (1, 2, 4), "small": (1, 2, 3, 4), "full": (1, 2, 3, 4)}
+TIMEOUT_S = 300.0
+
+# What is simulated beyond: Bae 2019's strong scaling of ResNet-50 (a batch of 32 K on 512 to 2,048
+# nodes, 1.620 s for 512 images on four), and Pumma 2019's most processes, 36 a node.
+STRONG_NODES, STRONG_BATCH, NODE_IMAGE_S = (512, 1024, 2048), 32_768, 1.620 / 128
+WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See study.  bandwidth_bps, requests_hz, latency_s, link_bps: of the storage that simulated
+    nodes share, and of each node's link."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = PLACES
+    repeats: int = 3
+    seed: int = 1
+    launchers: tuple[str, ...] = LAUNCHERS
+    bandwidth_bps: float = 10e9
+    requests_hz: float = 200_000.0
+    latency_s: float = 1e-3
+    link_bps: float = 10e9
+
+
+STUDY = Study(
+    "scale",
+    "More ranks",
+    ("place", "launcher", "scaling", "ranks"),
+    (
+        Measure("images_hz", "records/s", "count", 1),
+        Measure("efficiency", "efficiency", "share", 1),
+        Measure("stall", "stall fraction", "share", -1),
+        Measure("stall_least", "of the rank with the least", "share"),
+        Measure("stall_most", "with the most", "share"),
+        Measure("sum_s", "a sum over ranks", "s", -1),
+        Measure("simulated_hz", "simulated", "count"),
+        Measure("error", "error", "share"),
+        Measure("requests", "requests/record", "count"),
+        Measure("device_bytes", "bytes/record", "B", -1),
+        Measure("cpu_s", "CPU a record", "s", -1),
+    ),
+)
+
+
+def _lmdb_of(folder: Path, settings: Settings) -> Path:
+    return folder / "data" / f"{settings.scale}-{settings.seed}"
+
+
+def needed_bytes(folder: Path, settings: Settings) -> int:
+    """What `measured` would write for an LMDB that is not there."""
+    if (_lmdb_of(folder, settings) / "data.mdb").exists():
+        return 0
+    return BATCH * MOST * STEPS[settings.scale] * (RECORD_BYTES + 4096)
+
+
+def _cases(settings: Settings) -> list[Case]:
+    """reading: one rank that does not compute, which says what a record costs."""
+    found = []
+    for place in settings.places:
+        for launcher in settings.launchers:
+            plain = {"place": place, "launcher": launcher}
+            found.append(plain | {"scaling": "reading", "ranks": 1})
+            for ranks in RANKS[settings.scale]:
+                found.append(plain | {"scaling": "weak", "ranks": ranks})
+                if BATCH * MOST % ranks == 0:
+                    found.append(plain | {"scaling": "strong", "ranks": ranks})
+    return found
+
+
+def _step(case: Case) -> tuple[int, float]:
+    """Records of a rank in a step, and how long it computes."""
+    if case["scaling"] == "reading":
+        return BATCH, 0.0
+    batch = BATCH if case["scaling"] == "weak" else BATCH * MOST // case["ranks"]
+    return batch, COMPUTE_S * batch / BATCH
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """Weak and strong scaling by each launcher on each place; what the simulation says there, and
+    far beyond.
+
+    Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = study.machine_of(folder)
+    mark = {"study": "scale", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    lmdb = _lmdb_of(folder, settings)
+    lmdb.parent.mkdir(exist_ok=True)
+    n_bytes = BATCH * MOST * STEPS[settings.scale] * RECORD_BYTES
+    ladder.make_lmdb(lmdb, n_bytes, RECORD_BYTES, settings.seed, progress)
+    cases = _cases(settings)
+
+    def run(place: Place, case: Case) -> Row:
+        return _measured(folder, lmdb, case, settings)
+
+    rows, remarks = study.carried_out(
+        kept, cases, run, lambda name: _at(name, lmdb),
+        repeats=settings.repeats, seed=settings.seed, progress=progress,
+    )  # fmt: skip
+    points = study.points_of(replace(STUDY, derive=_derived), rows, cases)
+    points, known = _checked(points, STEPS[settings.scale])
+    beyond = _beyond(known, settings, progress)
+    errors = [abs(point["error"]) for point in points if point["error"] is not None]
+    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += _told(points, beyond, errors, settings)
+    more = {
+        "assumptions": list(model.ASSUMPTIONS),
+        "behaviours": {key: asdict(one) for key, one in known.items()},
+    }
+    which = replace(STUDY, draw=_drawn)
+    return Found(which, settings.scale, mark, machine, points + beyond, rows, remarks, more)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _at(name: str, folder: Path) -> Iterator[Place]:
+    """One mount for all ranks: they are processes of one node."""
+    if name in places.NODE_PLACES:
+        with places.nodes(name, folder, 1) as (place,):
+            yield place
+    else:
+        with places.at(name, folder) as place:
+            yield place
+
+
+def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
+    batch, compute_s = _step(case)
+    places.warmed([path for path in lmdb.iterdir() if path.suffix == ".mdb"])
+    work = folder / "ranks"
+    with _at(case["place"], lmdb) as place:  # a new mount: nothing is in its cache
+        job = Job(
+            str(lmdb), str(place.path), case["launcher"], batch, STEPS[settings.scale], compute_s,
+            GRADIENTS, settings.seed,
+        )  # fmt: skip
+        before = places.device(place)
+        try:
+            done = _ranks(work, job, case["ranks"])
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        after = places.device(place)
+    samples = sum(one.samples for one in done)
+    if any(one.held >= max(1, tiers.COLD_SHARE * samples) for one in done):
+        raise TierError(f"{lmdb}: not cold: records were in memory before")
+    wall_s = max(one.wall_s for one in done)
+    stalls = [sum(one.waits_s) / one.wall_s for one in done]
+    # Whoever comes last to a sum waits for nobody: that is what it costs.
+    sums = [min(step) for step in zip(*(one.sum_s for one in done), strict=True)]
+    return {
+        "images_hz": samples / wall_s,
+        "stall": sum(stalls) / len(stalls),
+        "stall_least": min(stalls),
+        "stall_most": max(stalls),
+        "stalls": [round(stall, 4) for stall in stalls],
+        "sum_s": median(sums),
+        "requests": (after[0] - before[0]) / samples,
+        "device_bytes": (after[1] - before[1]) / samples,
+        "cpu_s": sum(one.cpu_s for one in done) / samples,
+    }
+
+
+def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
+    """Ranks of a job, started as users start them.  Raises RunError."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    (work / "job.json").write_text(json.dumps(asdict(job)))
+    program = [str(work / "job.json")]
+    if job.launcher == "mpirun":
+        if not shutil.which("mpirun"):
+            raise RunError("mpirun is not there: apt install openmpi-bin")
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command += [sys.executable, "-m", "penstock.bench.trainer", *program]
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", "-m", "penstock.bench.trainer", *program]
+    environment = os.environ | places.OUR_PATH | {"OMP_NUM_THREADS": "1"}
+    started = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = started.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{job.launcher}: did not end in {TIMEOUT_S:.0f} s") from error
+    finally:
+        if started.poll() is None:  # launchers end their ranks when they are told to
+            os.killpg(started.pid, signal.SIGTERM)
+            started.wait()
+    answers = []
+    for rank in range(ranks):
+        try:
+            answers.append(json.loads((work / f"rank-{rank}.json").read_bytes()))
+        except (OSError, ValueError) as error:
+            lines = said.strip().splitlines()
+            raise RunError(f"{job.launcher}: {lines[-1] if lines else error}") from error
+    for answer in answers:
+        if "error" in answer:
+            raise RunError(answer["error"])
+    return [Done(**answer) for answer in answers]
+
+
+def _derived(points: list[Point]) -> list[Point]:
+    """Each beside one rank of its kind."""
+    alone = {
+        (point["place"], point["launcher"], point["scaling"]): point["images_hz"]
+        for point in points
+        if point["ranks"] == 1
+    }
+    derived = []
+    for point in points:
+        one = alone.get((point["place"], point["launcher"], point["scaling"]))
+        share = point["images_hz"] / one / point["ranks"] if one else None
+        point = study.with_value(point, "efficiency", share)
+        derived.append(point)
+    return derived
+
+
+# --- what is simulated ---------------------------------------------------------------------------
+
+
+def _storage_of(name: str) -> Storage:
+    """What a place was set to."""
+    latency_s, bandwidth = places.LATENCY_S, places.LATENCY_BPS
+    if name == "shared":
+        latency_s, bandwidth = places.SERVER_LATENCY_S, places.SERVER_BPS
+    return Storage(bandwidth, places.SLOTS / latency_s, latency_s)
+
+
+def _behaviour(point: Point, storage: Storage) -> Behaviour:
+    """What a record costs, from a rank that only reads: as model.behaviours has it."""
+    each_s = 1 / point["images_hz"]
+    device_bytes = point["device_bytes"]
+    waited_s = max(each_s - device_bytes / storage.bandwidth_bps, 0.02 * each_s)
+    overlap = max(0.1, point["requests"] * storage.latency_s / waited_s)
+    return Behaviour(
+        "feed-shuffled", point["requests"], device_bytes, RECORD_BYTES, point["cpu_s"], 0.0, overlap
+    )
+
+
+def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Behaviour]]:
+    """Every measured point beside its simulation, and what the simulation took from them: a
+    record's cost from `reading`, a sum's from two ranks.  Those are not called errors."""
+    known: dict[str, Behaviour] = {}
+    checked = []
+    cores = len(os.sched_getaffinity(0))
+    for point in points:
+        place, launcher = point["place"], point["launcher"]
+        mine = [p for p in points if (p["place"], p["launcher"]) == (place, launcher)]
+        reading = next((p for p in mine if p["scaling"] == "reading"), None)
+        if reading is None or point is reading:
+            checked.append(point)
+            continue
+        storage = _storage_of(place)
+        behaviour = _behaviour(reading, storage)
+        known[f"{place}, {launcher}"] = behaviour
+        two = [p["sum_s"] for p in mine if p["ranks"] == 2]
+        batch, compute_s = _step(point.factors)
+        simulated = model.trained(
+            behaviour, storage, Cluster(1, point["ranks"], cores),
+            Training(batch, compute_s, median(two) if two else 0.0), steps, is_from_start=True,
+        )  # fmt: skip
+        point = study.with_value(point, "simulated_hz", simulated.records_hz)
+        error = simulated.records_hz / point["images_hz"] - 1
+        checked.append(study.with_value(point, "error", error))
+    return checked, known
+
+
+def _beyond(
+    known: dict[str, Behaviour], settings: Settings, progress: Progress | None
+) -> list[Point]:
+    """The papers' numbers of nodes and processes on the storage that was described."""
+    if not known:
+        return []
+    behaviour = next(iter(known.values()))
+    storage = Storage(
+        settings.bandwidth_bps, settings.requests_hz, settings.latency_s, settings.link_bps
+    )
+    wanted = [
+        ("strong", nodes, Cluster(nodes, 1, 1), STRONG_BATCH // nodes,
+         NODE_IMAGE_S * STRONG_BATCH / nodes)
+        for nodes in STRONG_NODES
+    ] + [
+        ("weak", ranks, Cluster(max(1, ranks // PER_NODE), PER_NODE, PER_NODE), BATCH, COMPUTE_S)
+        for ranks in WEAK_PROCESSES
+    ]  # fmt: skip
+    found = []
+    for number, (scaling, ranks, cluster, batch, compute_s) in enumerate(wanted):
+        if progress:
+            progress(f"simulating {ranks:,} ranks", number / len(wanted))
+        simulated = model.trained(behaviour, storage, cluster, Training(batch, compute_s, 0.0))
+        ideal_hz = ranks * batch / compute_s
+        values: dict[str, float | None] = {measure.key: None for measure in STUDY.measures}
+        values |= {
+            "simulated_hz": simulated.records_hz,
+            "efficiency": simulated.records_hz / ideal_hz,
+            "stall": simulated.stall,
+            "stall_least": simulated.stall_least,
+            "stall_most": simulated.stall_most,
+        }
+        factors = {"place": "cluster", "launcher": "simulated", "scaling": scaling, "ranks": ranks}
+        none = dict.fromkeys(values)
+        found.append(Point(factors, 1, values, none, none))
+    return found
+
+
+def _told(
+    points: Sequence[Point], beyond: Sequence[Point], errors: Sequence[float], settings: Settings
+) -> list[str]:
+    said = []
+    if errors:
+        said.append(
+            f"error of the simulation on the {len(errors)} measured points: median "
+            f"{median(errors):.0%}, largest {max(errors):.0%}".replace("%", " %")
+        )
+    strong = {p["ranks"]: p["simulated_hz"] for p in beyond if p["scaling"] == "strong"}
+    if len(strong) > 1:
+        least, most = min(strong), max(strong)
+        said.append(
+            f"simulated: {most:,} nodes train {strong[most] / strong[least]:.2f} times as fast as "
+            f"{least:,}, of input alone; the paper: about 2.60 times, of everything"
+        )
+    said.append(
+        f"`cluster`: {settings.bandwidth_bps / 1e9:g} GB/s, {settings.requests_hz:,.0f} requests/s "
+        f"and {1e3 * settings.latency_s:g} ms for all, {settings.link_bps / 1e9:g} GB/s for each "
+        f"node; strong: a batch of {STRONG_BATCH:,}, {1e3 * NODE_IMAGE_S:.1f} ms an image, a node; "
+        f"weak: {BATCH} records in {1e3 * COMPUTE_S:g} ms a process, {PER_NODE} of them a node; "
+        "sums over ranks cost nothing there. Its efficiency is beside computing alone"
+    )
+    return said
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def _drawn(figure: Any, points: Sequence[Point]) -> None:
+    """Efficiency as measured and as simulated, and what is simulated beyond."""
+    here = [point for point in points if point["launcher"] != "simulated"]
+    names = list(dict.fromkeys(point["place"] for point in here))
+    titles = [*names, "simulated"]
+    for name, axis in study.panels(figure, titles):
+        if name == "simulated":
+            beyond = [point for point in points if point["launcher"] == "simulated"]
+            for key, said in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
+                study.lines_of(axis, beyond, "ranks", key, partial(_called, said), 100)
+            axis.set(xscale="log", xlabel="nodes (strong), processes (weak)", ylabel="%")
+        else:
+            mine = [p for p in here if p["place"] == name and p["scaling"] != "reading"]
+            study.lines_of(axis, mine, "ranks", "images_hz", _label)
+            for number, label in enumerate(dict.fromkeys(map(_label, mine))):
+                told = [p for p in mine if _label(p) == label and p["simulated_hz"]]
+                ranks = [p["ranks"] for p in told]
+                axis.plot(ranks, [p["simulated_hz"] for p in told], "x", color=f"C{number}")
+            axis.plot([], [], "kx", label="simulated")
+            axis.set(xlabel="ranks", ylabel="records/s", ylim=(0, None))
+            axis.set_xticks(sorted({point["ranks"] for point in mine}))
+        axis.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+
+
+def _called(what: str, point: Point) -> str:
+    return f"{point['scaling']}: {what}"
+
+
+def _label(point: Point) -> str:
+    return f"{point['launcher']}, {point['scaling']}"
