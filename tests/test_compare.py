@@ -1,6 +1,7 @@
 """Two sides whose difference was made, what is said of it, and limits for CI."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from findings_examples import faulting, mapped
 from logwriter import Process
 from penstock.compare import Comparison, baseline_limit, compare, limits, to_json
 from penstock.errors import PenstockError
@@ -74,6 +76,24 @@ def test_what_got_better_is_said_with_its_ratio(slow: Report, fast: Report) -> N
     back = compare([fast], [slow])
     assert back.delta("step_s").change == "worse"
     assert "B takes 1.35x as long as A per step" in back.headline
+
+
+def test_what_a_mapped_file_gave_is_not_measured_and_no_number() -> None:
+    """As a training through py-lmdb is recorded where page faults cannot be sampled."""
+    seen = report_of(measure(mapped(0)))
+    assert compare([seen], [seen]).delta("storage").change == "same"  # no fetch stopped: known
+    a, b = report_of(measure(mapped(600))), job(30, steps=50)
+    assert a.verdict.storage.state == "incomplete"
+    made = compare([a], [b])
+    for key in ("storage", "read_bytes", "read_bps"):
+        delta = made.delta(key)
+        assert (delta.a, delta.ratio, delta.change) == (None, None, "not comparable"), key
+        assert delta.b, key
+    assert re.search("waits on storage +not measured", view.render(made, 100))
+    sampled = report_of(measure(faulting(8)))
+    told = compare([a], [sampled])
+    assert told.delta("storage").b
+    assert "read_bytes" not in {delta.key for delta in told.deltas}  # on neither side
 
 
 def test_a_run_compared_with_itself_is_the_same(slow: Report) -> None:

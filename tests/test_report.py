@@ -178,6 +178,8 @@ def test_page_faults_of_mapped_data_are_not_measured_and_not_zero() -> None:
     report = report_of(measure(run))
     part = report.wait[-1]
     assert (part.key, part.s, part.state) == ("page fault", None, "not measured")
+    (fact,) = report.reading
+    assert (fact.key, fact.number.value) == ("mapped_files", 1)
 
 
 def test_what_the_recorder_cost_is_said_or_said_to_be_unknown() -> None:

@@ -180,9 +180,22 @@ def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report]
     return value
 
 
+def _data_read(report: Report) -> float | None:
+    """Bytes of data files; None where such files were mapped: what is read so makes no call."""
+    return None if _fact(report, "mapped_files") else _DATA_READ(report)
+
+
+def _storage(report: Report) -> float | None:
+    """The share that waits on storage; None where faults of mapped files may be most of it and
+    were not sampled."""
+    number = report.verdict.storage
+    is_unseen = any(part.key == "page fault" and part.s is None for part in report.wait)
+    return None if is_unseen and number.state == "incomplete" else number.value
+
+
 def _read_bps(report: Report) -> float | None:
     """Data bytes read by POSIX calls per second of the training's wall time."""
-    n_bytes, wall = _DATA_READ(report), _fact(report, "wall_s")
+    n_bytes, wall = _data_read(report), _fact(report, "wall_s")
     return n_bytes / wall if n_bytes is not None and wall else None
 
 
@@ -214,7 +227,7 @@ ROWS = (
     _Row("step_s", "wall per step", "s", "less", _per_step("wall_s"), ("program",)),
     _Row("wait_step_s", "data wait per step", "s", "less", _per_step("data_wait_s"), ("program",)),
     _Row("stall", "stall", "share", "less", lambda r: r.verdict.stall.value),
-    _Row("storage", "waits on storage", "share", "less", lambda r: r.verdict.storage.value),
+    _Row("storage", "waits on storage", "share", "less", _storage),
     # A part's share grows when the others shrink: more of it is not worse.
     _Row("data_wait", "data wait", "share", "neither", _share("data_wait_s")),
     _Row("checkpoint", "checkpoint block", "share", "neither", _share("checkpoint_block_s")),
@@ -228,7 +241,7 @@ ROWS = (
     ),
     _Row("startup_s", "start-up", "s", "neither", lambda r: _fact(r, "startup_s"), ("program",)),
     _Row("read_bps", "data read bandwidth", "B/s", "neither", _read_bps),
-    _Row("read_bytes", "data read", "B", "neither", _DATA_READ, ("steps", "data")),
+    _Row("read_bytes", "data read", "B", "neither", _data_read, ("steps", "data")),
     _Row("files", "data files read", "count", "neither", lambda r: _fact(r, "files"), ("data",)),
     _Row("opens", "opens", "count", "neither", _opens, ("steps", "data")),
 )

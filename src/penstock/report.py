@@ -717,6 +717,15 @@ READING = (
 
 
 def _reading(measures: Measures) -> tuple[Fact, ...]:
+    mapped = measures.recording.mapped_files
+    if not mapped:
+        return _read_by_calls(measures)
+    number = Number(mapped, "count", *measures.counts_state)
+    remark = "what is read through a mapping makes no call: its bytes are in no number here"
+    return (*_read_by_calls(measures), Fact("mapped_files", "data files mapped", number, remark))
+
+
+def _read_by_calls(measures: Measures) -> tuple[Fact, ...]:
     data, devices = measures.reading, measures.devices
     if not data.files:
         return ()
