@@ -28,6 +28,7 @@ BENCHMARKS = {
     "reading": "Fifty million events",
     "views": "Reports and exports",
     "watch": "Watching a run",
+    "ranks": "Ten thousand ranks",
     "faults": "Page faults of mapped files",
     "redirect": "Staged files: what an open costs",
     "feed_index": "Feed: the index",

@@ -44,6 +44,7 @@ TABLE = {
     "gather": May(ours="errors log", world=""),
     "questions": May(ours="errors", world="duckdb"),
     "measures": May(ours="errors questions", world="numpy duckdb"),
+    "reduce": May(ours="errors log measures questions report run tables", world="duckdb"),
     "words": May(ours="", world=""),
     "findings": May(ours="errors measures words", world=""),
     "report": May(ours="errors measures findings words", world=""),

@@ -622,8 +622,8 @@ def test_every_query_says_what_it_defines() -> None:
     for name in names:
         assert query(name).startswith("--"), f"{name}.sql begins with no definition"
     package = Path(module.__file__).parent
-    askers = [package / "measures.py", package / "questions.py", *package.glob("interop/*.py")]
-    askers += package.glob("stage/*.py")
+    askers = [package / f"{name}.py" for name in ("measures", "questions", "reduce")]
+    askers += [*package.glob("interop/*.py"), *package.glob("stage/*.py")]
     text = "".join(asker.read_text() for asker in askers)
     asked = set(re.findall(r'"(\w+)(?:\.sql)?"', text))
     assert set(names) - {"counters"} <= asked, "a query that nothing asks"

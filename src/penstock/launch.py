@@ -244,10 +244,10 @@ def _facts_in(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def ranks_ended(folder: Path) -> Iterator[tuple[int, int]]:
+def ranks_ended(folder: Path, wait_s: float = OTHERS_S) -> Iterator[tuple[int, int]]:
     """(ended, joined): how many of the ranks that joined our folder have ended; again and again
-    until all have, or OTHERS_S have passed."""
-    until_s = time.monotonic() + OTHERS_S
+    until all have, or wait_s have passed."""
+    until_s = time.monotonic() + wait_s
     while True:
         told = [_facts_in(path) for path in (folder / FACTS, *folder.glob(RANK_FACTS.format("*")))]
         ended = sum("end_unix_ns" in facts for facts in told)

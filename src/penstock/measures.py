@@ -718,7 +718,7 @@ class Sharing:
     files: int
     size_bytes: int | None
     read_bytes: int
-    node_bytes: int
+    node_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

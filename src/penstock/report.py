@@ -627,6 +627,8 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         return (life, _moved(measures, "read"), _moved(measures, "written"))
     waits = count(training.waits, "wait")
     saves = count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
+    if training.checkpoint_block_s and not measures.checkpoints:
+        saves = ""  # a run reduced by rank knows the time, not how many
     per = ", a mean over main processes" if training.mains > 1 else ""
     facts = [
         (

@@ -51,6 +51,7 @@ __all__ = [
     "Progress",
     "Surroundings",
     "connect",
+    "insert_rows",
     "make_tables",
     "translated",
     "utf8",
@@ -396,10 +397,10 @@ class _Build:
             elif text.kind == FILE_TEXT:
                 rows.append(_file_row(source.process, text, folders.path(text), mounts))
                 if len(rows) == TEXT_ROWS:
-                    _insert(cursor, "texts", _TEXT_TYPES, rows)
+                    insert_rows(cursor, "texts", _TEXT_TYPES, rows)
                     rows = []
-        _insert(cursor, "texts", _TEXT_TYPES, rows)
-        _insert(cursor, "notes", _types("notes"), notes)
+        insert_rows(cursor, "texts", _TEXT_TYPES, rows)
+        insert_rows(cursor, "notes", _types("notes"), notes)
         return names
 
     # Between them: one time for all hosts.
@@ -457,7 +458,7 @@ class _Build:
             ))
             for boot, c in found.items()
         ]  # fmt: skip
-        _insert(self.connection, "notes", _types("notes"), rows)
+        insert_rows(self.connection, "notes", _types("notes"), rows)
 
     # Second pass: events.
 
@@ -521,7 +522,7 @@ class _Build:
                 if path.parent not in folders or (path.suffix != ".log" and path.name != "control")
             ]
         _create(self.connection, "faulted", _FAULTED_TYPES)
-        _insert(self.connection, "faulted", _FAULTED_TYPES, rows)
+        insert_rows(self.connection, "faulted", _FAULTED_TYPES, rows)
         self.connection.execute(_FAULTED)
 
     def _write_faults(self, seen: Sequence[Faults]) -> None:
@@ -550,7 +551,7 @@ class _Build:
                 notes.append((None, "page faults in user mode only", faults.host))
             if faults.state is not None and faults.state["error"]:
                 notes.append((None, "page faults cut", os.strerror(int(faults.state["error"]))))
-        _insert(self.connection, "notes", _types("notes"), notes)
+        insert_rows(self.connection, "notes", _types("notes"), notes)
         for table in ("faults", "fault_counts"):
             _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
 
@@ -572,7 +573,7 @@ class _Build:
                     continue
                 at_ns = one.ns + shifts[boot_id]
                 rows.append((at_ns, utf8(host), one.kind, device, one.quantity, one.value))
-            _insert(self.connection, "system", types, rows)
+            insert_rows(self.connection, "system", types, rows)
         _copy(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
     # Last: what is small, or needs all events.
@@ -596,7 +597,7 @@ class _Build:
         whys = self.surroundings.skipped.values()
         notes = [(None, "skipped", utf8(why)) for why in whys]
         notes += [(None, key, value) for key, value in self.surroundings.machine]
-        _insert(connection, "notes", _types("notes"), notes)
+        insert_rows(connection, "notes", _types("notes"), notes)
         _copy(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
 
     def _write_processes(self) -> None:
@@ -620,7 +621,7 @@ class _Build:
             for outcome, opens in source.log.header.opens
         ]
         for table, rows in (("processes", processes), ("threads", threads), ("staged", staged)):
-            _insert(self.connection, table, _types(table), rows)
+            insert_rows(self.connection, table, _types(table), rows)
             _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
 
     def _write_unseen(self) -> None:
@@ -644,7 +645,7 @@ class _Build:
                     rows.append((source.process, int(pid), int(file)))
         types = {"process": "INTEGER", "pid": "BIGINT", "file": "INTEGER"}
         _create(self.connection, "started", types)
-        _insert(self.connection, "started", types, rows)
+        insert_rows(self.connection, "started", types, rows)
         _copy(self.connection, _UNSEEN_SELECT, self.tables / "unseen.parquet")
 
 
@@ -1047,7 +1048,7 @@ def _copy(connection: duckdb.DuckDBPyConnection, select: str, path: Path) -> Non
     )
 
 
-def _insert(
+def insert_rows(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     types: dict[str, str],
@@ -1524,7 +1525,7 @@ def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
         name, layer, group = (op.name, op.layer, op.group) if op else (f"op_{number}", None, None)
         rows.append((number, name, layer, group, bool(_MOVES_BYTES[number])))
     _create(connection, "ops", _OP_TYPES)
-    _insert(connection, "ops", _OP_TYPES, rows)
+    insert_rows(connection, "ops", _OP_TYPES, rows)
 
 
 def _make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
@@ -1599,7 +1600,7 @@ def connect(
             types = _types(table)
             _create(connection, table, types)
             told = (beside or {}).get(table, ())
-            _insert(connection, table, types, [tuple(map(row.get, types)) for row in told])
+            insert_rows(connection, table, types, [tuple(map(row.get, types)) for row in told])
         counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
         connection.execute(f"CREATE VIEW counters AS {counters}")
         # Asked twice: for the path as it is given, which may be a pattern, and for what it means.

@@ -25,6 +25,7 @@ from penstock.cli.shell import (
     INTERRUPTED,
     NEW_FILE,
     NEW_FOLDER,
+    REDUCED_OR_RUN,
     RUN_FOLDER,
     RUN_TO_COME,
     Progress,
@@ -58,6 +59,7 @@ __all__ = ["cli", "main"]
 
 LIMIT_PASSED, BAD_INPUT, NOT_JUDGED = 1, 2, 3
 BROKEN = 70  # EX_SOFTWARE
+REDUCING_S = 120.0  # what a rank's own logs of some hundred MB take, all ranks of a node at once
 LOOK_S = 1.0  # how often a running job is looked at
 
 
@@ -92,7 +94,7 @@ def main() -> NoReturn:
 
 # What the help shows under which heading; a command of no heading comes last.
 HEADINGS = {
-    "Record": ("run", "attach", "gather", "watch", "window"),
+    "Record": ("run", "attach", "gather", "reduce", "watch", "window"),
     "Explain": (
         *("report", "sql", "timeline", "compare", "check", "ceiling", "whatif"),
         *("tensorboard", "export", "import"),
@@ -166,6 +168,9 @@ def cli(context: click.Context) -> None:
     help="Disk for single events, per process; past it counters stay exact.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.option(
+    "--reduce", "is_reduced", is_flag=True, help="For thousands of ranks: report from sums by rank."
+)
 @click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
 @click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
 @click.option(
@@ -214,6 +219,7 @@ def run_command(
     output: Path | None,
     budget: int,
     quiet: bool,
+    is_reduced: bool,
     paused: bool,
     staged: str | None,
     verify: bool,
@@ -241,12 +247,7 @@ def run_command(
     """
     from penstock import container, launch
 
-    if verify and staged is None:
-        raise click.UsageError("--verify is about copies: name their tier with --staged")
-    if fill is None and (fill_from is not None or fill_limit is not None):
-        raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
-    if fill is not None and staged not in (None, fill):
-        raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
+    _check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
     if burst_buffer is None and (patterns or burst_limit):
         raise click.UsageError("--burst-... go with --burst-buffer TIER")
     if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
@@ -277,8 +278,17 @@ def run_command(
         if filling is not None:
             _end_filling(filling)
     if folder is not None:
-        _finish(folder, facts, status, quiet, job)
+        _finish(folder, facts, status, quiet, job, is_reduced)
     _exit_like(status)
+
+
+def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:
+    if verify and staged is None:
+        raise click.UsageError("--verify is about copies: name their tier with --staged")
+    if fill is None and how is not None:
+        raise click.UsageError("--fill-from and --fill-limit need --fill TIER")
+    if fill is not None and staged not in (None, fill):
+        raise click.UsageError("--fill serves the copies of its tier: leave out --staged")
 
 
 def _run_beside(
@@ -464,6 +474,7 @@ def _finish(
     status: int | None,
     quiet: bool,
     job: RankOfJob | None = None,
+    is_reduced: bool = False,
 ) -> None:
     """The end of a recorded run.  Whatever goes wrong here is told and changes nothing."""
     import time
@@ -472,6 +483,8 @@ def _finish(
 
     again = f"penstock report {short(folder)}"
     try:
+        if is_reduced:
+            _reduce_own(folder, job)
         ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
         try:
             launch.write_facts(folder, {**facts, **ended, "status": status}, job)
@@ -483,8 +496,10 @@ def _finish(
         if job is not None and job.rank:
             return  # rank 0 tells of all
         if job is not None:
-            _await_ranks(folder, job, again)
-        if not quiet:
+            _await_ranks(folder, job, again, is_reduced)
+        if is_reduced:
+            _report_reduced(folder, quiet)
+        elif not quiet:
             sys.stdout.flush()
             with _opened(folder) as run:
                 _print_report(_report(run), sys.stderr)
@@ -504,13 +519,38 @@ def _finish(
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
 
 
-def _await_ranks(folder: Path, job: RankOfJob, again: str) -> None:
+def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
+    """What this rank recorded, as sums: rank 0 adds up those of all.  A failure is told."""
+    from penstock.reduce import reduce_rank
+
+    try:
+        if job is None:
+            reduce_rank(folder, None)
+        else:
+            host = os.uname().nodename.replace("/", "_") if job.is_first_here else None
+            reduce_rank(folder, job.rank, job.size, host)
+    except PenstockError as error:
+        debug()
+        say(f"not reduced: {error}")
+
+
+def _report_reduced(folder: Path, quiet: bool) -> None:
+    from penstock.reduce import merge_ranks, report_of_reduced
+
+    path = merge_ranks(folder)
+    if not quiet:
+        sys.stdout.flush()
+        _print_report(report_of_reduced(path, short(path)), sys.stderr)
+
+
+def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> None:
     """A report of half the ranks would be one of half the run."""
     from penstock import launch
 
     ended = joined = 0
+    wait_s = launch.OTHERS_S + REDUCING_S * is_reduced
     with Progress("waiting for the other ranks") as progress:
-        for ended, joined in launch.ranks_ended(folder):
+        for ended, joined in launch.ranks_ended(folder, wait_s):
             progress.advance(ended, joined)
     if ended < joined:
         say(f"{joined - ended} of {joined} ranks still run; later: `{again}`")
@@ -691,8 +731,47 @@ def gather_command(folders: tuple[Path, ...], output: Path, as_json: bool) -> No
     click.echo(f"{short(done.folder)}: {ranks}{count(done.logs, 'log')}, {show(done.n_bytes, 'B')}")
 
 
+@cli.command("reduce")
+@click.argument("sources", nargs=-1, required=True, type=REDUCED_OR_RUN)
+@click.option(
+    "-o", "--output", type=NEW_FILE, required=True, metavar="FILE", help="A name in .reduced."
+)
+@click.option("--mpi", "is_mpi", is_flag=True, help="Shares the work with this MPI job's ranks.")
+@click.option(
+    "--logs",
+    type=click.IntRange(1),
+    default=400,
+    show_default=True,
+    help="How many logs are read at once, all of a rank together.",
+)
+def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: int) -> None:
+    """Reduce runs of many ranks to one small file, by rank.
+
+    For thousands of ranks: what adds up (calls, bytes, times, waits by rank and time, which files
+    how many ranks read) in megabytes, exactly as the whole run has it; no single calls. Each node
+    can reduce its own folder; the files are merged by the same command.
+
+    \b
+      penstock reduce runs/tuesday -o tuesday.reduced && penstock report tuesday.reduced
+      penstock reduce node*/run.reduced -o all.reduced
+      mpirun -n 64 penstock reduce runs/tuesday -o tuesday.reduced --mpi
+    """
+    from penstock.reduce import SUFFIX, Team, reduce_all
+    from penstock.words import show
+
+    if output.suffix != SUFFIX:
+        raise click.UsageError(f"the file's name ends in {SUFFIX}")
+    if output.exists():
+        raise click.UsageError(f"{output} is there already; name a new file")
+    team = Team.of_mpi() if is_mpi else Team()
+    with ended_like_ctrl_c(), Progress("reducing") as progress:
+        reduce_all(sources, output, logs, team, progress.advance)
+    if team.rank == 0:
+        click.echo(f"{short(output)}: {show(output.stat().st_size, 'B')}")
+
+
 @cli.command("report")
-@click.argument("run", type=RUN_FOLDER)
+@click.argument("run", type=REDUCED_OR_RUN)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
 @click.option(
     "-o",
@@ -711,14 +790,20 @@ def report_command(run: Path, as_json: bool, output: Path | None, static: bool) 
       penstock report runs/tuesday --json | jq .verdict
       penstock report runs/tuesday -o tuesday.html
       penstock report runs/tuesday -o tuesday.html --static
+      penstock report tuesday.reduced
     """
     from penstock.report import to_json
 
     if static and output is None:
         raise click.UsageError("--static is about a page: name its file with -o")
     _want_page(output)
-    with _opened(run) as opened:
-        report = _report(opened)
+    if run.is_file():
+        from penstock.reduce import report_of_reduced
+
+        report = report_of_reduced(run, short(run))
+    else:
+        with _opened(run) as opened:
+            report = _report(opened)
     if output is not None:
         _write_html(report, output, static)
     if as_json:

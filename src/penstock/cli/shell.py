@@ -21,6 +21,7 @@ __all__ = [
     "NEW_FILE",
     "NEW_FOLDER",
     "PROGRESS_AFTER_S",
+    "REDUCED_OR_RUN",
     "RUN_FOLDER",
     "RUN_TO_COME",
     "Progress",
@@ -57,6 +58,16 @@ class _RunFolder(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _ReducedOrRun(_RunFolder):
+    """A run's folder, or what `penstock reduce` made of runs."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = Path(value)
+        if path.suffix == ".reduced" and path.is_file():
+            return path
+        return super().convert(value, param, ctx)
+
+
 class _New(click.Path):
     """What is to be made; an unset variable of a shell is no name of the current folder."""
 
@@ -67,6 +78,7 @@ class _New(click.Path):
 
 
 RUN_FOLDER = _RunFolder(exists=True, file_okay=False, path_type=Path)
+REDUCED_OR_RUN = _ReducedOrRun(exists=True, file_okay=False, path_type=Path)
 RUN_TO_COME = _RunFolder(file_okay=False, path_type=Path)
 NEW_FOLDER = _New(path_type=Path)
 NEW_FILE = _New(dir_okay=False, path_type=Path)
