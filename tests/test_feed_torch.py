@@ -1,5 +1,6 @@
 """FeedDataset, the stream and hints under torch's DataLoader: the same items as py-lmdb gives."""
 
+import json
 import os
 import random
 import subprocess
@@ -164,6 +165,50 @@ def test_a_stream_goes_on_from_its_state_and_changes_with_the_epoch(path: Path) 
     other = feed_stream(path, 10, decode, shuffle="global")
     other.load_state_dict(stream.state_dict())
     assert begun + keys(other) == second
+
+
+@pytest.mark.parametrize("n_given", [0, 1, 63, 64, 100, 192, N - 1, N])
+def test_a_stream_goes_on_at_any_item(path: Path, n_given: int) -> None:
+    stream, whole = (feed_stream(path, 64, decode, shuffle="global", seed=3) for _ in range(2))
+    expected = [key for key, _ in whole]
+    following = [key for key, _ in whole]
+    assert following != expected
+    going = iter(stream)
+    begun = [next(going)[0] for _ in range(n_given)]
+    assert begun == expected[:n_given]
+    state = json.loads(json.dumps(stream.state_dict()))
+    other = feed_stream(path, 64, decode, shuffle="global", seed=3)
+    other.load_state_dict(state)
+    assert other.state_dict() == state  # taken again before it is used
+    assert begun + [key for key, _ in other] == expected
+    assert [key for key, _ in other] == following
+    assert begun + [key for key, _ in stream] == expected  # what a `break` left
+    fewer = feed_stream(path, 10, decode, shuffle="global", seed=3)
+    fewer.load_state_dict(state)  # other batches: none of the one that was begun is lost
+    rest = [key for key, _ in fewer]
+    assert set(begun) | set(rest) == set(expected)
+    assert len(rest) == len(set(rest)) == N - n_given // 64 * 64 or n_given % 64 == 0
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_the_epoch_reaches_workers_that_stay(path: Path, context: str) -> None:
+    stream = feed_stream(path, 8, _key, shuffle="global")
+    loader = data.DataLoader(
+        stream, 8, num_workers=2, persistent_workers=True, multiprocessing_context=context
+    )
+
+    def keys(epoch: int) -> list[str]:
+        stream.set_epoch(epoch)
+        return [key for batch in loader for key in batch]
+
+    first, again, other = keys(5), keys(5), keys(6)
+    assert first == again
+    assert sorted(first) == sorted(other)
+    assert first != other
+
+
+def _key(record: Record) -> str:
+    return record.key.decode()
 
 
 # Ranks

@@ -133,9 +133,11 @@ def feed_stream(
 
     batch_size: of the reading.  rank, world_size: default: torch.distributed's, if it is
     initialised.  Each worker of a DataLoader is a rank of its own below these.  set_epoch(epoch)
-    before each epoch makes orders differ, as with DistributedSampler.  decode must return something
-    of its own: the record is overwritten.  Other options: see Feed.  state_dict and load_state_dict
-    as torchdata's StatefulDataLoader uses them: the batches that were begun count as done.
+    before each epoch makes orders differ, as with DistributedSampler, also in workers that stay
+    (persistent_workers).  decode must return something of its own: the record is overwritten.
+    Other options: see Feed.  state_dict and load_state_dict as torchdata's StatefulDataLoader uses
+    them: the items given so far are done; with another world or batch size those of the batch that
+    was begun come again.
     """
     index = index_of(data)
     if rank is None or world_size is None:
@@ -165,65 +167,93 @@ def _make_stream(*arguments: Any) -> Any:
     return _stream_class()(*arguments)
 
 
+def _gone_on(feed: Feed, state: dict[str, Any]) -> int:
+    """Items of the feed's next batch that were given when the state was taken."""
+    feed.load_state_dict(state)
+    given = state.get("given", 0)
+    is_same_batch = feed.state_dict()["parts"] == state["parts"]  # of another world it is none
+    return given if is_same_batch and isinstance(given, int) and given > 0 else 0
+
+
+class _Stream:
+    """What feed_stream gives, but for torch's own class."""
+
+    def __init__(
+        self,
+        index: Index,
+        batch_size: int,
+        decode: Decode,
+        rank: int,
+        world_size: int,
+        options: dict[str, Any],
+        state: dict[str, Any] | None = None,
+        asked: Any = None,
+    ) -> None:
+        self._arguments = (index, batch_size, decode, rank, world_size, options)
+        self._state = state  # to go on from
+        # The epoch, and how often one was set, in shared memory: workers that stay have copies
+        # of this object, which set_epoch() does not reach.
+        self._asked = _torch().zeros(2, dtype=_torch().int64) if asked is None else asked
+        self._asked.share_memory_()
+        self._n_asked = 0
+        self._feed: Feed | None = None
+        self._given = 0  # items of the batch that was begun
+
+    def set_epoch(self, epoch: int) -> None:
+        self._asked[0] = epoch
+        self._asked[1] += 1
+        self._state = None
+
+    def _opened(self) -> Feed:
+        index, batch_size, _, rank, world_size, options = self._arguments
+        worker = _torch().utils.data.get_worker_info()
+        n_workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        place, n_places = rank * n_workers + number, world_size * n_workers
+        feed = self._feed
+        if feed is None or feed.request.world_size != n_places:
+            feed = Feed(index, batch_size, rank=place, world_size=n_places, **options)
+            self._feed, self._n_asked = feed, 0
+        epoch, n_asked = self._asked.tolist()
+        if n_asked != self._n_asked:
+            feed.set_epoch(epoch)
+            self._n_asked, self._given = n_asked, 0
+        return feed
+
+    def __iter__(self) -> Iterator[Any]:
+        decode, feed, n_done = self._arguments[2], self._opened(), 0
+        if self._given or self._state is not None:
+            n_done = _gone_on(feed, self.state_dict())
+            self._state = None
+        for batch in feed:
+            for place in range(n_done, len(batch)):
+                self._given = place + 1
+                yield decode(batch[place])
+            n_done = self._given = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        feed = self._opened()
+        if self._state is not None:
+            return self._state
+        state = feed.state_dict()
+        if self._given:  # to the feed the whole batch is done
+            state["parts"][-1][-1] -= 1
+            state["given"] = self._given
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_stream, (*self._arguments, self._state, self._asked)
+
+
 @functools.cache
 def _stream_class() -> Any:
     """The class, made when torch is there: DataLoader asks whether a stream is an instance of its
     own."""
-    data = _torch().utils.data
 
-    class FeedStream(data.IterableDataset):  # type: ignore[misc,name-defined]
+    class FeedStream(_Stream, _torch().utils.data.IterableDataset):  # type: ignore[misc]
         """See feed_stream."""
-
-        def __init__(
-            self,
-            index: Index,
-            batch_size: int,
-            decode: Decode,
-            rank: int,
-            world_size: int,
-            options: dict[str, Any],
-            state: dict[str, Any] | None = None,
-            epoch: int = 0,
-        ) -> None:
-            self._arguments = (index, batch_size, decode, rank, world_size, options)
-            self._state = state
-            self._epoch = epoch
-            self._feed: Feed | None = None
-
-        def set_epoch(self, epoch: int) -> None:
-            self._epoch, self._state = epoch, None
-            if self._feed is not None:
-                self._feed.set_epoch(epoch)
-
-        def _opened(self) -> Feed:
-            index, batch_size, _, rank, world_size, options = self._arguments
-            worker = data.get_worker_info()
-            n_workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
-            place, n_places = rank * n_workers + number, world_size * n_workers
-            feed = self._feed
-            if feed is None or feed.request.world_size != n_places:
-                feed = Feed(index, batch_size, rank=place, world_size=n_places, **options)
-                feed.set_epoch(self._epoch)
-                self._feed = feed
-            if self._state is not None:
-                feed.load_state_dict(self._state)
-                self._state = None
-            return feed
-
-        def __iter__(self) -> Iterator[Any]:
-            decode = self._arguments[2]
-            for batch in self._opened():
-                for record in batch:
-                    yield decode(record)
-
-        def state_dict(self) -> dict[str, Any]:
-            return self._opened().state_dict()
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self._state = state
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _make_stream, (*self._arguments, self._state, self._epoch)
 
     return FeedStream
 
