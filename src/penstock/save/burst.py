@@ -65,7 +65,8 @@ TORN = ".torn"
 PATTERNS = (
     *("*.pt", "*.pt.*", "*.pth", "*.pth.*", "*.ckpt", "*.ckpt.*", "*.bin", "*.bin.*"),
     *("*.safetensors", "*.safetensors.*", ".tmp??????", "*.npz", "*.npz.*"),
-    *("*.keras", "*.weights.h5", "*.distcp", "*.data-?????-of-?????", "part-?????-of-?????"),
+    *("*.keras", "*.weights.h5", "*.distcp", "part-?????-of-?????"),
+    *("*.data-?????-of-?????", "*.data-?????-of-?????.*"),
     *("checkpoint-*/", "tmp-checkpoint-*/", "global_step*/", "*.ckpt/"),
 )
 MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
