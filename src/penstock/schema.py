@@ -280,6 +280,16 @@ PATH_RULES: tuple[Rule, ...] = (
         r"^/dev/shm/(torch_|psm_|wnsm_|pym-|sem\.|mp-|__KMP|nccl-|cuda\.|vader|sm_segment)",
         "shared memory of torch, multiprocessing, OpenMP, NCCL and MPI",
     ),
+    Rule(
+        "system",
+        r"/[^/]+\.[0-9]+\.[0-9]+\.log$",
+        "the run's own logs: the drain of a burst buffer looks into them while the job runs",
+    ),
+    Rule(
+        "output",
+        r"/burst/(data|home)/[0-9a-f]{24}-[^/]*$",
+        "checkpoints on a burst buffer, which its drain reads",
+    ),
     Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
     Rule("system", r"^/dev(/|$)", "devices and terminals"),
     Rule(
