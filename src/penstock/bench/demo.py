@@ -6,7 +6,8 @@ Trains as anyone would, and knows nothing of Penstock; but for
 
     python -m penstock.bench.demo --fast FOLDER
 
-which saves through a Checkpointer, so that `penstock compare` shows what that changes.
+which saves through a Checkpointer, so that `penstock compare` shows what that changes.  With
+`--saves FOLDER` its checkpoints go elsewhere than its pictures: to slow storage.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="for each number of workers")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 2])
     parser.add_argument(
-        "--fast", type=Path, help="save there through a Checkpointer, drained to --folder/saved"
+        "--fast", type=Path, help="save there through a Checkpointer, drained to --saves/saved"
     )
+    parser.add_argument("--saves", type=Path, help="where checkpoints go; --folder unless told")
     options = parser.parse_args()
 
     made = make_jpegs(options.folder / "jpegs", options.files)
@@ -100,7 +102,7 @@ def main() -> None:
     data = Pictures(options.folder / "jpegs")
     model = make_model(data.n_classes)
     optimizer = torch.optim.AdamW(model.parameters())
-    save, finish = make_saver(options.folder, options.fast)
+    save, finish = make_saver(options.saves or options.folder, options.fast)
     number = 0
     for workers in options.workers:
         for _ in range(options.epochs):
