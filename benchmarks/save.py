@@ -91,7 +91,7 @@ def _drain_row(folder: Path, path: Path) -> Bar:
     measured = pairs(bare_s, drain_s, REPETITIONS)
     low, high = measured.ratio_spread
     return Bar(
-        "drain, verified, against read + O_DIRECT write + fsync + read back", "",
+        "drain, verified: its time / read + O_DIRECT write + fsync + read back, one by one", "–",
         f"{measured.ratio:.2f} × ({low:.2f} to {high:.2f})", None, COMMAND,
     )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """What ends a save, a drain, a prune or a recovery, a thousand times; cut power; damaged bytes.
 
     python benchmarks/soak_save.py kills [ROUNDS]      SIGKILL at random moments; 1,000 unless told
+    python benchmarks/soak_save.py burst [ROUNDS]      the same of programs under --burst-buffer, of
+                                                       their drain and of `penstock run`; 1,000
     python benchmarks/soak_save.py power [ROUNDS]      a loop device copied 0 to 33 s after the
                                                        commit; ext4 and xfs, 36 each; needs root
     python benchmarks/soak_save.py damage [ROUNDS]     flips, zeros, cuts at level full; 1,000
@@ -34,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bars import ROOT, machine, scratch
+from bars import PENSTOCK, ROOT, machine, scratch
 from safetensors.numpy import load_file
 
 from penstock.errors import PenstockError
@@ -47,7 +49,10 @@ from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid, verify
 from penstock.stores import LocalStore
 
-__all__ = ["damage", "full", "gone", "kills", "page_of", "power"]
+sys.path.insert(0, str(ROOT / "tests"))
+from burstkills import SIZE, Saves
+
+__all__ = ["burst", "damage", "full", "gone", "kills", "page_of", "power"]
 
 RESULTS = ROOT / "docs" / "save-soak.json"
 PAGE = ROOT / "docs" / "save.md"
@@ -179,6 +184,7 @@ def _code() -> str:
     """Of everything that a checkpoint's life depends on."""
     package = ROOT / "src" / "penstock"
     files = [*sorted((package / "save").glob("*.py")), package / "stores.py", package / "tiers.py"]
+    files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
@@ -292,6 +298,81 @@ def _emptied(name: str) -> Path:
     folder = scratch("soak-save") / name
     shutil.rmtree(folder, ignore_errors=True)
     return folder
+
+
+# --- kills under a burst buffer -------------------------------------------------------------------
+
+
+def burst(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
+    """After each kill what was closed is at its path, whole, and nothing else is left there."""
+    folder = _emptied("burst")
+    fast, work = folder / "fast", folder / "work"
+    for path in (fast, work):
+        path.mkdir(parents=True)
+    program = folder / "burst_loop"
+    source = ROOT / "tests" / "workloads" / "burst_loop.c"
+    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", program, source], check=True)
+    saves = Saves(fast, work)
+    done = dict.fromkeys(("program", "drain", "run", "all"), 0)
+    for n in range(rounds):
+        what = chance.choice(list(done))
+        said = _ended_under_burst(program, saves, folder / "run", what, chance)
+        try:
+            saves.look(said)
+        except AssertionError as error:
+            raise SystemExit(f"{folder}: killed {what}, round {n}: {error}") from error
+        done[what] += 1
+        if n % 50 == 49:
+            print(f"burst: {n + 1} kills: {done}, save {saves.first}", flush=True)
+    time.sleep(1.1)  # what came home before its drain was killed is kept for a second
+    saves.end()
+    shutil.rmtree(folder)
+    print(f"burst: {rounds} ({done}), {saves.torn} put aside as torn, nothing lost, no leftovers")
+    counts = {f"of the {what}": times for what, times in done.items() if what != "all"}
+    return {"": {"kills": rounds, **counts, "of all": done["all"], "torn": saves.torn}}
+
+
+def _ended_under_burst(
+    program: Path, saves: Saves, run: Path, what: str, chance: random.Random
+) -> list[str]:
+    """Starts it and kills what was chosen, then the program; what that said."""
+    shutil.rmtree(run, ignore_errors=True)
+    words = [PENSTOCK, "run", "-q", "-o", run, "--burst-buffer", saves.fast, "--", program]
+    with tempfile.TemporaryFile("w+") as said:
+        started = subprocess.Popen([*words, str(SIZE), str(saves.first)], cwd=saves.work,
+                                   stdout=said, stdin=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        end_s = time.monotonic() + ENDED_WITHIN_S
+        children: dict[str, int] = {}
+        while len(children) < 2 or not os.fstat(said.fileno()).st_size:
+            if time.monotonic() > end_s:
+                raise SystemExit(f"burst: {words}: saved nothing in {ENDED_WITHIN_S:.0f} s")
+            children = _children_under_burst(started.pid)
+            time.sleep(0.001)
+        time.sleep(chance.random() ** 2)
+        doomed = {"run": started.pid} | children
+        for one in doomed if what == "all" else (what, "program"):
+            with suppress(ProcessLookupError):
+                os.kill(doomed[one], signal.SIGKILL)
+            time.sleep(chance.random() / 20)
+        for pid in children.values():
+            _await_end(pid)
+        started.wait()
+        said.seek(0)
+        return list(said)
+
+
+def _children_under_burst(pid: int) -> dict[str, int]:
+    """The program and the drain that `penstock run` has started."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"burst_loop"):
+                found["program"] = int(child)
+            elif b"drain" in words:
+                found["drain"] = int(child)
+    return found
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -601,6 +682,7 @@ def _memory_bytes(drain: Drain) -> int:
 
 SOAKS: dict[str, tuple[Callable[[random.Random, int], dict[str, dict[str, Any]]], int]] = {
     "kills": (kills, 1000),
+    "burst": (burst, 1000),
     "damage": (damage, 1000),
     "power": (power, 36),
     "full": (full, 200),

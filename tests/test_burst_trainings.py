@@ -276,7 +276,7 @@ FRAMEWORKS = {
     "tensorflow": (
         TENSORFLOW,
         ("tensorflow",),
-        ("*.data-00000-of-00001", "*/net.keras", "*/net.weights.h5", "*/arrays.npz"),
+        ("*.data-00000-of-00001.*", "*/net.keras", "*/net.weights.h5", "*/arrays.npz"),
     ),
 }
 

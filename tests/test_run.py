@@ -648,6 +648,10 @@ def test_ids_may_be_any_numbers(opened):
 # --- path classes --------------------------------------------------------------------------------
 
 CLASSES = {
+    "/home/me/runs/a/node7.example.org.1415.0.log": "system",  # read by the drain of a burst buffer
+    "/home/me/runs/a/train.log": "data",
+    "/nvme/me/burst/data/18ea4aa88321465800058701-checkpoint-1.pt": "output",
+    "/nvme/me/burst/data/checkpoint-1.pt": "data",
     "/data/imagenet/train/n01/a.JPEG": "data",
     "/home/me/train.lmdb/data.mdb": "data",
     "/dev/shm/dataset/a.bin": "data",
