@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -272,6 +272,11 @@ def test_a_full_tier_is_said_with_path_and_bytes_and_the_older_stays(
 ) -> None:
     with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
         ckpt.save(1, {"w": np.ones(1 << 20)}).local.result(30)
+        with pytest.raises(
+            TierFull, match=r"a checkpoint of 44,040,192 bytes, 1\d,\d+,\d+ are free"
+        ):
+            ckpt.save(2, {"w": np.ones(5 << 20)})
+        ckpt._room = lambda whole: str(disk)  # type: ignore[method-assign]  # another took it since
         handle = ckpt.save(2, {"w": np.ones(5 << 20)})
         error = handle.local.exception(30)
         assert "state.safetensors" in str(error)
@@ -311,10 +316,103 @@ def test_no_room_skips_or_fails_as_it_was_told(
             assert handle.local.result(1) is None
             assert ckpt.saves[-1].is_skipped
         with Checkpointer(disk, tmp_path / "slow", on_full="direct") as ckpt:
-            ckpt.save(3, {"w": np.ones(10)}).local.result(30)
-            ckpt._snapshot_bytes = lambda: 20 << 20  # type: ignore[method-assign]
-            path = ckpt.save(4, {"w": np.ones(10)}).local.result(30)
+            path = ckpt.save(3, {"w": np.ones(10)}).local.result(30)
+            assert path == str(disk / "step-00000003")
+            path = ckpt.save(4, {"w": np.ones(5 << 20)}).local.result(30)
             assert path == str(tmp_path / "slow" / "step-00000004")
+
+
+@pytest.mark.parametrize("made", [np.ones, torch.ones])
+def test_the_first_save_knows_how_much_room_it_needs(
+    tmp_path: Path, small_disk: Callable[[int], Any], made: Any
+) -> None:
+    with small_disk(24 << 20) as disk:
+        weights = {"w": made(7 << 20)}
+        with Checkpointer(disk, on_full="skip") as ckpt:
+            assert ckpt.save(1, weights).local.result(30) is None
+        with Checkpointer(disk, tmp_path / "slow", on_full="direct") as ckpt:
+            path = ckpt.save(2, weights).local.result(30)
+        assert path == str(tmp_path / "slow" / "step-00000002")
+        with Checkpointer(disk, on_error="warn") as ckpt:
+            handle = ckpt.save(3, weights)
+            assert isinstance(handle.local.exception(30), TierFull)
+            assert isinstance(ckpt.save(4, {"w": made(10)}).local.result(30), str)
+
+
+def test_a_flipped_bit_is_found_before_it_is_trained_on(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, keep=Keep(last=5))
+    file = tmp_path / "step-00000002" / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    found = state(0)
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(found) == 1
+        assert ckpt.restored is not None
+        assert "are not what was saved" in ckpt.restored.rejected[0][1]
+    assert found["w"][0] == 1.0
+
+
+def test_pretrained_weights_beside_them_are_no_checkpoint_to_begin_from(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    tmp_path.joinpath("deep").mkdir()
+    for name in ("resnet50-0676ba61.pth", "deep/epoch=99.ckpt", "model.safetensors"):
+        torch.save(torch.nn.Linear(9, 9).state_dict(), tmp_path / name)
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore({"model": model}, default=0) == 0
+        ckpt.save(50, {"model": model}).local.result(30)
+        assert ckpt.restore({"model": model}) == 50
+
+
+class Moments(NamedTuple):
+    mu: Any
+    nu: Any
+    more: tuple[Any, ...] = ()
+
+
+def test_containers_come_back_as_they_were_saved_into_others(tmp_path: Path) -> None:
+    full = {
+        "history": [1, 2, 3], "seen": {"a": 1}, "by number": {7: "x"}, "none": [], "w": np.ones(3),
+        "optim": (Moments(np.ones(2), [np.ones(2)]), Moments(1, 2, (3,))), "deep": [[1], {"b": []}],
+    }  # fmt: skip
+    with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
+        ckpt.save(1, full).local.result(30)
+        empty: dict[str, Any] = {
+            "history": [0], "seen": {}, "by number": {}, "none": [4, 5], "w": np.zeros(3),
+            "optim": (Moments(np.zeros(2), [np.zeros(2)]), Moments(0, 0, (0,))), "deep": [],
+        }  # fmt: skip
+        assert ckpt.restore(empty) == 1
+        assert (empty["history"], empty["seen"]) == ([1, 2, 3], {"a": 1})
+        assert (empty["by number"], empty["none"]) == ({7: "x"}, [])
+        assert empty["deep"] == [[1], {"b": []}]
+        assert type(empty["optim"][0]) is Moments
+        assert empty["optim"][0].mu.tolist() == empty["optim"][0].nu[0].tolist() == [1, 1]
+        assert empty["optim"][1] == Moments(1, 2, (3,))
+        with pytest.raises(SaveError, match="where the program has a list"):
+            ckpt.restore({"seen": [1]})
+        with pytest.raises(SaveError, match="later was not saved"):
+            ckpt.restore({"seen": {"later": 1}})
+
+
+def test_what_would_not_be_found_again_is_refused_at_once(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        with pytest.raises(SaveError, match="steps are 0 or more"):
+            ckpt.save(-1, state())
+        with pytest.raises(SaveError, match="nothing to save"):
+            ckpt.save(1, {})
+
+
+def test_a_drain_that_was_killed_is_said_and_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
+        ckpt.save(1, state()).durable.result(60)
+        assert ckpt._drain is not None
+        assert ckpt._drain._process is not None
+        ckpt._drain._process.kill()
+        ckpt._drain._process.wait()
+        assert ckpt.save(2, state(2)).durable.result(60)
+    assert "has ended: killed by signal 9" in caplog.text
 
 
 def test_waiting_where_nothing_can_be_freed_is_an_error(

@@ -250,6 +250,16 @@ def test_a_file_of_many_chunks_is_what_was_in_memory(tmp_path: Path) -> None:
         assert noted.size_bytes == size
 
 
+def test_lost_time_does_not_change_with_what_the_job_does_later() -> None:
+    ends = [0.1 * n for n in range(41)]
+    ends += [ends[-1] + 0.3, *(ends[-1] + 0.3 + 0.1 * n for n in range(1, 10))]
+    now = lost_s(ends, 4.0, 4.25)
+    assert now == pytest.approx(0.2)
+    later = [ends[-1] + 0.2 * n for n in range(1, 61)]
+    assert lost_s(ends + later, 4.0, 4.25) == now
+    assert lost_s(ends[38:], 4.0, 4.25) == pytest.approx(0.2)  # few before it: those after count
+
+
 def test_lost_time_is_what_touched_steps_took_beyond_quiet_ones() -> None:
     # Ten steps of 1 s, one of 3 s that holds the save, one of 1.5 s beside the drain, one of 1 s.
     ends = [float(n) for n in range(11)] + [13.0, 14.5, 15.5]

@@ -172,7 +172,7 @@ def test_a_list_of_failures_that_was_damaged_keeps_nobody_from_starting(tmp_path
         ("epoch=3-step=1200.ckpt", 1200), ("global_step77", 77), ("iter_0000100", 100),
         ("ckpt-12", 12), ("model.ckpt-31", 31), ("1000", 1000), ("last.ckpt", None),
         ("runs/3/best.pt", None), ("epoch_9.pt", 9), ("model-00001-of-00004.safetensors", None),
-        ("weights.0042.weights.h5", 42), ("9" * 30, None),
+        ("weights.0042.weights.h5", 42), ("9" * 30, None), ("resnet50-0676ba61.pth", None),
     ],
 )  # fmt: skip
 def test_the_step_is_told_by_the_name(name: str, step: int | None) -> None:

@@ -44,6 +44,7 @@ from penstock.save.snapshot import (
     Taken,
     TorchSnapshot,
     holds_tensors,
+    size_of,
     state_of,
 )
 from penstock.save.tiered import Chosen, Tiers, content_at, drain_beside, from_text, to_text
@@ -58,6 +59,9 @@ GROWTH = 1.05  # from one save to the next, at most
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
+TEND_S = 2.0  # how often it is looked whether the drain is alive
+LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
+RESTARTS_AWAITED = 4  # by wait() and close()
 CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
 
 log = logging.getLogger("penstock.save")
@@ -158,9 +162,10 @@ class Checkpointer:
     fast: a folder on a local disk; slow: a folder or an fsspec URL; None: there is no such tier.
     keep: how many stay where.  drain: a rate such as "300MB/s", None for no limit.  on_full: what a
     save does while there is no room on fast, or the save before is still being written: "wait",
-    "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when an
-    earlier one has failed in the background: "raise" its error once, or "warn".  level: how
-    thoroughly restore() checks: "sizes", "sample" or "full".  weights_only: as of torch.load.
+    "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when a
+    tier is full or an earlier save has failed in the background: "raise" the error once, or "warn".
+    level: how thoroughly restore() checks: "full" (every byte, so that a damaged one is passed
+    over), "sample" or "sizes".  weights_only: as of torch.load.
     world: the ranks, found by itself from torch.distributed or MPI.  rank_timeout_s: so long may
     ranks be apart in a save.  drain_timeout_s: how long close() waits for the drain; None: until
     all of it is durable.
@@ -177,7 +182,7 @@ class Checkpointer:
         drain: str | None = None,
         on_full: str = "wait",
         on_error: str = "raise",
-        level: str = "sizes",
+        level: str = "full",
         weights_only: bool = True,
         world: World | None = None,
         rank_timeout_s: float = 600.0,
@@ -219,6 +224,9 @@ class Checkpointer:
         self._begin_unix_s = time.time()
         self.restored: Chosen | None = None  # by the last restore(), with what it passed over
         self._start_writer()
+        self._rate = drain
+        self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
+        self._n_restarts = 0  # since something became durable
         self._drain = self._started_drain(drain)
         self._thread = threading.Thread(target=self._follow, name="penstock-save", daemon=True)
         self._thread.start()
@@ -287,6 +295,10 @@ class Checkpointer:
         """
         begin_s = time.perf_counter()
         self._is_open()
+        if int(step) < 0:
+            raise SaveError(f"step {step}: steps are 0 or more; nothing else would be found again")
+        if not state and self._world.size == 1:
+            raise SaveError(f"step {step}: the state is empty: there is nothing to save")
         if self._failed is not None:
             failed, self._failed = self._failed, None
             if self._on_error == "raise":
@@ -303,7 +315,9 @@ class Checkpointer:
         except PenstockError as error:
             self._know(number, going.save, error=str(error))
             handle._fail(error)
-            raise
+            if self._on_error == "raise" or not isinstance(error, TierError):
+                raise
+            log.warning("step %d is not saved: %s", step, error)
         finally:
             if span is not None:
                 span.end()
@@ -313,8 +327,7 @@ class Checkpointer:
         whole = state_of(state)
         is_room = self._wait_for_arena()
         waited_s = time.perf_counter() - going.begin_s
-        size_bytes = self._snapshot_bytes()
-        root = self._room(size_bytes) if is_room else None
+        root = self._room(whole) if is_room else None
         if root is None:
             self._know(number, going.save, is_skipped=True)
             log.warning(
@@ -366,11 +379,12 @@ class Checkpointer:
             return None
         return drain_beside(tiers.root, tiers.slow.url, self._keep, rate)
 
-    def _room(self, size_bytes: int) -> str | None:
+    def _room(self, whole: Mapping[str, Any]) -> str | None:
         """The folder to save to; None: there is no room, and the save is to be skipped.  Of many
         ranks the first one waits for room, and the others for it."""
         if self._world.rank != 0:
             return self._tiers.root
+        size_bytes = max(size_of(whole), self._last_bytes())
         return self._tiers.room(int(size_bytes * GROWTH), self._keep, self._on_full)
 
     def _prune(self) -> None:
@@ -381,7 +395,8 @@ class Checkpointer:
             except PenstockError as error:
                 log.warning("%s", error)
 
-    def _snapshot_bytes(self) -> int:
+    def _last_bytes(self) -> int:
+        """Of the last save: what is no tensor in it is not counted before."""
         known = [save.size_bytes for save in self._saves.values() if save.size_bytes]
         return known[-1] if known else 0
 
@@ -420,8 +435,10 @@ class Checkpointer:
         """One save after another: pickle, hand over, wait; between them, what became durable."""
         while True:
             try:
-                wanted = self._queue.get(timeout=LOOK_S if self._pending else None)
+                idle_s = LOOK_S if self._pending else TEND_S if self._drain is not None else None
+                wanted = self._queue.get(timeout=idle_s)
             except queue.Empty:
+                self._tend_drain()
                 self._look_for_durable()
                 continue
             if wanted is None:
@@ -436,7 +453,28 @@ class Checkpointer:
             finally:
                 self._free.set()
             self._prune()  # which may read: the next save does not wait for that
+            self._tend_drain()
             self._look_for_durable()
+
+    def _tend_drain(self) -> None:
+        """A drain that was killed, or gave up, is said and started again, ever less often."""
+        if self._drain is None or self._drain.is_alive():
+            return
+        if time.monotonic() < self._restart_s:
+            return
+        self._restart_s = time.monotonic() + self._restart_after_s
+        self._restart_after_s = min(2 * self._restart_after_s, MOST_RESTART_S)
+        self._n_restarts += 1
+        log.error(
+            "the drain to %s has ended: %s; %d checkpoints are on %s only; it is started again; "
+            "its last words are in %s",
+            self._tiers.slow.url if self._tiers.slow is not None else "", self._drain.how_ended(),
+            len(self._pending), self._tiers.root, self._drain_log(),
+        )  # fmt: skip
+        try:
+            self._drain = self._started_drain(self._rate)
+        except PenstockError as error:
+            log.error("%s", error)
 
     def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
         log.error("step %d was not saved: %s", going.handle.step, error)
@@ -516,6 +554,7 @@ class Checkpointer:
     def _durable(self, number: int, going: _Going, path: str) -> None:
         end_s = time.perf_counter()
         self._drained[number] = (going.begin_s, end_s)
+        self._n_restarts, self._restart_after_s = 0, LEAST_RESTART_S
         self._know(number, going.save, durable_s=end_s - going.begin_s)
         going.handle.durable.set_result(path)
 
@@ -618,7 +657,7 @@ class Checkpointer:
         said = ""
         if self._world.rank == 0:
             try:
-                said = to_text(self._tiers.choose(self._level))
+                said = to_text(self._tiers.choose(self._level, loading.is_loadable))
             except PenstockError as error:
                 said = f"!{error}"
         said = self._world.agreed(said)
@@ -635,11 +674,9 @@ class Checkpointer:
         while not self._free.is_set() or self._queue.qsize() or self._pending:
             if not self._thread.is_alive() or (end_s is not None and time.monotonic() > end_s):
                 return False
-            if self._drain is not None and not self._drain.is_alive() and self._free.is_set():
-                self._look_for_durable()
-                if self._pending:
-                    log.error("the drain has ended; its last words are in %s", self._drain_log())
-                    return False
+            if self._n_restarts >= RESTARTS_AWAITED:
+                log.error("the drain ends again and again; it says why in %s", self._drain_log())
+                return False
             if self._progress is not None and time.monotonic() - said_s > 1.0:
                 said_s = time.monotonic()
                 self._progress(f"{len(self._pending)} checkpoints on their way to the slow tier")

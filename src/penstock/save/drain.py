@@ -962,6 +962,13 @@ class Drain:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def how_ended(self) -> str:
+        """For messages; empty while it is alive."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return "" if self._process is not None else "it was not started"
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
     def stop(self, timeout_s: float = 30.0) -> int | None:
         """Ends it after the pieces under way; what is half copied is taken up next time.  Its exit
         status; None: it was not started, or had to be killed."""

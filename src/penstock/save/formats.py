@@ -111,8 +111,8 @@ def step_of(name: str) -> int | None:
     for word in ("step", "glob", "iter", "ckpt", "chec", "epoc"):
         if word in words:
             return _whole(words[word])
-    numbers = re.findall(r"\d+", stem)
-    return _whole(numbers[-1]) if numbers and not re.search(r"-of-\d+$", stem) else None
+    numbers = re.findall(r"\d+", stem)  # one: resnet50-0676ba61 tells no step
+    return _whole(numbers[0]) if len(numbers) == 1 else None
 
 
 def _whole(digits: str) -> int | None:

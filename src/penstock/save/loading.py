@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SaveError
-from penstock.save.snapshot import WORDS, is_array, state_of
+from penstock.save.formats import Checkpoint
+from penstock.save.snapshot import INT_KEYS, LIST, WORDS, is_array, state_of
 
-__all__ = ["apply", "file_of_rank", "load"]
+__all__ = ["apply", "file_of_rank", "is_loadable", "load"]
 
 RANKED = re.compile(r"state(?:-(\d{5,})-of-(\d{5,}))?\.(?:pt|safetensors)")
 MOST_HEADER_BYTES = 1 << 30
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 
 
 def file_of_rank(name: str, rank: int, world_size: int) -> str:
@@ -30,16 +32,25 @@ def file_of_rank(name: str, rank: int, world_size: int) -> str:
     return f"{stem}-{rank:05d}-of-{world_size:05d}.{ending}"
 
 
+def is_loadable(checkpoint: Checkpoint) -> bool:
+    """Whether a Checkpointer has written it, whole or not: pretrained weights and other programs'
+    files in the same folder are none to begin from."""
+    names = [checkpoint.inner(found) for found in checkpoint.files]
+    if checkpoint.manifest is not None:
+        names += [file.name for file in checkpoint.manifest.files]
+    return any(RANKED.fullmatch(name.rpartition("/")[2]) for name in names)
+
+
 def load(folder: Path, rank: int, world_size: int, weights_only: bool) -> Any:
     """What a rank saved: torch's containers, or a _Flat of arrays.  Raises SaveError."""
     path = _file_for(folder, rank, world_size)
-    if path.suffix == ".pt":
+    if path.suffix in TORCH_SUFFIXES:
         return _load_torch(path, weights_only)
     return _Flat(path)
 
 
 def _file_for(folder: Path, rank: int, world_size: int) -> Path:
-    if folder.is_file() and folder.suffix in (".pt", ".pth", ".ckpt"):
+    if folder.is_file():
         return folder
     matches = {path: RANKED.fullmatch(path.name) for path in sorted(folder.glob("state*"))}
     found = {path: match for path, match in matches.items() if match}
@@ -130,7 +141,7 @@ def _read_arrays(path: Path) -> dict[str, Any]:
 def apply(found: Any, state: MutableMapping[str, Any], where: str) -> None:
     """Fills the state.  Raises SaveError: what was saved does not fit the program."""
     if isinstance(found, _Flat):
-        found = _tree(found, state_of(state), "", where)
+        found = _shaped(_tree(found, where), state_of(state), where)
     if not isinstance(found, Mapping):
         raise SaveError(f"{where}: holds a {type(found).__name__} and no mapping")
     absent = [str(key) for key in state if key not in found]
@@ -167,7 +178,10 @@ def _filled(target: Any, value: Any) -> Any:
             return value
         if len(target) != len(value):
             raise ValueError(f"{len(value)} values were saved, and there are {len(target)} now")
-        return type(value)(_filled(*pair) for pair in zip(target, value, strict=True))
+        return _made(type(value), [_filled(*pair) for pair in zip(target, value, strict=True)])
+    if isinstance(target, Mapping) and isinstance(value, Mapping):  # one that never changes
+        made: Any = type(target)
+        return made({key: _filled(target.get(key), inner) for key, inner in value.items()})
     if is_array(target) and hasattr(value, "shape"):
         if tuple(target.shape) != tuple(value.shape):
             raise ValueError(f"shape {tuple(value.shape)} was saved, {tuple(target.shape)} is now")
@@ -191,19 +205,56 @@ def _array_filled(target: Any, value: Any) -> Any:
     return value
 
 
-def _tree(found: _Flat, like: Any, path: str, where: str) -> Any:
-    """Containers as in `like`, with what was saved under each path."""
+class _Inner(dict[str, Any]):
+    """A container as it was saved.  kind: as snapshot.py says it; empty: not known."""
+
+    kind = ""
+
+
+def _tree(found: _Flat, where: str) -> _Inner:
+    """Paths as containers in containers.  Raises SaveError: two values under one path."""
+    root = _Inner()
+    for path, value in (found.arrays | found.scalars).items():
+        *way, last = path.split("/")
+        node = root
+        for name in way:
+            node = node.setdefault(name, _Inner())
+            if not isinstance(node, _Inner):
+                raise SaveError(f"{where}: {path}: below what is a value")
+        if last:
+            node[last] = value
+        else:
+            node.kind = str(value)
+    return root
+
+
+def _shaped(found: Any, like: Any, where: str) -> Any:
+    """What was saved, all of it and no more, in the program's kinds of containers."""
+    is_list = isinstance(like, list | tuple)
+    if not isinstance(found, _Inner):
+        return _made(type(like), []) if is_list and found == [] else found
     if isinstance(like, Mapping):
-        return {
-            key: _tree(found, value, f"{path}/{key}" if path else str(key), where)
-            for key, value in like.items()
-        }
-    if isinstance(like, list | tuple):
-        return type(like)(
-            _tree(found, value, f"{path}/{number}", where) for number, value in enumerate(like)
-        )
-    if path in found.arrays:
-        return found.arrays[path]
-    if path in found.scalars:
-        return found.scalars[path]
-    raise SaveError(f"{where}: has no {path}; was it saved by another version of the program?")
+        keys = {str(key): key for key in like}
+    elif is_list or found.kind == LIST:
+        names = [str(number) for number in range(len(found))]
+        if set(names) != set(found):
+            raise SaveError(
+                f"{where}: {', '.join(map(str, found))} were saved where the program has a list; "
+                "was it saved by another version of it?"
+            )
+        likes = [*like, *[None] * len(found)] if is_list else [None] * len(found)
+        values = [_shaped(found[name], likes[n], where) for n, name in enumerate(names)]
+        return _made(type(like) if is_list else list, values)
+    else:
+        keys = {}
+    is_whole = found.kind == INT_KEYS
+    made = {}
+    for name, inner in found.items():
+        key = keys.get(name, int(name) if is_whole and name.lstrip("-").isdecimal() else name)
+        made[key] = _shaped(inner, like.get(key) if isinstance(like, Mapping) else None, where)
+    return made
+
+
+def _made(kind: Any, values: list[Any]) -> Any:
+    """A list, a tuple or a named one."""
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)

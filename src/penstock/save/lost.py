@@ -1,7 +1,8 @@
 """What a save cost the training: from when steps ended and saves ran.  Knows no clock, no file.
 
 Lost time is the block and the slowdown of the steps beside the writing: what the steps that touch
-the save took, less what as many quiet steps take.
+the save took, less what as many quiet steps take: those just before it, or, at the beginning of a
+job, just after it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["FEWEST_QUIET_STEPS", "lost_s"]
 
 # A median of fewer says more of chance than of the job.
 FEWEST_QUIET_STEPS = 5
-NEAREST_QUIET_STEPS = 50  # a job's pace drifts; what lies far back says nothing
+NEAREST_QUIET_STEPS = 50  # a job's pace drifts; what lies far off says nothing
 
 
 def lost_s(
@@ -34,10 +35,17 @@ def lost_s(
         return None
     stretches = [*busy, (begin_s, end_s)]
     quiet = [
-        after - before
+        (before, after)
         for before, after in steps
         if not any(before < end and after > begin for begin, end in stretches)
-    ][-NEAREST_QUIET_STEPS:]
+    ]
+    # Those before the save, nearest first: what comes later changes no figure that was told.
+    nearest = [step for step in reversed(quiet) if step[1] <= begin_s]
+    if len(nearest) < FEWEST_QUIET_STEPS:
+        nearest += [step for step in quiet if step[0] >= end_s]
+    quiet = nearest[:NEAREST_QUIET_STEPS]
     if len(quiet) < FEWEST_QUIET_STEPS:
         return None
-    return sum(touched) - len(touched) * statistics.median(quiet)
+    return sum(touched) - len(touched) * statistics.median(
+        after - before for before, after in quiet
+    )

@@ -32,12 +32,16 @@ __all__ = [
     "TorchSnapshot",
     "holds_tensors",
     "is_array",
+    "size_of",
     "state_of",
 ]
 
 TORCH_FILE = "state.pt"
 ARRAYS_FILE = "state.safetensors"
 SCALARS_FILE = "state.json"
+
+# What state.json says of a container under its path and a slash; of others, nothing.
+LIST, INT_KEYS = "list", "mapping with whole numbers as keys"
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 SCALARS = frozenset({int, float, bool, str, type(None)})
@@ -103,6 +107,30 @@ def holds_tensors(state: Any) -> bool:
         elif isinstance(value, list | tuple):
             stack.extend(value)
     return False
+
+
+def size_of(state: Any) -> int:
+    """Bytes of its tensors and arrays; what several tensors share counts once.  A device's arrays
+    are not brought here for it."""
+    torch = sys.modules.get("torch")
+    seen, size, stack = set[tuple[int, int]](), 0, [state]
+    while stack:
+        value = stack.pop()
+        if torch is not None and isinstance(value, torch.Tensor):
+            try:
+                storage = value.untyped_storage()
+                place, n_bytes = (storage.data_ptr(), value.get_device()), storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # take() says that it cannot be saved
+                continue
+            size += n_bytes if place not in seen else 0
+            seen.add(place)
+        elif is_array(value):
+            size += int(getattr(value, "nbytes", 0))
+        elif isinstance(value, Mapping):
+            stack.extend(value.values())
+        elif isinstance(value, list | tuple):
+            stack.extend(value)
+    return size
 
 
 def is_array(value: Any) -> bool:
@@ -485,13 +513,18 @@ def _flatten(value: Any, path: str, arrays: dict[str, Any], scalars: dict[str, A
         return
     if isinstance(value, Mapping):
         items: list[tuple[Any, Any]] = list(value.items())
+        kind = INT_KEYS if all(type(key) is int for key, _ in items) else ""
     elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
+        items, kind = list(enumerate(value)), LIST
     else:
         raise _Refused(f"a {type(value).__name__} is neither an array nor a value of JSON")
     names = [str(key) for key, _ in items]
-    if len(set(names)) < len(names) or any("/" in name for name in names):
-        raise _Refused("two keys are the same text, or one has a slash in it")
+    if len(set(names)) < len(names) or any("/" in name or not name for name in names):
+        raise _Refused("two keys are the same text, or one is empty or has a slash in it")
+    if path and not items:
+        scalars[path] = {} if isinstance(value, Mapping) else []
+    elif path and kind:  # no key ends a path with a slash, but the empty one
+        scalars[f"{path}/"] = kind
     for (key, inner), name in zip(items, names, strict=True):
         try:
             _flatten(inner, f"{path}/{name}" if path else name, arrays, scalars)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, fetch
-from penstock.save.formats import find
+from penstock.save.formats import Checkpoint, find
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
@@ -145,11 +146,12 @@ class Tiers:
 
     # Which one to begin from
 
-    def choose(self, level: str) -> Chosen:
-        """The newest that is whole.  Raises PenstockError: neither tier can be looked at."""
+    def choose(self, level: str, wanted: Callable[[Checkpoint], bool]) -> Chosen:
+        """The newest that is whole, of those that the caller can load.  Raises PenstockError:
+        neither tier can be looked at."""
         first, second = (self.fast, self.slow) if self.fast is not None else (self.slow, None)
         assert first is not None
-        found = latest_valid(first, second, level)
+        found = latest_valid(first, second, level, wanted=wanted)
         return Chosen(self._here(found), found.step, found.rejected)
 
     def _here(self, found: Choice) -> Path | None:

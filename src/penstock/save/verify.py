@@ -445,8 +445,12 @@ def latest_valid(
     slow: str | os.PathLike[str] | Store | None = None,
     level: str = "sample",
     progress: Progress | None = None,
+    *,
+    wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True,
 ) -> Choice:
     """The newest checkpoint that is whole, over the union of the tiers; a fast copy before a slow.
+
+    wanted: only those; others are not among the rejected either.
 
     Newest by step, as a clock may have been set back.  Those from which a restart has failed are
     passed over.  A tier that cannot be reached is passed over too, and stands among the rejected.
@@ -464,7 +468,7 @@ def latest_valid(
             known |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
-    for checkpoint in newest_first(found):
+    for checkpoint in newest_first(filter(wanted, found)):
         why = failure_of(checkpoint, known)
         if not why:
             why = "; ".join(verify(checkpoint, level, progress).problems)

@@ -96,9 +96,9 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
             if target.is_file():
                 target.unlink()
 
-    def latest(self, level: str = "sizes") -> str | None:
+    def latest(self, level: str = "full") -> str | None:
         """For trainer.fit(ckpt_path=...): the newest that is whole, as it is named below slow."""
-        chosen = self._tiers.choose(level)
+        chosen = self._tiers.choose(level, lambda one: one.name.endswith(".ckpt"))
         if chosen.path is None:
             return None
         for folder in (self._fast, self._slow):

@@ -47,11 +47,11 @@ class TieredSteps:
         self._places = (fast, slow, keep, drain)
         drain_beside(*self._places)
 
-    def latest(self, level: str = "sizes") -> Step | None:
+    def latest(self, level: str = "full") -> Step | None:
         """The newest step that is whole, on any tier; None: there is none.
 
         Orbax itself takes the highest number, and raises when that one is not whole."""
-        chosen = self._tiers.choose(level)
+        chosen = self._tiers.choose(level, lambda one: one.kind == "orbax")
         if chosen.path is None or chosen.step is None:
             return None
         return Step(chosen.path.parent, chosen.step)

@@ -63,7 +63,7 @@ class TieredCheckpointManager:
     def latest_checkpoint(self) -> str | None:
         """The newest that is whole, on any tier, with every block's checksum compared; None: there
         is none."""
-        chosen = self._tiers.choose("full")
+        chosen = self._tiers.choose("full", lambda one: one.kind == "tensorflow")
         return None if chosen.path is None else str(chosen.path)
 
     @property

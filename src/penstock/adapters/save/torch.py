@@ -125,7 +125,7 @@ class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type
 
     @classmethod
     def latest(
-        cls, fast: AnyPath | None, slow: AnyPath | None = None, level: str = "sizes"
+        cls, fast: AnyPath | None, slow: AnyPath | None = None, level: str = "full"
     ) -> TieredReader | None:
         """Of the newest checkpoint that is whole, on any tier; None: there is none at all.  Called
         by all ranks, which get the same one.  Raises SaveError: those that are there are not
@@ -134,7 +134,7 @@ class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type
         said = ""
         if world.rank == 0:
             try:
-                said = to_text(Tiers.of(fast, slow).choose(level))
+                said = to_text(Tiers.of(fast, slow).choose(level, lambda one: one.kind == "dcp"))
             except PenstockError as error:
                 said = f"!{error}"
         said = world.agreed(said)

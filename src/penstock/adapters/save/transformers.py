@@ -14,11 +14,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from penstock.save.adopting import adopt_folder
+from penstock.save.formats import Checkpoint
 from penstock.save.retention import Keep
 from penstock.save.tiered import Tiers, drain_beside
 
 __all__ = ["DrainCallback", "last_valid_checkpoint"]
 
+TRAINER_STATE = "trainer_state.json"
 AnyPath = str | os.PathLike[str]
 
 
@@ -46,12 +48,17 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
 
 
+def _is_of_trainer(one: Checkpoint) -> bool:
+    """Not a model that save_pretrained() has left there."""
+    return one.kind == "hf" and any(one.inner(file) == TRAINER_STATE for file in one.files)
+
+
 def last_valid_checkpoint(
-    fast: AnyPath, slow: AnyPath | None = None, level: str = "sizes"
+    fast: AnyPath, slow: AnyPath | None = None, level: str = "full"
 ) -> str | None:
     """The newest checkpoint that is whole, on any tier; None: there is none to begin from.
 
     As transformers.trainer_utils.get_last_checkpoint, which takes the highest number."""
     Path(fast).mkdir(parents=True, exist_ok=True)
-    chosen = Tiers.of(fast, slow).choose(level)
+    chosen = Tiers.of(fast, slow).choose(level, _is_of_trainer)
     return None if chosen.path is None else str(chosen.path)
