@@ -343,7 +343,7 @@ def through_a_feed(path: Path, truth: dict[bytes, bytes], page: int) -> list[str
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_many_headers_are_judged_as_each_is(data: st.DataObject) -> None:
-    """`placed` says of many values what `misplaced` says of one."""
+    """`are_misplaced` says of many values what `misplaced` says of one."""
     page_bytes, header_bytes = (
         data.draw(st.sampled_from([256, 4096, 1 << 15])),
         data.draw(st.sampled_from([16, 24])),
@@ -368,12 +368,15 @@ def test_many_headers_are_judged_as_each_is(data: st.DataObject) -> None:
     offset = np.array(numbers) * page_bytes + header_bytes
     assert pages.in_overflow(meta, offset).all()
     one_by_one = [
-        not pages.misplaced(
-            meta, memory[start - header_bytes : start].tobytes(), numbers[i], sizes[i]
-        )
+        pages.misplaced(meta, memory[start - header_bytes : start].tobytes(), numbers[i], sizes[i])
+        != ""
         for i, start in enumerate(at.tolist())
     ]
-    assert pages.placed(meta, memory, at, offset, np.array(sizes)).tolist() == one_by_one
+    found = pages.are_misplaced(meta, memory, at, offset, np.array(sizes))
+    assert found.tolist() == one_by_one
+    beside = offset + np.arange(n) % 2  # every second value lies in a leaf and has no header
+    found = pages.are_misplaced(meta, memory, at, beside, np.array(sizes))
+    assert found.tolist() == [is_wrong and i % 2 == 0 for i, is_wrong in enumerate(one_by_one)]
 
 
 @given(

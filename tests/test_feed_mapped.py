@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 
 import penstock
 from penstock.errors import FeedError
-from penstock.feed import Feed, read
+from penstock.feed import Feed, open_index, read
+from penstock.feed.read import Reader
 from penstock.tiers import evict, resident_bytes
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
@@ -99,6 +101,44 @@ def test_a_hole_in_what_memory_holds_is_noticed(path: Path) -> None:
     with Feed(path, N, mapped=True) as feed:
         assert all_of(feed) == RECORDS
         assert not feed.tally.in_place
+
+
+def test_of_several_files_one_that_is_not_in_memory_is_noticed(tmp_path: Path) -> None:
+    """Its records lie between two of another file, which is there."""
+    keys = list(RECORDS)
+    for part in range(2):
+        made = lmdb_of(tmp_path / f"{part}.lmdb", keys[part::2])
+        (made / "data.mdb").read_bytes()
+    with Feed(str(tmp_path / "*.lmdb"), 16, mapped=True) as feed:
+        feed_tells_what_memory_holds(feed)
+        evict(feed.index.files[1])
+        records = np.array([0, N - 1, 1])
+        assert feed.index.file[records].tolist() == [0, 1, 0]
+        assert Reader(feed.index, feed.request.options).in_place(records) is None
+        assert all_of(feed) == RECORDS
+
+
+def test_a_page_of_each_record_says_whether_it_is_still_there(path: Path) -> None:
+    index = open_index(path)
+    files = read._Files(index, is_direct=False)
+    assert files.holds(index.file, index.offset, index.length, by_page=True)
+    evict(path / "data.mdb")
+    assert not files.holds(index.file, index.offset, index.length, by_page=True)
+    files.close()
+
+
+def test_a_value_that_is_not_in_its_place_fails_in_each_epoch(path: Path) -> None:
+    """What was found in its place is not looked at again; what was not, is."""
+    index = open_index(path)
+    record = int(np.flatnonzero(index.length == 30_000)[0])
+    with open(path / "data.mdb", "r+b") as file:
+        before = os.fstat(file.fileno())
+        os.pwrite(file.fileno(), bytes(8), int(index.offset[record]) - 16)
+        os.utime(file.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+    with Feed(index, 16, shuffle="global", mapped=True, on_error="skip") as feed:
+        for epoch in (1, 2, 3):
+            assert sum(map(len, feed)) == N - 1
+            assert feed.n_failed == epoch
 
 
 @pytest.mark.parametrize("readers", [0, 2])

@@ -81,6 +81,11 @@ FEED_API int penstock_feed_held(int fd, const int64_t *offsets, const int64_t *l
 FEED_API int penstock_feed_all_held(int fd, const int64_t *offsets, const int64_t *lengths,
                                     uint32_t n);
 
+/* 1: the last byte of each of these ranges is in the page cache, 0: not of each.  A tenth of what
+ * asking for whole ranges takes: cachestat waits for a group's counters to be summed up. */
+FEED_API int penstock_feed_ends_held(int fd, const int64_t *offsets, const int64_t *lengths,
+                                     uint32_t n);
+
 /* Bytes of a file that are in the page cache, in whole pages.  -errno as above. */
 FEED_API int64_t penstock_feed_cached(int fd);
 

@@ -143,6 +143,7 @@ void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, uns
 
     depth = depth < ring->entries ? depth : ring->entries;
     while (in_flight || (next < n && !is_refused)) {
+        unsigned wait;
         int got;
 
         for (; next < n && in_flight < depth && !is_refused; next++) {
@@ -154,7 +155,10 @@ void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, uns
         }
         if (!in_flight)
             return;
-        got = enter(ring, ring->queued, 1);
+        /* To be woken takes as much of the processor as half of a read: once for some of them
+         * while others keep the device busy, and once for the rest. */
+        wait = next == n ? in_flight : in_flight < 8 ? 1 : in_flight / 4;
+        got = enter(ring, ring->queued, wait);
         if (got >= 0) {
             ring->queued -= (unsigned)got;
         } else if (got != -EINTR && got != -EAGAIN && got != -EBUSY) {

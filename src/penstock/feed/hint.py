@@ -31,7 +31,10 @@ Item = TypeVar("Item")
 
 AHEAD_RECORDS = 32  # measured: 16 to 64 give the same, 4 a sixth less
 PIECE_BYTES = 128 << 10  # the kernel's usual read-ahead: of more it takes only so much
-FEW = 4  # are hinted at once: to wake a thread takes longer
+# Are hinted at once, and together where a sampler gives one number at a time: one call into the
+# library for each record takes a tenth of what py-lmdb's own work for it does.  By the thread they
+# came too late where it had to wait for a processor: measured with two, and others at work.
+FEW = 8
 ENVIRONMENTS_IN = ("lmdb", "penstock.feed.lmdb")
 WAITING = 64  # batches whose hints are not given yet; a sampler is faster than any disk
 
@@ -63,25 +66,34 @@ class Hints:
 
     def along(self, order: Iterable[Item]) -> Iterator[Item]:
         """The same order; each item (a number or a list of them) comes when it and the next
-        `ahead` records have been hinted."""
+        `ahead` records have been given to be hinted."""
         waiting: deque[tuple[Item, int]] = deque()
-        n_waiting = 0
+        n_hinted = 0  # of those that wait
+        together = min(FEW, self.ahead)
+        not_hinted: list[int] = []
         for item in order:
             numbers = _numbers(item)
-            self.give(numbers)
             waiting.append((item, len(numbers)))
-            n_waiting += len(numbers)
-            while n_waiting - waiting[0][1] >= self.ahead:
+            not_hinted += numbers
+            if len(not_hinted) < together:
+                continue
+            # The first ones at once: a thread that starts now would come too late.
+            self.give(not_hinted, at_once=n_hinted < self.ahead)
+            n_hinted += len(not_hinted)
+            not_hinted = []
+            while n_hinted - waiting[0][1] >= self.ahead:
                 first, n = waiting.popleft()
-                n_waiting -= n
+                n_hinted -= n
                 yield first
+        if not_hinted:
+            self.give(not_hinted)
         while waiting:
             yield waiting.popleft()[0]
 
-    def give(self, numbers: list[int]) -> None:
-        """Hints these numbers of the data set; of more than a few returns before it is done.  Never
-        raises."""
-        if len(numbers) <= FEW:
+    def give(self, numbers: list[int], at_once: bool = False) -> None:
+        """Hints these numbers of the data set; of more than a few returns before it is done, unless
+        that is to be at once.  Never raises."""
+        if at_once or len(numbers) <= FEW:
             if not self.why_not:
                 self._try(self.hint_now, numbers)
             return
@@ -114,10 +126,6 @@ class Hints:
     def hint_now(self, numbers: Sequence[int]) -> None:
         """Hints these numbers, in this thread.  Raises FeedError: a file cannot be opened."""
         records = self._records(numbers)
-        if len(records) <= FEW:
-            for record in records.tolist():
-                self._hint_one(record)
-            return
         files = self.index.file[records]
         for number in np.unique(files).tolist():
             of_file = records[files == number]
@@ -129,20 +137,6 @@ class Hints:
         places = [self.index.find(each) if isinstance(each, bytes) else each for each in found]
         records = np.array(places, np.int64)
         return records[(records >= 0) & (records < len(self.index))]
-
-    def _hint_one(self, record: int) -> None:
-        """As _hint, without its arrays: they cost more than the call."""
-        number = int(self.index.file[record])
-        descriptor = self._descriptors.get(number, -1)
-        if descriptor < 0:
-            self._hint(number, self.index.offset[[record]], self.index.length[[record]])
-        else:
-            offset, left = int(self.index.offset[record]), int(self.index.length[record])
-            while left > 0:
-                piece = min(left, PIECE_BYTES)
-                os.posix_fadvise(descriptor, offset, piece, os.POSIX_FADV_WILLNEED)
-                offset, left = offset + piece, left - piece
-        self.n_hinted += 1
 
     def _hint(self, number: int, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         is_kept = len(self.index.files) <= 128  # else each is opened for its hint

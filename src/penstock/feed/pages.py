@@ -34,6 +34,7 @@ __all__ = [
     "Meta",
     "Nodes",
     "Tree",
+    "are_misplaced",
     "branch_children",
     "database_of",
     "in_overflow",
@@ -43,7 +44,6 @@ __all__ = [
     "name_in",
     "newest_txnid",
     "opened",
-    "placed",
     "read_meta",
     "spans",
     "tree_of",
@@ -465,27 +465,36 @@ def misplaced(meta: Meta, header: bytes, page: int, size: int) -> str:
 def in_overflow(meta: Meta, offset: Numbers) -> NDArray[np.bool_]:
     """Which values have pages of their own: no value in a leaf lies so near to its page's begin,
     since its node is before it."""
-    is_first: NDArray[np.bool_] = (offset - meta.layout.header_bytes) % meta.page_bytes == 0
+    # A page's size is a power of two.
+    is_first: NDArray[np.bool_] = offset & (meta.page_bytes - 1) == meta.layout.header_bytes
     return is_first
 
 
-def placed(
+def are_misplaced(
     meta: Meta, memory: Bytes, at: Numbers, offset: Numbers, size: Numbers
 ) -> NDArray[np.bool_]:
-    """Whether values that lie at these offsets, and in memory at `at`, have the header of their
-    first overflow page before them: many `misplaced` at once.  Memory holds pages as the file has
-    them, so that headers are whole words of it."""
-    words = memory[: len(memory) // 8 * 8].view("<u8")
-    header_bytes = meta.layout.header_bytes
-    number, kinds = words[(at - header_bytes) // 8], words[at // 8 - 1]
-    page = (offset - header_bytes) // meta.page_bytes
-    need = (header_bytes - 1 + size) // meta.page_bytes + 1
-    is_placed: NDArray[np.bool_] = (
-        (number == page.astype(np.uint64))
-        & ((kinds >> np.uint64(16)) & np.uint64(0xFFFF) == OVERFLOW)
-        & (kinds >> np.uint64(32) >= need.astype(np.uint64))
-    )
-    return is_placed
+    """Of which values, at these offsets and in memory at `at`, the header of the first overflow
+    page is not before them: many `misplaced` at once.  Memory holds pages as the file has them, so
+    that headers are whole words of it."""
+    is_headed = in_overflow(meta, offset)
+    if is_headed.all():
+        return _are_misplaced(meta, memory, at, offset, size)
+    is_wrong, headed = np.zeros(len(offset), bool), np.flatnonzero(is_headed)
+    is_wrong[headed] = _are_misplaced(meta, memory, at[headed], offset[headed], size[headed])
+    return is_wrong
+
+
+def _are_misplaced(
+    meta: Meta, memory: Bytes, at: Numbers, offset: Numbers, size: Numbers
+) -> NDArray[np.bool_]:
+    words = memory[: len(memory) // 8 * 8].view("<i8")
+    header_bytes, shift = meta.layout.header_bytes, meta.page_bytes.bit_length() - 1
+    number, kinds = words[(at - header_bytes) >> 3], words[(at >> 3) - 1]
+    need = ((header_bytes - 1 + size) >> shift) + 1
+    is_wrong: NDArray[np.bool_] = number != offset >> shift
+    is_wrong |= (kinds >> 16) & 0xFFFF != OVERFLOW
+    is_wrong |= (kinds >> 32) & 0xFFFFFFFF < need
+    return is_wrong
 
 
 # --- the walk ------------------------------------------------------------------------------------

@@ -194,6 +194,7 @@ def library() -> Any:
         ("is_watched", number, ()),
         ("held", number, (number, pointer, pointer, pointer, wide)),
         ("all_held", number, (number, pointer, pointer, wide)),
+        ("ends_held", number, (number, pointer, pointer, wide)),
         ("cached", ctypes.c_int64, (number,)),
         ("map", number, (number, pointer, ctypes.c_int64)),
         ("hint", number, (number, pointer, pointer, wide, wide)),
@@ -293,10 +294,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mapped:
-    """Files in memory, one after the other.  memory: None: they could not be mapped."""
+    """Files in memory, one after the other.  memory: None: they could not be mapped.  is_placed:
+    which records' heads were looked at, all of them in a file that is as it was."""
 
     memory: memoryview | None
     starts: NDArray[np.int64]
+    is_placed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
 
 
 class _Files:
@@ -317,9 +320,24 @@ class _Files:
             names = self._names if self._names is not None else self._encoded()
             requests["path"] = names.ctypes.data + self._name_at[file]
             return
-        for number in np.unique(file).tolist():
-            of_file = file == number
+        for number, of_file in self.parts(file):
             requests["fd"][of_file], requests["direct_fd"][of_file] = self.descriptors(number)
+
+    def numbers(self, file: NDArray[np.uint32]) -> list[int]:
+        """Each file that is in the list, once."""
+        if not len(file):
+            return []
+        if len(self.index.files) == 1:  # most data sets; to sort for that takes a tenth of a read
+            return [int(file[0])]
+        found: list[int] = np.unique(file).tolist()
+        return found
+
+    def parts(self, file: NDArray[np.uint32]) -> list[tuple[int, Any]]:
+        """Each file that is in the list, and where: a slice where there is no other."""
+        numbers = self.numbers(file)
+        if len(numbers) == 1:
+            return [(numbers[0], slice(None))]
+        return [(number, file == number) for number in numbers]
 
     def descriptors(self, number: int) -> tuple[int, int]:
         """The file opened, and opened with O_DIRECT: -1 where that is not asked for or refused."""
@@ -355,24 +373,25 @@ class _Files:
     def head_bytes(self, file: NDArray[np.uint32], offset: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of an LMDB: bytes of a page's header right before each offset, 0 where there is none."""
         found = np.zeros(len(offset), np.int64)
-        for number in np.unique(file).tolist():
-            meta, mine = self.meta(number), file == number
+        for number, mine in self.parts(file):
+            meta = self.meta(number)
             found[mine] = pages.in_overflow(meta, offset[mine]) * meta.layout.header_bytes
         return found
 
     def holds(
-        self, file: NDArray[np.uint32], offset: NDArray[np.int64], length: NDArray[np.int64]
+        self,
+        file: NDArray[np.uint32],
+        offset: NDArray[np.int64],
+        length: NDArray[np.int64],
+        by_page: bool = False,
     ) -> bool:
-        """Whether the page cache has all of these; False where the kernel does not tell."""
-        numbers = [int(file[0])] if file[0] == file[-1] else np.unique(file).tolist()
-        for number in numbers:
-            of_file = slice(None) if len(numbers) == 1 else file == number
+        """Whether the page cache has all of these, or by_page: the last page of each.  False where
+        the kernel does not tell."""
+        held = library().penstock_feed_ends_held if by_page else library().penstock_feed_all_held
+        for number, of_file in self.parts(file):
             at, size = np.ascontiguousarray(offset[of_file]), np.ascontiguousarray(length[of_file])
             descriptor, _ = self.descriptors(number)
-            answer = library().penstock_feed_all_held(
-                descriptor, at.ctypes.data, size.ctypes.data, len(at)
-            )
-            if answer != 1:
+            if held(descriptor, at.ctypes.data, size.ctypes.data, len(at)) != 1:
                 return False
         return True
 
@@ -405,7 +424,8 @@ class _Files:
             place = base + int(starts[number])
             if library().penstock_feed_map(descriptor, place, int(sizes[number])):
                 return _Mapped(None, starts)  # a file system without maps
-        return _Mapped(memoryview(memory).toreadonly(), starts)
+        is_placed = np.zeros(len(self.index), bool)
+        return _Mapped(memoryview(memory).toreadonly(), starts, is_placed)
 
     def _opened(self, path: str) -> tuple[int, int]:
         try:
@@ -549,8 +569,9 @@ class Reader:
         mapped = self._mapped
         if mapped.memory is None:
             return None
-        asked = records[::ASKED_OF] if reading.is_held else records
-        if not files.holds(table.file[asked], table.offset[asked], table.length[asked]):
+        by_page = reading.is_held
+        asked = records[::ASKED_OF] if by_page else records
+        if not files.holds(table.file[asked], table.offset[asked], table.length[asked], by_page):
             reading.is_held = False
             return None
         record_bytes = int(table.length[records].sum())
@@ -558,9 +579,12 @@ class Reader:
             reading.tally += Tally(windows=1, in_place=len(records), record_bytes=record_bytes)
         at = mapped.starts[table.file[records]] + table.offset[records]
         failures: tuple[Failure, ...] = ()
-        if self.index.kind == "lmdb":
+        # Once for each record: what was in its place is, while `confirmed` finds the file as it
+        # was, and to touch a page that nobody looks at takes as long as to give a small record.
+        if self.index.kind == "lmdb" and not mapped.is_placed[records].all():
             whole = np.frombuffer(mapped.memory, np.uint8)
             failures = self._misplaced(records, at, (), whole)
+            mapped.is_placed[records] = not failures
         return Loaded(records, at, failures, mapped.memory)
 
     def _run(
@@ -625,18 +649,19 @@ class Reader:
         _, files, _ = self._opened()
         file, offset = self.table.file[records], self.table.offset[records]
         length = self.table.length[records]
-        is_headed = files.head_bytes(file, offset) > 0
-        if failed:
-            is_headed &= ~np.isin(records, [failure.record for failure in failed])
+        is_unread = np.isin(records, [failure.record for failure in failed]) if failed else None
         found = []
-        for number in np.unique(file[is_headed]).tolist():
-            mine = np.flatnonzero(is_headed & (file == number))
+        for number, of_file in files.parts(file):
             meta = files.meta(number)
-            is_placed = pages.placed(meta, memory, at[mine], offset[mine], length[mine])
-            if is_placed.all():
+            is_wrong = pages.are_misplaced(
+                meta, memory, at[of_file], offset[of_file], length[of_file]
+            )
+            if is_unread is not None:
+                is_wrong &= ~is_unread[of_file]
+            if not is_wrong.any():
                 continue
             files.check(number)
-            for place in mine[~is_placed].tolist():
+            for place in np.arange(len(records))[of_file][is_wrong].tolist():
                 start = int(at[place]) - meta.layout.header_bytes
                 header = memory[start : int(at[place])].tobytes()
                 page = (int(offset[place]) - 1) // meta.page_bytes
@@ -652,9 +677,8 @@ class Reader:
         nothing that was read can be believed.
         """
         _, files, _ = self._opened()
-        numbers = np.unique(self.table.file[loaded.records])
         if self.index.kind != "folder":
-            for number in numbers.tolist():
+            for number in files.numbers(self.table.file[loaded.records]):
                 try:
                     files.check(number)
                 except FeedError as error:
