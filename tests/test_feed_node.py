@@ -21,7 +21,6 @@ import penstock
 from penstock.bench.tier import capped
 from penstock.errors import FeedError
 from penstock.feed import Batch, Feed, NodeFeed, attach, open_index, share
-from penstock.feed.read import Options
 from penstock.feed.share import Readers
 from penstock.tiers import evict
 from test_bench_groups import WHY_NO_MEMORY
@@ -118,7 +117,7 @@ def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
             txn.put(b"%06d" % i, bytes(40_000 if i % 2 == 0 else 10))
     with NodeFeed(
         tmp_path, 1, ranks=[0, 1], world_size=2, readers=1, buffer_bytes=6 * 100_000,
-        options=Options(coalesce_bytes=0),
+        coalesce_bytes=0,
     ) as node:  # fmt: skip
         feeds = [node.rank(0), node.rank(1)]
         windows = [node._node.plan(place, node._node.stand()).n_windows for place in range(2)]
@@ -130,6 +129,54 @@ def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
                 for batch in both
             ]
             assert found == [[40_000], [10]] * 100
+
+
+@pytest.mark.parametrize("n_taken", [0, 1, 2, 5, 12, 13])
+def test_a_for_that_was_left_goes_on_with_the_next_one(path: Path, n_taken: int) -> None:
+    with Feed(path, 8, shuffle="global", world_size=2) as feed:
+        expected = [[batch.keys for batch in feed] for _ in range(2)]
+    options: dict[str, Any] = {"shuffle": "global", "world_size": 2, "buffer_bytes": 4 << 20}
+    with NodeFeed(path, 8, ranks=[0], engine="threads", **options) as node:
+        rank, found = node.rank(0), []
+        for batch in rank:
+            found.append(batch.keys)
+            if len(found) > n_taken:
+                break
+        left = iter(rank)
+        if n_taken % 2:  # one that is never begun, or is left alone
+            found.append(next(left).keys)
+        for batch in rank:
+            found.append(batch.keys)
+        assert found == expected[0]
+        assert [batch.keys for batch in rank] == expected[1]
+        with pytest.raises(FeedError, match="ended by another one"):
+            next(left)
+
+
+def test_a_rank_is_not_gone_on_with_in_a_forked_child(path: Path) -> None:
+    with NodeFeed(path, 8, ranks=[0], world_size=1, buffer_bytes=1 << 20) as node:
+        going = iter(node.rank(0))
+        first = next(going).keys
+        child = os.fork()
+        if not child:
+            try:
+                next(going)
+            except FeedError as error:
+                os._exit(0 if "attach()" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert first not in (rest := [batch.keys for batch in going])
+        assert len(rest) == N // 8 - 1
+
+
+def test_reads_of_a_node_are_merged_as_asked(path: Path) -> None:
+    index = open_index(path)
+    records = np.arange(len(index))
+    reads = []
+    for options in ({}, {"coalesce_bytes": 0}, {"coalesce_bytes": 8 << 20}):
+        with NodeFeed(index, 8, ranks=[0], world_size=1, buffer_bytes=64 << 20, **options) as node:
+            reads.append(len(node._node.layout(records).length))
+    assert reads[1] > reads[0] > reads[2]
 
 
 def test_a_rank_of_a_node_gets_what_a_feed_of_its_own_gives(path: Path) -> None:

@@ -60,7 +60,9 @@ MAGIC = b"PENSTNOD"
 HEAD = struct.Struct("<8sQQQQ")  # magic, bytes of the JSON, of the index; words at, slots at
 PAGE = plan.PAGE_BYTES
 SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
-PIECE_BYTES = 1 << 20  # of a read: several of a window are in flight
+# Of a read, not Feed's 4 MiB: a rank's window is a part of the node's memory, and several of its
+# reads are to be in flight.
+COALESCE_BYTES = 1 << 20
 LOOK_MS = 500  # how often one who waits looks whether the others are there
 STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
 
@@ -239,9 +241,10 @@ class _Node:
         """The same in the reader that fills a slot and in the rank that looks into it."""
         options = self.terms.request.options
         # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
-        piece = min(options.coalesce_bytes, PIECE_BYTES)
         gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
-        return plan.fitted(self._table, records, piece, gap, self.terms.slot_bytes - PAGE)
+        return plan.fitted(
+            self._table, records, options.coalesce_bytes, gap, self.terms.slot_bytes - PAGE
+        )
 
 
 def _held_bytes(request: Request, n_records: int) -> int:
@@ -433,6 +436,25 @@ def _told(slot: NDArray[np.uint8], status: int, failed: list[int], why: str) -> 
 # --- ranks ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """A window that a rank looks into.  at: where its records begin in view; bad: those that
+    failed."""
+
+    window: int
+    view: memoryview
+    records: NDArray[np.int64]
+    at: NDArray[np.int64]
+    bad: NDArray[np.int64]
+
+    def batch(self, index: Index, first: int, end: int) -> Batch:
+        numbers, starts = self.records[first:end], self.at[first:end]
+        if len(self.bad):
+            is_good = ~np.isin(numbers, self.bad)
+            numbers, starts = numbers[is_good], starts[is_good]
+        return Batch(index, self.view, numbers, starts)
+
+
 class RankFeed:
     """The batches of one rank, read by the node's readers; each `for` is one epoch.
 
@@ -453,7 +475,10 @@ class RankFeed:
         node.put(node.process(self._place), os.getpid())
         self._stand = node.stand()
         self._window = 0  # of this rank since the beginning
-        self._is_open = False
+        self._mine: Epoch | None = None  # of the epoch that goes on
+        self._taken: _Taken | None = None  # the window of it that batches are given of
+        self._passes = 0
+        self._process = os.getpid()
         self.close = weakref.finalize(self, _leave, node, self._place, os.getpid())
 
     @property
@@ -470,42 +495,54 @@ class RankFeed:
         return len(self._node.plan(self._place, self._stand).share)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._is_open:
-            raise FeedError(
-                "a rank's epoch goes on: the readers cannot go back; take it to its end"
-            )
-        self._is_open = True
-        return self._epoch()
+        """The batches of an epoch; those that are left, where a `for` was left before its end."""
+        self._passes += 1
+        return self._batches(self._passes)
 
-    def _epoch(self) -> Iterator[Batch]:
+    def _batches(self, number: int) -> Iterator[Batch]:
+        self._refuse_other(number)
         node = self._node
-        if len(self):  # else no reader may be left to say what memory holds
-            held = node.held(self._stand.epoch, self._look)
-            self._stand = replace(self._stand, held=held)
-        mine = node.plan(self._place, self._stand)
         check(node.index, node.terms.request)
-        size = self._node.terms.request.batch_size
-        for window in range(mine.n_windows):
-            slot = self._taken()
-            records = mine.window(window)
-            at = PAGE + node.layout(records).at
-            bad = self._failures(slot)
-            view = slot.data.toreadonly()
-            for first in range(0, len(records), size):
-                numbers, starts = records[first : first + size], at[first : first + size]
-                if len(bad):
-                    is_good = ~np.isin(numbers, bad)
-                    numbers, starts = numbers[is_good], starts[is_good]
-                steps = int(mine.edges[window]) + first // size + 1
-                self._stand = replace(self._stand, steps=steps)
-                yield Batch(node.index, view, numbers, starts)
-            self._window += 1
-            node.put(node.consumed(self._place), self._window)
+        if self._mine is None:
+            if len(self):  # else no reader may be left to say what memory holds
+                held = node.held(self._stand.epoch, self._look)
+                self._stand = replace(self._stand, held=held)
+            self._mine = node.plan(self._place, self._stand)
+        mine = self._mine
+        while (step := max(self._stand.steps, mine.first)) < len(mine.share):
+            window = int(np.searchsorted(mine.edges, step, side="right")) - 1
+            if self._taken is None or self._taken.window != window:
+                self._give_back()
+                self._taken = self._next(mine, window)
+            first = (step - int(mine.edges[window])) * mine.share.batch_size
+            self._stand = replace(self._stand, steps=step + 1)
+            yield self._taken.batch(node.index, first, first + mine.share.batch_size)
+            self._refuse_other(number)
+        self._give_back()
         check(node.index, node.terms.request)
-        self._stand = Stand(self._stand.epoch + 1)
-        self._is_open = False
+        self._stand, self._mine = Stand(self._stand.epoch + 1), None
 
-    def _taken(self) -> NDArray[np.uint8]:
+    def _refuse_other(self, number: int) -> None:
+        """Raises FeedError: the pass of this number is not the one that goes on here."""
+        if self._process != os.getpid():  # its windows would be consumed for the parent too
+            raise FeedError(f"rank {self.rank} was attached before a fork; attach() here")
+        if number != self._passes:
+            raise FeedError("this pass over the data set was ended by another one")
+
+    def _next(self, mine: Epoch, window: int) -> _Taken:
+        slot, records = self._waited_for(), mine.window(window)
+        bad = self._failures(slot)
+        at = PAGE + self._node.layout(records).at
+        return _Taken(window, slot.data.toreadonly(), records, at, bad)
+
+    def _give_back(self) -> None:
+        """The window that was taken is consumed."""
+        if self._taken is not None:
+            self._taken = None
+            self._window += 1
+            self._node.put(self._node.consumed(self._place), self._window)
+
+    def _waited_for(self) -> NDArray[np.uint8]:
         """Waits for the next window."""
         node, number = self._node, self._window % SLOTS
         word = node.ready(self._place, number)
@@ -607,7 +644,8 @@ class NodeFeed:
     ranks: of world_size, those that live on this node and attach().  readers: processes, None: one
     for each two processors and no more than ranks, halved while that costs nothing.  stagger: so
     many windows are read at the same time at the most, in ascending order; 0: as many as readers.
-    state: where to begin, of a state_dict().  Others: as Feed's; buffer_bytes is of the whole node.
+    state: where to begin, of a state_dict().  Others: as Feed's; buffer_bytes is of the whole node,
+    coalesce_bytes 1 MiB by default.
 
     Keep it as long as the ranks read.  Raises FeedError.
     """
@@ -630,7 +668,11 @@ class NodeFeed:
         buffer_bytes: int = 256 << 20,
         block_bytes: int = 1 << 20,
         pool_bytes: int = 16 << 20,
-        options: Options | None = None,
+        engine: str = "auto",
+        direct: bool | None = None,
+        coalesce_bytes: int = COALESCE_BYTES,
+        gap_bytes: int | None = None,
+        depth: int | None = None,
     ) -> None:
         self.index = index_of(data)
         ranks = _ranks_of_node(ranks, world_size, shuffle)
@@ -650,7 +692,7 @@ class NodeFeed:
             on_error=on_error,
             buffer_bytes=slot_bytes * SLOTS,
             readers=SLOTS - 1,
-            options=options or Options(),
+            options=Options(engine, direct, coalesce_bytes, gap_bytes, depth),
         )
         check(self.index, request)
         stand = stand_of(self.index, request, state) if state else Stand(epoch)
