@@ -575,7 +575,10 @@ def latency(folder: Path, total: float) -> list[Bar]:
         many = Rounds(
             {
                 "feed": partial(run, "feed", path, world=8),
-                "pread": partial(run, "pread", path, world=8, threads=1),
+                "feed 1": partial(run, "feed", path, world=8, **one_in_flight),
+                "feed 8": partial(run, "feed", path, world=8, **eight_in_flight),
+                "pread 1": partial(run, "pread", path, world=8, threads=1),
+                "pread": partial(run, "pread", path, world=8, threads=8),
                 "lmdb": partial(run, "lmdb", path, world=8, buffers=False),
             }
         )
@@ -583,9 +586,10 @@ def latency(folder: Path, total: float) -> list[Bar]:
     for depth, other in ((1, "pread 1"), (8, "pread")):
         what = f"{name}, 1 worker, {depth} in flight: of pread"
         bars.append(found.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
+        what = f"{name}, 8 workers, {depth} in flight each: of pread"
+        bars.append(many.bar(what, (other,), OF_SLOW, part, f"feed {depth}", unit))
     bars += [
         found.bar(f"{name}, 1 worker: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
-        many.bar(f"{name}, 8 workers: of pread", ("pread",), OF_SLOW, part, key=unit),
         many.bar(f"{name}, 8 workers: of py-lmdb", ("lmdb",), TIMES_UNAHEAD, part, key=unit),
     ]
     return bars + hinted_bars(found, part)

@@ -138,13 +138,38 @@ def test_no_two_dots_of_the_picture_stand_on_each_other() -> None:
 def test_a_record_that_two_rungs_read_differently_ends_the_ladder() -> None:
     from penstock.bench.rungs import Done, Job
 
-    done = Done("process", 1, 5, 1, 0.0, 1.0, 0, 0.0, 0.0, 0, 0, 0, 0, [(7, 5, 123)])
+    done = Done("process", 1, 5, 1, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0, [(7, 5, 123)])
     job = Job("get", "x", 1, 1, 1.0)
     truth = {7: (5, 123)}
     ladder._compared(job, [done], truth)
     truth[7] = (5, 124)
     with pytest.raises(TierError, match="record 7 is not what another rung read"):
         ladder._compared(job, [done], truth)
+
+
+def test_asleep_is_of_the_thread_that_uses_the_records() -> None:
+    """Two threads that read ahead may compute longer than the process lasts."""
+    from penstock.bench.places import Place
+    from penstock.bench.rungs import Done, Job
+
+    done = [Done("process", 9, 9, 9, 0.0, 1.0, 9, 0.25, 1.5, 0.5, 0, 0, 0, 0, []) for _ in range(2)]
+    found = ladder._summed(
+        Place("disk", Path("/")), Job("feed", "/", 2, 1, 1.0), done, 0.0, ((0, 0),) * 2
+    )
+    run = Run(repeat=0, **found)
+    assert (run.sleep_s, run.user_s, run.system_s, run.total_s) == (1.5, 3.0, 1.0, 2.0)
+    assert ladder._asleep(run) == 0.75
+
+
+def test_no_rung_takes_an_index_from_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.feed.index import CACHED_RECORDS
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_lmdb(tmp_path / "lmdb", CACHED_RECORDS * 2000, 1000)
+    climb(tmp_path / "lmdb", only("disk", "feed", "index", processes=(1,)), tmp_path / "out")
+    assert not list((tmp_path / "cache").rglob("*.idx"))
 
 
 @needs_fuse

@@ -70,8 +70,9 @@ class Run:
     """One run of one rung: sums over its processes, of which `processes` use records.
 
     records_hz: the set-up (finding the offsets) is shared out over the records it was made for.
-    device_requests: -1 where the storage does not count them.  sleep_s: wall of all processes less
-    their user and system time.  resident_share: of the file in memory before it began.
+    device_requests: -1 where the storage does not count them.  user_s, system_s: of all threads.
+    sleep_s: what of total_s, the wall of all processes, their own threads did not compute; threads
+    that read ahead for them are not counted.  resident_share: of the file in memory before it began.
     """
 
     place: str
@@ -94,6 +95,7 @@ class Run:
     voluntary_switches: int
     involuntary_switches: int
     resident_share: float
+    total_s: float = 0.0  # 0: of a result of an earlier release, which did not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +280,22 @@ def _summed(
     (reads, moved), (reads_after, moved_after) = device
     is_tier = place.tier is not None
     own_bytes = moved_after - moved if is_tier else sum(one.device_bytes for one in done)
-    user_s, system_s = sum(one.user_s for one in done), sum(one.system_s for one in done)
+    total_s = sum(one.wall_s for one in done)
     run = Run(
         place.name, job.rung, job.processes, 0, records, record_bytes, wall_s, setup_s,
         records / seconds if seconds > 0 else 0.0,
         record_bytes / seconds if seconds > 0 else 0.0,
         own_bytes,
         reads_after - reads if reads >= 0 else -1,
-        user_s, system_s,
-        max(0.0, sum(one.wall_s for one in done) - user_s - system_s),
+        sum(one.user_s for one in done),
+        sum(one.system_s for one in done),
+        total_s - sum(one.own_cpu_s for one in done),
         sum(one.major_faults for one in done),
         sum(one.minor_faults for one in done),
         sum(one.voluntary_switches for one in done),
         sum(one.involuntary_switches for one in done),
         resident,
+        total_s,
     )  # fmt: skip
     measured = asdict(run)
     del measured["repeat"]
@@ -369,7 +373,7 @@ def _per(run: Run, number: float) -> str:
 
 
 def _asleep(run: Run) -> float:
-    return _share(run.sleep_s, run.sleep_s + run.user_s + run.system_s)
+    return _share(run.sleep_s, run.total_s or run.sleep_s + run.user_s + run.system_s)
 
 
 def markdown_of(runs: Sequence[Run], machine: dict[str, Any], remarks: Sequence[str] = ()) -> str:

@@ -102,7 +102,9 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Done:
     """What one process did.  setup_s: before its first record, for `planned` records.  wall_s: from
-    the common start, setup included.  sample: (record, length, CRC-32) of a few."""
+    the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills memory
+    with them; user_s and system_s are those of all threads.  sample: (record, length, CRC-32) of a
+    few."""
 
     role: str
     records: int
@@ -111,6 +113,7 @@ class Done:
     setup_s: float
     wall_s: float
     device_bytes: int
+    own_cpu_s: float
     user_s: float
     system_s: float
     major_faults: int
@@ -272,6 +275,7 @@ class _Meter:
         shared.start.wait(LONGEST_S)
         self._usage = resource.getrusage(resource.RUSAGE_SELF)
         self._device = _device_bytes()
+        self._own_cpu_s = time.thread_time()
         self._start = time.perf_counter()
         self.end = self._start + shared.job.seconds
 
@@ -296,6 +300,7 @@ class _Meter:
         return Done(
             self.role, self.records, self.record_bytes, self.planned, self.setup_s, wall,
             _device_bytes() - self._device,
+            time.thread_time() - self._own_cpu_s,
             now.ru_utime - before.ru_utime,
             now.ru_stime - before.ru_stime,
             now.ru_majflt - before.ru_majflt,
@@ -371,12 +376,12 @@ def _getting(shared: _Shared, own: int) -> Done:
 
 
 def _feeding(shared: _Shared, own: int) -> Done:
-    from penstock.feed import Feed
+    from penstock.feed import Feed, open_index
 
     job = shared.job
     meter = _Meter(shared, "process", len(shared.table.offset) // job.processes)
     with Feed(
-        job.path,
+        open_index(job.path, cache=False),  # as `index` finds its offsets in each run
         batch_size=job.batch,
         shuffle=shared.rung.shuffle,
         seed=job.seed,
