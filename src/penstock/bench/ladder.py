@@ -72,7 +72,7 @@ class Run:
     records_hz: the set-up (finding the offsets) is shared out over the records it was made for.
     device_requests: -1 where the storage does not count them.  user_s, system_s: of all threads.
     sleep_s: what of total_s, the wall of all processes, their own threads did not compute; threads
-    that read ahead for them are not counted.  resident_share: of the file in memory before it began.
+    that read ahead for them are not counted.  resident_share: of the file in memory before.
     """
 
     place: str

@@ -102,9 +102,9 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Done:
     """What one process did.  setup_s: before its first record, for `planned` records.  wall_s: from
-    the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills memory
-    with them; user_s and system_s are those of all threads.  sample: (record, length, CRC-32) of a
-    few."""
+    the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills
+    memory with them; user_s and system_s are those of all threads.  sample: (record, length,
+    CRC-32) of a few."""
 
     role: str
     records: int

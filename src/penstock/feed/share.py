@@ -676,13 +676,7 @@ class NodeFeed:
     ) -> None:
         self.index = index_of(data)
         ranks = _ranks_of_node(ranks, world_size, shuffle)
-        n_readers = readers or max(1, min(len(ranks), len(os.sched_getaffinity(0)) // 2))
-        if not 1 <= n_readers <= 64 or stagger < 0:
-            raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
-        # A window takes a third of a rank's part: what one slot holds, less its first page.
-        slot_bytes = buffer_bytes // (len(ranks) * SLOTS) // PAGE * PAGE
-        if slot_bytes < 4 * PAGE:
-            raise FeedError(f"{buffer_bytes:,} bytes are too few for {len(ranks)} ranks")
+        n_readers, slot_bytes = _dealt(len(ranks), readers, stagger, buffer_bytes)
         request = Request(
             batch_size=batch_size,
             order=Order(shuffle, seed, block_bytes, pool_bytes),
@@ -818,6 +812,18 @@ class NodeFeed:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _dealt(n_ranks: int, readers: int | None, stagger: int, buffer_bytes: int) -> tuple[int, int]:
+    """Readers of a node, and bytes of a slot.  Raises FeedError: they make no sense."""
+    n_readers = readers or max(1, min(n_ranks, len(os.sched_getaffinity(0)) // 2))
+    if not 1 <= n_readers <= 64 or stagger < 0:
+        raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
+    # A window takes a third of a rank's part: what one slot holds, less its first page.
+    slot_bytes = buffer_bytes // (n_ranks * SLOTS) // PAGE * PAGE
+    if slot_bytes < 4 * PAGE:
+        raise FeedError(f"{buffer_bytes:,} bytes are too few for {n_ranks} ranks")
+    return n_readers, slot_bytes
 
 
 def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple[int, ...]:
