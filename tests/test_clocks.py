@@ -69,6 +69,17 @@ def test_ranks_that_take_no_steps_together_leave_their_clocks_alone() -> None:
     assert align({"a": [here], "b": [there]}, "a")["b"] == Clock("wall clock")
 
 
+def test_steps_that_only_keep_pace_are_not_taken_together() -> None:
+    """No step ends before the other host has begun it, and yet nobody waits for the other."""
+    rng = np.random.default_rng(1)
+    ends = np.arange(1, 51) * 100 * MS
+    loose = (ends + rng.uniform(-40, 40, 50) * MS).astype(np.int64)
+    here, there = (
+        Steps(np.arange(50), np.concatenate([[0], one[:-1]]), one) for one in (ends, loose)
+    )
+    assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
+
+
 @pytest.mark.parametrize("n", [0, 4])
 def test_few_steps_tell_nothing(n: int) -> None:
     here, there = trained(n) if n else ([], [])

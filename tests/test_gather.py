@@ -89,14 +89,15 @@ def test_a_folder_by_two_names_and_a_copy_of_it_count_once(
     assert reads(tmp_path / "run") == ALL
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 def test_of_a_log_that_was_copied_too_early_the_longer_one_counts(
-    nodes: list[Path], tmp_path: Path
+    nodes: list[Path], tmp_path: Path, is_first: bool
 ) -> None:
     early = tmp_path / "early"
     shutil.copytree(nodes[1], early)
     for path in early.glob("*.log"):
         os.truncate(path, logwriter.HEADER_BYTES)
-    gather([early, *nodes], tmp_path / "run")
+    gather([early, *nodes] if is_first else [*nodes, early], tmp_path / "run")
     assert reads(tmp_path / "run") == ALL
 
 

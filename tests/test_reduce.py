@@ -142,6 +142,7 @@ def test_what_the_merge_gives_is_what_was_written(files: list[Path], tmp_path: P
     assert [row.read_bytes for row in merged.ranks] == [12 * (4000 + n) for n in range(RANKS)]
     common, own = merged.sharing
     assert (common.readers, common.files, own.readers, own.files) == (RANKS, 1, 1, RANKS)
+    assert (common.size_bytes, own.size_bytes) == (50_000, RANKS * 50_000)
     # The heat holds all waits, the first batch's too, at whatever width.
     heat_s = sum(cell.wait_s for cell in merged.rank_cells)
     waits_s = sum((3 + r) * 1e-3 + 1e-6 * s + 7e-9 * r + 5e-7 for r in range(RANKS)
