@@ -544,6 +544,12 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(
         Feed(lmdb_path, **wrong)
 
 
+def test_what_is_no_number_is_refused_with_a_sentence(lmdb_path: Path) -> None:
+    for wrong in ({"coalesce_bytes": "4M"}, {"coalesce_bytes": None}, {"depth": 2.5}):
+        with pytest.raises(FeedError, match="is no whole number"):
+            Feed(lmdb_path, 8, **wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [None, b"train.lmdb", 7, [None], [b"a"]])
 def test_what_is_no_path_is_refused_with_a_sentence(wrong: Any) -> None:
     with pytest.raises(FeedError, match="names no data set"):

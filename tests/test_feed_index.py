@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,23 @@ def test_what_cannot_be_a_data_set_is_told(tmp_path: Path) -> None:
             open_index(path)
     with pytest.raises(FeedError, match="only an LMDB has databases"):
         open_index(tmp_path / "a.tar", database="images")
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name_first(tmp_path: Path) -> None:
+    folder = tmp_path / "r{1..3}"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"one")
+    assert len(open_index(folder)) == 1
+    with pytest.raises(FeedError, match="is remote"):
+        open_index("s3://bucket/train.lmdb")
+
+
+def test_a_long_extended_header_is_read_in_the_time_of_its_length() -> None:
+    """Records of it were cut off one by one, and all that was left copied for each."""
+    many = b"12 k=567890\n" * 80_000 + b"13 path=a.jp\n"
+    begun = time.process_time()
+    assert tar._extended(many, b"", 0, "") == (b"a.jp", -1)
+    assert time.process_time() - begun < 5
 
 
 def test_a_pipe_is_no_data_set(tmp_path: Path) -> None:

@@ -439,3 +439,23 @@ def test_a_page_0_that_says_another_page_size_is_the_damaged_one(
     (tmp_path / "data.mdb").write_bytes(raw)
     with pytest.raises(FeedError, match=r"page 0 says .* and page 1 begins at 4096"):
         ours.open(tmp_path)
+
+
+def test_what_py_lmdb_names_is_named_here() -> None:
+    theirs = {name for name in dir(lmdb) if name.endswith("Error")} | {"__version__", "version"}
+    assert {name for name in theirs if not hasattr(ours, name)} == set()
+    cursor = {name for name in dir(lmdb.Cursor) if not name.startswith("_")}
+    assert {name for name in cursor if not hasattr(ours.Cursor, name)} == set()
+
+
+def test_a_key_has_one_value(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
+        txn.put(b"a", b"5")
+        txn.put(b"b", b"6")
+    with ours.open(str(tmp_path)) as env, env.begin() as txn:
+        cursor = txn.cursor()
+        assert list(cursor.iternext_dup()) == []
+        assert cursor.set_range_dup(b"a", b"4")
+        assert list(cursor.iternext_dup()) == [b"5"]
+        assert list(cursor.iternext_dup(keys=True)) == [(b"a", b"5")]
+        assert not cursor.set_range_dup(b"a", b"6")

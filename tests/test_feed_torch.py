@@ -133,6 +133,22 @@ def test_decoding_without_a_copy_is_collated_before_the_next_batch_comes(
     assert [bytes(row.tolist()) for row in whole] == [value[:50] for value in records]
 
 
+def test_items_are_the_records_of_the_keys_that_are_given(tmp_path: Path) -> None:
+    """As data sets are written: keys without zeros in front, and records about the others."""
+    with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(300):
+            txn.put(str(i).encode(), b"record %d" % i)
+        txn.put(b"__len__", b"300")
+        txn.put(b"__keys__", b"many")
+    dataset = FeedDataset(tmp_path, keys=[str(i) for i in range(300)])
+    assert len(dataset) == 300
+    loader = data.DataLoader(dataset, 7, collate_fn=list, num_workers=1)
+    assert [item for batch in loader for item in batch] == [b"record %d" % i for i in range(300)]
+    assert FeedDataset(tmp_path, keys=[b"299", b"2", b"2"])[-1] == b"record 2"
+    with pytest.raises(FeedError, match="no record with the key b'300'"):
+        FeedDataset(tmp_path, keys=["0", "300"])
+
+
 # A stream
 
 

@@ -33,6 +33,23 @@ def _as_bytes(record: Record) -> bytes:
     return record.tobytes()
 
 
+def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
+    """The record of each key.  Raises FeedError: there is none of it."""
+    import numpy as np
+
+    asked = [key.encode() if isinstance(key, str) else bytes(key) for key in keys]
+    known = dict.fromkeys(asked, -1)
+    for record in range(len(index)):
+        key = index.key(record)
+        if known.get(key) == -1:
+            known[key] = record
+    records = np.array([known[key] for key in asked], np.int64)
+    if (records < 0).any():
+        lacking = asked[int(np.argmin(records))]
+        raise FeedError(f"{index.path}: holds no record with the key {lacking!r}")
+    return records
+
+
 class FeedDataset:
     """Map-style: item i is decode(record i), in key order for LMDB.
 
@@ -40,6 +57,8 @@ class FeedDataset:
     uint8, `.key`), which is overwritten when the same process fetches its next batch; what it
     returns by reference must be copied before that, as the default collate function does.  Without
     it, items are bytes.  buffer_bytes: memory in each process; larger batches are read in parts.
+    keys: item i is the record with keys[i] instead, for sets whose keys are `str(i)` or that hold
+    other records (`__len__`) too.
 
     Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler.
     Raises FeedError where a record cannot be read.
@@ -50,6 +69,7 @@ class FeedDataset:
         data: Index | str | os.PathLike[str] | Sequence[Any],
         decode: Decode | None = None,
         *,
+        keys: Sequence[bytes | str] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         engine: str = "auto",
         direct: bool | None = None,
@@ -60,6 +80,7 @@ class FeedDataset:
     ) -> None:
         self.index = index_of(data)
         self.decode = decode or _as_bytes
+        self._records = None if keys is None else _records_of(self.index, keys)
         options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
         self._reader = Reader(self.index, options)
         self._buffer = Buffer(buffer_bytes)
@@ -68,7 +89,7 @@ class FeedDataset:
             self.index.check()
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.index if self._records is None else self._records)
 
     def __getitem__(self, number: int) -> Any:
         return self.__getitems__([number])[0]
@@ -81,10 +102,12 @@ class FeedDataset:
         if len(asked) and asked.dtype.kind not in "iu":
             raise TypeError(f"items {numbers!r}: an item is named by a whole number")
         records = asked.astype(np.int64)
-        n = len(self.index)
+        n = len(self)
         records = np.where(records < 0, records + n, records)
         if len(records) and not 0 <= records.min() <= records.max() < n:
             raise IndexError(f"item {numbers} of a data set of {n:,}")
+        if self._records is not None:
+            records = self._records[records]
         if self._pid != os.getpid():  # pages that are shared with the parent are copied at a write
             self._buffer, self._pid = Buffer(self._buffer.limit_bytes), os.getpid()
         items: list[Any] = []

@@ -352,11 +352,13 @@ def _files_of(path: Paths, kind: str | None) -> tuple[str, tuple[str, ...]]:
 
 def _expanded(path: str, is_alone: bool) -> list[str]:
     """Names from a pattern, absolute and sorted; a shard that its neighbours count is missed."""
-    braces = _braces(path)
-    if len(braces) > 1:
-        return [os.path.abspath(name) for name in braces]
-    if not glob.has_magic(path) or os.path.lexists(path):
+    if os.path.lexists(path):
         return [os.path.abspath(path)]
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        raise FeedError(f"{path} is remote: files are read here; mount it, or bring it to a disk")
+    braces = _braces(path)
+    if len(braces) > 1 or not glob.has_magic(path):
+        return [os.path.abspath(name) for name in braces]
     names = sorted(glob.glob(path, recursive=True))
     names = [name for name in names if not _is_ours(name)]
     if not names:

@@ -27,25 +27,46 @@ from penstock.errors import FeedError
 from penstock.feed import pages
 
 __all__ = [
+    "BadChecksumError",
+    "BadDbiError",
+    "BadRslotError",
+    "BadTxnError",
     "BadValsizeError",
     "CorruptedError",
+    "CryptoFailError",
     "Cursor",
+    "CursorFullError",
     "Database",
+    "DbsFullError",
+    "DiskError",
+    "EnvEncryptionError",
     "Environment",
     "Error",
+    "IncompatibleError",
     "InvalidError",
+    "InvalidParameterError",
     "KeyExistsError",
     "LockError",
     "MapFullError",
     "MapResizedError",
+    "MemoryError",
     "NotFoundError",
+    "PageFullError",
     "PageNotFoundError",
+    "PanicError",
+    "ProblemError",
+    "ReadersFullError",
     "ReadonlyError",
+    "TlsFullError",
     "Transaction",
+    "TxnFullError",
     "VersionMismatchError",
+    "__version__",
     "open",
     "version",
 ]
+
+__version__ = "3.0.0"  # of py-lmdb, whose interface this is
 
 Error = FeedError  # what `except lmdb.Error` catches
 
@@ -96,6 +117,78 @@ class PageNotFoundError(_NeverError):
 
 
 class VersionMismatchError(_NeverError):
+    pass
+
+
+class BadChecksumError(_NeverError):
+    pass
+
+
+class BadDbiError(_NeverError):
+    pass
+
+
+class BadRslotError(_NeverError):
+    pass
+
+
+class BadTxnError(_NeverError):
+    pass
+
+
+class CryptoFailError(_NeverError):
+    pass
+
+
+class CursorFullError(_NeverError):
+    pass
+
+
+class DbsFullError(_NeverError):
+    pass
+
+
+class DiskError(_NeverError):
+    pass
+
+
+class EnvEncryptionError(_NeverError):
+    pass
+
+
+class IncompatibleError(_NeverError):
+    pass
+
+
+class InvalidParameterError(_NeverError):
+    pass
+
+
+class MemoryError(_NeverError):  # noqa: A001 - the name is the interface
+    pass
+
+
+class PageFullError(_NeverError):
+    pass
+
+
+class PanicError(_NeverError):
+    pass
+
+
+class ProblemError(_NeverError):
+    pass
+
+
+class ReadersFullError(_NeverError):
+    pass
+
+
+class TlsFullError(_NeverError):
+    pass
+
+
+class TxnFullError(_NeverError):
     pass
 
 
@@ -831,6 +924,9 @@ class Cursor:
     def set_key_dup(self, key: bytes, value: bytes) -> bool:
         return self.set_key(key) and self._moved(bytes(self.value()) == bytes(value))
 
+    def set_range_dup(self, key: bytes, value: bytes) -> bool:
+        return self.set_key(key) and self._moved(bytes(self.value()) >= bytes(value))
+
     # --- many
 
     def get(self, key: bytes, default: Any = None) -> Any:
@@ -882,6 +978,13 @@ class Cursor:
         return self._each(self.prev, keys, values, is_forward=False)
 
     iternext_nodup, iterprev_nodup = iternext, iterprev
+
+    def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
+        """The values of the key where it is: one."""
+        if self._is_there:
+            yield self.item() if keys and values else self.key() if keys else self.value()
+
+    iterprev_dup = iternext_dup
 
     def __iter__(self) -> Iterator[Any]:
         return self.iternext()

@@ -114,6 +114,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise FeedError(f"{self.engine!r} is no engine; known are {', '.join(ENGINES)}")
+        for name in ("coalesce_bytes", "gap_bytes", "depth"):
+            value = getattr(self, name)
+            if not hasattr(value, "__index__") and (value is not None or name == "coalesce_bytes"):
+                raise FeedError(f"{name}={value!r} is no whole number")
         if self.depth is not None and not 1 <= self.depth <= MOST_IN_FLIGHT:
             raise FeedError(f"a depth of {self.depth}; between 1 and {MOST_IN_FLIGHT} are possible")
         if self.coalesce_bytes < 0 or (self.gap_bytes or 0) < 0:

@@ -192,17 +192,19 @@ def _name(header: bytes) -> bytes:
 
 def _extended(content: bytes, name: bytes, at: int, where: str) -> tuple[bytes, int]:
     """The path and the size that a POSIX extended header gives to the member behind it."""
-    size = -1
-    while content.strip(b"\0"):
-        length, space, _ = content.partition(b" ")
-        if not space or not length.isdigit() or not len(length) < int(length) <= len(content):
+    size, place, content = -1, 0, content.rstrip(b"\0")
+    while place < len(content):
+        space = content.find(b" ", place, place + len(str(MAX_NAME_BYTES)) + 1)
+        length = content[place : max(space, place)]
+        end = place + int(length) if length.isdigit() else 0
+        if not space < end <= len(content):
             raise FeedError(f"{where}: the extended header at {at:,} is damaged")
-        key, _, value = content[len(length) + 1 : int(length)].removesuffix(b"\n").partition(b"=")
+        key, _, value = content[space + 1 : end].removesuffix(b"\n").partition(b"=")
         if key.startswith(b"GNU.sparse"):
             raise FeedError(f"{where}: the member at {at:,} is a sparse file; unpack the tar")
         if key == b"path":
             name = value
         elif key == b"size" and value.isdigit():
             size = int(value)
-        content = content[int(length) :]
+        place = end
     return name, size
