@@ -574,7 +574,11 @@ def picture_of(
             linestyle="", marker="o", markersize=8, markerfacecolor="none", color=colour,
         )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="processes", ylabel="records/s")
-    axis.set_title(f"lines: simulated; circles: measured here ({place})", fontsize=10)
+    axis.set_title(
+        "lines: simulated, of nodes and a storage that are assumed\n"
+        f"circles: measured, on another machine ({place})",
+        fontsize=10,
+    )
     axis.grid(alpha=0.3)
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
