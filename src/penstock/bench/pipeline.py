@@ -285,8 +285,9 @@ def _by_records(job: Job) -> Iterator[Batches]:
 
 
 def _counted(batches: Any) -> Batches:
-    for sizes in batches:
-        yield int(sizes.numpy().sum()), list(sizes)
+    for tensor in batches:
+        sizes = tensor.numpy().tolist()  # a tensor's own elements would be a tensor each
+        yield sum(sizes), sizes
 
 
 _LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
