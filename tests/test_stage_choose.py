@@ -421,14 +421,26 @@ def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> No
         plans.plan("run", evidence([1], [1.0]), bare)
 
 
-def test_a_run_without_training_is_planned_by_time_in_calls(tier: Tier) -> None:
+@pytest.mark.parametrize(
+    ("n_steps", "note"), [(0, "no training was seen"), (3, "no data wait was marked")]
+)
+def test_a_run_without_waits_is_planned_by_time_in_calls(
+    tier: Tier, n_steps: int, note: str
+) -> None:
     run = Synthetic()
-    run.process(end=100 * MS)
+    run.process(end=200 * MS)
+    for number in range(n_steps):
+        run.step(number * 50 * MS, (number + 1) * 50 * MS, number)
     run.file("/data/a", size=MIB)
     run.call("read", 0, 50 * MS, path="/data/a", moved=MIB)
     made = plans.plan("run", evidence_of(run), tier)
     assert made.files == 1
-    assert any("no training was seen" in note for note in made.notes)
+    # 50 ms in calls, less 0.2 ms for the bytes and 0.02 ms for a file on the tier.
+    assert made.gain_s == pytest.approx(0.050, rel=0.01)
+    assert made.compared[0].gain_s == pytest.approx(0.050, rel=0.01)
+    assert [one for one in made.notes if "time in calls stands for wait" in one] == [
+        f"{note}{' between steps' if n_steps else ''}: time in calls stands for wait"
+    ]
 
 
 def test_a_plan_is_read_as_it_was_written(tier: Tier, tmp_path: Path) -> None:

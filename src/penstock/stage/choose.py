@@ -56,7 +56,7 @@ def worth(evidence: Evidence, fast: Costs, is_shared: bool = False) -> Array:
         like[evidence.batches.file] = like.max() + 1
     opens = np.maximum(1.0, evidence.opens)
     if evidence.wait_s is None:
-        critical = np.ones(len(evidence))  # no training: all time counts alike
+        critical = np.ones(len(evidence))  # no wait was seen: all time counts alike
     else:
         blocked = np.bincount(like, evidence.blocking_s)
         in_calls = np.maximum(1e-12, np.bincount(like, evidence.time_s))

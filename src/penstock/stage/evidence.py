@@ -66,7 +66,8 @@ class Evidence:
     device: st_dev when recorded.  opens, reads, read_bytes, time_s: of the whole run.  blocking_s:
     the part of time_s in which the step loop was blocked.  is_mapped: read through memory.
     open_s: the part of time_s in opens.  is_asked: stat or access came shortly before the open.
-    wait_s, wall_s: data wait and wall time, means over main processes; None: no training was seen.
+    wait_s, wall_s: data wait and wall time, means over main processes; None: no wait, no training
+    was seen.
     levels: bandwidth by reads under way.  batches: None where no worker fetched.  check_s: what it
     costs at each open of a staged file to see that its source is unchanged.
     """
@@ -109,7 +110,8 @@ def evidence_of(run: Tables) -> Evidence:
     if not len(files["file"]):
         notes.append("no data file was read by a call that was recorded")
     if wait_s is None:
-        notes.append("no training was seen: time in calls stands for wait")
+        seen = "no training was seen" if wall_s is None else "no data wait was marked between steps"
+        notes.append(f"{seen}: time in calls stands for wait")
     return Evidence(
         tuple(_plain(files["path"]).tolist()),
         tuple(None if path is None else str(path) for path in _objects(files["resolved_path"])),

@@ -278,7 +278,8 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
 
 
 def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
-    if found.how == "summed" and predictor.evidence.batches is None:
+    evidence = predictor.evidence
+    if found.how == "summed" and evidence.batches is None and evidence.wait_s is not None:
         notes.append(
             "no worker fetched batches: the gain is the wait in calls of the files, less what is "
             "left of it on the tier"

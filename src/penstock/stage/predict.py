@@ -89,6 +89,10 @@ class Predictor:
     def __init__(self, evidence: Evidence, fast: Costs) -> None:
         self.evidence = evidence
         self.kept = kept_share(evidence, fast)
+        # What a file of no batch held up; where no wait was seen, its time in calls, as in `worth`.
+        held_up_s = expected_s(evidence) if evidence.wait_s is None else evidence.blocking_s
+        held_up_s = np.where(evidence.is_mapped, evidence.blocking_s, held_up_s)
+        self._summed_s = held_up_s * (1 - self.kept)
         batches = evidence.batches
         self._is_in_batches = np.zeros(len(evidence), bool)
         self._pipeline: _Pipeline | None = None
@@ -113,7 +117,7 @@ class Predictor:
         """is_chosen: a boolean for each file of the evidence."""
         evidence = self.evidence
         is_summed = is_chosen & ~self._is_in_batches
-        summed_s = float((evidence.blocking_s * (1 - self.kept))[is_summed].sum())
+        summed_s = float(self._summed_s[is_summed].sum())
         if self._pipeline is None or evidence.batches is None:
             return Prediction(summed_s, "summed")
         if self._before_s <= 0:
