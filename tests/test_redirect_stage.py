@@ -105,6 +105,37 @@ def test_a_copy_that_is_not_what_was_staged_is_refused(
     assert done.returncode == 1
     assert "1 copy is not what was staged; nothing was run" in done.stderr
     assert not (work / "ran").exists()
+    # Its cure is one.
+    cures = [line.strip("`") for line in done.stderr.split("`")[1::2]]
+    assert cures == [
+        "penstock stage verify fast --evict",
+        "penstock stage copy RUN --to fast",
+    ]
+    assert command("stage", "verify", "fast", "--evict").returncode == 1
+    assert command("stage", "copy", work, "--to", "fast").stdout.startswith("1 file copied")
+    assert command("run", "-q", "--verify", "--staged", "fast", "touch", "ran").returncode == 0
+    assert (work / "ran").exists()
+
+
+def test_copies_on_a_tier_that_has_become_read_only_are_served(
+    command: Callable[..., Any], staged: Path, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root may mount a folder read-only")
+    done = subprocess.run(["mount", "--bind", staged, staged], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", staged], check=True)
+        folder = tmp_path / "run"
+        done = command(
+            "run", "-q", "-o", folder, "--verify", "--staged", "fast", sys.executable, "-c", PROGRAM
+        )
+        assert done.returncode == 0, done.stderr
+        assert opens_of(folder) == {"served": len(NAMES)}
+        assert "cannot be written" in command("stage", "evict", "fast").stderr
+    finally:
+        subprocess.run(["umount", "-l", staged], check=True)
 
 
 def test_a_tier_that_is_none_is_said_before_anything_runs(

@@ -461,6 +461,9 @@ def test_a_tier_that_is_gone_or_read_only_says_so(tmp_path: Path, tier: Tier, so
         copy(tier, below(source))
     with pytest.raises(TierError, match="is not there"):
         map_of("fast")
+    for look in (status, verify, evict):
+        with pytest.raises(TierError, match="tier fast is not there; mount it"):
+            look(tier)
     with pytest.raises(TierError, match="no such folder"):
         registry.add("other", tmp_path / "nowhere")
 

@@ -90,7 +90,26 @@ def test_what_is_staged_gives_way_to_what_is_worth_more(files: list[str], tier: 
     copy(small, [Wanted(path, gain) for path, gain in zip(files, gains, strict=False)])
     found = fill(small, [Wanted(files[4], 9.0), Wanted(files[5], 1.5)], limit_bps=1e9)
     assert {Path(one.source).name for one in Place(small).entries().values()} == set("1234")
-    assert "1 copies of less gain gave way, 1 files were left out" in found.notes[-1]
+    assert "1 staged file gave way to what is worth more, 1 file left out" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("gain", "kept", "came"), [(1.0, {"0", "1", "2"}, {"4", "5"}), (0.0, set("0123"), {"4"})]
+)
+def test_as_little_gives_way_as_has_to_where_nothing_is_known_of_what_is_there(
+    files: list[str], tier: Tier, gain: float, kept: set[str], came: set[str]
+) -> None:
+    small = registry.add("fast", tier.path, 5 * 8192)
+    copy(small, [Wanted(path) for path in files[:4]])
+    fill(small, [Wanted(path, gain) for path in files[4:]], limit_bps=1e9)
+    assert {Path(one.source).name for one in Place(small).entries().values()} == kept | came
+
+
+def test_a_folder_fills_what_room_there_is(files: list[str], tier: Tier) -> None:
+    small = registry.add("fast", tier.path, 4 * 8192)
+    found = fill(small, [Wanted(path) for path in files], limit_bps=1e9)
+    assert {Path(one.source).name for one in Place(small).entries().values()} == set("0123")
+    assert found.notes[-1].startswith("0 staged files gave way to what is worth more, 2 files left")
 
 
 def test_a_limit_that_fills_nothing_is_refused(files: list[str], tier: Tier) -> None:

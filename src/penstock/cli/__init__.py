@@ -416,7 +416,8 @@ def _map_of(tier: str, is_verified: bool) -> Path:
             n = f"{len(bad)} copies are" if len(bad) > 1 else "1 copy is"
             fail(
                 f"{tier}: {n} not what was staged; nothing was run; "
-                f"`penstock stage verify {tier}` lists them, `penstock stage copy` mends them",
+                f"`penstock stage verify {tier} --evict` lists and removes them, then "
+                f"`penstock stage copy RUN --to {tier}` makes them again",
                 LIMIT_PASSED,
             )
     return stage.map_of(tier)

@@ -135,11 +135,13 @@ def _tiers_table(known: list[Tier]) -> Any:
     for name in ("capacity", "staged", "reads", "writes", "a file", "state"):
         table.add_column(name, justify="right")
     for tier in known:
+        staged, state = 0, "not there"
         try:
-            staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
-            state = "ready" if tier.path.is_dir() else "not there"
+            if tier.path.is_dir():
+                state = "ready"
+                staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
         except TierError:
-            staged, state = 0, "damaged"
+            state = "damaged"
         if tier.costs is None and state == "ready":
             state = "not measured"
         cells = (

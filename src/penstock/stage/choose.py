@@ -20,7 +20,7 @@ from penstock.registry import Costs
 from penstock.stage.evidence import Evidence
 from penstock.stage.predict import alike, expected_s, kept_share
 
-__all__ = ["POLICIES", "Choice", "best", "choose", "worth"]
+__all__ = ["POLICIES", "Choice", "best", "choose", "filled", "worth"]
 
 Array = NDArray[Any]
 
@@ -85,7 +85,7 @@ def best(value: Array, size: Array, budget: int) -> Choice:
     order = order[(value[order] > 0) & (size[order] <= budget)]
     if not len(order):
         return Choice(is_chosen, 1.0)
-    picked = _filled(order, size, budget)
+    picked = filled(order, size, budget)
     bound = _bound(value[order], size[order], budget)
     total = float(value[picked].sum())
     if total < GOOD_ENOUGH * bound:
@@ -105,7 +105,7 @@ def _by_density(value: Array, size: Array) -> Array:
     return order
 
 
-def _filled(order: Array, size: Array, budget: int) -> Array:
+def filled(order: Array, size: Array, budget: int) -> Array:
     """In this order whatever still fits: the longest beginning, then again from what is left."""
     picked, room = [], int(budget)
     left = order
@@ -190,7 +190,7 @@ def _by_directory(evidence: Evidence, value: Array, size: Array, budget: int) ->
     folder = np.fromiter((numbers.setdefault(one, len(numbers)) for one in folders), np.int64)
     values = np.bincount(folder, value)
     sizes = np.bincount(folder, size).astype(np.int64)
-    chosen = _filled(_by_density(values, sizes), sizes, budget)
+    chosen = filled(_by_density(values, sizes), sizes, budget)
     is_chosen: Array = np.isin(folder, chosen)
     return is_chosen
 
@@ -221,5 +221,5 @@ def choose(
         n = int(np.searchsorted(np.cumsum(size[order]), budget, side="right"))
         is_chosen[order[:n]] = True
     else:
-        is_chosen[_filled(order, size, budget)] = True
+        is_chosen[filled(order, size, budget)] = True
     return Choice(is_chosen)

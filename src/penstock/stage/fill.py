@@ -17,20 +17,25 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock import tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage.choose import best
+from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
 from penstock.stage.held import drop, stored_bytes
 from penstock.stage.manifest import Place, write_map
 from penstock.stage.source import Wanted
 from penstock.stage.work import Pace, Progress
+from penstock.words import count
 
 __all__ = ["LEAST_BPS", "Journal", "fill", "fill_following"]
+
+Array = NDArray[Any]
 
 THREADS = 2  # a job that reads has the tier's attention; more would take what it is waiting for
 LEAST_BPS = 1_000_000  # less fills no tier before the job is over
@@ -211,17 +216,27 @@ def _room_made(place: Place, wanted: list[Wanted]) -> tuple[list[Wanted], list[s
     kept_bytes = np.array([one.identity.size_bytes for one in held], np.int64)
     size = np.concatenate([stored_bytes(sizes), stored_bytes(kept_bytes)])
     gain = np.array([one.gain_s for one in fresh] + [one.gain_s for one in held])
-    choice = best(gain, size, room + int(stored_bytes(kept_bytes).sum())).is_chosen
+    choice = _most_gain(gain, size, len(fresh), room + int(stored_bytes(kept_bytes).sum()))
     is_kept = choice[len(fresh) :]
     gone = [entry for entry, stays in zip(held, is_kept.tolist(), strict=True) if not stays]
     left = {one.path for one, goes in zip(fresh, choice.tolist(), strict=False) if not goes}
     if gone:
         drop(place, gone)
     notes = [
-        f"{len(gone):,} copies of less gain gave way, {len(left):,} files were left out: "
-        f"{place.tier.name} holds no more"
+        f"{count(len(gone), 'staged file')} gave way to what is worth more, "
+        f"{count(len(left), 'file')} left out: {place.tier.name} holds no more"
     ]
     return [one for one in wanted if one.path not in left], notes
+
+
+def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
+    """What stays or comes, of the fresh and then the held.  Where no gain decides (of a folder none
+    is known) what is held stays, and what is wanted comes as far as there is room."""
+    is_chosen: Array = best(gain, size, room).is_chosen
+    left = np.flatnonzero(~is_chosen)
+    left = left[np.argsort(left < n_fresh, kind="stable")]
+    is_chosen[filled(left, size, room - int(size[is_chosen].sum()))] = True
+    return is_chosen
 
 
 def _size_of(path: str) -> int:

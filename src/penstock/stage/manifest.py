@@ -4,6 +4,7 @@ Knows the bytes of docs/FORMAT-stage.md; copies nothing and chooses nothing.  Al
 may be damaged or foreign: a line that is not whole is skipped, a map that is none is refused.
 """
 
+import errno
 import fcntl
 import json
 import mmap
@@ -174,14 +175,18 @@ class Place:
         self.manifest = self.own / "manifest.jsonl"
         self.map = self.own / "staged.map"
 
+    def look(self) -> None:
+        """Raises TierError: the tier is not there."""
+        if not self.tier.path.is_dir():
+            raise TierError(
+                f"{self.tier.path}: tier {self.tier.name} is not there; mount it, or "
+                f"penstock tiers remove {self.tier.name}"
+            )
+
     def make(self) -> None:
         """Makes its folders, for their owner only: a copy may be of a file in a private folder."""
         try:
-            if not self.tier.path.is_dir():
-                raise TierError(
-                    f"{self.tier.path}: tier {self.tier.name} is not there; mount it, or "
-                    f"penstock tiers remove {self.tier.name}"
-                )
+            self.look()
             for folder in (self.own, self.copies, self.parts):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -242,6 +247,7 @@ class Place:
                     if line.endswith(b"\n"):
                         self._take(line, found)
         except FileNotFoundError:
+            self.look()
             return {}
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be read: {error.strerror}") from error
@@ -467,14 +473,21 @@ def _take_over(
 class Map:
     """An open map: look-ups as the redirector makes them, and marks in place.
 
-    Raises TierError: not there, not a map, of another version or byte order, cut short.
+    On a tier that is read-only it can be looked into and not marked.  Raises TierError: not there,
+    not a map, of another version or byte order, cut short.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(path, "r+b") as file:
-                self._bytes = mmap.mmap(file.fileno(), 0)
+            try:
+                with open(path, "r+b") as file:
+                    self._bytes = mmap.mmap(file.fileno(), 0)
+            except OSError as error:
+                if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                    raise
+                with open(path, "rb") as file:
+                    self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             cure = "penstock stage copy makes it"
             raise TierError(f"{path}: nothing is staged here; {cure}") from None
@@ -617,5 +630,10 @@ def current_map(tier: Tier) -> Path:
     with suppress(OSError, TierError), Map(place.map):
         if place.map.stat().st_mtime_ns >= told_ns:
             return place.map
-    with place.locked():
-        return write_map(place, place.entries().values())
+    try:
+        with place.locked():
+            return write_map(place, place.entries().values())
+    except TierError:
+        with suppress(TierError), Map(place.map):
+            return place.map  # of a tier that is read-only now: what it names is asked at each open
+        raise
