@@ -10,6 +10,8 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import penstock
+
 
 class Files(Dataset):  # type: ignore[type-arg]
     """Whole files, each read as loaders do: in one go, to the end."""
@@ -44,11 +46,13 @@ def main() -> None:
         num_workers=told.workers,
         generator=torch.Generator().manual_seed(int(os.environ.get("SEED", "1"))),
     )
-    total = 0
+    total, number = 0, 0
     for _ in range(told.epochs):
         for batch in loader:
-            total += int(batch[:, 0].sum())
-            time.sleep(told.step_ms / 1e3)  # an accelerator's step: this processor is free
+            with penstock.step(number):
+                total += int(batch[:, 0].sum())
+                time.sleep(told.step_ms / 1e3)  # an accelerator's step: this processor is free
+            number += 1
     print(total)
 
 

@@ -30,6 +30,8 @@ def job(
     files: int = 1,
     command: str = "python train.py",
     folded: int = 0,
+    is_marked: bool = True,
+    served: int = 0,
 ) -> Report:
     """Steps of 60 ms of computing and read_ms of waiting, all of it in reads of the worker."""
     made = Synthetic()
@@ -43,10 +45,13 @@ def job(
         made.call("open", int(now * MS), int((now + 0.001) * MS), path=path, process=2)
         begun = int((now + 0.001) * MS)
         made.call("read", begun, int(end * MS), path=path, process=2, moved=1000)
-        made.step(int((now if n else end - 0.001) * MS), int((end + 60) * MS), n)
+        if is_marked:
+            made.step(int((now if n else end - 0.001) * MS), int((end + 60) * MS), n)
         now = end + 60
     made.process(1, end=int((now + 5) * MS), command=command, folded_events=folded)
     made.worker(2, start=0, end=int((now + 5) * MS))
+    if served:
+        made.rows["staged"].append((2, "served", served))
     return report_of(measure(made), run)
 
 
@@ -153,6 +158,26 @@ def test_a_run_without_steps_has_no_number_and_no_zero(slow: Report) -> None:
     assert "not measured in B" in compared.delta("stall").why
     assert any("without training steps" in doubt for doubt in compared.doubts)
     assert "not measured" in view.render(compared, 80)
+
+
+def test_without_steps_the_same_bytes_are_the_same_work() -> None:
+    before, after = job(30, is_marked=False), job(6, is_marked=False)
+    made = compare([before], [after])
+    wait = made.delta("data_wait_s")
+    assert (wait.a, wait.b) == (pytest.approx(0.6, rel=0.06), pytest.approx(0.12, rel=0.06))
+    assert wait.change == made.delta("wall_s").change == "better"
+    assert made.headline.startswith(f"data wait {wait.a:.3g} s → {wait.b:.3g} s, stall")
+    assert any("all read the same number of bytes" in doubt for doubt in made.doubts)
+    other = compare([before], [job(6, steps=10, is_marked=False)])
+    assert other.delta("data_wait_s").change == "not comparable"
+    assert other.delta("data_wait_s").ratio is None
+
+
+def test_opens_that_a_tier_served_are_told(slow: Report) -> None:
+    made = compare([slow], [job(6, served=21)])
+    assert (made.delta("staged").a, made.delta("staged").b) == (0, 21)
+    with pytest.raises(KeyError):
+        compare([slow], [slow]).delta("staged")
 
 
 def finding(rule: str, share: float) -> Finding:

@@ -35,6 +35,7 @@ VERSION = 1
 # Two means of steps that differ by less than this are the same on any shared machine that the
 # benchmarks of this project were run on; only repetitions (several runs a side) can show less.
 SAME = 0.02
+SAME_BYTES = 0.001  # a file that grew a little is no other work
 
 Better = Literal["less", "more", "neither"]
 FindingSays = Literal[
@@ -205,6 +206,10 @@ def _opens(report: Report) -> float | None:
     return sum(known) if known else None
 
 
+def _served(report: Report) -> float:
+    return _column("staged", "opens", {"outcome": "served"})(report) or 0.0
+
+
 _POSIX_DATA: dict[str, object] = {"path_class": "data", "layer": "POSIX"}
 _DATA_READ = _column("classes", "read_bytes", _POSIX_DATA)
 
@@ -212,7 +217,8 @@ _DATA_READ = _column("classes", "read_bytes", _POSIX_DATA)
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A line of the delta table.  needs: what must be equal on both sides for it to mean anything:
-    steps (the same amount of work), program (the same kind of work)."""
+    steps (the same amount of work), program (the same kind of work).  is_rare: it is left out where
+    it is 0 on both sides."""
 
     key: str
     label: str
@@ -220,12 +226,21 @@ class _Row:
     better: Better
     of: Callable[[Report], float | None]
     needs: tuple[str, ...] = ()
+    is_rare: bool = False
 
 
 ROWS = (
     _Row("wall_s", "wall", "s", "less", lambda r: _fact(r, "wall_s"), ("program", "steps")),
     _Row("step_s", "wall per step", "s", "less", _per_step("wall_s"), ("program",)),
     _Row("wait_step_s", "data wait per step", "s", "less", _per_step("data_wait_s"), ("program",)),
+    _Row(
+        "data_wait_s",
+        "data wait time",
+        "s",
+        "less",
+        lambda r: _fact(r, "data_wait_s"),
+        ("program", "steps"),
+    ),
     _Row("stall", "stall", "share", "less", lambda r: r.verdict.stall.value),
     _Row("storage", "waits on storage", "share", "less", _storage),
     # A part's share grows when the others shrink: more of it is not worse.
@@ -244,6 +259,7 @@ ROWS = (
     _Row("read_bytes", "data read", "B", "neither", _data_read, ("steps", "data")),
     _Row("files", "data files read", "count", "neither", lambda r: _fact(r, "files"), ("data",)),
     _Row("opens", "opens", "count", "neither", _opens, ("steps", "data")),
+    _Row("staged", "opens served from a tier", "count", "neither", _served, is_rare=True),
 )
 
 
@@ -259,7 +275,11 @@ def compare(a: Sequence[Report], b: Sequence[Report]) -> Comparison:
         raise PenstockError("a comparison needs a run on each side")
     doubts, unequal = _doubts(a, b)
     deltas = tuple(_delta(row, a, b, unequal) for row in ROWS)
-    shown = tuple(delta for delta in deltas if delta.a is not None or delta.b is not None)
+    shown = tuple(
+        delta
+        for row, delta in zip(ROWS, deltas, strict=True)
+        if (delta.a or delta.b if row.is_rare else delta.a is not None or delta.b is not None)
+    )
     return Comparison(
         comparison=VERSION,
         a=_side(a),
@@ -301,8 +321,12 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
         doubts.append(f"different programs ({names}): times and amounts of work are not compared")
     steps = [_steps(report) for report in every]
     if None in steps:
-        unequal |= {"steps", "program"}
-        doubts.append("a run without training steps: nothing per step is compared")
+        told = "a run without training steps: nothing per step is compared"
+        if set(steps) == {None} and "program" not in unequal and _is_same_reading(every):
+            told += "; all read the same number of bytes, so that their times are"
+        else:
+            unequal |= {"steps", "program"}
+        doubts.append(told)
     elif len(set(steps)) > 1 and "program" not in unequal:
         unequal.add("steps")
         told = " and ".join(f"{n:,}" for n in sorted({step for step in steps if step}))
@@ -320,6 +344,12 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
             f"incomplete: {', '.join(worse)}; {every[0].verdict.storage.why}".rstrip("; ")
         )
     return tuple(doubts), unequal
+
+
+def _is_same_reading(every: Sequence[Report]) -> bool:
+    """Whether all asked for the same bytes of data: then they did the same work, steps or none."""
+    read = [_DATA_READ(report) or 0.0 for report in every]
+    return min(read) > 0 and max(read) - min(read) <= SAME_BYTES * max(read)
 
 
 def _data_doubts(a: Sequence[Report], b: Sequence[Report], unequal: set[str]) -> list[str]:
@@ -395,12 +425,15 @@ def _change(
 
 
 def _headline(deltas: Sequence[Delta], doubts: Sequence[str]) -> str:
-    """The one sentence: of wall per step where that can be compared, else of the stall."""
+    """The one sentence: of wall per step where that can be compared, else of the data wait; and of
+    the stall."""
     by_key = {delta.key: delta for delta in deltas}
-    step, stall = by_key.get("step_s"), by_key.get("stall")
+    step, stall, wait = by_key.get("step_s"), by_key.get("stall"), by_key.get("data_wait_s")
     told = []
     if step is not None and step.a is not None and step.b and step.change != "not comparable":
         told.append(_speed(step))
+    elif wait is not None and wait.change in ("better", "worse"):
+        told.append(f"data wait {wait.a:.3g} s → {wait.b:.3g} s")
     if stall is not None and stall.a is not None and stall.b is not None:
         noise = ", within noise" if stall.change == "within noise" else ""
         told.append(f"stall {stall.a * 100:.0f} % → {stall.b * 100:.0f} %{noise}")
