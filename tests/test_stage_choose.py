@@ -17,6 +17,7 @@ from penstock.errors import TierError
 from penstock.registry import Costs, Tier
 from penstock.stage import plan as plans
 from penstock.stage.choose import POLICIES, best, choose, worth
+from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, evidence_of
 from penstock.stage.held import stored_bytes
 from penstock.stage.predict import Predictor
@@ -415,8 +416,29 @@ def test_files_that_cannot_gain_are_left_out_and_it_says_why(tier: Tier, tmp_pat
     assert any("1 file on the same device as fast: no gain" in note for note in made.notes)
 
 
+def test_a_plan_fits_beside_what_is_staged_and_keeps_what_is_its_own(
+    tier: Tier, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    paths = [folder / f"{number}" for number in range(6)]
+    for path in paths:
+        path.write_bytes(bytes(2 * MIB))
+    copy(tier, [Wanted(str(path)) for path in paths[:2]])  # 4 of 10 MiB: one of the run's, one not
+    run = [str(path) for path in paths[1:]]
+    known = evidence([2 * MIB] * 5, [0.1, 0.5, 0.4, 0.3, 0.2], paths=tuple(run))
+    made = plans.plan("run", known, tier)
+    assert [Path(one.path).name for one in made.wanted] == ["1", "2", "3", "4"]
+    assert any("4.19 MB are staged on fast already, 2.1 MB" in note for note in made.notes)
+    assert plans.plan("run", known, tier, budget_bytes=4 * MIB).files == 2
+    assert copy(tier, made.wanted).copied == 3
+    with pytest.raises(TierError, match=r"10\.5 MB are taken; penstock stage plan"):
+        copy(tier, [Wanted(str(paths[5]))])
+
+
 def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> None:
-    bare = registry.add("bare", tier.path)
+    (tmp_path / "bare").mkdir()
+    bare = registry.add("bare", tmp_path / "bare")
     with pytest.raises(TierError, match="penstock tiers measure bare"):
         plans.plan("run", evidence([1], [1.0]), bare)
 
@@ -520,6 +542,14 @@ def test_a_damaged_registry_says_so(text: bytes) -> None:
         Path(file.name).write_bytes(text)
         with pytest.raises(TierError, match="penstock tiers add"):
             registry.registered()
+
+
+def test_a_folder_is_one_tier_and_one_that_takes_no_file_is_none(tier: Tier) -> None:
+    with pytest.raises(TierError, match="is the tier fast, and copies have one owner"):
+        registry.add("two", tier.path)
+    with pytest.raises(TierError, match="cannot be written"):
+        registry.add("four", "/proc")
+    assert [one.name for one in registry.registered()] == ["fast"]
 
 
 def test_costs_are_those_of_a_clock_that_counts(tmp_path: Path) -> None:

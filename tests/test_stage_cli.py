@@ -133,12 +133,47 @@ def test_filling_in_the_background_returns_when_the_map_is_there(
     assert json.loads(say("stage", "status", "fast", "--json").stdout)["copies"] == 8
 
 
+def test_what_a_filling_in_the_background_says_at_its_end_is_in_its_log(
+    say: Say, files: list[Path], tmp_path: Path
+) -> None:
+    registry.add("fast", tmp_path / "tier", 6 * 53_248)
+    (tmp_path / "pipe").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "data" / "pipe")
+    said = say("stage", "fill", "data", "--to", "fast", "--limit", "50MB/s", "--background").stdout
+    pid, log = int(said.split("process ")[1].split(";")[0]), said.rpartition("; ")[2].strip()
+    deadline_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline_s:
+        if not Path(f"/proc/{pid}/cmdline").read_bytes():
+            break
+        time.sleep(0.05)
+    told = (tmp_path / log).read_text()
+    assert "6 files copied" in told
+    assert "1 file left out: no regular file" in told
+    assert "2 files left out: fast holds no more" in told
+
+
+def test_a_file_url_is_the_folder_that_it_names(
+    say: Say, files: list[Path], tmp_path: Path
+) -> None:
+    said = say("stage", "copy", f"file://{tmp_path}/data", "--to", "fast").stdout
+    assert said.startswith("8 files copied")
+    assert "penstock run --staged fast COMMAND reads them" in said
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "reads them" not in say("stage", "copy", empty, "--to", "fast").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("stage", "copy", "data", "--to", "slow"), "no such tier (fast)"),
         (("stage", "copy", "nowhere", "--to", "fast"), "no run, plan or folder is there"),
         (("stage", "copy", "data", "--to", "fast", "--budget", "1GB"), "--budget chooses files"),
+        (("stage", "copy", "data", "--to", "fast", "--policy", "none"), "--policy chooses files"),
+        (
+            ("stage", "copy", "s3://a/b", "--to", "fast", "--budget", "1GB"),
+            "--budget chooses files",
+        ),
         (("stage", "copy", "data", "--to", "fast", "--rank", "3"), "rank 3 of 1"),
         (("stage", "copy", "data", "--to", "fast", "--limit", "fast"), "write 500MB or 1GiB"),
         (("stage", "fill", "data", "--to", "fast"), "give --limit 50MB/s"),

@@ -532,6 +532,31 @@ def test_eviction_takes_the_useless_first_then_those_of_least_gain_per_byte(
     assert not list(Place(tier).copies.iterdir())
 
 
+def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, tier: Tier) -> None:
+    filled(source, 5)
+    copy(tier, below(source))
+    place = Place(tier)
+    lines = place.manifest.read_bytes().splitlines(keepends=True)
+    place.manifest.write_bytes(b"".join([*lines[:2], lines[2][:40] + b"\n", *lines[3:]]))
+    lost = json.loads(lines[2])["copy"]
+    (place.copies / lost).with_name("mine").write_bytes(b"user's")
+    found = status(tier)
+    assert (found.copies, found.strays, found.foreign) == (4, 1, 1)
+    assert found.stray_bytes == (place.copies / lost).stat().st_size
+    assert evict(tier, free_bytes=1)[0] == 1
+    assert not (place.copies / lost).exists()
+    assert (status(tier).copies, status(tier).strays) == (4, 0)
+    assert evict(tier)[0] == 4
+    assert [path.name for path in place.copies.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_what_is_free_is_what_copies_may_still_take(source: Path, tier: Tier) -> None:
+    filled(source, 2)
+    small = registry.add("fast", tier.path, 100_000)
+    copy(small, below(source))
+    assert status(small).free_bytes == 100_000 - 4 * 4096
+
+
 def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:
     (tier.path / "mine").write_bytes(b"user's")
     filled(source, 3)

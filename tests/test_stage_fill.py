@@ -93,16 +93,15 @@ def test_what_is_staged_gives_way_to_what_is_worth_more(files: list[str], tier: 
     assert "1 staged file gave way to what is worth more, 1 file left out" in found.notes[-1]
 
 
-@pytest.mark.parametrize(
-    ("gain", "kept", "came"), [(1.0, {"0", "1", "2"}, {"4", "5"}), (0.0, set("0123"), {"4"})]
-)
+@pytest.mark.parametrize(("gain", "came"), [(1.0, 2), (0.0, 1)])
 def test_as_little_gives_way_as_has_to_where_nothing_is_known_of_what_is_there(
-    files: list[str], tier: Tier, gain: float, kept: set[str], came: set[str]
+    files: list[str], tier: Tier, gain: float, came: int
 ) -> None:
     small = registry.add("fast", tier.path, 5 * 8192)
     copy(small, [Wanted(path) for path in files[:4]])
     fill(small, [Wanted(path, gain) for path in files[4:]], limit_bps=1e9)
-    assert {Path(one.source).name for one in Place(small).entries().values()} == kept | came
+    names = {Path(one.source).name for one in Place(small).entries().values()}
+    assert (len(names), len(names & {"4", "5"})) == (5, came)
 
 
 def test_a_folder_fills_what_room_there_is(files: list[str], tier: Tier) -> None:

@@ -73,7 +73,40 @@ def test_what_is_in_a_store_is_copied_checked_and_not_copied_again(
     store.put("a.bin", b"of another size")
     assert copy(tier, (), store=store).copied == 1
     assert copies(tier, store)["a.bin"] == b"of another size"
-    assert status(tier).orphans == 0
+    assert (status(tier).orphans, status(tier).not_asked) == (0, 4)
+
+
+def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_mark(
+    tmp_path: Path, tier: Tier
+) -> None:
+    class Ticking:
+        """Its clock stands, as it does for a second."""
+
+        url, mark = "s3://bucket/x", "one"
+
+        def list(self, prefix: str = "") -> Any:
+            return iter([self.stat("a")])
+
+        def stat(self, name: str) -> Any:
+            return pytest.importorskip("penstock.stores").Found(name, 3, 10**18, self.mark)
+
+        def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+            return self.mark.encode()
+
+    store = Ticking()
+    assert copy(tier, (), store=store).copied == 1  # type: ignore[arg-type]
+    assert copy(tier, (), store=store).was_there == 1  # type: ignore[arg-type]
+    store.mark = "two"
+    assert copy(tier, (), store=store).copied == 1  # type: ignore[arg-type]
+    (entry,) = Place(tier).entries().values()
+    assert Place(tier).copy_path(entry).read_bytes() == b"two"
+
+
+def test_a_mark_is_what_a_store_tells_a_version_by() -> None:
+    from penstock import stores
+
+    told = [{"size": 1, "ETag": '"ab"'}, {"size": 1, "etag": "ab", "mtime": 1.5}, {"size": 1}]
+    assert [stores._found_of("a", one).mark for one in told] == ["ab", "ab", ""]
 
 
 def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:

@@ -176,12 +176,22 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
             f"{path}: no such folder; make it on the file system that is to hold copies"
         )
     path = Path(os.path.realpath(path))
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise TierError(f"{path}: cannot be written; a tier needs a folder of your own")
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise TierError(f"{path}: mounted read-only; a tier has to take copies")
+    try:
+        tempfile.TemporaryFile(dir=path).close()  # /proc and its like allow it and cannot
+    except OSError as error:
+        raise TierError(
+            f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
+        ) from error
     tier = Tier(name, path, capacity_bytes)
     with _changed() as known:
+        other = next((one for one in known.values() if one.path == path), tier)
+        if other.name != name:
+            raise TierError(
+                f"{path}: is the tier {other.name}, and copies have one owner; "
+                f"penstock tiers remove {other.name}, then add {name}"
+            )
         before = known.get(name)
         if before is not None and before.path == path:
             tier = replace(before, capacity_bytes=capacity_bytes)

@@ -270,7 +270,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Progress]:
+def working(what: str, is_of_bytes: bool = False) -> Iterator[Progress]:
     """A bar if it takes long; what a batch system sends is heard as Ctrl-C is."""
-    with ended_like_ctrl_c(), Progress(what) as progress:
+    with ended_like_ctrl_c(), Progress(what, is_of_bytes) as progress:
         yield progress

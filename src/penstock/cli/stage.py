@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["quarter", "stage_group", "start_filling", "tiers_group"]
 
 CORRUPTED = 1
+LOOKED_EVERY_S = 0.02
 TO = click.option("--to", "tier", required=True, metavar="TIER", help="Its name; see tiers list.")
 
 
@@ -54,9 +55,14 @@ def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -
     """
     from penstock import registry
 
+    is_new = all(tier.name != name for tier in registry.registered())
     tier = registry.add(name, folder, capacity)
-    if not no_measure:
-        tier = _measured(tier)
+    try:
+        tier = tier if no_measure else _measured(tier)
+    except BaseException:
+        if is_new:
+            registry.remove(name)
+        raise
     print_rich(_tiers_table([tier]))
 
 
@@ -310,9 +316,11 @@ def stage_copy(
     ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
+    what = what.removeprefix("file://")  # what is there is opened by its path
     if "://" in what:
         from penstock.stores import open_store
 
+        _copied_whole(budget, policy)
         store = open_store(what)
     wanted: Iterable[Wanted] = ()
     if store is None and ranks is not None:
@@ -323,7 +331,7 @@ def stage_copy(
         rank, world_size = ranks.sharing(Place(there))
 
     def copied() -> Copied:
-        with working("copying") as progress:
+        with working("copying", is_of_bytes=True) as progress:
             return copying.copy(
                 there,
                 wanted,
@@ -337,7 +345,7 @@ def stage_copy(
 
     found = ranks.together(copied) if ranks is not None else copied()
     if ranks is None or ranks.rank == 0:
-        _tell_copied(found, there, as_json)
+        _tell_copied(found, there, as_json, store is not None)
 
 
 def _ranks() -> Ranks:
@@ -350,22 +358,32 @@ def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[W
     from penstock.bench.ceiling import is_run
     from penstock.stage import plan as plans
     from penstock.stage.source import below
+    from penstock.words import count, show
 
     path = Path(what)
     if path.is_dir() and is_run(path):
         made = _plan(path, tier, budget, policy)
-        say(f"{made.files:,} files, expected to remove {made.gain_s:.3g} s of data wait")
+        say(
+            f"{count(made.files, 'file')}, expected to remove {show(made.gain_s, 's')} of data wait"
+        )
         return made.wanted
+    _copied_whole(budget, policy)
     if plans.is_plan(path):
         return plans.load(path)
-    if budget is not None:
-        raise click.UsageError("--budget chooses files of a RUN; a plan or folder is copied whole")
     if not path.exists():
         raise TierError(f"{what}: no run, plan or folder is there; a URL is copied, not filled")
     return below(path)
 
 
-def _tell_copied(found: Copied, tier: Tier, as_json: bool) -> None:
+def _copied_whole(budget: int | None, policy: str) -> None:
+    for option, is_told in (("--budget", budget is not None), ("--policy", policy != "gain")):
+        if is_told:
+            raise click.UsageError(
+                f"{option} chooses files of a RUN; a plan, a folder or a URL is copied whole"
+            )
+
+
+def _tell_copied(found: Copied, tier: Tier, as_json: bool, is_url: bool = False) -> None:
     from dataclasses import asdict
 
     from penstock.words import count, show
@@ -383,7 +401,7 @@ def _tell_copied(found: Copied, tier: Tier, as_json: bool) -> None:
         say(f"{count(number, 'file')} left out: {why}")
     for note in found.notes:
         say(note)
-    if not as_json:
+    if not as_json and not is_url and found.copied + found.was_there:
         click.echo(f"penstock run --staged {tier.name} COMMAND reads them")
 
 
@@ -442,7 +460,7 @@ def stage_fill(
     def ready() -> None:
         say(f"penstock run --staged {tier} COMMAND may start")
 
-    with working("filling") as progress:
+    with working("filling", is_of_bytes=True) as progress:
         if follow:
             from penstock.stage.follow import Following
 
@@ -501,6 +519,7 @@ def start_filling(
     """
     import subprocess
     import sys
+    import time
 
     from penstock.stage.manifest import Place
 
@@ -517,18 +536,16 @@ def start_filling(
             command,
             stdin=subprocess.DEVNULL,
             stdout=told,
-            stderr=subprocess.PIPE,
+            stderr=told,  # what it says later too: who started it may be gone
             start_new_session=True,
         )
-    assert filling.stderr is not None
-    said = b""
-    for line in filling.stderr:
-        said = line
-        if b"may start" in line:
-            break
-    if b"may start" not in said:
-        filling.wait()
-        raise TierError(said.decode(errors="replace").removeprefix("penstock: ").strip())
+    is_over = False
+    while b"may start" not in (said := log.read_bytes()):
+        if is_over:
+            last = said.strip().rpartition(b"\n")[2].decode(errors="replace")
+            raise TierError(last.removeprefix("penstock: "))
+        is_over = filling.poll() is not None
+        time.sleep(LOOKED_EVERY_S)
     return filling, log
 
 
@@ -554,16 +571,22 @@ def stage_status(tier: str, as_json: bool) -> None:
         return
     free = show(found.free_bytes, "B")
     click.echo(
-        f"{count(found.copies, 'file')} staged, {show(found.size_bytes, 'B')}; {free} are free"
+        f"{count(found.copies, 'file')} staged, {show(found.size_bytes, 'B')}; room for {free} more"
     )
+    strays = f"of which the manifest tells nothing, {show(found.stray_bytes, 'B')}"
     for number, what, cure in (
         (found.stale, "of a source that has changed", f"penstock stage evict {tier} --stale"),
         (found.orphans, "of a source that is gone", f"penstock stage evict {tier} --stale"),
         (found.missing, "missing or changed on the tier", "penstock stage copy makes it again"),
+        (found.strays, strays, f"penstock stage evict {tier} removes it"),
         (found.dropped, "dropped, as a program wrote to its source", "stage copy serves it again"),
     ):
         if number:
             click.echo(f"{number:,} {what}: the original is read; {cure}")
+    if found.not_asked:
+        click.echo(f"{found.not_asked:,} of a URL: its source was not asked; stage copy asks")
+    if found.foreign:
+        click.echo(f"{count(found.foreign, 'file')} among the copies that is none: left alone")
     if found.parts:
         click.echo(f"{count(found.parts, 'part')} of copies, {show(found.part_bytes, 'B')}")
 
@@ -605,7 +628,7 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
     from penstock.stage import held
     from penstock.words import count, show
 
-    with working("verifying") as progress:
+    with working("verifying", is_of_bytes=True) as progress:
         found = held.verify(tier_of(tier), progress=progress.advance, is_mending=is_mending)
     bad = [(one.entry.source, one.why) for one in found.corrupted]
     if as_json:

@@ -23,6 +23,7 @@ from penstock.stage.manifest import Entry, Map, Place, hashes, write_map
 from penstock.stage.part import sweep, tasks_of
 from penstock.stage.source import Source, Wanted, find, find_in, found_again, touched_ns
 from penstock.stage.work import Pace, Progress, Work, run_all
+from penstock.words import show
 
 if TYPE_CHECKING:
     from penstock.stores import Store
@@ -257,14 +258,14 @@ def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Sourc
     )
     if tier.capacity_bytes is not None and held + needed > tier.capacity_bytes:
         raise TierError(
-            f"{tier.name}: {needed / 1e6:,.1f} MB are to be copied, and of its "
-            f"{tier.capacity_bytes / 1e6:,.1f} MB {held / 1e6:,.1f} MB are taken; {cure}"
+            f"{tier.name}: {show(needed, 'B')} are to be copied, and of its "
+            f"{show(tier.capacity_bytes, 'B')} {show(held, 'B')} are taken; {cure}"
         )
     free = tiers.free_bytes(tier.path)
     if needed > free:
         raise TierError(
-            f"{tier.name}: {needed / 1e6:,.1f} MB are to be copied and "
-            f"{free / 1e6:,.1f} MB are free on {tier.path}; {cure}"
+            f"{tier.name}: {show(needed, 'B')} are to be copied and "
+            f"{show(free, 'B')} are free on {tier.path}; {cure}"
         )
 
 
@@ -296,7 +297,7 @@ def _told(work: Work, error: OSError) -> TierError:
     tier = work.place.tier
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return TierError(
-            f"{tier.name}: full after {work.copied:,} files, {work.copied_bytes / 1e6:,.1f} MB "
+            f"{tier.name}: full after {work.copied:,} files, {show(work.copied_bytes, 'B')} "
             f"({error.strerror}); these are staged and valid, "
             f"penstock stage evict {tier.name} makes room"
         )

@@ -5,9 +5,10 @@ Knows the manifest and the copies; copies nothing.
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock import tiers
@@ -55,19 +56,25 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A tier's copies.  stale: their source changed; orphans: it is gone; missing: the copy is;
-    dropped: a program opened the source for writing, renamed or removed it; parts: under way, or
-    left by a kill."""
+    """A tier's copies.  stale: their source changed; orphans: it is gone; not_asked: it is in a
+    store, which was not asked; missing: the copy is; dropped: a program opened the source for
+    writing, renamed or removed it; parts: under way, or left by a kill.  strays: copies of which a
+    damaged manifest tells nothing; foreign: files among the copies that are none of ours.
+    free_bytes: what copies may still take."""
 
     copies: int
     size_bytes: int
     gain_s: float
     stale: int
     orphans: int
+    not_asked: int
     missing: int
     dropped: int
     parts: int
     part_bytes: int
+    strays: int
+    stray_bytes: int
+    foreign: int
     free_bytes: int
 
 
@@ -100,14 +107,54 @@ def dropped(place: Place) -> set[bytes]:
 
 
 def _source_is(entry: Entry) -> str:
-    """same, changed or gone."""
+    """same, changed or gone; of a store: not asked."""
     if entry.is_url:
-        return "same"
+        return "not asked"
     try:
         now = Identity.of(os.stat(entry.source))  # noqa: PTH116
     except OSError:
         return "gone"
     return "same" if now.is_same(entry.identity, entry.is_ino_kept) else "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    path: str
+    size_bytes: int
+    is_ours: bool
+
+
+def _strays(place: Place) -> list[_Stray]:
+    """Files among the copies that no line of the manifest is about.  Ours are those that are as we
+    make them: not to be written, of the size and time of the file that they would be a copy of."""
+    found = [
+        (f"{folder}/{name}", f"{folder}/{name}"[len(str(place.copies)) :])
+        for folder, _, names in os.walk(place.copies)
+        for name in names
+    ]
+    known = place.entries()  # after the walk: a line stands before its copy does
+    strays = []
+    for path, source in found:
+        if source[1:] in known:
+            continue
+        with suppress(OSError):
+            here = os.lstat(path)
+            is_ours = False
+            with suppress(OSError):
+                there = os.stat(source)  # noqa: PTH116 - text, as all paths here
+                is_ours = not here.st_mode & 0o222 and stat.S_ISREG(here.st_mode)
+                one, other = ((it.st_size, it.st_mtime_ns) for it in (here, there))
+                is_ours = is_ours and one == other
+            strays.append(_Stray(path, here.st_size, is_ours))
+    return strays
+
+
+def _room(tier: Tier, entries: Iterable[Entry]) -> int:
+    free = tiers.free_bytes(tier.path)
+    if tier.capacity_bytes is None:
+        return free
+    held = sum(int(stored_bytes(entry.identity.size_bytes)) for entry in entries)
+    return max(0, min(free, tier.capacity_bytes - held))
 
 
 def status(tier: Tier, progress: Progress | None = None) -> Status:
@@ -120,6 +167,8 @@ def status(tier: Tier, progress: Progress | None = None) -> Status:
             progress(number, len(entries))
         sources.append(_source_is(entry))
         missing += bool(why_bad(place, entry))
+    strays = _strays(place)
+    ours = [one.size_bytes for one in strays if one.is_ours]
     parts = list(place.parts.glob("*.part")) if place.parts.is_dir() else []
     sizes = []
     for path in parts:
@@ -131,11 +180,15 @@ def status(tier: Tier, progress: Progress | None = None) -> Status:
         sum(entry.gain_s for entry in entries.values()),
         sources.count("changed"),
         sources.count("gone"),
+        sources.count("not asked"),
         missing,
         len(dropped(place)),
         len(sizes),
         sum(sizes),
-        tiers.free_bytes(tier.path),
+        len(ours),
+        sum(ours),
+        len(strays) - len(ours),
+        _room(tier, entries.values()),
     )
 
 
@@ -174,7 +227,7 @@ def verify(
             yield lambda entry=entry: check(entry)  # type: ignore[misc]
 
     run_all(work, tasks(), threads)
-    stale = sum(_source_is(entry) != "same" for entry in entries)
+    stale = sum(_source_is(entry) in ("changed", "gone") for entry in entries)
     bad.sort(key=lambda one: one.entry.copy)
     if is_mending and bad:
         drop(place, [one.entry for one in bad])
@@ -188,16 +241,7 @@ def drop(place: Place, entries: Sequence[Entry]) -> None:
             found.mark(entry, "is_staged", 0)
     place.append(gone=[entry.copy for entry in entries])
     for entry in entries:
-        path = place.copy_path(entry)
-        with suppress(OSError):
-            path.unlink()
-        for folder in path.parents:
-            if folder == place.copies:
-                break
-            try:
-                folder.rmdir()
-            except OSError:
-                break
+        _unlink(place, place.copy_path(entry))
     with place.locked():
         write_map(place, place.entries().values())
 
@@ -206,15 +250,19 @@ def evict(
     tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = False
 ) -> tuple[int, int]:
     """Removes copies: all, or only those of changed and removed sources, or as many as give this
-    much room, first the useless, then by least gain per byte.  Copies and bytes removed.
+    much room, first the useless, then by least gain per byte.  Copies of which the manifest tells
+    nothing go in any case.  Copies and bytes removed.
 
     Programs that have one open read on; later opens get the original.  Raises TierError.
     """
     place = Place(tier)
     entries = list(place.entries().values())
     useless = {
-        entry.copy for entry in entries if _source_is(entry) != "same" or why_bad(place, entry)
+        entry.copy
+        for entry in entries
+        if _source_is(entry) in ("changed", "gone") or why_bad(place, entry)
     }
+    strays = [one for one in _strays(place) if one.is_ours]
     if is_stale_only:
         chosen = [entry for entry in entries if entry.copy in useless]
     elif free_bytes is None:
@@ -227,7 +275,7 @@ def evict(
                 -one.identity.size_bytes,
             )
         )
-        chosen, freed = [], 0
+        chosen, freed = [], sum(stored_bytes(one.size_bytes) for one in strays)
         for entry in entries:
             if freed >= free_bytes:
                 break
@@ -235,6 +283,22 @@ def evict(
             freed += stored_bytes(entry.identity.size_bytes)
     if chosen:
         drop(place, chosen)
+    for stray in strays:
+        _unlink(place, Path(stray.path))
     if place.parts.is_dir():
         sweep(place, ())
-    return len(chosen), sum(entry.identity.size_bytes for entry in chosen)
+    sizes = [entry.identity.size_bytes for entry in chosen]
+    return len(chosen) + len(strays), sum(sizes) + sum(one.size_bytes for one in strays)
+
+
+def _unlink(place: Place, path: Path) -> None:
+    """Removes a copy, and the folders that it leaves empty."""
+    with suppress(OSError):
+        path.unlink()
+    for folder in path.parents:
+        if folder == place.copies:
+            break
+        try:
+            folder.rmdir()
+        except OSError:
+            break

@@ -123,8 +123,9 @@ def plan(
         raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
     tell = progress or (lambda what, share: None)
     notes = list(evidence.notes)
-    budget = _budget(tier, budget_bytes, notes)
     size = stored_bytes(np.maximum(evidence.size_bytes, 0))
+    budget, is_held = _budget(tier, budget_bytes, evidence, notes)
+    size = np.where(is_held, 0, size)  # a copy that is there takes no more room
     tell("asking files", 0.05)
     evidence = replace(evidence, check_s=_check_s(evidence, notes))
     tell("weighing files", 0.1)
@@ -151,13 +152,14 @@ def plan(
         notes.append("nothing is worth staging: no file's reads were waited for")
     chosen = chosen[np.argsort(-value[chosen] / np.maximum(1, size[chosen]), kind="stable")]
     total = int(evidence.size_bytes[chosen].sum())
+    missing = int(evidence.size_bytes[choice.is_chosen & ~is_held].sum())
     speeds = [bps for bps in (slow_bps, tier.write_bps) if bps]
     paths, gains = evidence.paths, value.tolist()
     return Plan(
         run, tier.name, policy, budget, len(chosen), total, len(evidence),
         int(evidence.size_bytes.sum()), found.gain_s, found.how, found.off, choice.of_best,
         evidence.wait_s, evidence.wall_s, evidence.epochs,
-        total / min(speeds) if speeds else None, tuple(curve), tuple(compared), tuple(notes),
+        missing / min(speeds) if speeds else None, tuple(curve), tuple(compared), tuple(notes),
         tuple(Wanted(_real_path(paths[place]), gains[place]) for place in chosen.tolist()),
     )  # fmt: skip
 
@@ -200,21 +202,38 @@ def _or_small(
     return plain, expected
 
 
-def _budget(tier: Tier, told: int | None, notes: list[str]) -> int:
-    """What may be staged: what is told, within the capacity and what is free."""
-    free = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES
-    held = sum(int(stored_bytes(one.identity.size_bytes)) for one in Place(tier).entries().values())
-    room = free + held
+def _budget(
+    tier: Tier, told: int | None, evidence: Evidence, notes: list[str]
+) -> tuple[int, Array]:
+    """What may be copied: what is told, within what the copies there leave of the capacity and what
+    is free; and which of the run's files have a copy there."""
+    entries = Place(tier).entries().values()
+    held = {name: entry for entry in entries for name in (entry.source, *entry.names)}
+    is_held = np.zeros(len(evidence), bool)
+    if held:
+        pairs = zip(evidence.paths, evidence.resolved, strict=True)
+        is_held[:] = [path in held or resolved in held for path, resolved in pairs]
+    taken = sum(int(stored_bytes(one.identity.size_bytes)) for one in entries)
+    theirs = int(stored_bytes(evidence.size_bytes[is_held]).sum())
+    room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES
     if tier.capacity_bytes is not None:
-        room = min(room, tier.capacity_bytes)
-    if told is not None and told > room:
+        room = min(room, tier.capacity_bytes - taken)
+    if taken:
         notes.append(
-            f"the budget of {show(told, 'B')} is more than {tier.name} holds: {show(room, 'B')}"
+            f"{show(taken, 'B')} are staged on {tier.name} already, {show(theirs, 'B')} of them "
+            f"this run's: they stay; penstock stage evict {tier.name} lets the plan choose anew"
         )
-    budget = room if told is None else min(told, room)
-    if budget <= 0:
-        raise TierError(f"{tier.name}: full: {tier.path} has no room; penstock stage evict")
-    return budget
+    if told is not None and told > room + theirs:
+        notes.append(
+            f"the budget of {show(told, 'B')} is more than {tier.name} has room for: "
+            f"{show(max(0, room + theirs), 'B')}"
+        )
+    budget = room if told is None else min(told - theirs, room)
+    if budget <= 0 and not theirs:
+        raise TierError(
+            f"{tier.name}: full: {tier.path} has no room; penstock stage evict {tier.name}"
+        )
+    return max(0, budget), is_held
 
 
 def _fit(evidence: Evidence, tier: Tier, size: Array, budget: int, notes: list[str]) -> Array:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock import tiers
 from penstock.errors import TierError
 from penstock.stage import manifest
-from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place
+from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place, hashes
 
 if TYPE_CHECKING:
     from penstock.stores import Found, Store
@@ -140,8 +140,10 @@ def _asked(
 
 
 def identity_in(told: "Found") -> Identity:
-    """A store tells no more; where it tells no time, a file of the same size is the same."""
-    return Identity(told.size_bytes, told.mtime_ns or 0, 0, 0, 0)
+    """A store tells no more; where it tells neither time nor mark, a file of the same size is the
+    same.  ino: its mark, as a number."""
+    number = int(hashes([told.mark.encode()])[0]) if told.mark else 0
+    return Identity(told.size_bytes, told.mtime_ns or 0, 0, number, 0)
 
 
 def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]:
@@ -154,7 +156,7 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
             identity_in(told),
             (),
             0.0,
-            False,
+            True,
             0,
             None,
             store,
