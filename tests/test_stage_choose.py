@@ -190,17 +190,18 @@ def test_an_unknown_policy_names_those_that_there_are() -> None:
 
 
 def pipeline(
-    n_batches: int, n_workers: int, read_s: float, step_s: float, other_s: float = 0.0
+    n_batches: int, n_workers: int, read_s: Any, step_s: float, other_s: float = 0.0
 ) -> Batches:
-    """A loader that fetches batches of one file each, two ahead for each worker, remade by hand."""
-    ahead, fetch_s = 2 * n_workers, read_s + other_s
+    """A loader that fetches batches of one file each, two ahead for each worker, remade by hand.
+    read_s: of all, or of each."""
+    ahead, reads_s = 2 * n_workers, np.broadcast_to(read_s, n_batches)
     start, end, asked, got = [], [], [], []
     free = [0.0] * n_workers
     done = 0.0
     for number in range(n_batches):
         begin = max(free[number % n_workers], got[number - ahead] if number >= ahead else 0.0)
         start.append(begin)
-        end.append(begin + fetch_s)
+        end.append(begin + float(reads_s[number]) + other_s)
         free[number % n_workers] = end[-1]
         asked.append(done + (step_s if number else 0.0))
         done = max(asked[-1], end[-1])
@@ -216,7 +217,7 @@ def pipeline(
         numbers > 0,
         numbers,
         numbers,
-        np.full(n_batches, read_s),
+        reads_s.astype(float),
     )
 
 
@@ -236,6 +237,28 @@ def test_a_loader_that_fetches_ahead_is_remade(share: float, step_s: float, n_wo
     assert found.how == "remade"
     assert found.off is None or found.off < 0.01
     assert found.gain_s == pytest.approx(wait_s(before) - wait_s(after), rel=0.02, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_choice_brings_what_trying_all_would_where_workers_fetch(seed: int, tier: Tier) -> None:
+    """By the remade loader, not by the sum of the files' worths."""
+    chance = np.random.default_rng(seed)
+    n, n_workers = 9, int(chance.integers(1, 4))
+    sizes = np.clip(chance.lognormal(13, 1.0, n), 1e4, 3e6).astype(np.int64)
+    fetch_s = 0.004 + sizes / 50e6 * chance.uniform(0.5, 2.0, n)
+    before = pipeline(n, n_workers, fetch_s, float(chance.uniform(0, 0.02)))
+    known = evidence(sizes, fetch_s, fetch_s / n_workers, wait_s=wait_s(before), batches=before)
+    budget = int(stored_bytes(sizes).sum() * chance.uniform(0.3, 0.6))
+    made = plans.plan("run", known, tier, budget_bytes=budget)
+    assert tier.costs is not None
+    predictor = Predictor(replace(known, check_s=plans._check_s(known, [])), tier.costs)
+    sets = (np.array(one, bool) for one in itertools.product((0, 1), repeat=n))
+    most = max(
+        predictor.predict(one).gain_s for one in sets if stored_bytes(sizes[one]).sum() <= budget
+    )
+    taken = np.isin([*known.paths], [one.path for one in made.wanted])
+    assert stored_bytes(sizes[taken]).sum() <= budget
+    assert predictor.predict(taken).gain_s >= 0.98 * most
 
 
 def test_a_step_that_is_longer_than_fetching_hides_all_that_is_left() -> None:

@@ -20,12 +20,14 @@ from penstock.registry import Costs
 from penstock.stage.evidence import Evidence
 from penstock.stage.predict import alike, expected_s, kept_share
 
-__all__ = ["POLICIES", "Choice", "best", "choose", "filled", "worth"]
+__all__ = ["POLICIES", "Choice", "best", "choose", "exchanged", "filled", "worth"]
 
 Array = NDArray[Any]
 
 # Whether a read was waited for depends on who else read then: chance, until it was seen often.
 OPENS_OF_ITS_LIKE_CRITICAL = 8.0
+
+WARMTH = 0.02  # of what is brought: how much less may be gone on from, at first
 
 NODES = 100_000  # of the exact search: half a second
 GOOD_ENOUGH = 0.999  # of the bound that no choice can pass
@@ -33,8 +35,8 @@ GOOD_ENOUGH = 0.999  # of the bound that no choice can pass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """is_chosen: for each file.  of_best: at least so much of the worth that any choice under this
-    budget could have; None: a policy that does not look at worth."""
+    """is_chosen: for each file.  of_best: at least so much of the worth, file by file, that any
+    choice under this budget could have; None: a policy that does not look at worth."""
 
     is_chosen: Array
     of_best: float | None = None
@@ -103,6 +105,46 @@ def _by_density(value: Array, size: Array) -> Array:
     density = value / np.maximum(1, size)
     order: Array = np.lexsort((size, -density))
     return order
+
+
+def exchanged(
+    is_chosen: Array,
+    size: Array,
+    budget: int,
+    gain_of: Callable[[Array], float],
+    tries: int,
+    seed: int = 0,
+) -> tuple[Array, float]:
+    """A choice that brings no less: a file more, others out for it, what then fits in; so often.
+
+    What several files bring together is not the sum of their worths, where a step loop waits for
+    the last of several workers.  Choices that bring a little less are gone on from too, less and
+    less of them (simulated annealing), as often two files have to move for anything to change.
+    gain_of: what a choice brings.  Returns the best choice and what it brings.
+    """
+    chance = np.random.default_rng(seed)
+    now, gain = is_chosen.copy(), gain_of(is_chosen)
+    top, top_gain = now, gain
+    for left in range(tries, 0, -1):
+        outside = np.flatnonzero(~now & (size <= budget))
+        if not len(outside):
+            break
+        trial = now.copy()
+        one = int(chance.choice(outside))
+        trial[one] = True
+        inside = chance.permutation(np.flatnonzero(now))
+        over = int(size[trial].sum()) - budget
+        if over > 0:
+            trial[inside[: int(np.searchsorted(np.cumsum(size[inside]), over)) + 1]] = False
+        others = chance.permutation(np.flatnonzero(~trial & (size <= budget)))
+        trial[filled(others, size, budget - int(size[trial].sum()))] = True
+        found = gain_of(trial)
+        warmth = WARMTH * top_gain * left / tries
+        if found >= gain or chance.random() < np.exp((found - gain) / max(1e-12, warmth)):
+            now, gain = trial, found
+        if found > top_gain:
+            top, top_gain = trial, found
+    return top, top_gain
 
 
 def filled(order: Array, size: Array, budget: int) -> Array:
