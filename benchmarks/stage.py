@@ -30,9 +30,9 @@ from penstock import registry, tiers
 from penstock.bench.tier import slow
 from penstock.stage.choose import best, worth
 from penstock.stage.copy import copy
-from penstock.stage.evidence import Evidence
+from penstock.stage.evidence import MOST_BATCHES, Batches, Evidence
 from penstock.stage.held import evict, stored_bytes
-from penstock.stage.plan import plan
+from penstock.stage.plan import load, plan
 from penstock.stage.source import below
 
 TRAIN = ROOT / "benchmarks" / "stage_train.py"
@@ -187,10 +187,20 @@ def gained(one: Workload, scale: float) -> list[Bar]:
             penstock("ceiling", base / "before", "--for", "8s")
         with slow_at(data, place, one):
             told = planned(base / "before", budget, "-o", base / "plan.jsonl")
+            by_size = ("--policy", "small", "-o", base / "small.jsonl")
+            told_small = planned(base / "before", budget, *by_size)
             copied = penstock("stage", "copy", base / "plan.jsonl", "--to", "bench")
         with slow_at(data, place, one):
             after = trained(base / "after", one, str(place), "--staged", "bench")
         evict(tier)
+        small = after
+        is_other = files_of(base / "plan.jsonl") != files_of(base / "small.jsonl")
+        if is_other:  # what tf-Darshan's authors did by hand, run too
+            with slow_at(data, place, one):
+                penstock("stage", "copy", base / "small.jsonl", "--to", "bench")
+            with slow_at(data, place, one):
+                small = trained(base / "small", one, str(place), "--staged", "bench")
+            evict(tier)
     compared = penstock("compare", base / "before", base / "after")
     print(compared, flush=True)
     shutil.rmtree(data)
@@ -206,6 +216,7 @@ def gained(one: Workload, scale: float) -> list[Bar]:
         "copied": copied.splitlines()[0],
         "before": {key: before[key] for key in ("wait_s", "wall_s")},
         "after": {key: after[key] for key in ("wait_s", "wall_s")},
+        "small": {key: small[key] for key in ("wait_s", "wall_s")},
         "compare": compared.replace(f"{ROOT}/", ""),
     }
     kept(one.name, facts)
@@ -219,18 +230,34 @@ def gained(one: Workload, scale: float) -> list[Bar]:
             f"{COMMAND} {one.name}",
         )
     ]
-    for other in told["compared"]:
-        is_small = other["policy"] == "small"  # what tf-Darshan's authors did by hand
-        bars.append(
-            Bar(
-                f"{one.name}: by {other['policy']}, predicted",
-                "≤ the plan's" if is_small else "",
-                f"{other['gain_s']:.2f} s with {other['size_bytes'] / 1e6:.0f} MB",
-                other["gain_s"] <= told["gain_s"] if is_small else None,
-                f"{COMMAND} {one.name}",
-            )
+    small_gain_s = before["wait_s"] - small["wait_s"]
+    bars.append(
+        Bar(
+            f"{one.name}: by tf-Darshan's threshold, measured",
+            "≤ the plan's",
+            f"{small_gain_s:.2f} s with {told_small['size_bytes'] / 1e6:.0f} MB"
+            if is_other
+            else "the plan took these files",
+            small_gain_s <= gain_s if is_other else None,
+            f"{COMMAND} {one.name}",
         )
+    )
+    bars += [
+        Bar(
+            f"{one.name}: by {other['policy']}, predicted",
+            "",
+            f"{other['gain_s']:.2f} s with {other['size_bytes'] / 1e6:.0f} MB",
+            None,
+            f"{COMMAND} {one.name}",
+        )
+        for other in told["compared"]
+    ]
     return bars
+
+
+def files_of(path: Path) -> set[str]:
+    """The files of a plan."""
+    return {one.path for one in load(path)}
 
 
 def _paper(chance: np.random.Generator, scale: float) -> Any:
@@ -430,8 +457,30 @@ def exhaustive(cases: int = 200) -> tuple[float, float]:
     return least, least_told
 
 
+def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.02) -> tuple[Any, ...]:
+    """wait_s, wall_s, levels and the batches of a loader that fetched these files in their order,
+    as many of them as a plan remakes."""
+    size = len(time_s) // MOST_BATCHES
+    fetch_s = time_s[: size * MOST_BATCHES].reshape(MOST_BATCHES, size).sum(axis=1)
+    starts, ends, asked, got = (np.zeros(MOST_BATCHES) for _ in range(4))
+    free, done = [0.0] * workers, 0.0
+    for number in range(MOST_BATCHES):
+        ahead = got[number - 2 * workers] if number >= 2 * workers else 0.0
+        starts[number] = max(free[number % workers], ahead)
+        free[number % workers] = ends[number] = starts[number] + fetch_s[number]
+        asked[number] = done + step_s
+        done = got[number] = max(asked[number], ends[number])
+    numbers, files = np.arange(MOST_BATCHES), np.arange(size * MOST_BATCHES)
+    batches = Batches(
+        np.ones(MOST_BATCHES, np.int64), numbers % workers, starts, ends, asked, got,
+        numbers > 0, np.repeat(numbers, size), files, time_s[files],
+    )  # fmt: skip
+    return float((got - asked)[1:].sum()), float(done), (), batches
+
+
 def million(scale: float) -> list[Bar]:
-    """A plan over a million files, from the run's columns to the chosen paths."""
+    """A plan over a million files, from the columns of a run whose workers fetched batches to the
+    chosen paths; reading its logs is `open_run`, which is measured elsewhere."""
     n, chance = 1_000_000, np.random.default_rng(0)
     sizes = np.clip(chance.lognormal(np.log(110e3), 0.6, n), 2e3, 20e6).astype(np.int64)
     time_s = 0.002 + sizes / 200e6 * chance.uniform(0.5, 2.0, n)
@@ -440,7 +489,7 @@ def million(scale: float) -> list[Bar]:
         tuple(f"/data/train/{number // 1000:04}/{number:07}.jpg" for number in range(n)),
         (None,) * n, ones.astype(np.int64), sizes, ones, ones, sizes * 1.0, time_s,
         time_s * chance.uniform(0, 1, n), np.zeros(n, bool), time_s / 10,
-        np.zeros(n, bool), 900.0, 2000.0,
+        np.zeros(n, bool), *batches_of(time_s),
     )  # fmt: skip
     with fast_tier() as tier:
         begun = time.perf_counter()
@@ -458,7 +507,7 @@ def million(scale: float) -> list[Bar]:
             f"{COMMAND} million",
         ),
         Bar(
-            "the choice, of the best that trying all finds, at least",
+            "the choice, of the most worth that trying all finds, at least",
             f"≥ {OF_BEST:.0%}",
             f"{least:.2%} in 200 cases of 2 to 13 files, at least {told:.1%} promised",
             least >= OF_BEST,

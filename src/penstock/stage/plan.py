@@ -515,6 +515,8 @@ def picture(made: Plan, path: Path) -> None:
 
 X_TITLE, Y_TITLE = "staged (GB)", "data wait removed (s)"
 Marks = Sequence[tuple[str, float, float]]
+MARKS = ("s", "^", "v", "d", "o")
+SYMBOLS = ("square-open", "triangle-up-open", "triangle-down-open", "diamond-open", "circle-open")
 
 
 def _page(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path) -> None:
@@ -523,9 +525,11 @@ def _page(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path
     except ModuleNotFoundError as error:
         raise MissingDependency("a page needs an extra: pip install 'penstock[html]'") from error
     figure = go.Figure(go.Scatter(x=gb, y=gain_s, mode="lines+markers", name="best by gain"))
-    for name, x, y in marks:
-        figure.add_scatter(x=[x], y=[y], mode="markers+text", text=[name], name=name)
-    figure.update_traces(textposition="top center")
+    for number, (name, x, y) in enumerate(marks):
+        symbol = SYMBOLS[number % len(SYMBOLS)]
+        figure.add_scatter(
+            x=[x], y=[y], mode="markers", name=name, marker={"size": 10, "symbol": symbol}
+        )
     figure.update_layout(xaxis_title=X_TITLE, yaxis_title=Y_TITLE, template="simple_white")
     text = figure.to_html(include_plotlyjs=True)
     path.write_text(text, encoding="utf-8")
@@ -541,9 +545,10 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     axes.plot(gb, gain_s, marker="o", markersize=3, label="best by gain")
-    for name, x, y in marks:
-        axes.plot([x], [y], "s", markersize=5)
-        axes.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4))
+    # A legend: names beside marks that lie on each other cannot be read.
+    for number, (name, x, y) in enumerate(marks):
+        axes.plot([x], [y], MARKS[number % len(MARKS)], markersize=7, label=name, fillstyle="none")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.set_xlabel(X_TITLE)
     axes.set_ylabel(Y_TITLE)
     axes.set_ylim(bottom=0)
