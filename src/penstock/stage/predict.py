@@ -31,7 +31,8 @@ STEPS_PER_OCTAVE = 2  # files are alike whose sizes lie in one step, on one devi
 # A remade pipeline whose wait differs by more from the run's is said to be no good guide.
 UNLIKE = 0.15
 # A run that gets less of a tier than this, of what as many readers can get there, does not wait for
-# its bandwidth: with fewer readers its reads take as long as before.
+# its bandwidth: with fewer readers its reads take as long as before.  One that gets more than can be
+# got shows that the measurement read otherwise: it says nothing of the run.
 SATURATED = 0.9
 ROUNDS = 4  # of the concurrency on the slow tier, which settles in two or three
 
@@ -160,8 +161,10 @@ class Predictor:
                 return float(number[0] / bps[0])
             return level / float(np.interp(level, number, bps))
 
-        had_bps = self._batch_bytes / wall_s
-        if now >= before or had_bps < SATURATED * before / read_s(before):
+        had_bps, most_bps = self._batch_bytes / wall_s, before / read_s(before)
+        # More than was measured as the most: what was measured was another way of reading.
+        is_saturated = SATURATED * most_bps <= had_bps <= most_bps / SATURATED
+        if now >= before or not is_saturated:
             return 1.0
         return float(np.clip(read_s(now) / read_s(before), 1 / max(1.0, before), 1.0))
 
