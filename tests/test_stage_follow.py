@@ -113,6 +113,30 @@ def test_following_tells_each_data_file_once_with_the_time_in_its_calls(
     assert seen.is_over
 
 
+def test_time_in_calls_of_several_readers_is_shared_as_a_step_loop_waits_for_one(
+    recorded: Callable[..., Any], files: dict[str, bytes]
+) -> None:
+    run = recorded(
+        """
+        import os
+        for child in range(2):
+            if not os.fork():
+                for number in range(child, 40, 2):
+                    open(f"data/{number}.bin", "rb").read()
+                os._exit(0)
+            os.wait()
+        """
+    )
+    found = Following(run.folder).look()
+    ((all_s,),) = run.sql(
+        "SELECT sum(e.duration_ns) / 1e9 FROM events e JOIN files f ON f.file = e.file"
+        " WHERE e.layer IN ('posix', 'stdio') AND e.op_group IN ('read', 'open')"
+        " AND f.path LIKE '%data/%.bin'"
+    )
+    assert len(found) == 40
+    assert sum(one.gain_s for one in found) == pytest.approx(all_s / 2, rel=0.02)
+
+
 def test_less_than_a_megabyte_a_second_is_refused(tier: Tier) -> None:
     with pytest.raises(TierError, match="1MB/s or more"):
         fill_following(tier, list, lambda: True, limit_bps=1000)

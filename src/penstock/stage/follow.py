@@ -1,7 +1,8 @@
 """What a run that goes on reads: its logs, looked at again and again.  Knows logs; copies nothing.
 
-A file counts once its first reads have ended, by the time that its calls took: the measure by which
-what is worth more stays on a tier.
+A file counts once its first reads have ended, by the time that its calls took, shared among the
+processes that read: a step loop waits for one of them at a time.  So it can stand beside the wait
+that a plan expects of a file, in the order by which what is worth more stays on a tier.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Following:
         self._processes: dict[str, _Process] = {}
         self._told: set[str] = set()
         self._written: set[str] = set()
+        self._readers: set[str] = set()
         self._quiet_looks = 0
         self._since_s = time.monotonic()
         self.read_bytes = 0
@@ -62,13 +64,15 @@ class Following:
             except (LogError, OSError):
                 continue
             self._learn(process, news)
-            self._take(process, news, time_s)
+            if self._take(process, news, time_s):
+                self._readers.add(name)
             process.is_over = not is_alive(news.header) and not len(news.finished)
         alive = any(not process.is_over for process in self._processes.values())
         self._quiet_looks = 0 if alive or not self._processes else self._quiet_looks + 1
         fresh = [path for path in time_s if path not in self._told and path not in self._written]
         self._told.update(fresh)
-        return [Wanted(path, time_s[path]) for path in fresh if _is_data(path)]
+        n_readers = max(1, len(self._readers))
+        return [Wanted(path, time_s[path] / n_readers) for path in fresh if _is_data(path)]
 
     def read_bps(self) -> float:
         """What the programs have read of data so far, a second."""
@@ -94,7 +98,9 @@ class Following:
                 text = text._replace(name=before.name, base=before.base)
             process.texts[text.id] = text
 
-    def _take(self, process: _Process, news: News, time_s: dict[str, float]) -> None:
+    def _take(self, process: _Process, news: News, time_s: dict[str, float]) -> bool:
+        """Adds the time in calls by file; whether it read data."""
+        before_bytes = self.read_bytes
         events = news.finished
         is_fine = events.errno == 0
         is_cost = np.isin(events.op, _COSTS) & is_fine
@@ -112,6 +118,7 @@ class Following:
         ):
             if path := read.get(number, ""):
                 time_s[path] = time_s.get(path, 0.0) + ns / 1e9
+        return self.read_bytes > before_bytes
 
 
 def _path(process: _Process, number: int) -> str:
