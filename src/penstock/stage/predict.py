@@ -31,8 +31,8 @@ STEPS_PER_OCTAVE = 2  # files are alike whose sizes lie in one step, on one devi
 # A remade pipeline whose wait differs by more from the run's is said to be no good guide.
 UNLIKE = 0.15
 # A run that gets less of a tier than this, of what as many readers can get there, does not wait for
-# its bandwidth: with fewer readers its reads take as long as before.  One that gets more than can be
-# got shows that the measurement read otherwise: it says nothing of the run.
+# its bandwidth: with fewer readers its reads take as long as before.  One that gets more than that
+# shows that the measurement read otherwise: it says nothing of the run.
 SATURATED = 0.9
 ROUNDS = 4  # of the concurrency on the slow tier, which settles in two or three
 
