@@ -348,7 +348,7 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
 
 def _is_same_reading(every: Sequence[Report]) -> bool:
     """Whether all asked for the same bytes of data: then they did the same work, steps or none."""
-    read = [_DATA_READ(report) or 0.0 for report in every]
+    read = [_data_read(report) or 0.0 for report in every]
     return min(read) > 0 and max(read) - min(read) <= SAME_BYTES * max(read)
 
 
