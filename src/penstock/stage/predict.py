@@ -51,9 +51,11 @@ def alike(evidence: Evidence) -> Array:
     """A number for each file: which others it is like, in size and device."""
     size = np.maximum(1, evidence.size_bytes).astype(float)
     step = np.floor(np.log2(size) * STEPS_PER_OCTAVE).astype(np.int64)
-    _, device = np.unique(evidence.device, return_inverse=True)
-    _, like = np.unique(device * 1024 + step, return_inverse=True)
-    found: Array = like.reshape(-1)
+    # By counting, not by sorting: of a million files this is asked ten times.
+    device = np.searchsorted(np.unique(evidence.device), evidence.device)
+    number = device * (64 * STEPS_PER_OCTAVE) + step
+    places = np.cumsum(np.bincount(number) > 0) - 1
+    found: Array = places[number]
     return found
 
 
