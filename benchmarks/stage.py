@@ -188,7 +188,7 @@ def gained(one: Workload, scale: float) -> list[Bar]:
         with slow_at(data, place, one):
             told = planned(base / "before", budget, "-o", base / "plan.jsonl")
             by_size = ("--policy", "small", "-o", base / "small.jsonl")
-            told_small = planned(base / "before", budget, *by_size)
+            planned(base / "before", budget, *by_size)
             copied = penstock("stage", "copy", base / "plan.jsonl", "--to", "bench")
         with slow_at(data, place, one):
             after = trained(base / "after", one, str(place), "--staged", "bench")
@@ -204,8 +204,6 @@ def gained(one: Workload, scale: float) -> list[Bar]:
     compared = penstock("compare", base / "before", base / "after")
     print(compared, flush=True)
     shutil.rmtree(data)
-    gain_s = before["wait_s"] - after["wait_s"]
-    off = abs(told["gain_s"] - gain_s) / gain_s if gain_s > 0 else float("inf")
     facts = {
         "files": len(sizes),
         "bytes": int(sizes.sum()),
@@ -220,35 +218,40 @@ def gained(one: Workload, scale: float) -> list[Bar]:
         "compare": compared.replace(f"{ROOT}/", ""),
     }
     kept(one.name, facts)
+    return gain_bars(one.name, told, before, after, small if is_other else None)
+
+
+def gain_bars(name: str, told: Any, before: Any, after: Any, small: Any | None) -> list[Bar]:
+    """small: the run with tf-Darshan's threshold; None: the plan took these files."""
+    gain_s = before["wait_s"] - after["wait_s"]
+    off = abs(told["gain_s"] - gain_s) / gain_s if gain_s > 0 else float("inf")
     bars = [
         Bar(
-            f"{one.name}: predicted gain, off by",
+            f"{name}: predicted gain, off by",
             f"≤ {PREDICTED_WITHIN:.0%}",
             f"{off:.1%}: {told['gain_s']:.2f} s said, {gain_s:.2f} s measured "
             f"of {before['wait_s']:.2f} s wait, {told['size_bytes'] / 1e6:.0f} MB",
             off <= PREDICTED_WITHIN,
-            f"{COMMAND} {one.name}",
+            f"{COMMAND} {name}",
         )
     ]
-    small_gain_s = before["wait_s"] - small["wait_s"]
+    small_gain_s = before["wait_s"] - small["wait_s"] if small else gain_s
     bars.append(
         Bar(
-            f"{one.name}: by tf-Darshan's threshold, measured",
+            f"{name}: by tf-Darshan's threshold, measured",
             "≤ the plan's",
-            f"{small_gain_s:.2f} s with {told_small['size_bytes'] / 1e6:.0f} MB"
-            if is_other
-            else "the plan took these files",
-            small_gain_s <= gain_s if is_other else None,
-            f"{COMMAND} {one.name}",
+            f"{small_gain_s:.2f} s" if small else "the plan took these files",
+            small_gain_s <= gain_s if small else None,
+            f"{COMMAND} {name}",
         )
     )
     bars += [
         Bar(
-            f"{one.name}: by {other['policy']}, predicted",
+            f"{name}: by {other['policy']}, predicted",
             "",
             f"{other['gain_s']:.2f} s with {other['size_bytes'] / 1e6:.0f} MB",
             None,
-            f"{COMMAND} {one.name}",
+            f"{COMMAND} {name}",
         )
         for other in told["compared"]
     ]
