@@ -8,12 +8,12 @@ of the two goes into docs/experiments/feed.json, and the page beside it is made 
 """
 
 import argparse
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +22,7 @@ from pathlib import Path
 from bars import PENSTOCK, ROOT, Bar, machine, report, scratch
 
 from penstock import tiers
+from penstock.bench import data
 from penstock.bench.places import LATENCY_BPS, LATENCY_S, THROTTLED_BPS, THROTTLED_HZ
 from penstock.bench.tier import capped, slow
 from penstock.errors import PenstockError
@@ -33,7 +34,6 @@ from penstock.run import open_run
 COMMAND = "python benchmarks/feed_training.py"
 RESULTS = ROOT / "docs" / "experiments" / "feed.json"
 PAGE = ROOT / "docs" / "experiments" / "feed.md"
-RECORD_BYTES = 100_000
 NOT_BOUND = 0.05  # of the wall time: what a report calls not input bound
 
 TRAINING = """
@@ -41,13 +41,14 @@ import io, sys
 import lmdb, numpy, torch
 from PIL import Image
 path, reader = sys.argv[1:]
+labels = [int(line) for line in open(path + "/labels.txt")]
 
-def decoded(data):
+def decoded(data, i):
     with Image.open(io.BytesIO(data)) as image:
         image.draft("RGB", (64, 64))
         small = image.convert("RGB").resize((64, 64))
     pixels = torch.from_numpy(numpy.asarray(small).copy())
-    return pixels.permute(2, 0, 1).float() / 255, len(data) % 10
+    return pixels.permute(2, 0, 1).float() / 255, labels[i]
 
 class Plain(torch.utils.data.Dataset):
     env = None
@@ -60,11 +61,11 @@ class Plain(torch.utils.data.Dataset):
         if self.env is None:
             self.env = lmdb.open(path, readonly=True, lock=False, readahead=False, meminit=False)
         with self.env.begin() as txn:
-            return decoded(txn.get(b"%08d" % i))
+            return decoded(txn.get(b"%08d" % i), i)
 
 if reader == "feed":
     from penstock.adapters.torch import FeedDataset
-    dataset = FeedDataset(path, decode=lambda record: decoded(record.tobytes()))
+    dataset = FeedDataset(path, decode=lambda record: decoded(record.tobytes(), int(record.key)))
 else:
     dataset = Plain()
 torch.manual_seed(1)
@@ -72,7 +73,7 @@ torch.set_num_threads(1)
 loader = torch.utils.data.DataLoader(dataset, 32, shuffle=True, num_workers=1)
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 32, 5), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 5, 2), torch.nn.ReLU(),
-    torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    torch.nn.Flatten(), torch.nn.LazyLinear(8))
 model(torch.zeros(1, 3, 64, 64))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for images, labels in loader:
@@ -82,38 +83,20 @@ for images, labels in loader:
 """
 
 
+DATA = (
+    "pictures of `penstock bench data`, of ImageNet's sizes, as photographs compress; the label is "
+    "the one of eight tints that a picture has, which the network can learn"
+)
+
+
 def made(folder: Path, n: int) -> Path:
-    """An LMDB of JPEGs, unless it is there."""
-    import lmdb
-    import numpy as np
-    from PIL import Image
-
-    path, random = folder / f"jpegs-{n}.lmdb", np.random.default_rng(1)
-    if (path / "done").exists():
-        return path
-    pictures = []
-    for _ in range(20):
-        buffer = io.BytesIO()
-        noise = random.integers(0, 255, (128, 128, 3), np.uint8)
-        Image.fromarray(noise).save(buffer, "JPEG", quality=90)
-        pictures.append(buffer.getvalue())
-    path.mkdir(parents=True, exist_ok=True)
-    with lmdb.open(str(path), map_size=n * 200_000 + (1 << 26)) as env:
-        with env.begin(write=True) as txn:
-            for i in range(n):
-                txn.put(b"%08d" % i, filled(pictures[i % 20], RECORD_BYTES + i % 1000), append=True)
-        env.sync(True)
-    (path / "done").touch()
+    """An LMDB of JPEGs with their labels beside it, unless it is there."""
+    path, kind = folder / f"pictures-{n}.lmdb", data.KINDS["imagenet-chien"]
+    if not (path / "labels.txt").exists():
+        planned = data.plan(kind.name, "lmdb", n / kind.n)
+        data.make(planned, path)
+        (path / "labels.txt").write_text("\n".join(str(label % 8) for label in planned.labels))
     return path
-
-
-def filled(picture: bytes, size: int) -> bytes:
-    """The same picture in a file of this size: segments of comment, which decode for nothing."""
-    segments = []
-    while size - len(picture) - sum(map(len, segments)) > 4:
-        length = min(65533, size - len(picture) - sum(map(len, segments)) - 4)
-        segments.append(b"\xff\xfe" + (length + 2).to_bytes(2, "big") + os.urandom(length))
-    return picture[:2] + b"".join(segments) + picture[2:]
 
 
 def training(folder: Path, path: Path, reader: str, wrap: Callable[[list[str]], list[str]]) -> Path:
@@ -183,11 +166,14 @@ in its place. The program is the same but for the data set. Each training is rec
 run`, with the LMDB out of memory before it; the data wait is what the training was blocked for a
 batch.
 
+{about}
+
 {machine}. {day}."""
 
 
 def page(results: dict) -> str:
-    lines = [PREFACE.format(command=COMMAND, **results)]
+    about = textwrap.fill(f"The data: {results['data']}.", 100)
+    lines = [PREFACE.format(command=COMMAND, about=about, **results)]
     for place, found in results["places"].items():
         lines += ["", f"## On {place}", ""]
         lines += ["| reader | training | data wait | of the training | verdict of the report |"]
@@ -233,7 +219,7 @@ def main(folder: Path | None = None, n: int = 1000) -> list[Bar]:
             )
         )
     results = {
-        "machine": here, "day": day(), "records": n,
+        "machine": here, "day": day(), "records": n, "data": DATA,
         "record_kb": open_index(path).total_bytes / n / 1e3, "places": places, "missing": missing,
     }  # fmt: skip
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
