@@ -460,7 +460,7 @@ def exhaustive(cases: int = 200) -> tuple[float, float]:
     return least, least_told
 
 
-def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.02) -> tuple[Any, ...]:
+def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.0002) -> tuple[Any, ...]:
     """wait_s, wall_s, levels and the batches of a loader that fetched these files in their order,
     as many of them as a plan remakes."""
     size = len(time_s) // MOST_BATCHES
