@@ -130,7 +130,7 @@ def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
             run = one["run"]
             if set(run) != names or run["rung"] not in RUNGS or run["place"] not in PLACES:
                 raise ValueError("a point of another version")
-            numbers = [run[name] for name in names - {"rung", "place"}]
+            numbers = [run[name] for name in set(run) - {"rung", "place"}]
             if not all(isinstance(number, int | float) for number in numbers):
                 raise ValueError("a point without numbers")
             points.append(Point(Run(**run), one["least_hz"], one["most_hz"], one["repeats"]))
