@@ -10,7 +10,7 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -125,10 +125,12 @@ def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
     try:
         value = json.loads(path.read_bytes())
         names = {field.name for field in fields(Run)}
+        needed = {field.name for field in fields(Run) if field.default is MISSING}
         points = []
         for one in value["points"]:
             run = one["run"]
-            if set(run) != names or run["rung"] not in RUNGS or run["place"] not in PLACES:
+            is_run = needed <= set(run) <= names
+            if not is_run or run["rung"] not in RUNGS or run["place"] not in PLACES:
                 raise ValueError("a point of another version")
             numbers = [run[name] for name in set(run) - {"rung", "place"}]
             if not all(isinstance(number, int | float) for number in numbers):
