@@ -93,10 +93,9 @@ asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/na
 bench: $(venv)/.package $(venv)/.tested build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
 	$(bin)/python benchmarks/table.py
 
-soak: $(venv)/.package ## an hour of kills, forks, signals, racing writers and small disks, chosen at random
+soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power cuts and full disks, chosen at random
 	$(bin)/python benchmarks/soak_redirect.py
 	$(bin)/python benchmarks/soak.py
-	$(bin)/python benchmarks/soak_save.py
 	$(bin)/python benchmarks/soak_stage.py 500
 	$(bin)/python benchmarks/soak_save.py --record
 	$(bin)/python benchmarks/soak_feed.py

@@ -14,7 +14,8 @@
 A third word after power and full names one file system.  The first difference ends the soak with
 the folder that shows it.  SEED repeats the choices.
 --record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
-several pieces add up as long as the code of saving stays the same.
+several pieces add up as long as the code of saving stays the same.  A soak that failed is recorded
+too, and stays on record for that code.  `code` prints the digest of the code as it is now.
 """
 
 import hashlib
@@ -146,12 +147,20 @@ def main() -> None:
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
     wanted = words[0] if words else "all"
+    if wanted == "code":
+        print(_code())
+        return
     if wanted not in ("all", *SOAKS):
         raise SystemExit(f"{wanted}: no such soak; there are: {', '.join(SOAKS)}")
     for name, (soak, usual) in SOAKS.items():
         if wanted in ("all", name):
             chance = random.Random(seed)
-            found = soak(chance, int(words[1]) if len(words) > 1 else usual)
+            try:
+                found = soak(chance, int(words[1]) if len(words) > 1 else usual)
+            except SystemExit as ended:
+                if is_recorded:
+                    _record(name, seed, {"": {FAILED: 1}}, str(ended))
+                raise
             if is_recorded:
                 _record(name, seed, found)
 
@@ -159,7 +168,7 @@ def main() -> None:
 # --- what was done --------------------------------------------------------------------------------
 
 
-def _record(name: str, seed: int, found: dict[str, dict[str, Any]]) -> None:
+def _record(name: str, seed: int, found: dict[str, dict[str, Any]], failure: str = "") -> None:
     """Adds what a soak did to what stands there of the same code, and writes the page's table."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     code = _code()
@@ -172,7 +181,8 @@ def _record(name: str, seed: int, found: dict[str, dict[str, Any]]) -> None:
             counts[key] = max(counts.get(key, 0), value) if key.startswith("most ") else (
                 counts.get(key, 0) + value
             )  # fmt: skip
-        kept[f"{name} {row}".strip()] = {
+        why = {"failure": failure or before.get("failure", "")}
+        kept[f"{name} {row}".strip()] = (why if any(why.values()) else {}) | {
             "counts": counts, "seeds": [*before["seeds"], seed], "code": code,
             "day": str(datetime.now(UTC).date()), "machine": machine().partition(", load")[0],
         }  # fmt: skip
@@ -193,11 +203,25 @@ def page_of(page: str, kept: dict[str, dict[str, Any]]) -> str:
     head, _, rest = page.partition(TABLE_BEGINS)
     _, _, tail = rest.partition(TABLE_ENDS)
     rows = [
-        "| soak | what was done | lost, wrong or left over | day |\n| --- | --- | --- | --- |\n"
+        "| soak | done | what was done | failed | code | day |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
     ]
-    for name, one in sorted(kept.items()):
-        counts = ", ".join(f"{key} {value:,}" for key, value in one["counts"].items())
-        rows.append(f"| {name} | {counts} | 0 | {one['day']} |\n")
+    for name in sorted({*kept, *WANTED}):
+        key, wanted = WANTED.get(name, ("", 0))
+        if name not in kept:
+            rows.append(f"| {name} | 0 of {wanted:,} {key} | not run | | | |\n")
+            continue
+        one = kept[name]
+        counts = ", ".join(
+            f"{what} {value:,}" for what, value in one["counts"].items() if what != FAILED
+        )
+        done = f"{one['counts'].get(key, 0):,} of {wanted:,} {key.removeprefix('most ')}"
+        failed = one["counts"].get(FAILED, 0)
+        why = f": {one['failure']}".replace("|", "/").replace("\n", " ") if failed else ""
+        rows.append(
+            f"| {name} | {done if wanted else ''} | {counts} | {failed}{why} | {one['code']} | "
+            f"{one['day']} |\n"
+        )
     machines = sorted({one["machine"] for one in kept.values()})
     return "".join([head, TABLE_BEGINS, *rows, "\n", *machines, "\n", TABLE_ENDS, tail])
 
@@ -680,6 +704,13 @@ def _memory_bytes(drain: Drain) -> int:
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
+FAILED = "soaks that failed"
+# The rows that there should be: what counts in them, and how many of it the soak does unless told.
+WANTED = {
+    "kills": ("kills", 1000), "damage": ("damaged", 1000), "power ext4": ("cuts", 36),
+    "power xfs": ("cuts", 36), "full tmpfs": ("rounds", 200), "full ext4": ("rounds", 200),
+    "full xfs": ("rounds", 200), "gone": ("most seconds", 3600), "burst": ("kills", 1000),
+}  # fmt: skip
 SOAKS: dict[str, tuple[Callable[[random.Random, int], dict[str, dict[str, Any]]], int]] = {
     "kills": (kills, 1000),
     "burst": (burst, 1000),

@@ -271,7 +271,9 @@ def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: P
         if find_spec(module.partition(".")[0]) is None:  # to import it here would cost its seconds
             pytest.skip(f"{host} is tested with {module}: make test installs it")
     job = Job(tmp_path, source)
-    job.run("whole", "cut", until=random.Random(host).randint(8, 20))
+    seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
+    print(f"SEED={seed} repeats it")  # shown where it fails
+    job.run("whole", "cut", until=random.Random(seed).randint(8, 20))
     assert sorted(job.losses["whole"]) == list(range(1, 31))
     assert len(job.losses["cut"]) < 30
     assert job.run("cut") > 1, "it began anew"
@@ -282,6 +284,33 @@ def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: P
         time.sleep(0.1)
     assert find(LocalStore(slow)), "nothing was drained"
     assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "cut" / "fast")))
+
+
+def test_a_full_disk_is_said_through_dcp_and_another_job_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="DCP is torch's")
+    import torch.distributed.checkpoint as dcp
+
+    from penstock.adapters.save.torch import TieredWriter
+
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tier]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small tmpfs can be mounted by root only")
+    try:
+        dcp.save({"w": torch.ones(1000)}, storage_writer=TieredWriter(tier, None, 1))
+        with pytest.raises(
+            Exception, match=r"no room for the checkpoint \([\d,]+ bytes are free\)"
+        ):
+            dcp.save({"w": torch.ones(2 << 20)}, storage_writer=TieredWriter(tier, None, 2))
+        program = f"""
+from penstock.adapters.save.torch import TieredWriter
+TieredWriter({str(tier)!r}, None, 3)
+"""
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert "another job has this folder" in other.stderr
+    finally:
+        subprocess.run(["umount", "-l", tier], check=True)
 
 
 SHARDED = """

@@ -68,6 +68,8 @@ def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
 
     rows = []
     for tier in tiers:
+        if "://" not in tier and not os.path.isdir(tier):  # noqa: PTH112 - a text, as it was given
+            raise click.ClickException(f"{tier}: no such folder")
         for one in find(open_store(tier)):
             verified = bool(one.manifest and one.manifest.verified_unix_ns)
             rows.append(
@@ -131,6 +133,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
       penstock save verify s3://bucket/run1 --json
     """
     from penstock.save import verify as verifying
+    from penstock.views.paper import Paper
 
     wanted = level or "sample"
     if forgive:
@@ -166,7 +169,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
         click.echo(json.dumps(rows, indent=1))
     else:
         for verdict in verdicts:
-            click.echo(_verdict_line(verdict))
+            click.echo(Paper.clean(_verdict_line(verdict)))
     return 0 if all(verdict.is_whole for verdict in verdicts) else NOT_WHOLE
 
 

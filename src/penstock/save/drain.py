@@ -33,6 +33,8 @@ from penstock.save.commit import (
     claim,
     discard,
     exchange,
+    is_alive,
+    is_strange,
     sweep,
 )
 from penstock.save.formats import HINTS, INCOMPLETE, Checkpoint, find
@@ -42,6 +44,7 @@ from penstock.save.manifest import (
     FileSum,
     Manifest,
     checksum,
+    parse,
     to_json,
 )
 from penstock.save.retention import Keep, Proven, doomed_safely, prune
@@ -72,6 +75,7 @@ METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
 HINT_BYTES = 64 << 10
 LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
+HALF = ".penstock.half"  # after the name of a copy that is no folder, until it is all there
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
 BURST_S = 0.25  # of the rate limit: a few pieces at once
 
@@ -350,12 +354,14 @@ def _checked(sums: bytes, inner: str, found: Found, known: dict[str, FileSum]) -
     return made
 
 
-def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> Manifest:
+def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> tuple[str, Manifest]:
     """Copies a checkpoint into another tier and commits it there, verified by reading it back.
+    Its name there, and its manifest.
 
-    What an earlier attempt has copied is kept where its checksums fit.  A checkpoint of the same
-    name that is another one is replaced in one moment, or, where a store cannot, the new one gets
-    the next free name.  Raises TierError, SaveError.
+    What an earlier attempt has copied is kept where its checksums fit.  An older copy of the same
+    name from the same tier is replaced in one moment; where a store cannot, or where the name is
+    taken by what is not ours to replace, the new one gets the next free name, NAME.2 and so on.
+    Raises TierError, SaveError.
     """
     target = _Target(source, dest)
     target.begin()
@@ -368,8 +374,9 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> Manifest:
     sums, unread = [], []
     for found in wanted:
         made, is_confirmed = copy_file(
-            source, found, dest, target.prefix + source.inner(found), trip
+            source, found, dest, target.prefix + target.inner(source.inner(found)), trip
         )
+        made = replace(made, name=target.inner(made.name))
         sums.append(made)
         if not is_confirmed:
             unread.append(made)
@@ -379,15 +386,15 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> Manifest:
     _read_back(target, replace(manifest, files=tuple(unread)), trip)
     manifest = replace(manifest, verified_unix_ns=time.time_ns())
     target.commit(to_json(manifest))
-    return manifest
+    return target.name, manifest
 
 
 def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
     if source.manifest is not None:
-        return replace(source.manifest, files=sums, source=source.identity)
-    return Manifest(
-        sums, source.step, kind=source.kind, created_unix_ns=source.mtime_ns, source=source.identity
-    )
+        made = source.manifest
+    else:
+        made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
+    return replace(made, files=sums, source=source.identity, origin=source.store.url)
 
 
 def _unchanged(source: Checkpoint) -> None:
@@ -426,29 +433,74 @@ class _Target:
     """Where a copy goes.  prefix: before the names of its files, until it is committed."""
 
     def __init__(self, source: Checkpoint, dest: Store) -> None:
-        self.store, self.name, self.is_folder = dest, source.name, source.is_folder
+        self.store, self.is_folder = dest, source.is_folder
         self._source = source
-        self.place = source.name
+        stem, suffix = source.name, ""
+        if not self.is_folder and len(source.files) == 1 and "." in source.name.rpartition("/")[2]:
+            stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt: what it is stays its end
+            suffix = f".{suffix}"
+        self.name, again = source.name, 1
+        while not self._may_have(self.name):
+            again += 1
+            self.name = f"{stem}.{again}{suffix}"
+        self.place = self.name
         if not self.is_folder:
             self.prefix = source.folder
             return
         if dest.can_rename:
-            self.place = f"{source.name}{PART_SUFFIX}"
-        else:
-            self.name = self.place = self._free_name()
+            self.place = f"{self.name}{PART_SUFFIX}"
         self.prefix = f"{self.place}/"
 
-    def _free_name(self) -> str:
-        """On a store that cannot rename folders: a committed name is never written into."""
-        name, again = self._source.name, 1
-        while self.store.stat(f"{name}/{INSIDE}") is not None:
-            again += 1
-            name = f"{self._source.name}.{again}"
-        return name
+    def inner(self, name: str) -> str:
+        """A file's name in the copy, by its name in the source."""
+        if self.is_folder or self.name == self._source.name:
+            return name
+        return self.name.rpartition("/")[2] + name[len(self._source.name.rpartition("/")[2]) :]
+
+    def _manifest_name(self, name: str) -> str:
+        return f"{name}{self._source.manifest_name[len(self._source.name) :]}"
+
+    def _may_have(self, name: str) -> bool:
+        """Whether the name is free, or that of a copy that this one may replace.  Raises TierError:
+        it is being written."""
+        if isinstance(self.store, LocalStore) and self.is_folder:
+            part = self.store.path(f"{name}{PART_SUFFIX}")
+            if is_alive(part):
+                raise TierError(f"{part}: is being written by another process; next time")
+            if is_strange(part):
+                return False
+        noted = self._manifest_name(name)
+        if self.store.stat(noted) is not None:
+            if self.is_folder and not self.store.can_rename:
+                return False  # a committed name is never written into
+            try:
+                return self._is_older(parse(self.store.read(noted), noted))
+            except SaveError:  # it cannot be believed, and may be anybody's
+                return False
+        if not self.is_folder:
+            names = [f"{name}{one.name[len(self._source.name) :]}" for one in self._source.files]
+            return not any(self.store.stat(one) for one in names) or self._is_half(name)
+        if isinstance(self.store, LocalStore):
+            return not self.store.path(name).exists()
+        return self.store.stat(f"{name}/{INCOMPLETE}") is not None or not any(self.store.list(name))
+
+    def _is_older(self, there: Manifest) -> bool:
+        """Whether it is a copy of this one, or of what had its name on the same tier before."""
+        mine = self._source.manifest
+        known = {self._source.identity, mine.source if mine is not None else ""} - {""}
+        if there.identity in known or there.source in known:
+            return True
+        return bool(there.source) and there.origin in ("", self._source.store.url)
+
+    def _is_half(self, name: str) -> bool:
+        """Whether files without a manifest are a copy of ours that was ended before it had one."""
+        return self.store.stat(f"{name}{HALF}") is not None
 
     def begin(self) -> None:
         if not self.is_folder:
-            manifest = f"{self.name}{self._source.manifest_name[len(self._source.name) :]}"
+            manifest = self._manifest_name(self.name)
+            # Before the first file is there under its name: whose it is until the manifest comes.
+            self.store.put(f"{self.name}{HALF}", b"{}")
             if self.store.stat(manifest) is not None:
                 self.store.delete(manifest)  # it tells of the file that is about to be replaced
         elif self.store.can_rename:
@@ -458,7 +510,8 @@ class _Target:
 
     def commit(self, manifest: bytes) -> None:
         if not self.is_folder:
-            self.store.put(self._source.manifest_name, manifest)
+            self.store.put(self._manifest_name(self.name), manifest)
+            self.store.delete(f"{self.name}{HALF}")
         elif isinstance(self.store, LocalStore):
             self._commit_locally(self.store, manifest)
         else:
@@ -773,8 +826,8 @@ class Drainer(Working):
         self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         with recorder.span("drain", -1 if one.step is None else one.step):
-            manifest = copy_checkpoint(one, self.slow, trip)
-        self._proven.note(self.slow.where(one.name), manifest.identity)
+            name, manifest = copy_checkpoint(one, self.slow, trip)
+        self._proven.note(self.slow.where(name), manifest.identity)
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,
@@ -875,8 +928,8 @@ def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
     Raises TierError, SaveError.
     """
     store = LocalStore(fast)
-    copy_checkpoint(checkpoint, store, Trip(Pace(None), 4))
-    return store.path(checkpoint.name)
+    name, _ = copy_checkpoint(checkpoint, store, Trip(Pace(None), 4))
+    return store.path(name)
 
 
 def recover(

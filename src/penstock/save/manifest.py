@@ -61,7 +61,8 @@ class Manifest:
     """A checkpoint.  step: None where nobody knows it.  kind: of what format the files are.
 
     source: what was copied, as its tier names it: two manifests with one source are of one
-    checkpoint.  verified_unix_ns: when all of it was read back and compared; 0: never.
+    checkpoint.  verified_unix_ns: when all of it was read back and compared; 0: never.  origin: the
+    tier that it was copied from; empty: none, or not known.
     """
 
     files: tuple[FileSum, ...]
@@ -73,6 +74,7 @@ class Manifest:
     verified_unix_ns: int = 0
     source: str = ""
     chunk_bytes: int = CHUNK_BYTES
+    origin: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -169,6 +171,7 @@ def to_json(manifest: Manifest) -> bytes:
         "created_unix_ns": manifest.created_unix_ns,
         "verified_unix_ns": manifest.verified_unix_ns,
         "source": manifest.source,
+        "origin": manifest.origin,
         "files": [
             {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
             for file in manifest.files
@@ -236,6 +239,7 @@ def _parsed(data: bytes, where: str) -> Manifest:
         verified_unix_ns=_whole(body, "verified_unix_ns", 0, MOST_SIZE),
         source=_text(body, "source"),
         chunk_bytes=chunk_bytes,
+        origin=_text({"origin": "", **body}, "origin"),
     )
 
 

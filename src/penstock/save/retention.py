@@ -9,9 +9,10 @@ older one, and its next saves have lower steps.
 
 import errno
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
@@ -29,7 +30,7 @@ __all__ = [
     "doomed_on_fast",
     "doomed_on_slow",
     "doomed_safely",
-    "expected_bytes",
+    "full_said",
     "make_room",
     "plan",
     "prune",
@@ -37,8 +38,6 @@ __all__ = [
 ]
 
 ON_FULL = ("wait", "skip", "direct")
-# A checkpoint grows a little from save to save (step counts, random states): room beyond the last.
-GROWTH = 1.05
 LOOK_S = 0.5  # how often a save that waits for room looks again
 
 
@@ -251,14 +250,6 @@ def remove(checkpoint: Checkpoint) -> None:
 # --- room -----------------------------------------------------------------------------------------
 
 
-def expected_bytes(store: Store) -> int | None:
-    """What the next checkpoint will need, by the newest one; None: there is none yet."""
-    for one in find(store):
-        if not one.problem:
-            return int(one.size_bytes * GROWTH)
-    return None
-
-
 def make_room(
     fast: Store,
     slow: Store | None,
@@ -302,20 +293,38 @@ def make_room(
         sleep(LOOK_S)
 
 
-def as_full(error: BaseException, path: str, wanted_bytes: int) -> TierFull | None:
-    """What torch, DCP or safetensors say when a disk is full, as what it is; None: not that.
+FULL_WORDS = ("unexpected pos", "os error 28", "No space left on device")
+
+
+def as_full(error: BaseException, path: str) -> TierFull | None:
+    """What torch, DCP, safetensors or TensorFlow say when a disk is full, as what it is; None: not
+    that.
 
     torch says "unexpected pos 704 vs 598", safetensors "os error 28".
     """
     seen: BaseException | None = error
     while seen is not None:
         is_full = isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_full or "unexpected pos" in str(seen) or "os error 28" in str(seen):
+        if is_full or any(words in str(seen) for words in FULL_WORDS):
+            free = LocalStore(path).free_bytes()
+            left = "" if free is None else f" ({free:,} bytes are free)"
             return TierFull(
-                f"{path}: no room for {wanted_bytes:,} bytes; free some, keep fewer, or "
-                "on_full='direct'",
+                f"{path}: no room for the checkpoint{left}: {str(seen)[:200]}; free some, keep "
+                "fewer, or use a larger tier",
                 path,
-                wanted_bytes,
+                0,
             )
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+@contextmanager
+def full_said(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around another library's writing: a full disk becomes TierFull, whatever the library says."""
+    try:
+        yield
+    except Exception as error:
+        full = as_full(error, os.fspath(path)) if not isinstance(error, TierFull) else None
+        if full is None:
+            raise
+        raise full from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.errors import SaveError, TierError
-from penstock.save.commit import STATE
+from penstock.save.commit import STATE, Claim, claim
 from penstock.save.drain import Drain, fetch
 from penstock.save.formats import Checkpoint, find
 from penstock.save.manifest import INSIDE, parse
@@ -21,7 +21,16 @@ from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prun
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
 from penstock.stores import LocalStore, Store, open_store
 
-__all__ = ["Chosen", "Tiers", "content_at", "drain_beside", "from_text", "rate_bps", "to_text"]
+__all__ = [
+    "Chosen",
+    "Tiers",
+    "claim_for_process",
+    "content_at",
+    "drain_beside",
+    "from_text",
+    "rate_bps",
+    "to_text",
+]
 
 AnyPath = str | os.PathLike[str]
 
@@ -205,6 +214,17 @@ def content_at(path: str) -> str:
         return parse((Path(path) / INSIDE).read_bytes(), path).content
     except OSError:
         return ""
+
+
+_jobs: dict[str, Claim] = {}
+
+
+def claim_for_process(fast: AnyPath) -> None:
+    """Takes a folder for the job in this process, until it ends; again: nothing.  A Checkpointer's
+    writer does so by itself.  Raises SaveError: another job saves there; TierError."""
+    key = os.path.realpath(fast)
+    if key not in _jobs:
+        _jobs[key] = claim(fast, "job")
 
 
 _drains: dict[tuple[str, str], Drain] = {}

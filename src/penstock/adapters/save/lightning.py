@@ -23,8 +23,8 @@ from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, draft_of, forget_orphans, replace_file
 from penstock.save.formats import step_of
 from penstock.save.manifest import BESIDE
-from penstock.save.retention import Keep
-from penstock.save.tiered import Tiers, drain_beside
+from penstock.save.retention import Keep, full_said
+from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
 __all__ = ["TieredCheckpointIO"]
 
@@ -66,11 +66,13 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         import torch
 
         below = self._below(path)
+        claim_for_process(self._fast)  # here: only the rank that writes comes here
         target = self._fast / below
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = draft_of(target)
         try:
-            torch.save(checkpoint, draft)
+            with full_said(target):
+                torch.save(checkpoint, draft)
             replace_file(draft, target)
         finally:
             draft.unlink(missing_ok=True)

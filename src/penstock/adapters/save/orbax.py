@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from penstock.save.adopting import adopt_folder
 from penstock.save.manifest import INSIDE
-from penstock.save.retention import Keep
-from penstock.save.tiered import Tiers, drain_beside
+from penstock.save.retention import Keep, full_said
+from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
 __all__ = ["Step", "TieredSteps"]
 
@@ -45,6 +45,7 @@ class TieredSteps:
         self._fast = Path(self._tiers.root)
         self._fast.mkdir(parents=True, exist_ok=True)
         self._places = (fast, slow, keep, drain)
+        claim_for_process(self._fast)
         drain_beside(*self._places)
 
     def latest(self, level: str = "full") -> Step | None:
@@ -59,7 +60,8 @@ class TieredSteps:
     def finished(self, manager: Any) -> list[int]:
         """Waits until Orbax has written what it was given, syncs all of it (Orbax leaves out the
         small files), and has it drained.  The steps that are new.  Raises TierError."""
-        manager.wait_until_finished()
+        with full_said(self._fast):
+            manager.wait_until_finished()
         new = []
         for step in manager.all_steps():
             folder = self._fast / str(step)

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.formats import step_of
-from penstock.save.retention import Keep
-from penstock.save.tiered import Tiers, drain_beside
+from penstock.save.retention import Keep, full_said
+from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
 __all__ = ["TieredCheckpointManager"]
 
@@ -47,6 +47,7 @@ class TieredCheckpointManager:
         self._tiers = Tiers.of(fast, directory)
         self._fast = Path(self._tiers.root)
         self._fast.mkdir(parents=True, exist_ok=True)
+        claim_for_process(self._fast)
         self._checkpoint = checkpoint
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self._fast), max_to_keep,
@@ -73,7 +74,8 @@ class TieredCheckpointManager:
 
     def save(self, checkpoint_number: int | None = None, **options: Any) -> str | None:
         """Writes a checkpoint; its path on the fast tier.  Raises TierError."""
-        path: str | None = self._manager.save(checkpoint_number, **options)
+        with full_said(self._fast):
+            path: str | None = self._manager.save(checkpoint_number, **options)
         if path is None:
             return None
         prefix = Path(path)

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save.commit import Part, abort, begin, commit, join, sum_of
 from penstock.save.ranks import found_world
-from penstock.save.retention import Keep
-from penstock.save.tiered import Tiers, drain_beside, from_text, to_text
+from penstock.save.retention import Keep, full_said
+from penstock.save.tiered import Tiers, claim_for_process, drain_beside, from_text, to_text
 
 __all__ = ["TieredReader", "TieredWriter"]
 
@@ -63,6 +63,8 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         self._n_ranks = 1
         # All is synced when it is summed, once.
         super().__init__(Path(self._root) / "unbegun", sync_files=False, overwrite=False, **options)
+        if found_world().rank == 0:
+            claim_for_process(self._root)
         if slow is not None and found_world().rank == 0:
             drain_beside(fast, slow, keep, drain)
 
@@ -92,8 +94,9 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         place: _Place = plan.storage_data
         part = join(self._root, place.name, self._step)
         self.path = part.path
-        written = super().write_data(plan, planner)
-        written.wait()
+        with full_said(part.path):
+            written = super().write_data(plan, planner)
+            written.wait()
         for path in sorted(part.path.glob(f"{place.prefix}*")):
             part.sums[path.name] = sum_of(part.path, path.name, is_synced=False)
         part.hand_in()
@@ -105,7 +108,8 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         part, self._part = self._part, None
         self.path = part.path
         try:
-            super().finish(metadata, results)
+            with full_said(part.path):
+                super().finish(metadata, results)
             self.path = commit(part, world_size=self._n_ranks, kind="dcp")
         except (PenstockError, OSError):
             with suppress(TierError):  # it is swept at the next start

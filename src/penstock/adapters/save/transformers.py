@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from penstock.save.adopting import adopt_folder
 from penstock.save.formats import Checkpoint
 from penstock.save.retention import Keep
-from penstock.save.tiered import Tiers, drain_beside
+from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
 __all__ = ["DrainCallback", "last_valid_checkpoint"]
 
@@ -39,6 +39,7 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+            claim_for_process(args.output_dir)
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
