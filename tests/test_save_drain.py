@@ -816,7 +816,7 @@ def test_what_cannot_be_asked_is_answered_in_a_sentence(fast: Path, slow: Path) 
 def test_a_tier_that_is_not_there_and_names_that_move_the_cursor(fast: Path) -> None:
     command = [sys.executable, "-m", "penstock", "save"]
     told = subprocess.run([*command, "ls", fast / "no"], capture_output=True, text=True)
-    assert (told.returncode, told.stdout) == (1, "")
+    assert (told.returncode, told.stdout) == (2, "")
     assert "no such folder" in told.stderr
     (fast / "a\x1b[2Jb.pt").write_bytes(b"PK\x03\x04")
     told = subprocess.run([*command, "verify", fast], capture_output=True, text=True)
