@@ -300,7 +300,7 @@ def test_a_full_disk_is_said_through_dcp_and_another_job_is_refused(tmp_path: Pa
     try:
         dcp.save({"w": torch.ones(1000)}, storage_writer=TieredWriter(tier, None, 1))
         with pytest.raises(
-            Exception, match=r"no room for the checkpoint \([\d,]+ bytes are free\)"
+            BaseException, match=r"no room for the checkpoint \([\d,]+ bytes are free\)"
         ):
             dcp.save({"w": torch.ones(2 << 20)}, storage_writer=TieredWriter(tier, None, 2))
         program = f"""
