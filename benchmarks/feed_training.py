@@ -85,7 +85,7 @@ for images, labels in loader:
 
 DATA = (
     "pictures of `penstock bench data`, of ImageNet's sizes, as photographs compress; the label is "
-    "the one of eight tints that a picture has, which the network can learn"
+    "the one of eight tints that a picture has"
 )
 
 

@@ -481,12 +481,15 @@ def test_ctrl_c_leaves_the_process_and_its_children_running_and_unrecorded(
         stderr=subprocess.PIPE,
         text=True,
     ) as attached:
-        assert attached.stderr is not None
-        while "Ctrl-C" not in attached.stderr.readline():
-            assert attached.poll() is None
-        assert len(attach.recorded(run)) == 3
-        attached.send_signal(signal.SIGINT)
-        assert attached.wait(60) == 0
+        try:
+            assert attached.stderr is not None
+            while "Ctrl-C" not in attached.stderr.readline():
+                assert attached.poll() is None
+            assert len(attach.recorded(run)) == 3
+            attached.send_signal(signal.SIGINT)
+            assert attached.wait(60) == 0
+        finally:
+            attached.kill()
     assert attach.recorded(run) == []
     assert len(attach.descendants(program.pid)) == 2
     program.end()

@@ -835,8 +835,7 @@ def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
         """
         import sys, penstock
         from penstock.feed import Feed
-        from penstock.feed.tfrecord import framed
-from penstock.tiers import evict
+        from penstock.tiers import evict
         with Feed(sys.argv[1], 16, coalesce_bytes=0, direct=False, readers=0) as feed:
             for is_recorded in (False, True, False):
                 evict(sys.argv[1] + "/data.mdb")

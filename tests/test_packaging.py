@@ -49,7 +49,7 @@ def test_a_library_exports_its_interface_and_nothing_else(library: Path, headers
     names = {line.split()[-1] for line in symbols if line}
     native = Path(__file__).parent.parent / "native"
     text = "".join(header.read_text() for header in sorted(native.glob(headers)))
-    declared = set(re.findall(r"^PENSTOCK_API .*?\b(penstock_\w+)\(", text, re.MULTILINE))
+    declared = set(re.findall(r"^[A-Z]+_API .*?\b(penstock_\w+)\(", text, re.MULTILINE))
     assert names == declared
 
 

@@ -56,7 +56,7 @@ def test_a_rank_without_room_ends_all_of_them_with_one_sentence(tier: Tier, tmp_
     registry.add("fast", tier.path, 100_000)
     done = mpirun(PENSTOCK, "stage", "copy", tmp_path / "data", "--to", "fast", "--mpi")
     assert done.returncode
-    assert "are to be copied, and of its 0.1 MB" in done.stderr
+    assert "are to be copied, and of its 100 kB" in done.stderr
     assert not Place(tier).entries()
 
 
