@@ -127,7 +127,6 @@ TRAINING = """
             os.kill(pid, signal.SIGKILL)
         time.sleep(chance.random() / 4)
         os.kill(os.getpid(), signal.SIGKILL)
-    os.write(1, b"".join(b"child %d\\n" % pid for pid in everybody[1:]))
     threading.Thread(target=die, daemon=True).start()
     while True:
         step += 1
@@ -234,6 +233,7 @@ def kills(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
     folder = _emptied("kills")
     fast, slow = folder / "fast", folder / "slow"
     fast.mkdir(parents=True)
+    _adopt_orphans()
     newest = 0
     done = dict.fromkeys(("save", "drain", "prune", "recover", "training"), 0)
     for n in range(rounds):
@@ -267,13 +267,34 @@ def _killed(folder: Path, what: str, chance: random.Random, newest: int) -> int:
         )
     for line in finished.stdout.splitlines():
         newest = max(newest, int(line.split()[1])) if line.startswith("durable ") else newest
-        if line.startswith("child "):
-            _await_end(int(line.split()[1]))
+    _await_orphans()
     return _still_there(folder, fast, slow, newest, what)
 
 
+def _adopt_orphans() -> None:
+    """A writer or a drain that outlives its training becomes our child, whoever started it."""
+    import ctypes
+
+    set_child_subreaper = 36  # linux/prctl.h
+    if ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0):
+        raise SystemExit("the kernel gives us no orphans to wait for")
+
+
+def _await_orphans() -> None:
+    """A drain that was killed may have been started again, just before its training ended."""
+    end_s = time.monotonic() + ENDED_WITHIN_S
+    with suppress(ChildProcessError):  # there is none left
+        while True:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end_s:
+                    raise SystemExit(
+                        f"a writer or a drain: alive {ENDED_WITHIN_S:.0f} s after its training"
+                    )
+                time.sleep(0.02)
+
+
 def _await_end(pid: int) -> None:
-    """Of a writer or a drain that outlives its training to finish what it was given."""
+    """Of a drain that outlives its program to finish what it was given."""
     end_s = time.monotonic() + ENDED_WITHIN_S
     with suppress(OSError):  # it is gone
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":

@@ -610,6 +610,21 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
         rate_bps(text)
 
 
+def test_a_restore_right_after_a_save_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        write = ckpt._write
+
+        def late(*going: Any) -> None:
+            time.sleep(0.3)
+            write(*going)
+
+        monkeypatch.setattr(ckpt, "_write", late)
+        ckpt.save(1, {"step": 1})
+        assert ckpt.restore({"step": 0}) == 1
+
+
 def test_jax_arrays_come_back_where_they_were(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax", reason="JAX's arrays need JAX")
     import jax.numpy as jnp

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
-from penstock.save.commit import STATE, begin, commit, sweep
+from penstock.save.commit import PART_SUFFIX, STATE, begin, commit, is_strange, sweep
 from penstock.save.drain import (
     Drain,
     Drainer,
@@ -144,6 +144,22 @@ def test_a_folder_that_is_written_again_changes_in_one_moment(fast: Path, slow: 
         dcp.load(loaded, checkpoint_id=slow / "current")
         assert loaded["w"][0] == value
     assert sorted(os.listdir(slow)) == [".penstock", "current"]
+
+
+def test_a_part_has_its_mark_from_its_first_moment(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain killed between the two would leave what nobody may sweep."""
+    make = Path.mkdir
+
+    def watched(path: Path, *args: Any, **options: Any) -> None:
+        make(path, *args, **options)
+        assert not [part for part in slow.rglob(f"*{PART_SUFFIX}") if is_strange(part)]
+
+    monkeypatch.setattr(Path, "mkdir", watched)
+    saved(fast / "of/a/run", 1)
+    drained(fast, slow)
+    assert names(slow) == ["of/a/run/step-00000001"]
 
 
 @pytest.mark.parametrize("is_drained_by_another", [False, True])

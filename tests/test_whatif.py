@@ -579,6 +579,7 @@ def test_every_verdict_says_that_it_is_incomplete(tmp_path: Path, branch: str) -
     assert "incomplete: " in shown(answer)
 
 
+@pytest.mark.alone
 def test_with_threads_the_gain_is_by_the_wall(tmp_path: Path) -> None:
     run = opened(reading_job(small_files(tmp_path, 20)))
     answer = whatif.whatif(run, Change(threads=4), calls=with_delays(0.010, 0.010))

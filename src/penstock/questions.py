@@ -39,6 +39,7 @@ PREPARED = (
     "steps",
     "graph_waits",
     "mains",
+    "barriers",
     "roles",
     "saves",
     "waits",

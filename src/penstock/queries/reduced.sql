@@ -27,13 +27,6 @@ own AS (
     WHERE s.kind = 'step'
     GROUP BY s.process
 ),
-barriers AS (
-    SELECT s.process, sum(greatest(0, least(s.end_ns, m.last_ns) - greatest(s.start_ns, m.first_ns))) AS ns
-    FROM timed_spans AS s
-    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
-    WHERE s.kind = 'span' AND s.name = 'barrier' AND s.is_outermost
-    GROUP BY s.process
-),
 waited AS (
     SELECT process, sum(end_ns - start_ns) AS ns, count(index) AS waits
     FROM waits

@@ -609,7 +609,8 @@ class Checkpointer:
         Things with load_state_dict() get theirs, tensors and NumPy arrays are filled in place,
         other values of the mapping are replaced.  Returns its step; `default` where there is no
         checkpoint at all.  Which it was, and why not a newer one, is in self.restored and in the
-        log "penstock.save".  Called by all ranks.
+        log "penstock.save".  A save of this Checkpointer that is still being written is awaited.
+        Called by all ranks.
 
         Raises SaveError: there is none and no default; those that are there are not whole; it does
         not fit the program (nothing older is tried: it would fit no better).
@@ -617,6 +618,7 @@ class Checkpointer:
         self._is_open()
         span = recorder.begin("restore", self._n_saves)
         try:
+            self._await_arena()
             chosen, found = self._loaded(default)
             if chosen.path is None:
                 assert default is not None

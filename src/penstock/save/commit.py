@@ -55,6 +55,7 @@ __all__ = [
     "is_alive",
     "is_strange",
     "join",
+    "make_part",
     "name_of_step",
     "sum_of",
     "sweep",
@@ -130,13 +131,22 @@ def begin(root: AnyPath, step: int | None, *, name: str | None = None) -> Part:
             )
         if part.path.exists():
             discard(part.path, folder)
-        part._lock = _made(part.path, folder)
+        part._lock = make_part(part.path, folder)
     return part
 
 
+def make_part(path: Path, root: Path) -> "Claim":
+    """A part with its mark in it and locked, under its name from one moment to the next: a part
+    without a mark is a stranger's, one whose mark is locked is being written.
+
+    Raises TierError; SaveError: another process has just begun it.
+    """
+    with _spoken(root):
+        make_folders(path.parent)
+        return _made(path, root)
+
+
 def _made(path: Path, root: Path) -> "Claim":
-    """The part with its mark in it and locked, under its name from one moment to the next: a part
-    without a mark is a stranger's, one whose mark is locked is being written."""
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "unix_ns": time.time_ns()}
     for _ in range(SWEPT_TIMES):
         made = _trash_of(root) / uuid.uuid4().hex

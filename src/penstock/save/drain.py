@@ -35,6 +35,7 @@ from penstock.save.commit import (
     exchange,
     is_alive,
     is_strange,
+    make_part,
     sweep,
 )
 from penstock.save.formats import HINTS, INCOMPLETE, Checkpoint, find
@@ -503,8 +504,10 @@ class _Target:
             self.store.put(f"{self.name}{HALF}", b"{}")
             if self.store.stat(manifest) is not None:
                 self.store.delete(manifest)  # it tells of the file that is about to be replaced
-        elif self.store.can_rename:
-            self.store.put(f"{self.place}/{MARK}", json.dumps({"drain": self.name}).encode())
+        elif isinstance(self.store, LocalStore):
+            part = self.store.path(self.place)
+            if not part.exists():  # else of an earlier attempt, whose files are taken up
+                make_part(part, self.store.folder).close()
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
 
