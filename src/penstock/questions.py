@@ -41,6 +41,7 @@ PREPARED = (
     "mains",
     "barriers",
     "roles",
+    "main_reads",
     "saves",
     "waits",
     "fetches",

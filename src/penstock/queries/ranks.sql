@@ -3,19 +3,7 @@
 --   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
 --               makes ranks wait for each other and is not known, that is in it
 --   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
-WITH read AS (
-    SELECT main, max(bytes) AS bytes
-    FROM (
-        SELECT r.main, o.layer, sum(t.moved_bytes) AS bytes
-        FROM op_totals AS t
-        JOIN ops AS o ON o.op_number = t.op_number
-        JOIN roles AS r ON r.process = t.process
-        WHERE o.op_group = 'read' AND o.is_access AND t.path_class = 'data' AND r.main IS NOT NULL
-        GROUP BY r.main, o.layer
-    )
-    GROUP BY main
-),
-parts AS (
+WITH parts AS (
     SELECT
         m.process,
         m.steps,
@@ -45,6 +33,6 @@ SELECT
     CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes
 FROM parts AS m
 JOIN processes AS p ON p.process = m.process
-LEFT JOIN read AS r ON r.main = m.process
+LEFT JOIN main_reads AS r ON r.main = m.process
 ORDER BY p.rank, m.process
 LIMIT 10000

@@ -7,20 +7,7 @@
 --   part     what waits (before: those of the first batch) and checkpoints were made of
 --   file     regular files that are no library's: size, what ranks read, how many did, did one write it
 --   heat     data wait by rank and bin of 2^width ns of the time since 1970
-WITH read AS (
-    SELECT main, max(bytes) AS bytes
-    FROM (
-        SELECT r.main, o.layer, sum(t.moved_bytes) AS bytes
-        FROM op_totals AS t
-        JOIN ops AS o ON o.op_number = t.op_number
-        JOIN roles AS r ON r.process = t.process
-        WHERE o.op_group = 'read' AND o.is_access AND t.path_class IN ('data', 'output')
-            AND r.main IS NOT NULL
-        GROUP BY r.main, o.layer
-    )
-    GROUP BY main
-),
-own AS (
+WITH own AS (
     SELECT s.process, sum(c.ns) AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
@@ -101,7 +88,7 @@ LEFT JOIN waited AS w ON w.process = m.process
 LEFT JOIN saved AS s ON s.process = m.process
 LEFT JOIN barriers AS b ON b.process = m.process
 LEFT JOIN own AS o ON o.process = m.process
-LEFT JOIN read AS r ON r.main = m.process
+LEFT JOIN main_reads AS r ON r.main = m.process
 UNION ALL BY NAME
 SELECT 'about' AS kind, unnest(['processes', 'workers', 'folded', 'lost', 'unseen_calls', 'torn',
         'damaged_units', 'running', 'failed', 'killed', 'unknown_ends', 'calls']) AS name,

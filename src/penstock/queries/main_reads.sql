@@ -1,0 +1,12 @@
+-- main_reads: one row per main process for which data files were read: by itself and by the workers of its
+-- loader; bytes by the layer that moved more.
+SELECT main, max(bytes) AS bytes
+FROM (
+    SELECT r.main, o.layer, sum(t.moved_bytes) AS bytes
+    FROM op_totals AS t
+    JOIN ops AS o ON o.op_number = t.op_number
+    JOIN roles AS r ON r.process = t.process
+    WHERE o.op_group = 'read' AND o.is_access AND t.path_class = 'data' AND r.main IS NOT NULL
+    GROUP BY r.main, o.layer
+)
+GROUP BY main
