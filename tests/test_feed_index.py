@@ -571,12 +571,90 @@ def test_a_cached_index_is_used_until_its_file_changes(
     kept.write_bytes(kept.read_bytes()[:-20])  # damaged: made again, without a word
     assert same(open_index(path), made)
     assert calls == [str(path)]
-    assert same(from_bytes(kept.read_bytes()), made)
+    assert same(from_bytes(kept.read_bytes()[16:]), made)  # behind one file's identity
     open_index(path, cache=False)
     assert len(calls) == 2
     big_tar(path, CACHED_RECORDS + 1)
     assert len(open_index(path)) == CACHED_RECORDS + 1
     assert [entry.name for entry in cache.iterdir()] == [kept.name]
+
+
+def in_one_tar(path: Path, swapped: bool) -> None:
+    """Two contents of one size: a record of 1 byte and one of 1,000, and the same in turn."""
+    sizes = [1, 1000, *[1] * CACHED_RECORDS]
+    if swapped:
+        sizes[:2] = sizes[1::-1]
+    tarred(path, ((f"{number:05d}.bin", b"x" * size) for number, size in enumerate(sizes)))
+
+
+def in_one_lmdb(path: Path, swapped: bool) -> None:
+    sizes = [5000, 9000] + [1] * CACHED_RECORDS
+    if swapped:
+        sizes[:2] = sizes[1::-1]
+    path.unlink(missing_ok=True)
+    env = lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24)
+    with env, env.begin(write=True) as txn:
+        for number, size in enumerate(sizes):
+            txn.put(b"%05d" % number, b"x" * size)
+
+
+@pytest.mark.parametrize("make", [in_one_tar, in_one_lmdb])
+@pytest.mark.parametrize("cache_at", [True, "beside"])
+def test_a_file_replaced_by_one_of_its_size_and_time_is_indexed_anew(
+    tmp_path: Path, make: Callable[[Path, bool], None], cache_at: bool | str
+) -> None:
+    path, other = tmp_path / "a.mdb", tmp_path / "b.mdb"
+    make(path, False)
+    made = open_index(path, cache=cache_at)
+    assert same(open_index(path, cache=cache_at), made)
+    make(other, True)
+    state = path.stat()
+    os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
+    other.replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
+    anew = open_index(path, cache=cache_at)
+    assert same(anew, open_index(path, cache=False))
+    assert anew.length.tolist()[:2] == made.length.tolist()[1::-1] != made.length.tolist()[:2]
+    assert same(open_index(path, cache=cache_at), anew)
+
+
+def test_a_file_overwritten_in_place_with_its_time_set_back_is_indexed_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    in_one_tar(path, False)
+    made = open_index(path)
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # a clock of some milliseconds
+        in_one_tar(path, True)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
+        before.st_ino, before.st_size, before.st_mtime_ns,
+    )  # fmt: skip
+    assert open_index(path).length.tolist()[:2] == made.length.tolist()[1::-1]
+
+
+def test_one_of_many_shards_replaced_is_seen(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for path in paths:
+        in_one_tar(path, False)
+    made = open_index(paths)
+    state = paths[1].stat()
+    paths[1].unlink()
+    in_one_tar(paths[1], True)
+    os.utime(paths[1], ns=(state.st_atime_ns, state.st_mtime_ns))
+    anew = open_index(paths)
+    assert (np.flatnonzero(anew.length != made.length) // (CACHED_RECORDS + 2)).tolist() == [1, 1]
+
+
+def test_a_cached_index_of_an_earlier_release_is_made_again(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.tar"
+    big_tar(path)
+    made = open_index(path)
+    (kept,) = cache.iterdir()
+    as_written_now = kept.read_bytes()
+    kept.write_bytes(to_bytes(made))  # without the identity of its files
+    assert same(open_index(path), made)
+    assert kept.read_bytes() == as_written_now
 
 
 def test_a_small_index_leaves_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:
@@ -585,7 +663,7 @@ def test_a_small_index_leaves_nothing_in_the_cache(tmp_path: Path, cache: Path) 
     assert not cache.exists()
 
 
-def test_an_index_beside_its_data_travels_with_it(tmp_path: Path, cache: Path) -> None:
+def test_an_index_beside_its_data_moves_with_its_folder(tmp_path: Path, cache: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     big_tar(folder / "a.tar")
@@ -612,7 +690,7 @@ def test_a_cache_that_cannot_be_written_is_no_trouble(
 
 def test_another_files_index_in_the_cache_is_not_taken(tmp_path: Path, cache: Path) -> None:
     big_tar(tmp_path / "a.tar")
-    big_tar(tmp_path / "b.tar")
+    os.link(tmp_path / "a.tar", tmp_path / "b.tar")  # else it is another file, which is seen before
     open_index(tmp_path / "a.tar")
     (kept,) = cache.iterdir()
     place = cache_paths((str(tmp_path / "b.tar"),), "tar", None)[-1]

@@ -123,7 +123,7 @@ class Index:
                 self.check_file(number)
             return
         now = np.full(len(then), NO_TXNID, STATE)
-        now["size"], now["mtime_ns"] = folder.stats(self.files)
+        now["size"], now["mtime_ns"] = folder.stats(self.files)[:, :2].T
         for number in np.flatnonzero(now != then)[:1]:
             self.check_file(int(number))
 
@@ -200,13 +200,14 @@ def open_index(
     places = [] if cache is False else cache_paths(files, kind, name, cache)
     if cache == BESIDE_DATA and len(places) > 1:
         places.reverse()
+    was = _identity(files) if places else b""  # before they are read: a later one is no match
     for place in places:
-        kept = _kept(place, asked, kind, files)
+        kept = _kept(place, was, asked, kind, files)
         if kept is not None:
             return kept
     made = _index_of_files(asked, kind, files, name, progress)
     if places and len(made) >= CACHED_RECORDS:
-        _keep(made, places[-1])
+        _keep(made, was, places[-1])
     return made
 
 
@@ -646,15 +647,31 @@ def cache_paths(
     return [in_cache]
 
 
-def _kept(place: Path, asked: str, kind: str, files: tuple[str, ...]) -> Index | None:
+def _identity(files: tuple[str, ...]) -> bytes:
+    """Which files these are, beside what an index knows of them: size and time of the last write
+    can be the same in a file of other records that was put in their place (`touch -r`, builds with
+    one time for all).
+
+    The time of the last change is the kernel's own, nobody can set it; the inode tells files apart
+    that were changed in one tick of its clock.  Not the device: each host that mounts a file system
+    has another number for it.  An index in memory is not held against these, as it is sent to hosts
+    with copies of their own, and a `chmod` beside a training must not end it.
+    """
+    return folder.stats(files)[:, 2:].astype("<i8").tobytes()
+
+
+def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]) -> Index | None:
     """The index at a place if it is of these files as they are; whatever is wrong with it, None."""
     try:
-        index = from_bytes(place.read_bytes())
+        data = memoryview(place.read_bytes())
+        if data[: len(was)] != was:
+            return None
+        index = from_bytes(data[len(was) :])
     except (OSError, FeedError):
         return None
     if index.kind != kind or len(index.files) != len(files):
         return None
-    is_beside = place.name.endswith(BESIDE)  # it travels with its data, wherever that goes
+    is_beside = place.name.endswith(BESIDE)  # whatever its folder is called, or mounted as
     if index.files != files and not is_beside:
         return None
     columns = {name: getattr(index, name) for name in ("file", "offset", "length", "keys")}
@@ -668,12 +685,13 @@ def _kept(place: Path, asked: str, kind: str, files: tuple[str, ...]) -> Index |
     return here
 
 
-def _keep(index: Index, place: Path) -> None:
-    """Written whole or not at all; a cache that cannot be written is no trouble of the job's."""
+def _keep(index: Index, was: bytes, place: Path) -> None:
+    """Behind the identity of its files.  Written whole or not at all; a cache that cannot be
+    written is no trouble of the job's."""
     draft = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(to_bytes(index))
+        draft.write_bytes(was + to_bytes(index))
         draft.replace(place)
     except OSError:
         pass
