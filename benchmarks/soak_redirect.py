@@ -191,7 +191,7 @@ def race(folder: Path, rounds: int, seed: int) -> tuple[dict[str, int], dict[str
                 time.sleep(0.0005)
     finally:
         page[STOP] = 1
-        launched.wait(60)
+        launched.wait(240)
     seen = json.loads((folder / "seen").read_text())
     with open_run(folder / "run") as run:
         opens = dict(

@@ -78,7 +78,7 @@ class Browser:
             self.ask("Browser.close")
         except (BrowserError, OSError):
             self._process.kill()
-        self._process.wait(20)
+        self._process.wait(240)
         os.close(self._out)
         os.close(self._in)
         for _ in range(50):  # its children may still be writing

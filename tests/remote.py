@@ -72,7 +72,7 @@ def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int,
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(240)
     yield port[0], root
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(240)

@@ -32,7 +32,7 @@ def program(tmp_path: Path) -> Program:
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
         assert finished.returncode == 0, finished.stderr
         return finished
@@ -138,17 +138,20 @@ def test_a_refused_window_under_penstock_run_leaves_the_recording_alone(
 def test_the_first_window_holds_nothing_of_ours_and_ends_when_it_is_stopped(
     program: Program, tmp_path: Path
 ) -> None:
-    program("""
+    said = program("""
         import time, penstock
+        begun = time.monotonic_ns()
         with penstock.record("run"):
             open("x", "wb").close()
-        time.sleep(1)
+        took = time.monotonic_ns() - begun
+        time.sleep(0.3)
+        print(took)
     """)
     with open_run(tmp_path / "run") as run:
         opened = list(run.sql("select path from events where op in ('open', 'openat')"))
         assert [path.rpartition("/")[2] for (path,) in opened] == ["x"]
         ((ns, state),) = list(run.sql("select end_ns - start_ns, state from processes"))
-        assert ns < 0.9e9
+        assert ns <= int(said.stdout)
         assert state == "stopped"
 
 
@@ -398,9 +401,9 @@ print(span_s / base, step_s / base)
 
 @pytest.mark.alone
 def test_importing_penstock_takes_less_than_30_ms() -> None:
-    # 2 ms on one EPYC core; the rest is room for a busy machine.
+    # 2 ms on one EPYC core.  Processor time: others on the machine are not its own.
     program = (
-        "import time; t = time.perf_counter(); import penstock; print(time.perf_counter() - t)"
+        "import time; t = time.process_time(); import penstock; print(time.process_time() - t)"
     )
     took = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True).stdout)

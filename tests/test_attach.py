@@ -68,7 +68,7 @@ class Target:
         self._expect("done")
 
     def end(self) -> None:
-        said, _ = self.process.communicate(timeout=60)
+        said, _ = self.process.communicate(timeout=240)
         assert (self.process.returncode, said) == (0, "")
 
 
@@ -115,7 +115,7 @@ def test_what_it_reads_between_joining_and_leaving_is_recorded_call_by_call(
     program.work()
     joined = attach.join(program.pid, folder, BUDGET)
     assert joined.still_s is not None
-    assert 0 < joined.still_s < 10
+    assert 0 < joined.still_s < 60
     program.work()
     assert attach.recorded(folder) == [program.pid]
     assert attach.leave(program.pid) is not None
@@ -182,7 +182,7 @@ def test_what_it_starts_afterwards_is_recorded_with_it_and_left_with_it(
     program.work()
     (child,) = attach.descendants(program.pid)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while child not in attach.recorded(folder):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -251,7 +251,7 @@ def test_a_program_that_checks_itself_finds_nothing_wrong(
         assert re.search(r"^TracerPid:\t0$", status, re.MULTILINE)
         assert not re.search(r"^State:\t[tTZ]", status, re.MULTILINE)
         program.terminate()
-        said, _ = program.communicate(timeout=60)
+        said, _ = program.communicate(timeout=240)
     finally:
         program.kill()
     assert (program.returncode, said.split()[0]) == (0, "fine"), said
@@ -415,7 +415,7 @@ def command(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[s
         [PENSTOCK, "attach", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         **options,
     )
 
@@ -487,7 +487,7 @@ def test_ctrl_c_leaves_the_process_and_its_children_running_and_unrecorded(
                 assert attached.poll() is None
             assert len(attach.recorded(run)) == 3
             attached.send_signal(signal.SIGINT)
-            assert attached.wait(60) == 0
+            assert attached.wait(240) == 0
         finally:
             attached.kill()
     assert attach.recorded(run) == []

@@ -101,7 +101,7 @@ def test_the_command_makes_a_slow_tier_of_its_own(
         [PENSTOCK, "bench", "checkpoint", tmp_path / "out", "--ways", "slow",
          "--scale", "0.01", "--steps", "4", "--every", "2", "--compute", "5ms", "--asleep",
          "--repeats", "1"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     assert "a FUSE tier of" in finished.stdout

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
+from pagecache import kept
 from penstock.bench import epochs, ladder
 from penstock.bench.epochs import Job
 from penstock.bench.factors import change_points, expected_hits
@@ -80,7 +81,8 @@ def test_a_part_of_an_index_reads_its_records(lmdb: Path) -> None:
 @pytest.mark.parametrize("shuffle", epochs.SHUFFLES)
 def test_nodes_read_every_record_once_an_epoch(lmdb: Path, shuffle: str) -> None:
     job = Job(str(lmdb), (str(lmdb),) * 4, shuffle, 8, 2, 0.0)
-    done = epochs.trained(job)
+    with kept(lmdb / "data.mdb"):
+        done = epochs.trained(job)
     assert done.samples == 2 * 64
     assert done.read_bytes == 2 * open_index(lmdb).total_bytes
     assert (done.epoch_steps, len(done.steps_s)) == (8, 16)
@@ -99,11 +101,15 @@ def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "factors.json").read_bytes())
     points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
     raw = points["shared", "D1", "global", "host"]
+    kept = [points["shared", "D1", shuffle, "host"] for shuffle in ("none", "node", "cache-aware")]
+    # A busy machine may take pages back: the order in which a node reads the same records in each
+    # epoch says how many, of all.
+    taken = max(0.0, 1 - kept[0]["hits"])
     # Records go by lot: of 352, a standard deviation of 2.6 %; and neighbours share pages.
-    assert raw["hits_error"] < 0.12
-    for shuffle in ("none", "node", "cache-aware"):
-        other = points["shared", "D1", shuffle, "host"]
-        assert other["hits"] > 0.9  # a busy machine may take pages back
+    assert raw["hits_error"] < 0.12 + taken
+    for other in kept:
+        # All of its records stay; of a global shuffle's 58 %.
+        assert other["hits"] > raw["hits"] + 0.5 * (1 - raw["expected_hits"])
         assert other["device"] < raw["device"]
         assert other["last_hz"] > 1.3 * other["first_hz"]
     # A raw record needs 2.5 times what the server gives, a JPEG less than half of it.

@@ -172,6 +172,7 @@ def test_no_rung_takes_an_index_from_a_cache(
     assert not list((tmp_path / "cache").rglob("*.idx"))
 
 
+@pytest.mark.alone
 @needs_fuse
 def test_on_the_latency_tier_faults_are_requests_and_readers_need_fewer(
     data: Path, tmp_path: Path

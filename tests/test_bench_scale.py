@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -118,6 +119,7 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "scale.json").read_bytes())
     points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
+    errors: list[float] = []
     for launcher in scale.LAUNCHERS:
         one, four = (points["shared", launcher, "weak", ranks] for ranks in (1, 4))
         assert one["efficiency"] == 1
@@ -129,8 +131,11 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
                 # No faster than the server, measured or simulated; less where others compute.
                 for rate in ("images_hz", "simulated_hz"):
                     assert point[rate] < 1.1 * 100e6 / 30_600
-                assert -0.5 < point["error"] < 2
+                errors.append(point["error"])
         assert points["shared", launcher, "strong", 4]["images_hz"] > one["images_hz"]
+    # A disturbed machine slows some of the runs, and none of the simulations: half of them tell.
+    assert min(errors) > -0.5
+    assert median(errors) < 1
     assert points["cluster", "simulated", "weak", 9216]["efficiency"] < 0.2
     assert not (tmp_path / "ranks").exists()
     assert model.ASSUMPTIONS[0] in found["more"]["assumptions"]

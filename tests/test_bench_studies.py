@@ -250,6 +250,7 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(4 << 20))
     with places.at("latency", tmp_path) as place:
+        alone_hz = 0.0
         for threads, depth in ((1, 1), (4, 1), (1, 4)):
             job = requests.Job(
                 str(place.path / "file"), "read", "random", 4096, threads, depth, seconds=0.3
@@ -257,7 +258,9 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
             rate = requests.measured(job)["calls_hz"]
             # FUSE's own share of a call and a busy machine: less, and never more than a millisecond
             # each allows.
-            assert 300 * threads * depth < rate < 1050 * threads * depth
+            assert 100 * threads * depth < rate < 1050 * threads * depth
+            alone_hz = alone_hz or rate
+            assert rate > 0.5 * threads * depth * alone_hz
 
 
 @pytest.mark.alone
@@ -377,6 +380,7 @@ def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None:
     pytest.importorskip("torch")

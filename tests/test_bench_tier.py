@@ -184,8 +184,8 @@ def fio(path: Path, *options: str) -> dict[str, Any]:
 def test_fio_finds_the_latency(folder: Path) -> None:
     with slow(folder, latency_s=0.004) as tier:
         found = fio(Path(tier.path) / "file", "--bs=4k")
-    assert found["clat_ns"]["min"] / 1e9 >= 0.004
-    assert found["clat_ns"]["mean"] / 1e9 < 0.008
+    # The fastest: a busy machine adds to the others what it likes.
+    assert 0.004 <= found["clat_ns"]["min"] / 1e9 < 0.008
 
 
 @pytest.mark.alone
@@ -277,10 +277,10 @@ def test_a_make_that_is_ended_can_be_undone(folder: Path, number: signal.Signals
         assert maker.poll() is None
     maker.send_signal(number)
     with suppress(subprocess.TimeoutExpired):
-        maker.wait(20)
+        maker.wait(30)
     if maker.poll() is None:  # Python loses an interrupt that comes in a callback of its imports
         maker.send_signal(number)
-    assert maker.wait(20) == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert maker.wait(240) == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     if number == signal.SIGKILL:
         assert [one.name for one in made()] == ["slow"]
         remove("slow")
@@ -323,7 +323,7 @@ with slow({str(folder)!r}, latency_s=1e-3) as tier:
         os.kill(int(pid), signal.SIGKILL)
     maker.send_signal(signal.SIGINT if killed == "server" else signal.SIGKILL)
     maker.wait()
-    deadline = time.monotonic() + 20  # it ends with its maker
+    deadline = time.monotonic() + 240  # it ends with its maker
     while slow_tiers._is_running(int(pid)) and time.monotonic() < deadline:
         pass
     with slow(folder) as tier:  # sweeps

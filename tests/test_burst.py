@@ -357,7 +357,7 @@ def test_a_drain_onto_a_full_disk_leaves_the_old_ones_and_tries_again(
 
 def penstock(*words: Any, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
     assert ended.returncode == status, ended.stderr
     return ended
 
@@ -752,7 +752,7 @@ def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
     assert row.drained in (3, 4)
     assert row.drained_bytes == row.drained * 100_000
     assert row.durable_mean_s is not None
-    assert 0 < row.durable_mean_s < 60
+    assert 0 < row.durable_mean_s < 600
     assert (row.left_files, row.left_bytes, row.at_risk_s, row.paused_s) == (0, 0, 0.0, 0.0)
     [(spans,)] = run.sql("select count(*) from spans where name = 'drain'")
     assert spans >= row.drained

@@ -450,12 +450,12 @@ def test_a_forked_worker_does_not_keep_the_writer_alive(tmp_path: Path) -> None:
         assert ckpt._writer is not None
         child = os.fork()
         if not child:
-            time.sleep(60)
+            time.sleep(200)
             os._exit(0)
         try:
             begin_s = time.monotonic()
             ckpt.close()
-            assert time.monotonic() - begin_s < 20
+            assert time.monotonic() - begin_s < 150  # the worker sleeps on
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -494,7 +494,7 @@ def test_killed_at_random_it_resumes_from_what_was_said_to_be_there(
     program.write_text(JOB)
     shared = set(os.listdir("/dev/shm"))
     promised = 0
-    for _ in range(4):
+    for turn in range(4):
         job = subprocess.Popen(
             [sys.executable, program, tmp_path / "fast", "", "100000"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -503,13 +503,15 @@ def test_killed_at_random_it_resumes_from_what_was_said_to_be_there(
         first = job.stdout.readline()
         assert first.startswith("began at"), first + (job.stderr.read() if job.stderr else "")
         assert int(first.split()[-1]) >= promised
+        if turn == 3:  # however slow the machine is, something is there in the end
+            promised = max(promised, int(job.stdout.readline().split()[1]))
         time.sleep(chance.uniform(0.05, 0.6))
         writers = children(job.pid)
         for pid in (writers if victims != "training" else []) + (
             [job.pid] if victims != "writer" else []
         ):
             os.kill(pid, signal.SIGKILL)
-        told, _ = job.communicate(timeout=60)
+        told, _ = job.communicate(timeout=240)
         said = [int(line.split()[1]) for line in told.splitlines() if line.startswith("local")]
         promised = max([promised, *said])
         for pid in writers:
@@ -526,7 +528,7 @@ def children(pid: int) -> list[int]:
 
 def gone(pid: int) -> None:
     """Returns when a process has ended: a writer finishes what it was given."""
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 240
     while time.monotonic() < end_s:
         try:
             if ") Z" in Path(f"/proc/{pid}/stat").read_text():

@@ -258,7 +258,7 @@ class Job:
                 if until is not None and step >= until:
                     job.send_signal(signal.SIGKILL)
                     break
-        _, said = job.communicate(timeout=100)
+        _, said = job.communicate(timeout=240)
         assert until is not None or job.returncode == 0, said[-3000:]
         return first
 
@@ -279,7 +279,7 @@ def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: P
     assert job.run("cut") > 1, "it began anew"
     assert job.losses["cut"] == job.losses["whole"]
     slow = tmp_path / "cut" / "slow"
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 240
     while time.monotonic() < end_s and not find(LocalStore(slow)):
         time.sleep(0.1)
     assert find(LocalStore(slow)), "nothing was drained"
@@ -349,7 +349,7 @@ def test_sharded_states_of_four_ranks_are_read_by_two_and_by_one(tmp_path: Path)
         finished = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone",
              f"--nproc-per-node={n}", program, tmp_path / "fast", what],
-            capture_output=True, text=True, timeout=200,
+            capture_output=True, text=True, timeout=240,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert finished.returncode == 0, finished.stderr[-3000:]

@@ -44,7 +44,7 @@ def say(*words):
 def state(step):
     return {"w": np.full(200_000, 100.0 * step + rank), "step": step}
 
-ckpt = Checkpointer(fast, world=World(rank, size, gather), rank_timeout_s=20)
+ckpt = Checkpointer(fast, world=World(rank, size, gather), rank_timeout_s=200)
 exec(what)
 ckpt.close()
 """
@@ -66,7 +66,7 @@ def ranks(tmp_path: Path, what: str, size: int = 4) -> list[tuple[int, str]]:
         for rank in range(size)
     ]
     try:
-        said = [process.communicate(timeout=60)[0] for process in running]
+        said = [process.communicate(timeout=240)[0] for process in running]
     except subprocess.TimeoutExpired:
         for process in running:
             process.kill()
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_four_ranks_holds_four_parts_and_each_gets_its_own(tmp_p
         """
 for step in (1, 2):
     handle = ckpt.save(step, state(step))
-say(Path(handle.local.result(20)).name)
+say(Path(handle.local.result(200)).name)
 mine = {"w": np.zeros(200_000), "step": 0}
 say(ckpt.restore(mine), mine["w"][0] == 200 + rank, mine["step"])
 """,
@@ -105,16 +105,16 @@ def test_a_dead_rank_ends_that_checkpoint_only(tmp_path: Path) -> None:
     said = ranks(
         tmp_path,
         """
-ckpt.save(1, state(1)).local.result(20)
+ckpt.save(1, state(1)).local.result(200)
 if rank == 2:
     os.kill(ckpt._writer.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 begin = time.monotonic()
 try:
-    ckpt.save(2, state(2)).local.result(30)
+    ckpt.save(2, state(2)).local.result(200)
 except SaveError as error:
     say(error)
-say(time.monotonic() - begin < 15)
+say(time.monotonic() - begin < 100)  # half of what a rank that says nothing is given
 """,
     )
     assert [status for status, _ in said] == [0, 0, -signal.SIGKILL, 0], said
@@ -130,13 +130,13 @@ def test_a_rank_that_cannot_write_is_named_to_all(tmp_path: Path) -> None:
         tmp_path,
         """
 handle = ckpt.save(1, {"w": np.zeros(10)})
-handle.local.result(20)
+handle.local.result(200)
 if rank == 1:
     import penstock.save.checkpointer as module
     name = module.loading.file_of_rank
     module.loading.file_of_rank = lambda *args: "no/such/folder/" + name(*args)
 try:
-    ckpt.save(2, {"w": np.zeros(10)}).local.result(20)
+    ckpt.save(2, {"w": np.zeros(10)}).local.result(200)
 except SaveError as error:
     say(error)
 """,
@@ -153,7 +153,7 @@ def test_ranks_killed_in_a_save_never_leave_a_mixture(tmp_path: Path, late: int)
     said = ranks(
         tmp_path,
         f"""
-ckpt.save(1, state(1)).local.result(20)
+ckpt.save(1, state(1)).local.result(200)
 gather("")
 if rank != {late}:
     ckpt.save(2, state(2))
@@ -178,7 +178,7 @@ def test_one_rank_saves_for_all(tmp_path: Path) -> None:
     said = ranks(
         tmp_path,
         """
-ckpt.save(1, state(1) if rank == 0 else None).local.result(20)
+ckpt.save(1, state(1) if rank == 0 else None).local.result(200)
 mine = {"w": np.zeros(200_000), "step": 0}
 say(ckpt.restore(mine), mine["w"][0])
 """,
@@ -188,7 +188,7 @@ say(ckpt.restore(mine), mine["w"][0])
 
 
 def test_other_numbers_of_ranks_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    ranks(tmp_path, "ckpt.save(1, state(1)).local.result(20)", size=3)
+    ranks(tmp_path, "ckpt.save(1, state(1)).local.result(200)", size=3)
     said = ranks(
         tmp_path,
         """
@@ -231,7 +231,7 @@ def test_torchrun_with_four_ranks_over_gloo(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
          program, tmp_path / "fast"],
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=240,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]

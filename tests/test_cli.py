@@ -5,9 +5,9 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ needs_library = pytest.mark.skipif(
 
 def say(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PENSTOCK, *words], capture_output=True, text=True, timeout=120, **options
+        [PENSTOCK, *words], capture_output=True, text=True, timeout=240, **options
     )
 
 
@@ -244,13 +244,17 @@ def test_python_m_penstock_is_penstock() -> None:
 
 @pytest.mark.alone
 def test_help_takes_less_than_150_ms_and_loads_no_engine() -> None:
-    # 60 ms on one EPYC core; the best of many leaves out a busy moment.
-    took = []
-    for _ in range(15):
-        start_s = time.perf_counter()
-        say("--help")
-        took.append(time.perf_counter() - start_s)
-    assert min(took) < 0.150
+    # 60 ms on one EPYC core.  Processor time, and the best of many, in turns with Python's own
+    # start: 12 ms there, and where that takes longer, this may.
+    def took_s(*command: str | Path) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    rounds = [(took_s(PENSTOCK, "--help"), took_s(sys.executable, "-c", "pass")) for _ in range(15)]
+    help_s, python_s = map(min, zip(*rounds, strict=True))
+    assert help_s < 0.150 * max(1.0, python_s / 0.012)
     program = "import sys, penstock.cli; print([m for m in ('duckdb', 'rich') if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert loaded.stdout == "[]\n"
@@ -339,7 +343,7 @@ def without(package: str, *words: str | Path) -> subprocess.CompletedProcess[str
         "import sys; sys.modules[sys.argv.pop(1)] = None; from penstock.cli import main; main()"
     )
     command = [sys.executable, "-c", program, package, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def test_without_plotly_the_page_stands_still_and_the_extra_is_named(

@@ -308,7 +308,7 @@ def test_a_baseline_allows_its_tolerance(slow: Report, fast: Report) -> None:
 
 def say(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
 def write_run(folder: Path, wait_ms: int) -> Path:

@@ -81,7 +81,7 @@ def boxed(tmp_path: Path) -> Boxed:
             [PENSTOCK, "run", "-q", "-o", tmp_path / "run", "--container", box, *command],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             env=os.environ | (environment or {}),
         )
 
@@ -318,7 +318,7 @@ def test_penstock_inside_writes_to_a_bound_folder_and_the_host_reads_it(
     (bundle / "config.json").write_text(json.dumps(spec))
     started = subprocess.run(
         ["runc", "run", f"penstock-{os.getpid()}"],
-        cwd=bundle, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        cwd=bundle, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if started.returncode and "cgroup" in started.stderr:
         pytest.skip(f"runc starts nothing here: {started.stderr.strip()[-200:]}")

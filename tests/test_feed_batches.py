@@ -627,7 +627,7 @@ def run_python(source: str, *args: Any, environment: dict[str, str] | None = Non
         env=os.environ | (environment or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

@@ -29,7 +29,7 @@ def bench(path: Path, *options: str, status: int = 0) -> str:
         [PENSTOCK, "feed", "bench", path, "--seconds", "0.5", *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert finished.returncode == status, finished.stderr
     return finished.stdout if not status else finished.stderr

@@ -785,7 +785,7 @@ def test_a_pickle_is_named_and_left_alone() -> None:
 
 def penstock(*words: Any, status: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [PENSTOCK, "feed", *map(str, words)], capture_output=True, text=True, timeout=60
+        [PENSTOCK, "feed", *map(str, words)], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == status, done
     return done

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
+from pagecache import kept
 from penstock.errors import FeedError
 from penstock.feed import Feed, open_index, read
 from penstock.feed.read import Reader
@@ -34,15 +35,19 @@ def lmdb_of(folder: Path, keys: list[bytes]) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """In memory as a whole."""
-    made = lmdb_of(tmp_path / "train.lmdb", list(RECORDS))
-    (made / "data.mdb").read_bytes()
-    return made
+    return lmdb_of(tmp_path / "train.lmdb", list(RECORDS))
 
 
 @pytest.fixture
-def feed(path: Path) -> Iterator[Feed]:
-    with Feed(path, 16, shuffle="global", seed=3, mapped=True) as made:
+def in_memory(path: Path) -> Iterator[Path]:
+    """As a whole."""
+    with kept(path / "data.mdb"):
+        yield path
+
+
+@pytest.fixture
+def feed(in_memory: Path) -> Iterator[Feed]:
+    with Feed(in_memory, 16, shuffle="global", seed=3, mapped=True) as made:
         feed_tells_what_memory_holds(made)
         yield made
 
@@ -60,8 +65,10 @@ def all_of(feed: Feed) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("shuffle", ["none", "block", "global", "cache-aware"])
 @pytest.mark.parametrize("readers", [0, 2])
-def test_what_is_in_memory_comes_without_a_request(path: Path, shuffle: str, readers: int) -> None:
-    with Feed(path, 16, shuffle=shuffle, seed=3, readers=readers, mapped=True) as feed:
+def test_what_is_in_memory_comes_without_a_request(
+    in_memory: Path, shuffle: str, readers: int
+) -> None:
+    with Feed(in_memory, 16, shuffle=shuffle, seed=3, readers=readers, mapped=True) as feed:
         feed_tells_what_memory_holds(feed)
         assert all_of(feed) == RECORDS
         assert (feed.tally.in_place, feed.tally.reads) == (N, 0)
@@ -69,10 +76,11 @@ def test_what_is_in_memory_comes_without_a_request(path: Path, shuffle: str, rea
 
 def test_files_lie_one_after_the_other(tmp_path: Path) -> None:
     keys = list(RECORDS)
-    for part in range(3):
-        made = lmdb_of(tmp_path / f"{part}.lmdb", keys[part::3])
-        (made / "data.mdb").read_bytes()
-    with Feed(str(tmp_path / "*.lmdb"), 16, shuffle="global", mapped=True) as feed:
+    made = [lmdb_of(tmp_path / f"{part}.lmdb", keys[part::3]) for part in range(3)]
+    with (
+        kept(*(folder / "data.mdb" for folder in made)),
+        Feed(str(tmp_path / "*.lmdb"), 16, shuffle="global", mapped=True) as feed,
+    ):
         feed_tells_what_memory_holds(feed)
         assert all_of(feed) == RECORDS
         assert feed.tally.in_place == N
@@ -97,19 +105,21 @@ def test_a_hole_in_what_memory_holds_is_noticed(path: Path) -> None:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
         os.pread(opened.fileno(), hole, 0)
         os.pread(opened.fileno(), size, hole + 16 * 4096)
-    assert resident_bytes(file) == size - 16 * 4096
-    with Feed(path, N, mapped=True) as feed:
-        assert all_of(feed) == RECORDS
-        assert not feed.tally.in_place
+    with kept(file, length=hole), kept(file, first=hole // 4096 + 16):
+        assert resident_bytes(file) == size - 16 * 4096
+        with Feed(path, N, mapped=True) as feed:
+            assert all_of(feed) == RECORDS
+            assert not feed.tally.in_place
 
 
 def test_of_several_files_one_that_is_not_in_memory_is_noticed(tmp_path: Path) -> None:
     """Its records lie between two of another file, which is there."""
     keys = list(RECORDS)
-    for part in range(2):
-        made = lmdb_of(tmp_path / f"{part}.lmdb", keys[part::2])
-        (made / "data.mdb").read_bytes()
-    with Feed(str(tmp_path / "*.lmdb"), 16, mapped=True) as feed:
+    made = [lmdb_of(tmp_path / f"{part}.lmdb", keys[part::2]) for part in range(2)]
+    with (
+        kept(made[0] / "data.mdb"),
+        Feed(str(tmp_path / "*.lmdb"), 16, mapped=True) as feed,
+    ):
         feed_tells_what_memory_holds(feed)
         evict(feed.index.files[1])
         records = np.array([0, N - 1, 1])
@@ -121,7 +131,8 @@ def test_of_several_files_one_that_is_not_in_memory_is_noticed(tmp_path: Path) -
 def test_a_page_of_each_record_says_whether_it_is_still_there(path: Path) -> None:
     index = open_index(path)
     files = read._Files(index, is_direct=False)
-    assert files.holds(index.file, index.offset, index.length, by_page=True)
+    with kept(path / "data.mdb"):
+        assert files.holds(index.file, index.offset, index.length, by_page=True)
     evict(path / "data.mdb")
     assert not files.holds(index.file, index.offset, index.length, by_page=True)
     files.close()

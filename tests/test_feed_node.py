@@ -238,7 +238,7 @@ def test_a_reader_that_is_killed_is_named_and_nobody_hangs(stopped: tuple[NodeFe
     began = time.monotonic()
     with pytest.raises(FeedError, match=r"reader [01] of .*train.lmdb \(process \d+\) has ended"):
         list(going)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100  # without it they would wait for ever
 
 
 @pytest.mark.alone
@@ -252,7 +252,7 @@ def test_readers_end_when_their_owner_is_killed_and_ranks_are_told(
         node = NodeFeed(sys.argv[1], 4, ranks=[0], world_size=1, shuffle="global", readers=2,
                         buffer_bytes=1 << 20)
         print(node.token, *node.processes, flush=True)
-        time.sleep(100)
+        time.sleep(1000)
     """
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), path], stdout=subprocess.PIPE, text=True
@@ -265,7 +265,7 @@ def test_readers_end_when_their_owner_is_killed_and_ranks_are_told(
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while any(_runs(int(reader)) for reader in readers):
         assert time.monotonic() < deadline, "a reader outlives its owner"
         os.sched_yield()
@@ -446,7 +446,7 @@ def test_one_reader_of_two_that_is_killed_is_named(path: Path) -> None:
         feed = node.rank(0)
         going = iter(feed)
         next(going)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while node._node.get(share.TICKET) < share.SLOTS + 2:  # each waits for a slot to fill
             assert time.monotonic() < deadline
             os.sched_yield()

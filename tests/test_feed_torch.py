@@ -274,7 +274,7 @@ def test_four_ranks_of_torchrun_share_one_index_and_read_each_record_once(
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     keys = [

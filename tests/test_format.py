@@ -75,7 +75,7 @@ def test_the_reader_lays_out_a_struct_as_the_compiler_does(struct, tmp_path):
         f' printf("whole 0 %zu\\n", sizeof(struct {struct})); }}\n'
     )
     subprocess.run(
-        ["gcc", "-I", ROOT / "native", "-o", tmp_path / "layout", program], check=True, timeout=60
+        ["gcc", "-I", ROOT / "native", "-o", tmp_path / "layout", program], check=True, timeout=240
     )
     said = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
     laid_out = [(name, int(at), int(size)) for name, at, size in map(str.split, said.splitlines())]

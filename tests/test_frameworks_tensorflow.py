@@ -313,7 +313,7 @@ def test_a_profile_opens_and_closes_a_window_of_a_paused_run(work: Path, is_call
         """
     (work / "train.py").write_text(source(profiled if is_callback else by_hand))
     command = [sys.executable, "-m", "penstock", "run", "--paused", "-q", "-o", "run"]
-    subprocess.run([*command, sys.executable, "train.py"], cwd=work, check=True, timeout=200)
+    subprocess.run([*command, sys.executable, "train.py"], cwd=work, check=True, timeout=240)
     with open_run(work / "run") as run:
         known = measure(run)
         if is_callback:

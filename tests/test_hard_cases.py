@@ -42,7 +42,7 @@ def run_in(folder: Path, work: Path, *command: str | Path, **options: Any) -> An
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         **options,
     )
 

@@ -26,7 +26,7 @@ def test_two_hundred_kills_lose_no_finished_call_and_double_none(
     (tmp_path / "data").write_bytes(b"x")
     n_calls = 0
     for _ in range(ROUNDS):
-        told = killed(program, tmp_path, chance.uniform(0.002, 0.05))
+        told = killed(program, tmp_path, chance.randrange(5000), chance.uniform(0, 0.02))
         found = recorded(tmp_path / "run")
         for thread, calls in enumerate(told):
             numbers = np.sort(found[thread])
@@ -37,19 +37,23 @@ def test_two_hundred_kills_lose_no_finished_call_and_double_none(
     assert n_calls > ROUNDS * 1000  # blocks were emptied while it was killed
 
 
-def killed(program: Path, folder: Path, after_s: float) -> list[int]:
-    """How many calls each thread was told to have finished when SIGKILL came."""
+def killed(program: Path, folder: Path, after_calls: int, after_s: float) -> list[int]:
+    """How many calls each thread was told to have finished when SIGKILL came: so long after so many
+    of them."""
     shutil.rmtree(folder / "run", ignore_errors=True)
     (folder / "run").mkdir()
     (folder / "told").write_bytes(bytes(4096))
     environment = {"LD_PRELOAD": str(LIBRARY), "PENSTOCK_RUN": str(folder / "run")}
     process = subprocess.Popen([program], cwd=folder, env=environment)
+    told = np.memmap(folder / "told", np.uint64, "r")
+    while told[:32:8].sum() < after_calls:
+        os.sched_yield()
     until_s = time.monotonic() + after_s
     while time.monotonic() < until_s:
         os.sched_yield()
     process.kill()
     process.wait()
-    return np.frombuffer((folder / "told").read_bytes(), np.uint64)[:32:8].astype(int).tolist()
+    return np.array(told[:32:8]).astype(int).tolist()
 
 
 def recorded(folder: Path) -> list[np.ndarray]:

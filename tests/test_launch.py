@@ -40,7 +40,7 @@ def penstock_run(tmp_path: Path) -> Run:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             **options,
         )
 
@@ -131,7 +131,7 @@ COUNTING = """
     for name in sys.argv[1:]:
         signal.signal(getattr(signal, name), count)
     print(os.getpid(), flush=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not counts["SIGTERM"] and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)  # handlers run here
     print(sorted(counts.items()), flush=True)
@@ -187,7 +187,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, wanted: str) -> str:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while wanted not in self.text:
             ready, _, _ = select.select([self.fd], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"{wanted!r} did not come, but {self.text!r}"

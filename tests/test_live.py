@@ -366,7 +366,7 @@ def scrape(address: str) -> dict[str, dict[tuple[str, ...], float]]:
 
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     request = urllib.request.Request(f"http://{address}/metrics", headers=accept)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=240) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         body = answer.read().decode()
     found: dict[str, dict[tuple[str, ...], float]] = {}
@@ -433,7 +433,7 @@ def watch(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -479,13 +479,13 @@ def test_the_command_follows_a_job_to_its_end_and_serves_it(tmp_path: Path) -> N
             said = watcher.stderr.readline()
             address = said.split("http://")[1].split("/")[0]
             print("step\n" * 10, file=process.stdin, flush=True)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while scraped(address) != 11:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             process.stdin.close()
-            assert process.wait(timeout=60) == 0
-            out, _ = watcher.communicate(timeout=60)
+            assert process.wait(timeout=240) == 0
+            out, _ = watcher.communicate(timeout=240)
     assert "io: over after" in out
     assert out.endswith("`penstock report run` explains it\n")
 
@@ -520,12 +520,12 @@ def test_ctrl_c_ends_the_watch_leaves_the_terminal_clean_and_the_job_alone(
             while more := os.read(ours, 65536):
                 shown += more
         os.close(ours)
-        assert watcher.wait(timeout=60) == 130
+        assert watcher.wait(timeout=240) == 130
         assert shown.rstrip().endswith(b"penstock: interrupted")
         assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
         assert process.poll() is None
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
 
 
 def scraped(address: str) -> float | None:

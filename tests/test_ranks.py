@@ -89,7 +89,7 @@ def finished(
         env=unlaunched() | (environ or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done
@@ -304,7 +304,7 @@ def test_srun_starts_as_many_penstocks_as_ranks(job: list[str], tmp_path: Path) 
         )
         for n in range(RANKS)
     ]
-    said = [task.communicate(timeout=120)[1] for task in tasks]
+    said = [task.communicate(timeout=240)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [0] * RANKS, said
     (run,) = (tmp_path / "penstock-runs").iterdir()
     assert run.name.startswith("program-slurm-4711.0-")

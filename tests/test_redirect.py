@@ -530,7 +530,7 @@ with penstock.record("run", staged=sys.argv[1]):
     assert opened() == b"c"
 assert opened() == b"o"
 """
-    subprocess.run([sys.executable, "-c", program, tier.map], cwd=work, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, tier.map], cwd=work, check=True, timeout=240)
 
 
 # The map

@@ -30,7 +30,7 @@ def made(work: Path, tmp_path: Path) -> Made:
         marked.mkdir()
         for folder, value in ((work, 0), (marked, 1)):
             program = f"value = {value}\n" + textwrap.dedent(source)
-            subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, timeout=120)
+            subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, timeout=240)
         sources = sorted(path for path in work.rglob("*") if path.is_file())
         tier = Tier(tmp_path / "tier", sources)
         for path in sources:

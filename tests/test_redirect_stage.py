@@ -38,7 +38,7 @@ def command(tmp_path: Path, work: Path) -> Callable[..., subprocess.CompletedPro
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [PENSTOCK, *words],
-            cwd=work, env=environment, capture_output=True, text=True, timeout=120,
+            cwd=work, env=environment, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 
     return run

@@ -174,11 +174,11 @@ def test_the_command_reduces_runs_and_merges_files(whole: Measures, tmp_path: Pa
     folder = job(tmp_path / "run")
     out = tmp_path / "all.reduced"
     done = subprocess.run(
-        [PENSTOCK, "reduce", folder, "-o", out], capture_output=True, text=True, timeout=120
+        [PENSTOCK, "reduce", folder, "-o", out], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     same(measures_of(out), whole)
-    report = subprocess.run([PENSTOCK, "report", out], capture_output=True, text=True, timeout=120)
+    report = subprocess.run([PENSTOCK, "report", out], capture_output=True, text=True, timeout=240)
     assert report.returncode == 0, report.stderr
     assert "Data wait, by rank" in report.stdout
     assert "this is a run reduced by rank" in report.stdout.replace("\n", " ")
@@ -205,7 +205,7 @@ def test_each_rank_reduces_its_own_log_at_the_end_of_the_run(tmp_path: Path) -> 
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", PENSTOCK, "run", "--reduce",
          "-o", run, "--", sys.executable, "-c", program],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("this is a run reduced by rank") == 1, done.stderr
@@ -229,7 +229,7 @@ def test_ranks_of_mpi_reduce_and_merge_in_a_tree(whole: Measures, tmp_path: Path
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", PENSTOCK, "reduce", folder,
          "-o", out, "--mpi", "--logs", "2"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all.reduced") == 1

@@ -66,7 +66,7 @@ def divided(
         env=environment | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     said = finished.stdout + finished.stderr
     assert finished.returncode == status, said

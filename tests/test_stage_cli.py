@@ -33,7 +33,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
 
     def run(*words: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [PENSTOCK, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [PENSTOCK, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == status, (words, done.stdout, done.stderr)
         return done
@@ -125,7 +125,7 @@ def test_filling_in_the_background_returns_when_the_map_is_there(
     assert said.startswith("filling fast at 1 MB/s, process ")
     assert (tmp_path / "tier" / ".penstock" / "staged.map").exists()
     pid = int(said.split("process ")[1].split(";")[0])
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 240
     while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline_s:
         if not Path(f"/proc/{pid}/cmdline").read_bytes():
             break  # it has ended and waits for its parent
@@ -141,7 +141,7 @@ def test_what_a_filling_in_the_background_says_at_its_end_is_in_its_log(
     os.mkfifo(tmp_path / "data" / "pipe")
     said = say("stage", "fill", "data", "--to", "fast", "--limit", "50MB/s", "--background").stdout
     pid, log = int(said.split("process ")[1].split(";")[0]), said.rpartition("; ")[2].strip()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 240
     while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline_s:
         if not Path(f"/proc/{pid}/cmdline").read_bytes():
             break

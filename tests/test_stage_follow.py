@@ -27,6 +27,8 @@ READER = """
 import os, time
 import penstock
 for epoch in range(EPOCHS):
+    while AWAITED and epoch == EPOCHS - 1 and open(AWAITED).read().count("checksum") < FILES:
+        time.sleep(0.1)
     for number in range(FILES):
         with penstock.step(number):
             with open(f"data/{number}.bin", "rb", buffering=0) as file:
@@ -36,10 +38,12 @@ open("out.bin", "wb").write(b"written by the job")
 """
 
 
-def program(files: int, epochs: int, pause_s: float) -> str:
+def program(files: int, epochs: int, pause_s: float, awaited: Path | None = None) -> str:
+    """awaited: a manifest that has all copies before the last epoch begins."""
     return (
         READER.replace("FILES", str(files))
         .replace("EPOCHS", str(epochs))
+        .replace("AWAITED", repr(awaited and str(awaited)))
         .replace("PAUSE", str(pause_s))
     )
 
@@ -70,7 +74,8 @@ def copies(tier: Tier) -> dict[str, bytes]:
 def test_a_run_that_is_filled_meanwhile_reads_the_copies_in_its_later_epochs(
     recorded: Callable[..., Any], files: dict[str, bytes], tier: Tier
 ) -> None:
-    run = recorded(program(40, 4, 0.02), options=["--fill", "fast", "--fill-limit", "50MB/s"])
+    source = program(40, 4, 0.02, Place(tier).manifest)
+    run = recorded(source, options=["--fill", "fast", "--fill-limit", "50MB/s"])
     assert copies(tier) == files  # nothing of the program's own, no library, nothing that it wrote
     assert not verify(tier).corrupted
     served = {row.outcome: row.opens for row in measure(run).staged}

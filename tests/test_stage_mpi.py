@@ -37,7 +37,7 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
 def mpirun(*words: str | Path, ranks: int = 3) -> subprocess.CompletedProcess[str]:
     options = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp", "-n"]
     command = [MPIRUN or "", *options, str(ranks), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def test_ranks_share_the_copies_and_one_tells_of_all(tier: Tier, tmp_path: Path) -> None:

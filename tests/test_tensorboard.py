@@ -367,7 +367,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
         server.terminate()
         assert server.stderr
         server.stderr.close()
-        server.wait(30)
+        server.wait(240)
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +510,7 @@ def test_a_port_in_use_is_said_and_ends_tensorboard(tmp_path: Path) -> None:
             [*command, "--host", "127.0.0.1", "--load_fast=false"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
     assert ended.returncode != 0
     assert re.search(rf"port {port}", ended.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pagecache import kept
 from penstock import tiers
 from penstock.errors import TierError
 from penstock.tiers import (
@@ -73,15 +74,17 @@ def test_of_what_is_not_there_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_what_was_read_is_in_memory_and_what_was_evicted_is_not(on_disk: Path) -> None:
-    assert resident_bytes(on_disk) == 8 * MIB
-    assert not warmth_of([on_disk]).is_cold
+    with kept(on_disk):
+        assert resident_bytes(on_disk) == 8 * MIB
+        assert not warmth_of([on_disk]).is_cold
     evict(on_disk)
     assert resident_bytes(on_disk) == 0
     assert warmth_of([on_disk]).is_cold
     with on_disk.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         file.read(MIB)
-    warmth = warmth_of([on_disk])
+    with kept(on_disk, length=MIB):
+        warmth = warmth_of([on_disk])
     assert (warmth.resident_bytes, warmth.is_cold) == (MIB, False)
     assert warmth.why_not_cold == "12 % of it was in memory"
 
@@ -93,8 +96,9 @@ def test_both_ways_of_asking_the_kernel_agree(on_disk: Path) -> None:
         file.seek(3 * MIB)
         file.read(MIB + 1)
         page = os.sysconf("SC_PAGESIZE")
-        assert tiers._mincore(file.fileno(), 8 * MIB) == MIB + page
-        by_cachestat, refused = tiers._cachestat(file.fileno())
+        with kept(on_disk, first=3 * MIB // page, length=MIB + page):
+            assert tiers._mincore(file.fileno(), 8 * MIB) == MIB + page
+            by_cachestat, refused = tiers._cachestat(file.fileno())
         assert by_cachestat == MIB + page or refused in (errno.ENOSYS, errno.EPERM)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from conftest import PENSTOCK
+from pagecache import kept
 from penstock import tiers
 from penstock.bench import ceiling, whatif
 from penstock.bench.pattern import DataFile, Kind, Pattern, read_pattern
@@ -342,7 +343,7 @@ def test_reads_longer_than_the_buffer_are_one_call(tmp_path: Path) -> None:
 def test_time_that_is_up_ends_it_and_what_was_done_is_known(tmp_path: Path) -> None:
     paths = small_files(tmp_path, 1)
     pattern = pattern_of([(Kind.READ, 0, 0, 0, 100)] * 100, paths)
-    made = replay(pattern, here(pattern), limit_s=0.05, calls=Listener(0.005).calls())
+    made = replay(pattern, here(pattern), limit_s=1.0, calls=Listener(0.1).calls())
     assert not made.is_whole
     done = int(made.is_made.sum())
     assert 1 <= done < 30
@@ -351,7 +352,7 @@ def test_time_that_is_up_ends_it_and_what_was_done_is_known(tmp_path: Path) -> N
     begin = time.monotonic()
     slow = pattern_of([(Kind.READ, 0, 0, 0, 100)] * 2, paths, think_ns=30 * 10**9)
     assert not replay(slow, here(slow), limit_s=0.05).is_whole
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 29
 
 
 def test_a_hint_is_given_once_for_each_read_and_before_it(tmp_path: Path) -> None:
@@ -537,21 +538,21 @@ def test_the_gain_is_the_wait_for_data_files_times_what_is_gone_of_the_calls(
     run = opened(reading_job(paths))
     known = measure(run)
     assert known.data_blocking == pytest.approx({"read": 0.040, "metadata": 0.040})
-    answer = whatif.whatif(run, Change(readahead="normal"), calls=with_delays(0.004, 0.001))
+    answer = whatif.whatif(run, Change(readahead="normal"), calls=with_delays(0.020, 0.005))
     assert answer.critical.value == pytest.approx(0.080)
     mean_s = (answer.baseline.call_s + answer.again.call_s) / 2
     assert answer.gain.value == pytest.approx(0.080 * (1 - answer.variant.call_s / mean_s))
-    assert 0.3 < answer.gain.value / 0.080 < 0.85  # of 4 ms, 3 are gone
+    assert 0.3 < answer.gain.value / 0.080 < 0.85  # of 20 ms, 15 are gone
     assert answer.share.value == pytest.approx(answer.gain.value / known.training.wall_s)
     assert answer.recorded.call_s == pytest.approx(0.080)
     assert (answer.baseline.calls, answer.baseline.reads) == (80, 20)
     assert answer.variant.moved_bytes == 200_000
-    assert answer.baseline.read_p50_s == pytest.approx(0.004, rel=0.5)
+    assert answer.baseline.read_p50_s == pytest.approx(0.020, rel=0.5)
 
 
 def test_what_is_slower_is_said_to_be(tmp_path: Path) -> None:
     run = opened(reading_job(small_files(tmp_path, 20)))
-    answer = whatif.whatif(run, Change(readahead="random"), calls=with_delays(0.001, 0.004))
+    answer = whatif.whatif(run, Change(readahead="random"), calls=with_delays(0.001, 0.050))
     assert answer.gain.value is not None
     assert answer.gain.value < 0
     assert "read-ahead random: slower, by" in shown(answer)
@@ -582,7 +583,7 @@ def test_every_verdict_says_that_it_is_incomplete(tmp_path: Path, branch: str) -
 @pytest.mark.alone
 def test_with_threads_the_gain_is_by_the_wall(tmp_path: Path) -> None:
     run = opened(reading_job(small_files(tmp_path, 20)))
-    answer = whatif.whatif(run, Change(threads=4), calls=with_delays(0.010, 0.010))
+    answer = whatif.whatif(run, Change(threads=4), calls=with_delays(0.040, 0.040))
     assert answer.variant.threads == 4
     assert answer.baseline.wall_s is not None
     assert answer.again.wall_s is not None
@@ -606,7 +607,7 @@ def test_no_difference_beyond_the_noise_is_no_gain(tmp_path: Path) -> None:
     )
     assert (kept, noise) == (pytest.approx(0.9 / 1.1), pytest.approx(0.2 / 1.1))
     run = opened(reading_job(small_files(tmp_path, 10)))
-    answer = whatif.whatif(run, Change(readahead="normal"), calls=with_delays(0.004, 0.001))
+    answer = whatif.whatif(run, Change(readahead="normal"), calls=with_delays(0.040, 0.004))
     assert not answer.is_noise
     answer = replace(answer, noise=0.9)
     assert answer.is_noise
@@ -676,7 +677,7 @@ def job(tmp_path: Path) -> Callable[[float], Path]:
 
 def say(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PENSTOCK, *words], capture_output=True, text=True, timeout=120, **options
+        [PENSTOCK, *words], capture_output=True, text=True, timeout=240, **options
     )
 
 
@@ -700,7 +701,8 @@ def test_a_recorded_job_is_replayed_on_a_file_system_in_memory(
     assert answer["baseline"]["is_cold"] == answer["again"]["is_cold"] == on_disk
     assert answer["critical"]["value"] > 0
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "whatif" in name]
-    table = say("whatif", run, "--threads", "2", "--warm")
+    with kept(*(run.parent / "data").iterdir()):
+        table = say("whatif", run, "--threads", "2", "--warm")
     assert "as recorded" in table.stdout
     assert "100 % of it was in memory" in table.stdout or not on_disk
     assert "2 threads" in table.stdout
@@ -717,13 +719,13 @@ def test_a_replay_that_is_interrupted_leaves_nothing(
     running = subprocess.Popen(
         [PENSTOCK, "whatif", run, "--tier", tier], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not list(tier.rglob("0039")) and not list(tier.glob(".penstock-whatif-*/0/39")):
         assert running.poll() is None, running.stderr
         assert time.monotonic() < deadline
         time.sleep(0.01)
     running.send_signal(number)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=240)
     assert running.returncode == 130
     assert said.strip() == "penstock: interrupted"
     assert list(tier.iterdir()) == []

@@ -132,7 +132,7 @@ class Job:
 
     def finish(self) -> list[tuple[int, int]]:
         (self.folder / "finish").touch()
-        assert self.process.wait(timeout=120) == 0
+        assert self.process.wait(timeout=240) == 0
         truth: list[tuple[int, int]] = eval((self.folder / "truth").read_text())
         return truth
 
@@ -149,7 +149,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     for one in jobs:
         if one.process.poll() is None:
             (one.folder / "finish").touch()
-            one.process.communicate(timeout=120)
+            one.process.communicate(timeout=240)
 
 
 def rows(run: Any, query: str) -> list[tuple[Any, ...]]:
@@ -338,7 +338,7 @@ def test_a_job_without_steps_is_named_and_gives_status_1(tmp_path: Path) -> None
         assert "cannot be asked, no step and no batch so far" in asked.stderr
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
     over = subprocess.run(
         [sys.executable, "-m", "penstock", "window", "run", "stop"],
         cwd=tmp_path,
@@ -363,7 +363,7 @@ def test_asking_ends_with_the_last_process(tmp_path: Path) -> None:
             looks.append(s)
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=240)
 
         answer = window(tmp_path / "run", control.PAUSE, 1e9, sleep=end_the_job)
     assert (answer.answered, answer.silent, answer.deaf) == ((), (), ())
