@@ -88,7 +88,7 @@ class Browser:
             time.sleep(0.05)
         self._home.cleanup()
 
-    def ask(self, method: str, timeout_s: float = 60, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method: str, timeout_s: float = 240, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol and its answer."""
         self._number += 1
         number = self._number
@@ -162,7 +162,7 @@ class Browser:
             raise BrowserError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def wait(self, expression: str, timeout_s: float = 30) -> Any:
+    def wait(self, expression: str, timeout_s: float = 240) -> Any:
         """Waits until an expression is true; its value."""
         until = time.monotonic() + timeout_s
         while True:

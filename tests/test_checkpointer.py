@@ -38,7 +38,7 @@ def state(step: int = 1, n: int = 1000) -> dict[str, Any]:
 def saved(folder: Path, *steps: int, **options: Any) -> None:
     with Checkpointer(folder, **options) as ckpt:
         for step in steps:
-            ckpt.save(step, state(step)).local.result(30)
+            ckpt.save(step, state(step)).local.result(240)
 
 
 def names(folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_model_and_its_optimizer_come_back_and_training_goes_on_alike(tmp_path
 def test_what_lies_there_loads_with_torch_alone(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     with Checkpointer(tmp_path) as ckpt:
-        path = ckpt.save(7, {"model": model, "note": "x"}).local.result(30)
+        path = ckpt.save(7, {"model": model, "note": "x"}).local.result(240)
         model.weight.data.zero_()
     program = f"""
 import torch
@@ -99,8 +99,8 @@ def test_the_three_futures_come_in_order_and_say_where(tmp_path: Path) -> None:
     with Checkpointer(fast, slow) as ckpt:
         handle = ckpt.save(3, state(3))
         assert handle.staged.done()
-        assert handle.local.result(30) == str(fast / "step-00000003")
-        assert handle.durable.result(60) == str(slow / "step-00000003")
+        assert handle.local.result(240) == str(fast / "step-00000003")
+        assert handle.durable.result(240) == str(slow / "step-00000003")
         assert ckpt.at_risk().step == 3
         assert ckpt.at_risk().backlog == 0
         [known] = ckpt.saves
@@ -117,7 +117,7 @@ def test_saves_that_the_rules_give_up_keep_nobody_waiting(tmp_path: Path, keep: 
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     with Checkpointer(fast, slow, keep=keep) as ckpt:
         handles = [ckpt.save(step, state(step)) for step in range(8)]
-        assert ckpt.wait(40)
+        assert ckpt.wait(240)
         risk = ckpt.at_risk()
         assert (risk.step, risk.backlog) == (7, 0)
     last = slow / "step-00000007"
@@ -130,7 +130,7 @@ def test_saves_that_the_rules_give_up_keep_nobody_waiting(tmp_path: Path, keep: 
 
 def test_the_slow_tier_alone_serves_a_restart_on_another_node(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
-        ckpt.save(4, state(4)).durable.result(60)
+        ckpt.save(4, state(4)).durable.result(240)
     other = state(0)
     with Checkpointer(tmp_path / "other-node", tmp_path / "slow") as ckpt:
         assert ckpt.restore(other) == 4
@@ -157,7 +157,7 @@ def test_a_damaged_newest_is_passed_over_with_the_reason(
 def test_a_file_that_cannot_be_loaded_is_looked_at_and_remembered(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
         for step in (1, 2):
-            ckpt.save(step, {"w": torch.full((1000,), float(step))}).local.result(30)
+            ckpt.save(step, {"w": torch.full((1000,), float(step))}).local.result(240)
     file = tmp_path / "step-00000002" / "state.pt"
     content = bytearray(file.read_bytes())
     content[content.index(b"data.pkl") + 60] ^= 0xFF  # in the pickle; sizes stay as they are
@@ -200,7 +200,7 @@ def test_a_program_that_has_changed_is_told_and_nothing_older_is_tried(
     with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
         for step in (1, 2):
             ckpt.save(step, {"model": torch.nn.Linear(3, 2)})
-        ckpt.save(2, {"model": torch.nn.Linear(3, 2)}).local.result(30)
+        ckpt.save(2, {"model": torch.nn.Linear(3, 2)}).local.result(240)
         with pytest.raises(SaveError, match=says):
             ckpt.restore(now)
         assert ckpt.restored is not None
@@ -245,15 +245,15 @@ def test_two_jobs_in_one_folder_are_refused(
 
 def test_a_writer_that_dies_is_named_at_the_handle_and_at_the_next_save(tmp_path: Path) -> None:
     with Checkpointer(tmp_path) as ckpt:
-        ckpt.save(1, state(1)).local.result(30)
+        ckpt.save(1, state(1)).local.result(240)
         assert ckpt._writer is not None
         os.kill(ckpt._writer.pid, signal.SIGKILL)
         handle = ckpt.save(2, state(2))
         with pytest.raises(SaveError, match="killed by signal 9"):
-            handle.local.result(30)
+            handle.local.result(240)
         with pytest.raises(SaveError, match="killed by signal 9"):
             ckpt.save(3, state(3))
-        ckpt.save(4, state(4)).local.result(30)
+        ckpt.save(4, state(4)).local.result(240)
     assert names(tmp_path)[-1] == "step-00000004"
     assert "step-00000002" not in names(tmp_path)
 
@@ -263,7 +263,7 @@ def test_a_failed_save_may_be_a_warning(tmp_path: Path, caplog: pytest.LogCaptur
         assert ckpt._writer is not None
         os.kill(ckpt._writer.pid, signal.SIGKILL)
         assert isinstance(ckpt.save(1, state(1)).local.exception(30), SaveError)
-        ckpt.save(2, state(2)).local.result(30)
+        ckpt.save(2, state(2)).local.result(240)
     assert "killed by signal 9" in caplog.text
 
 
@@ -271,7 +271,7 @@ def test_a_full_tier_is_said_with_path_and_bytes_and_the_older_stays(
     tmp_path: Path, small_disk: Callable[[int], Any]
 ) -> None:
     with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
-        ckpt.save(1, {"w": np.ones(1 << 20)}).local.result(30)
+        ckpt.save(1, {"w": np.ones(1 << 20)}).local.result(240)
         with pytest.raises(
             TierFull, match=r"a checkpoint of 44,040,192 bytes, 1\d,\d+,\d+ are free"
         ):
@@ -311,14 +311,14 @@ def test_no_room_skips_or_fails_as_it_was_told(
 ) -> None:
     with small_disk(24 << 20) as disk:
         with Checkpointer(disk, keep=Keep(last=9), on_full="skip") as ckpt:
-            ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(30)
+            ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(240)
             handle = ckpt.save(2, {"w": np.ones(2 << 20)})
-            assert handle.local.result(1) is None
+            assert handle.local.result(240) is None
             assert ckpt.saves[-1].is_skipped
         with Checkpointer(disk, tmp_path / "slow", on_full="direct") as ckpt:
-            path = ckpt.save(3, {"w": np.ones(10)}).local.result(30)
+            path = ckpt.save(3, {"w": np.ones(10)}).local.result(240)
             assert path == str(disk / "step-00000003")
-            path = ckpt.save(4, {"w": np.ones(5 << 20)}).local.result(30)
+            path = ckpt.save(4, {"w": np.ones(5 << 20)}).local.result(240)
             assert path == str(tmp_path / "slow" / "step-00000004")
 
 
@@ -329,14 +329,14 @@ def test_the_first_save_knows_how_much_room_it_needs(
     with small_disk(24 << 20) as disk:
         weights = {"w": made(7 << 20)}
         with Checkpointer(disk, on_full="skip") as ckpt:
-            assert ckpt.save(1, weights).local.result(30) is None
+            assert ckpt.save(1, weights).local.result(240) is None
         with Checkpointer(disk, tmp_path / "slow", on_full="direct") as ckpt:
-            path = ckpt.save(2, weights).local.result(30)
+            path = ckpt.save(2, weights).local.result(240)
         assert path == str(tmp_path / "slow" / "step-00000002")
         with Checkpointer(disk, on_error="warn") as ckpt:
             handle = ckpt.save(3, weights)
             assert isinstance(handle.local.exception(30), TierFull)
-            assert isinstance(ckpt.save(4, {"w": made(10)}).local.result(30), str)
+            assert isinstance(ckpt.save(4, {"w": made(10)}).local.result(240), str)
 
 
 def test_a_flipped_bit_is_found_before_it_is_trained_on(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_pretrained_weights_beside_them_are_no_checkpoint_to_begin_from(tmp_path
         torch.save(torch.nn.Linear(9, 9).state_dict(), tmp_path / name)
     with Checkpointer(tmp_path) as ckpt:
         assert ckpt.restore({"model": model}, default=0) == 0
-        ckpt.save(50, {"model": model}).local.result(30)
+        ckpt.save(50, {"model": model}).local.result(240)
         assert ckpt.restore({"model": model}) == 50
 
 
@@ -376,7 +376,7 @@ def test_containers_come_back_as_they_were_saved_into_others(tmp_path: Path) -> 
         "optim": (Moments(np.ones(2), [np.ones(2)]), Moments(1, 2, (3,))), "deep": [[1], {"b": []}],
     }  # fmt: skip
     with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
-        ckpt.save(1, full).local.result(30)
+        ckpt.save(1, full).local.result(240)
         empty: dict[str, Any] = {
             "history": [0], "seen": {}, "by number": {}, "none": [4, 5], "w": np.zeros(3),
             "optim": (Moments(np.zeros(2), [np.zeros(2)]), Moments(0, 0, (0,))), "deep": [],
@@ -406,12 +406,12 @@ def test_a_drain_that_was_killed_is_said_and_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
-        ckpt.save(1, state()).durable.result(60)
+        ckpt.save(1, state()).durable.result(240)
         assert ckpt._drain is not None
         assert ckpt._drain._process is not None
         ckpt._drain._process.kill()
         ckpt._drain._process.wait()
-        assert ckpt.save(2, state(2)).durable.result(60)
+        assert ckpt.save(2, state(2)).durable.result(240)
     assert "has ended: killed by signal 9" in caplog.text
 
 
@@ -419,7 +419,7 @@ def test_waiting_where_nothing_can_be_freed_is_an_error(
     tmp_path: Path, small_disk: Callable[[int], Any]
 ) -> None:
     with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
-        ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(30)
+        ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(240)
         with pytest.raises(TierFull, match="no drain can free any"):
             ckpt.save(2, {"w": np.ones(2 << 20)})
 
@@ -440,7 +440,7 @@ def test_a_committed_name_is_never_written_again(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     before = (tmp_path / "step-00000001" / "state.safetensors").read_bytes()
     with Checkpointer(tmp_path, keep=Keep(last=5)) as ckpt:
-        ckpt.save(1, state(9)).local.result(30)
+        ckpt.save(1, state(9)).local.result(240)
     assert (tmp_path / "step-00000001" / "state.safetensors").read_bytes() == before
     assert names(tmp_path) == ["step-00000001", "step-00000001.2"]
 
@@ -554,7 +554,7 @@ def test_the_report_shows_the_block_and_the_writer_s_own_writes(
                     model(torch.randn(8, 1000)).sum().backward()
                     optimizer.step()
                     if step in (4, 8):
-                        ckpt.save(step, {{"model": model}}).local.result(60)
+                        ckpt.save(step, {{"model": model}}).local.result(240)
                 [first, second] = ckpt.saves
                 assert first.is_first and not second.is_first
             """
@@ -580,7 +580,7 @@ def test_lost_time_is_measured_from_the_optimizer_s_own_steps(tmp_path: Path) ->
     with Checkpointer(tmp_path) as ckpt:
         for _ in range(30):
             step()
-        ckpt.save(30, {"model": model}).local.result(30)
+        ckpt.save(30, {"model": model}).local.result(240)
         assert ckpt.saves[-1].lost_s is None  # no step has ended since
         for _ in range(5):
             step()
@@ -662,7 +662,7 @@ def test_a_checkpoint_behind_s3_serves_a_restart_on_another_node(
     store.call("create_bucket", Bucket=f"{BUCKET}-restored")
     with Checkpointer(tmp_path / "node-1", slow) as ckpt:
         for step in (1, 2):
-            ckpt.save(step, state(step)).durable.result(60)
+            ckpt.save(step, state(step)).durable.result(240)
     with Checkpointer(tmp_path / "node-2", slow) as ckpt:
         found = state(0)
         assert ckpt.restore(found) == 2

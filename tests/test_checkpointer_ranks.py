@@ -214,7 +214,7 @@ torch.manual_seed(rank)
 with Checkpointer(sys.argv[1]) as ckpt:
     mine = torch.randn(1000)
     for step in (10, 20):
-        path = ckpt.save(step, {"w": mine * step}).local.result(60)
+        path = ckpt.save(step, {"w": mine * step}).local.result(240)
     back = {"w": torch.zeros(1000)}
     assert ckpt.restore(back) == 20
     assert torch.equal(back["w"], mine * 20)

@@ -107,7 +107,7 @@ def test_ranks_of_a_node_get_each_record_once_in_each_epoch(
     assert sorted(lines) == sorted(b"%d %s" % (epoch, key) for epoch in (0, 1) for key in records)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_ranks_in_step_do_not_wait_for_each_other_when_their_windows_differ(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ SOAK = Path(__file__).parent.parent / "benchmarks" / "soak_save.py"
 def soak(*words: str) -> str:
     finished = subprocess.run(
         [sys.executable, SOAK, *words],
-        capture_output=True, text=True, timeout=250, env=os.environ | {"SEED": "7"},
+        capture_output=True, text=True, timeout=500, env=os.environ | {"SEED": "7"},
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout

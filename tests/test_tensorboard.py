@@ -389,7 +389,7 @@ def complaints(browser: Browser) -> list[str]:
 
 def opened(browser: Browser, address: str) -> None:
     browser.open(f"{address}#penstock")
-    browser.wait(f"{FRAME}.documentElement.dataset.ready", 90)
+    browser.wait(f"{FRAME}.documentElement.dataset.ready")
 
 
 def chosen(browser: Browser, tab: str) -> str:

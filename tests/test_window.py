@@ -168,10 +168,10 @@ def test_a_paused_job_is_recorded_from_start_to_stop_and_nothing_else(
     one = job(kind, "--paused")
     one.make_steps(10)
     for _ in range(2):
-        started = window(one.run, control.RECORD, 60)
+        started = window(one.run, control.RECORD, 240)
         assert started.answered, started
         one.make_steps(30)
-        assert window(one.run, control.PAUSE, 60).answered
+        assert window(one.run, control.PAUSE, 240).answered
         one.make_steps(10)
     truth = one.finish()
     with open_run(one.run) as run:
@@ -233,9 +233,9 @@ def test_a_running_job_pauses_and_the_wall_time_is_without_the_pause(
 ) -> None:
     one = job("hand")
     one.make_steps(20)
-    assert window(one.run, control.PAUSE, 60).answered
+    assert window(one.run, control.PAUSE, 240).answered
     one.make_steps(50)
-    assert window(one.run, control.RECORD, 60).answered
+    assert window(one.run, control.RECORD, 240).answered
     one.make_steps(20)
     truth = one.finish()
     with open_run(one.run) as run:

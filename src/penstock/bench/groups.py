@@ -22,7 +22,7 @@ from penstock.errors import TierError
 
 __all__ = ["Group", "Hierarchy", "device_of", "from_json", "hierarchies", "make"]
 
-EMPTIED_WITHIN_S = 2.0  # a process that has just ended still counts for a moment
+EMPTIED_WITHIN_S = 20.0  # a process that has just ended still counts for a moment
 
 # Joins the groups, then becomes the command: no shell in between.
 JOIN = """
