@@ -2,6 +2,7 @@
 record; `penstock feed`.  LMDB's walk has a file of its own."""
 
 import contextlib
+import csv
 import dataclasses
 import io
 import json
@@ -805,6 +806,62 @@ def test_inspect_says_what_is_in_a_data_set(tmp_path: Path) -> None:
     said = penstock("inspect", tmp_path / "a").stdout
     assert "lmdb: 20 records" in said
     assert "look like: Caffe Datum" in said
+
+
+def unescaped(text: str) -> bytes:
+    """What `inspect --records` wrote of a key, back."""
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape").encode("latin-1")
+
+
+HOSTILE = [b"a,b", b'a"b', b"line\nline", b"\x1b[2Jgone", b"\\x41", b"\xff\x00", b" ", b"=1+1"]
+
+
+def test_inspect_lists_each_records_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdb"
+    with lmdb.open(str(path), subdir=False, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for number in range(5000):  # more than are printed at once
+            txn.put(b"%06d" % number, b"x" * (number % 300))
+        for number, key in enumerate(HOSTILE):
+            txn.put(key, b"y" * (5000 + number))
+    index = open_index(path)
+    said = penstock("inspect", path, "--records", "--csv").stdout
+    assert said.replace("\n", "").isprintable()
+    header, *rows = csv.reader(io.StringIO(said))
+    assert header == ["key", "file", "offset", "length"]
+    assert len(said.splitlines()) == len(rows) + 1 == len(index) + 1
+    assert [(unescaped(key), file, int(at), int(n)) for key, file, at, n in rows] == [
+        (index.key(record), str(path), index.offset[record], index.length[record])
+        for record in range(len(index))
+    ]
+    data = path.read_bytes()
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
+        for key, _, at, n in rows[:: len(rows) // 50]:
+            assert data[int(at) : int(at) + int(n)] == txn.get(unescaped(key))
+    lines = penstock("inspect", path, "--records").stdout.splitlines()
+    assert len(lines) == len(index)
+    assert [line.split()[:3] for line in lines] == [
+        [f"{int(at):,}", f"{int(n):,}", file] for _, file, at, n in rows
+    ]
+    assert [line.split("  ")[-1] for line in lines if "[2J" in line] == ["\\x1b[2Jgone"]
+
+
+def test_inspect_lists_an_empty_set_and_refuses_options_that_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(b"")
+    assert penstock("inspect", tmp_path, "--records").stdout == ""
+    listed = penstock("inspect", tmp_path, "--records", "--csv").stdout
+    assert listed == "key,file,offset,length\n"
+    assert "--records --csv" in penstock("inspect", tmp_path, "--csv", status=2).stderr
+    assert (
+        "--records --csv" in penstock("inspect", tmp_path, "--json", "--records", status=2).stderr
+    )
+
+
+def test_an_empty_file_of_a_folder_is_a_record_and_no_problem(tmp_path: Path) -> None:
+    for name, size in (("a.jpg", 0), ("b.jpg", 3)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert open_index(tmp_path).length.tolist() == [0, 3]
+    checked = verify.check(tmp_path)
+    assert (checked.n_records, checked.n_bytes, checked.problems) == (2, 3, [])
 
 
 def test_verify_says_what_is_damaged_by_its_status_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ __all__ = ["feed"]
 
 DAMAGED = 1  # the exit status of `verify` that found something
 SHOWN_PROBLEMS = 20
+PRINTED_AT_ONCE = 4096  # records, of a list of all
 LOOKED_AT = 64  # records whose first bytes are looked at, spread over the data set
 
 DATA_SET = click.argument("path", nargs=-1, required=True)
@@ -44,26 +46,45 @@ def feed() -> None:
 @DATA_SET
 @DATABASE
 @AS_JSON
+@click.option("--records", is_flag=True, help="Each record's bounds instead, one a line.")
+@click.option("--csv", "as_csv", is_flag=True, help="With --records: as CSV, with a header.")
 @click.option("--no-cache", is_flag=True, help="Make the index anew, keep none.")
 def inspect_command(
-    path: tuple[str, ...], database: str | None, as_json: bool, no_cache: bool
+    path: tuple[str, ...],
+    database: str | None,
+    as_json: bool,
+    records: bool,
+    as_csv: bool,
+    no_cache: bool,
 ) -> None:
     """Say what is in a data set: records, sizes, keys, and what they look like.
 
     PATH is a file, a folder, a pattern or several of them.  Reads the places of all records and
-    the first bytes of a few.
+    the first bytes of a few; with --records no record.
+
+    In keys and names what is no printable text is escaped as Python does it (\\n, \\xff), and a
+    backslash is doubled.
 
     \b
       penstock feed inspect train.lmdb
       penstock feed inspect 'shards/train-{000..127}.tar'
       penstock feed inspect images/ --json | jq .records
+      penstock feed inspect train.lmdb --records | head
+      penstock feed inspect 'shards/*.tar' --records --csv > bounds.csv
     """
     from penstock.feed.index import open_index
 
+    if as_csv and not records:
+        raise click.UsageError("--csv is of a list of records: say --records --csv")
+    if as_json and records:
+        raise click.UsageError("--json is of the whole; a list for programs is --records --csv")
     with Progress("indexing") as bar:
         index = open_index(
             _asked(path), cache=not no_cache, progress=bar.advance, database=database
         )
+    if records:
+        _print_records(index, as_csv)
+        return
     facts = _facts(index)
     if as_json:
         import json
@@ -269,7 +290,52 @@ def _record(index: Index, place: int) -> bytes:
 
 
 def _text(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")
+    """A foreign name as text that moves no cursor, from which its bytes can be told."""
+    from penstock.views.paper import Paper
+
+    return Paper.clean(key.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
+
+
+def _print_records(index: Index, as_csv: bool) -> None:
+    """Every record's bounds, part by part: what is printed is never in memory as a whole."""
+    import csv
+    import io
+
+    files = [_text(os.fsencode(path)) for path in index.files]
+    widths = [
+        len(f"{int(most.max(initial=0)):,}") for most in (index.offset, index.length)
+    ]  # of what stands above each other
+    if as_csv:
+        click.echo("key,file,offset,length")
+    with Progress("writing") as bar:
+        for start in range(0, len(index), PRINTED_AT_ONCE):
+            rows = _bounds(index, start, min(start + PRINTED_AT_ONCE, len(index)))
+            text = io.StringIO()
+            if as_csv:
+                table = csv.writer(text, lineterminator="\n")
+                table.writerows((_text(key), files[file], *span) for key, file, *span in rows)
+            else:
+                for key, file, offset, length in rows:
+                    numbers = f"{offset:{widths[0]},}  {length:{widths[1]},}"
+                    text.write(f"{numbers}  {files[file]}  {_text(key)}\n")
+            click.echo(text.getvalue(), nl=False)
+            if not sys.stdout.isatty():  # else the lines themselves say how far it is
+                bar.advance(start, len(index))
+
+
+def _bounds(index: Index, start: int, end: int) -> list[tuple[bytes, int, int, int]]:
+    """(key, number of its file, offset, length) of records start to end."""
+    first = int(index.key_end[start - 1]) if start else 0
+    ends = (index.key_end[start:end] - first).tolist()
+    keys = index.keys[first : first + ends[-1]].tobytes()
+    columns = (index.file, index.offset, index.length)
+    return list(
+        zip(
+            (keys[at:to] for at, to in zip([0, *ends], ends, strict=False)),
+            *(column[start:end].tolist() for column in columns),
+            strict=True,
+        )
+    )
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
@@ -295,7 +361,8 @@ def _print_facts(facts: dict[str, Any]) -> None:
     click.echo(f"  keys: {facts['first_key']} … {facts['last_key']}")
     order = "in the order of the file" if facts["is_in_file_order"] else "not in the file's order"
     click.echo(f"  order: {order}")
-    click.echo(f"  they look like: {', '.join(facts['looks_like'])} ({facts['looked_at']} seen)")
+    looks = _text(", ".join(facts["looks_like"]).encode("utf-8", "surrogateescape"))
+    click.echo(f"  they look like: {looks} ({facts['looked_at']} seen)")
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:
@@ -303,9 +370,11 @@ def _as_json(checked: Checked) -> dict[str, Any]:
 
 
 def _print_checked(checked: Checked) -> None:
+    from penstock.views.paper import Paper
+
     for each in checked.problems[:SHOWN_PROBLEMS]:
         where = "" if each.record is None else f"{each.file}: record {each.record:,} "
-        click.echo(f"{where}{each.what}")
+        click.echo(Paper.clean(f"{where}{each.what}"))
     if len(checked.problems) > SHOWN_PROBLEMS:
         click.echo(f"and {len(checked.problems) - SHOWN_PROBLEMS:,} more; --json has all")
     n = len(checked.problems)

@@ -92,9 +92,6 @@ def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
         yield from _wrong_sums(index, progress)
     elif index.kind == "tar":
         yield from _split_samples(index)
-    else:
-        empty = np.flatnonzero(index.length == 0).tolist()
-        yield from (Problem(index.files[index.file[one]], one, "is empty") for one in empty)
 
 
 def _lost_values(index: Index, progress: Advance | None) -> Iterator[Problem]:

@@ -63,6 +63,8 @@ class Paper:
     @staticmethod
     def clean(text: str) -> str:
         """Foreign text made harmless: what would move the cursor or the eye is escaped."""
+        if text.isprintable():
+            return text
         return "".join(
             letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
             for letter in text.encode("utf-8", "replace").decode("utf-8")
