@@ -67,6 +67,8 @@
     X(45, AIO_WRITE_DONE, posix, write)                                                            \
     X(46, IO_URING, posix, metadata)                                                               \
     X(47, CHMOD, posix, metadata)                                                                  \
+    X(48, CUFILE_READ, posix, read)                                                                \
+    X(49, CUFILE_WRITE, posix, write)                                                              \
     X(64, FOPEN, stdio, metadata)                                                                  \
     X(65, FDOPEN, stdio, metadata)                                                                 \
     X(66, FREOPEN, stdio, metadata)                                                                \

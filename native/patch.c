@@ -348,8 +348,10 @@ static void restore_object(struct object *object)
 
 static bool is_ours_to_patch(const struct dl_phdr_info *info)
 {
-    static const char *const skipped[] = {"linux-vdso", "ld-linux", "libc.so", "libpthread.so",
-                                          "libdl.so",   "librt.so", "ld64.so", NULL};
+    /* libcufile's own reads are those of calls into it, which are recorded: see hooks_cufile.c. */
+    static const char *const skipped[] = {"linux-vdso",    "ld-linux",  "libc.so",
+                                          "libpthread.so", "libdl.so",  "librt.so",
+                                          "ld64.so",       "libcufile", NULL};
     static const char *const frameworks[] = {"libtorch_python", "libtensorflow_framework",
                                              "libjax_common", "_jax.so", NULL};
     const char *slash = strrchr(info->dlpi_name, '/');

@@ -20,7 +20,8 @@ NUMBERS = {op.name: op.number for op in OPS}
 COUNTED = [name for name, kind in STORED["folded"].items() if kind == "BIGINT"]
 # As Run finds them: the parts of events and spans lie in folders.
 WRITTEN = {
-    f"{name}/0" if name in ("events", "spans") else name: types for name, types in STORED.items()
+    f"{name}/00000" if name in ("events", "spans") else name: types
+    for name, types in STORED.items()
 }
 
 
@@ -115,7 +116,7 @@ class Synthetic:
         errno: int = 0,
         offset: int | None = None,
     ) -> None:
-        self.rows["events/0"].append(
+        self.rows["events/00000"].append(
             (process, thread, NUMBERS[op], errno, self.file(path), None, start)
             + (None if end is None else end - start, offset, moved if asked is None else asked)
             + (moved, None, None)
@@ -136,7 +137,7 @@ class Synthetic:
     ) -> None:
         if end is None:
             a = b = 0
-        self.rows["spans/0"].append(
+        self.rows["spans/00000"].append(
             (process, thread, kind, name, None if index < 0 else index, a, b, start)
             + (None if end is None else end - start,)
         )
@@ -222,7 +223,7 @@ class Synthetic:
                 types = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
                 writer.execute(f"CREATE OR REPLACE TABLE written ({types})")
                 _insert(writer, "written", self.rows[file])
-                writer.execute(f"COPY written TO '{path}'")
+                writer.execute(f"COPY written TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
         if self.ceilings:
             (folder / "ceilings.json").write_text(json.dumps(self.ceilings))
         self.run = Run(folder, tables, {"start_unix_ns": 0, "running": []}, ())

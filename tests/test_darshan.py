@@ -170,8 +170,8 @@ class TestOut:
         run.process(1, end=50 * MS)
         run.call("open", 0, MS, path="/data/draft")
         run.call("rename", MS, 2 * MS, path="/data/draft")
-        place = run.rows["events/0"][-1]
-        run.rows["events/0"][-1] = (*place[:5], run.file("/data/final"), *place[6:])
+        place = run.rows["events/00000"][-1]
+        run.rows["events/00000"][-1] = (*place[:5], run.file("/data/final"), *place[6:])
         found = records(exported(made(run), tmp_path))
         assert found["/data/draft", 0]["RENAME_SOURCES"] == 1
         assert found["/data/final", 0]["RENAME_TARGETS"] == 1

@@ -309,3 +309,59 @@ def test_the_report_tells_what_lies_beneath_a_mount() -> None:
     )
     table = report_of(measure(run)).table("storage")
     assert row.beneath in table.rows[0]
+
+
+def waiting_job(waits: list[tuple[float, float]], busy: list[float]) -> Synthetic:
+    """Ten seconds of steps with waits (from, to) in s; busy is what each second's sample tells."""
+    run = Synthetic()
+    run.wait(0, MS, 0)
+    for number, (start, end) in enumerate(waits):
+        run.step(int((waits[number - 1][1] if number else 0.001) * S), int(start * S), number)
+        run.wait(int(start * S), int(end * S), number + 1)
+    run.step(int(waits[-1][1] * S), 10 * S, len(waits))
+    run.process(1, end=10 * S)
+    run.sample(MS, "accelerator", "0", busy_share=0.0, memory_share=0.5)
+    for second, share in enumerate(busy):
+        run.sample((second + 1) * S, "accelerator", "0", busy_share=share, memory_share=0.5)
+    return run
+
+
+def test_whole_seconds_of_waiting_tell_exactly_how_idle_the_accelerator_was() -> None:
+    """It waits through the 3rd, 4th and 5th second, and works 20 % of the 4th: idle 2.8 s of 3."""
+    run = waiting_job([(2, 5)], [1.0, 1.0, 0.0, 0.2, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    known = measure(run).idle_waiting
+    assert known.accelerators == 1
+    assert known.wait_s == pytest.approx(3.0)
+    assert known.share == pytest.approx((2.8 / 3, 2.8 / 3))
+    (fact,) = [one for one in report_of(measure(run)).stretches if one.key == "accelerator_idle"]
+    assert (fact.number.value, fact.number.state) == (pytest.approx(2.8 / 3), "derived")
+    assert fact.remark == "1 accelerator by NVML"
+    assert "idle while waiting" in terminal.render(report_of(measure(run)), 100)
+
+
+def test_of_a_second_that_is_waited_in_part_the_bounds_are_told() -> None:
+    """It waits 0.5 s of a second in which the accelerator works 0.7 s: idle 0 to 0.3 s of the wait;
+    and 0.5 s of one in which it works 0.2 s: idle 0.3 to 0.5 s."""
+    run = waiting_job([(3.2, 3.7), (6.5, 7.0)], [1, 1, 1, 0.7, 1, 1, 0.2, 1, 1, 1])
+    known = measure(run).idle_waiting
+    assert known.wait_s == pytest.approx(1.0)
+    assert known.idle_least_s == pytest.approx(0.3)
+    assert known.idle_most_s == pytest.approx(0.8)
+    (fact,) = [one for one in report_of(measure(run)).stretches if one.key == "accelerator_idle"]
+    assert fact.remark == "at least, 80 % at most, 1 accelerator by NVML"
+
+
+def test_accelerators_that_nobody_used_do_not_count() -> None:
+    run = waiting_job([(2, 4)], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    for second in range(11):
+        run.sample(max(MS, second * S), "accelerator", "1", busy_share=0.0, memory_share=0.0)
+    known = measure(run).idle_waiting
+    assert known.accelerators == 1
+    assert known.share == pytest.approx((1.0, 1.0))
+
+
+def test_without_samples_nothing_is_said_of_idle_accelerators() -> None:
+    run = waiting_job([(2, 4)], [])
+    known = measure(run).idle_waiting
+    assert (known.share, known.accelerators) == (None, 0)
+    assert not [one for one in report_of(measure(run)).stretches if one.key == "accelerator_idle"]

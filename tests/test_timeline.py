@@ -555,7 +555,7 @@ def test_of_several_marks_the_most_exact_are_taken() -> None:
 def torch_trace(run: Synthetic, shift_us: float = 250.0, **more: Any) -> dict[str, Any]:
     """What Kineto writes of a job: its first ten batches, by a clock that is ahead."""
     base_us = 5_000_000.0
-    waits = [row for row in run.rows["spans/0"] if row[3] == "data wait"][:10]
+    waits = [row for row in run.rows["spans/00000"] if row[3] == "data wait"][:10]
     events: list[Any] = [
         {"ph": "M", "name": "process_name", "pid": 1001, "tid": 0, "args": {"name": "python"}},
         {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x",
@@ -608,6 +608,31 @@ def test_rows_lie_where_the_profilers_clock_has_them(dated: Synthetic, tmp_path:
     shown = [e for e in ours if e["ph"] == "X" and str(e.get("cat", "")).startswith("posix")]
     assert len(shown) == len(picture.timeline.calls) > 500
     assert {e["pid"] for e in shown} == {1002, 1003}, "the workers are the profiled one's children"
+
+
+def test_cuda_copies_of_a_profile_are_told_beside_the_data_waits(
+    dated: Synthetic, tmp_path: Path
+) -> None:
+    """Two copies of 1 MB to the device, 100 us each, one in a wait, one for 40 us; one back."""
+    trace = torch_trace(dated)
+    wait = next(e for e in trace["traceEvents"] if e.get("cat") == "user_annotation")
+    assert wait["dur"] > 100
+    for name, ts, size in (
+        ("Memcpy HtoD (Pinned -> Device)", wait["ts"], 10**6),
+        ("Memcpy HtoD (Pageable -> Device)", wait["ts"] + wait["dur"] - 40, 10**6),
+        ("Memcpy DtoH (Device -> Pinned)", wait["ts"] + wait["dur"] + 500, 4),
+        ("Memcpy DtoD (Device -> Device)", wait["ts"], 10**9),
+        ("Memcpy HtoD", "no time", 10**9),
+    ):
+        event = {"ph": "X", "cat": "gpu_memcpy", "pid": 0, "tid": 7, "name": name, "ts": ts}
+        trace["traceEvents"].append({**event, "dur": 100.0, "args": {"bytes": size}})
+    source = tmp_path / "trace.json"
+    source.write_text(json.dumps(trace))
+    picture = draw(dated.run, Wanted(output=tmp_path / "merged.json", profile=source))
+    assert picture.copied == (
+        "2 copies to the accelerator: 2.00 MB in 200 µs, 140 µs of it during data waits",
+        "1 copy from the accelerator: 4 B in 100 µs, 0 s of it during data waits",
+    )
 
 
 def test_a_profile_without_marks_is_aligned_by_wall_clock_and_says_so(

@@ -2,9 +2,9 @@
  *
  *   enter FOLDER LIBRARY [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
  *
- * Preloads LIBRARY into PROGRAM, with the variables, if the container's own loader can load it: `probe`
- * beside this file is started with it first.  Else PROGRAM runs as if we were not there, and standard
- * error says why.  What the container is, its process numbers and its mounts, goes to
+ * Preloads LIBRARY into PROGRAM, with the variables, if the container's own loader can load it:
+ * `probe` beside this file is started with it first.  Else PROGRAM runs as if we were not there,
+ * and standard error says why.  What the container is, its process numbers and its mounts, goes to
  * FOLDER/container; the first one of a run writes it.
  *
  * An image may hold another libc, an older one or none: so this is linked with none and makes its

@@ -1,4 +1,4 @@
-/* Ends with 0 if the recorder was preloaded into it: by the loader of whatever system it runs in. */
+/* Ends with 0 if the recorder was preloaded into it: by the loader of whatever it runs in. */
 #include <dlfcn.h>
 
 int main(void)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import duckdb
 
 from penstock.errors import QueryError
-from penstock.questions import prepare, query
+from penstock.questions import Engine, prepare, query
 
 __all__ = [
     "PARTS",
@@ -90,7 +90,7 @@ class Tables(Protocol):
     """What measuring needs of a run: a connection that sees schema.TABLES and `ops`."""
 
     @property
-    def connection(self) -> duckdb.DuckDBPyConnection: ...
+    def connection(self) -> Engine: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -617,6 +617,23 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleWaiting:
+    """queries/idle_waiting.sql"""
+
+    accelerators: int
+    wait_s: float
+    idle_least_s: float | None
+    idle_most_s: float | None
+
+    @property
+    def share(self) -> tuple[float, float] | None:
+        """Of the data wait, in which the accelerators were idle: at least, and at most."""
+        if self.idle_least_s is None or self.idle_most_s is None or not self.wait_s:
+            return None
+        return self.idle_least_s / self.wait_s, self.idle_most_s / self.wait_s
+
+
+@dataclass(frozen=True, slots=True)
 class SystemRate:
     """queries/system_rates.sql"""
 
@@ -813,6 +830,7 @@ class Measures:
     fault_files: tuple[FaultFile, ...] = ()
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
     devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
+    idle_waiting: IdleWaiting = IdleWaiting(0, 0.0, None, None)
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
     job: Job = Job(None, 0, None, None)
@@ -935,13 +953,16 @@ class Measures:
         return Number(seconds / wall_s, "share", "derived" if state == "measured" else state, why)
 
 
+LANES = "SELECT * FROM lane_list ORDER BY lane"
+
+
 def measure(run: Tables) -> Measures:
     """Runs the queries over a run's tables.  Raises QueryError, naming the query that failed."""
     with run.connection.cursor() as engine:  # what is prepared goes with it
         return _measured(engine)
 
 
-def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
+def _measured(engine: Engine) -> Measures:
     prepare(engine)
     parts = _ask(engine, "data_wait")
     job, ranks = _row(engine, "job", Job), _rows(engine, "ranks", Rank)
@@ -963,7 +984,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         file_sizes=_rows(engine, "file_sizes", HistogramBin),
         bandwidth=_rows(engine, "bandwidth", Bandwidth),
         step_times=_rows(engine, "step_times", StepTimes),
-        lanes=tuple(Lane(*row) for row in engine.table("lane_list").order("lane").fetchall()),
+        lanes=tuple(Lane(*row) for row in engine.execute(LANES).fetchall()),
         lane_cells=_rows(engine, "lanes", LaneCell),
         epochs=_rows(engine, "epochs", Epoch),
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
@@ -989,6 +1010,7 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
         fault_files=_rows(engine, "fault_files", FaultFile),
         faults=_row(engine, "fault_totals", FaultTotals),
         devices=_row(engine, "devices", Devices),
+        idle_waiting=_row(engine, "idle_waiting", IdleWaiting),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
         job=job,
@@ -999,22 +1021,21 @@ def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
     )
 
 
-def _ask(
-    engine: duckdb.DuckDBPyConnection, name: str, before: str = "", after: str = ""
-) -> list[tuple[Any, ...]]:
+def _ask(engine: Engine, name: str, before: str = "", after: str = "") -> list[tuple[Any, ...]]:
     try:
-        return engine.execute(before + query(name) + after).fetchall()
-    except duckdb.Error as error:
+        rows: list[tuple[Any, ...]] = engine.execute(before + query(name) + after).fetchall()
+        return rows
+    except (duckdb.Error, QueryError) as error:
         raise QueryError(f"queries/{name}.sql: {error}") from error
 
 
 Row = TypeVar("Row")
 
 
-def _rows(engine: duckdb.DuckDBPyConnection, name: str, row: type[Row]) -> tuple[Row, ...]:
+def _rows(engine: Engine, name: str, row: type[Row]) -> tuple[Row, ...]:
     return tuple(row(*values) for values in _ask(engine, name))
 
 
-def _row(engine: duckdb.DuckDBPyConnection, name: str, row: type[Row]) -> Row:
+def _row(engine: Engine, name: str, row: type[Row]) -> Row:
     (only,) = _rows(engine, name, row)
     return only

@@ -5,12 +5,13 @@ import re
 from collections.abc import Collection
 from functools import cache
 from importlib import resources
+from typing import Any, Protocol
 
 import duckdb
 
 from penstock.errors import QueryError
 
-__all__ = ["PREPARED", "VIEWS", "prepare", "query"]
+__all__ = ["PREPARED", "VIEWS", "Engine", "prepare", "query"]
 
 # What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
 # million of them are read by each query that needs them, never copied.
@@ -74,7 +75,15 @@ def query(name: str) -> str:
     return (resources.files("penstock") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
 
 
-def prepare(engine: duckdb.DuckDBPyConnection, wanted: Collection[str] = PREPARED) -> None:
+class Engine(Protocol):
+    """What answers questions: a connection of DuckDB, or of Spark as penstock.spark makes it."""
+
+    def execute(self, text: str, /) -> Any: ...
+
+    def cursor(self) -> Any: ...
+
+
+def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
     """Makes those of PREPARED that the wanted queries are or read, as temporary tables and views.
 
     Raises QueryError, naming the query that failed.
@@ -89,7 +98,7 @@ def prepare(engine: duckdb.DuckDBPyConnection, wanted: Collection[str] = PREPARE
                 # A variable, not a table: the optimizer has to know that few calls meet in a slot.
                 engine.execute("SET VARIABLE slot_ns = (" + query("slot_ns") + ")")
             engine.execute(f"CREATE TEMP {kind} {name} AS\n{query(name)}")
-        except duckdb.Error as error:
+        except (duckdb.Error, QueryError) as error:
             raise QueryError(f"queries/{name}.sql: {error}") from error
 
 

@@ -648,9 +648,22 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         ("after_s", "after the last step", training.after_s, ""),
     ]
     quality = measures.spans_state
-    return tuple(
-        Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts
+    return (
+        *(Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts),
+        *_idle_waiting(measures),
     )
+
+
+def _idle_waiting(measures: Measures) -> tuple[Fact, ...]:
+    """How much of the data wait the accelerators were idle, as far as samples tell."""
+    share = measures.idle_waiting.share
+    if share is None:
+        return ()
+    least, most = share
+    of = count(measures.idle_waiting.accelerators, "accelerator")
+    between = "" if most - least < 0.05 else f"at least, {show(most, 'share')} at most, "
+    idle = Number(least, "share", "derived")
+    return (Fact("accelerator_idle", "idle while waiting", idle, f"{between}{of} by NVML"),)
 
 
 def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:

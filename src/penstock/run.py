@@ -34,6 +34,7 @@ from penstock.schema import BESIDE_LIBRARY, CLASSES, EXAMINING_OPS, PATH_RULES, 
 from penstock.system import SUFFIX as SYSTEM_SUFFIX
 from penstock.system import check_head
 from penstock.tables import (
+    PARTED,
     STORED,
     Array,
     Launch,
@@ -46,7 +47,7 @@ from penstock.tables import (
     write_tables,
 )
 
-__all__ = ["Rows", "Run", "import_run", "open_run"]
+__all__ = ["Rows", "Run", "import_run", "made_by", "open_run"]
 
 # Of the files under RUN/tables/; what the tables hold is part of the manifest besides.
 TABLES_FORMAT = 1
@@ -72,7 +73,8 @@ class Run:
 
     folder: the run folder.  tables: where its Parquet files are.  start_unix_ns: the run's start,
     ns since 1970 by the clock of the host that started first.  is_running: a process of the run is
-    still recording, so numbers are those of this moment.  connection: DuckDB with TABLES as views,
+    still recording, so numbers are those of this moment.  classes: the user's rules.
+    manifest: what the tables are made of.  connection: DuckDB with TABLES as views,
     for modules of this package that prepare tables in a cursor of their own.
     """
 
@@ -88,6 +90,8 @@ class Run:
         self.tables = tables
         self.start_unix_ns: int = manifest["start_unix_ns"]
         self.is_running: bool = bool(manifest["running"])
+        self.classes = tuple(classes)
+        self.manifest = manifest
         self._lock = threading.Lock()
         # Removed is only what was made for this run and is named as such: never what a path
         # happens to lie in.
@@ -167,11 +171,16 @@ def open_run(
     manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
     rules = (*classes, *_read_classes(path / "classes.toml"))
     if current and is_imported:
-        if any(current.get(key) != value for key, value in _made_by().items()):
+        if any(current.get(key) != value for key, value in made_by().items()):
             again = f"import {current['imported']} again"
             raise RunError(f"{path}: imported by another version of penstock; {again}")
+        if current.get("parts", _parts(kept)) != _parts(kept):
+            raise RunError(
+                f"{kept}: a part of its tables is missing; import {current['imported']} again"
+            )
         return Run(path, kept, current, rules)
-    if current and all(current.get(key) == manifest[key] for key in manifest):
+    is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
+    if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
         with suppress(RunError):  # a file of them is missing or damaged: made again
             return Run(path, kept, current, rules)
     building, is_ours = _building_folder(path, is_kept=not manifest["running"])
@@ -209,11 +218,17 @@ def import_run(
         tables = building / "tables"
         write_tables(tables, columns)
         facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
-        (tables / "manifest.json").write_text(json.dumps({**_made_by(), **facts}, indent=1))
+        facts["parts"] = _parts(tables)
+        (tables / "manifest.json").write_text(json.dumps({**made_by(), **facts}, indent=1))
         _put_in_place(building, path / "tables")
     finally:
         _remove_made(building)
     return path
+
+
+def _parts(tables: Path) -> dict[str, int]:
+    """Of how many files each of the tables is that lie in a folder."""
+    return {name: len(list((tables / name).glob("*.parquet"))) for name in PARTED}
 
 
 def _built(
@@ -244,6 +259,7 @@ def _built(
                 tables,
                 progress,
             )
+            manifest["parts"] = _parts(tables)
             (tables / "manifest.json").write_text(json.dumps(manifest, indent=1))
             if is_ours:
                 _put_in_place(building, folder / "tables")
@@ -267,7 +283,7 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
     beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
     facts = [name for name in names if FACTS_NAME.fullmatch(name)]
     names = [name for name in names if name.endswith(".log")]
-    manifest: dict[str, Any] = {**_made_by(), "logs": {}, "running": [], "elsewhere": []}
+    manifest: dict[str, Any] = {**made_by(), "logs": {}, "running": [], "elsewhere": []}
     manifest |= {"skipped": {}, "launched": [_launched(folder / name) for name in facts]}
     manifest["faults"] = {}
     manifest["system"] = {}
@@ -332,7 +348,7 @@ def _outside(
     return {one: place for one, place in pairs if isinstance(place, str | None)}
 
 
-def _made_by() -> dict[str, Any]:
+def made_by() -> dict[str, Any]:
     """What tables depend on beside the logs: another version may mean other numbers."""
     definitions = repr((TABLES, STORED, PATH_RULES, BESIDE_LIBRARY, EXAMINING_OPS, OPS)).encode()
     return {"format": TABLES_FORMAT, "definitions": zlib.crc32(definitions)}

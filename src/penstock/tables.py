@@ -45,6 +45,8 @@ from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule
 from penstock.system import read_system
 
 __all__ = [
+    "OP_TYPES",
+    "PARTED",
     "STORED",
     "Array",
     "Launch",
@@ -53,8 +55,11 @@ __all__ = [
     "connect",
     "insert_rows",
     "make_tables",
+    "op_rows",
+    "stored_view",
     "translated",
     "utf8",
+    "views",
     "write_tables",
 ]
 
@@ -211,7 +216,7 @@ def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> No
         _find_beside_library(connection)
         select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
         for name, table in _STORED_AS.items():
-            path = tables / (f"{name}/00000" if name in _PARTED else name)
+            path = tables / (f"{name}/00000" if name in PARTED else name)
             path.parent.mkdir(parents=True, exist_ok=True)
             _copy(
                 connection,
@@ -1109,7 +1114,7 @@ _TEXT_TYPES = {
     "size": "BIGINT",
     "tier": "INTEGER",
 }
-_OP_TYPES = {
+OP_TYPES = {
     "op_number": "UTINYINT",
     "op": "VARCHAR",
     "layer": "VARCHAR",
@@ -1211,7 +1216,7 @@ _FOLDED_TYPES = (
     | dict.fromkeys(("sizes", "strides"), _PAIRS_TYPE)
 )
 
-# The Parquet files below RUN/tables, {file: {column: type}}; those in _PARTED are folders of parts.
+# The Parquet files below RUN/tables, {file: {column: type}}; those in PARTED are folders of parts.
 # What users see of them is made by views: schema.TABLES.
 STORED: dict[str, dict[str, str]] = {
     "events": {
@@ -1258,7 +1263,7 @@ STORED: dict[str, dict[str, str]] = {
         )
     },
 }
-_PARTED = ("events", "spans")
+PARTED = ("events", "spans")
 # Views make of these what users see.
 _COMPLETED = ("files", "folded", "faults", "fault_counts")
 # What the queries that make tables call them.
@@ -1517,15 +1522,20 @@ def _find_beside_library(connection: duckdb.DuckDBPyConnection) -> None:
 # --- tables on disk to tables in a query ---------------------------------------------------------
 
 
-def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
+def op_rows() -> list[tuple[Any, ...]]:
+    """The table `ops`, whose columns are those of OP_TYPES."""
     known = {op.number: op for op in (*OPS, _FAULT)}
     rows = []
     for number in range(256):
         op = known.get(number)
         name, layer, group = (op.name, op.layer, op.group) if op else (f"op_{number}", None, None)
         rows.append((number, name, layer, group, bool(_MOVES_BYTES[number])))
-    _create(connection, "ops", _OP_TYPES)
-    insert_rows(connection, "ops", _OP_TYPES, rows)
+    return rows
+
+
+def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
+    _create(connection, "ops", OP_TYPES)
+    insert_rows(connection, "ops", OP_TYPES, op_rows())
 
 
 def _make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
@@ -1540,23 +1550,44 @@ def _unglobbed(path: Path) -> str:
     return re.sub(r"[*?\[]", lambda match: f"[{match[0]}]", str(path))
 
 
-_EVENTS_VIEW = """
-    CREATE VIEW events AS
+_EVENTS_SELECT = """
     SELECT e.process, e.thread, o.layer, o.op, o.op_group, e.file, f.path, f.path_class,
         f.kind AS file_kind, g.path AS other_path, e.start_ns, e.duration_ns, e.offset_bytes,
         e.asked_bytes, e.moved_bytes, e."result", e.errno, e.step, f.served_from
     FROM events_raw e JOIN ops o ON o.op_number = e.op_number
         LEFT JOIN files f ON f.file = e.file LEFT JOIN files g ON g.file = e.other_file"""
 
-_FAULTS_VIEWS = """
-    CREATE VIEW faults AS
+_FAULTS_SELECT = """
     SELECT p.process, p.thread, p.file, f.path, f.path_class,
         CASE WHEN p.is_major THEN 'major' ELSE 'minor' END AS kind,
         p.start_ns, p.duration_ns, p.offset_bytes
-    FROM faults_raw p LEFT JOIN files f ON f.file = p.file;
-    CREATE VIEW fault_counts AS
+    FROM faults_raw p LEFT JOIN files f ON f.file = p.file"""
+
+_FAULT_COUNTS_SELECT = """
     SELECT p.process, p.file, f.path, f.path_class, p.* EXCLUDE (process, file)
     FROM fault_counts_raw p LEFT JOIN files f ON f.file = p.file"""
+
+
+def stored_view(name: str) -> str:
+    """What queries call the table that lies in tables/NAME."""
+    return {"events": "events_raw"}.get(name, f"{name}_raw" if name in _COMPLETED else name)
+
+
+def views(rules: Sequence[Rule]) -> list[tuple[str, str]]:
+    """What users see of the stored tables, in the order it is made: (name, SELECT)."""
+    path_class = _class_sql(rules, "path_class")
+    columns = ", ".join(
+        f"{path_class} AS path_class" if name == "path_class" else name for name in STORED["files"]
+    )
+    counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
+    return [
+        ("files", f"SELECT {columns} FROM files_raw"),
+        ("events", _EVENTS_SELECT),
+        ("faults", _FAULTS_SELECT),
+        ("fault_counts", _FAULT_COUNTS_SELECT),
+        ("counters", counters),
+    ]
+
 
 # Of several lists of {value, calls}, the four values with most calls.
 _COMMONEST = """
@@ -1584,25 +1615,18 @@ def connect(
     with translated(f"{tables}: cannot be queried", RunError):
         _make_ops(connection)
         _make_events(connection, tables)
-        for name in STORED.keys() - set(_PARTED):
-            view = f"{name}_raw" if name in _COMPLETED else name
+        for name in STORED.keys() - set(PARTED):
             path = _quoted(_unglobbed(tables / f"{name}.parquet"))
-            connection.execute(f"CREATE VIEW {view} AS FROM read_parquet({path})")
-        kind = "TABLE" if rules else "VIEW"
-        path_class = _class_sql(rules, "path_class")
-        connection.execute(
-            f"CREATE {kind} files AS SELECT * REPLACE ({path_class} AS path_class) FROM files_raw"
-        )
-        connection.execute(_EVENTS_VIEW)
-        connection.execute(_FAULTS_VIEWS)
+            connection.execute(f"CREATE VIEW {stored_view(name)} AS FROM read_parquet({path})")
         connection.execute(_COMMONEST)
         for table in ("ceilings", "fills"):
             types = _types(table)
             _create(connection, table, types)
             told = (beside or {}).get(table, ())
             insert_rows(connection, table, types, [tuple(map(row.get, types)) for row in told])
-        counters = package_files("penstock").joinpath("queries/counters.sql").read_text()
-        connection.execute(f"CREATE VIEW counters AS {counters}")
+        for name, select in views(rules):
+            kind = "TABLE" if rules and name == "files" else "VIEW"
+            connection.execute(f"CREATE {kind} {name} AS {select}")
         # Asked twice: for the path as it is given, which may be a pattern, and for what it means.
         allowed = f"{_quoted(str(tables))}, {_quoted(_unglobbed(tables))}"
         connection.execute(f"SET allowed_directories = [{allowed}]")

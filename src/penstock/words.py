@@ -6,7 +6,12 @@ __all__ = ["Cell", "count", "per_cent", "show"]
 
 Cell = str | int | float | bool | None
 
-MANY = {"process": "processes", "fetch": "fetches", "part of logs": "parts of logs"}
+MANY = {
+    "copy": "copies",
+    "process": "processes",
+    "fetch": "fetches",
+    "part of logs": "parts of logs",
+}
 
 
 def show(value: Cell, unit: str) -> str:

@@ -27,11 +27,13 @@ from penstock.cli.shell import (
     NEW_FOLDER,
     REDUCED_OR_RUN,
     RUN_FOLDER,
+    RUN_OR_URL,
     RUN_TO_COME,
     Progress,
     debug,
     duration,
     ended_like_ctrl_c,
+    engine,
     fail,
     here,
     percent,
@@ -772,7 +774,7 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
 
 
 @cli.command("report")
-@click.argument("run", type=REDUCED_OR_RUN)
+@click.argument("run", type=RUN_OR_URL)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON, on standard output.")
 @click.option(
     "-o",
@@ -783,7 +785,17 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     help="A page of its own, one file that works offline.",
 )
 @click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
-def report_command(run: Path, as_json: bool, output: Path | None, static: bool) -> None:
+@click.option(
+    "--engine",
+    type=engine,
+    default="duckdb",
+    show_default=True,
+    metavar="duckdb|spark[://HOST:PORT]",
+    help="What answers: this process, or Spark, here or on a cluster, for billions of events.",
+)
+def report_command(
+    run: Path | str, as_json: bool, output: Path | None, static: bool, engine: str
+) -> None:
     """Explain a run: what waited, and for what.
 
     \b
@@ -792,19 +804,22 @@ def report_command(run: Path, as_json: bool, output: Path | None, static: bool) 
       penstock report runs/tuesday -o tuesday.html
       penstock report runs/tuesday -o tuesday.html --static
       penstock report tuesday.reduced
+      penstock report runs/tuesday --engine spark://node1:7077
+      penstock report hdfs://node1/runs/tuesday --engine spark://node1:7077
     """
     from penstock.report import to_json
 
     if static and output is None:
         raise click.UsageError("--static is about a page: name its file with -o")
     _want_page(output)
-    if run.is_file():
+    if isinstance(run, str) and engine == "duckdb":
+        raise click.UsageError(f"{run}: only Spark reads a URL: --engine spark://HOST:PORT")
+    if isinstance(run, Path) and run.is_file():
         from penstock.reduce import report_of_reduced
 
         report = report_of_reduced(run, short(run))
     else:
-        with _opened(run) as opened:
-            report = _report(opened)
+        report = _report_by(run, engine)
     if output is not None:
         _write_html(report, output, static)
     if as_json:
@@ -935,7 +950,7 @@ def timeline_command(
     )
     if picture.alignment is not None:
         say(f"clocks {picture.alignment.sentence}")
-    for remark in timeline.remarks:
+    for remark in (*picture.copied, *timeline.remarks):
         say(remark)
     say(picture.hint)
 
@@ -1378,6 +1393,23 @@ def _version() -> str:
         return metadata.version("penstock")
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _report_by(run: Path | str, engine: str) -> Report:
+    """A run's report, by DuckDB or Spark."""
+    if isinstance(run, Path) and engine == "duckdb":
+        with _opened(run) as opened:
+            return _report(opened)
+    from penstock.measures import measure
+    from penstock.report import report_of
+    from penstock.spark import open_on_spark
+
+    with contextlib.ExitStack() as stack:
+        source = run if isinstance(run, str) else stack.enter_context(_opened(run))
+        asked = stack.enter_context(Progress("asking Spark"))
+        there = stack.enter_context(open_on_spark(source, engine, asked.advance))
+        name = run if isinstance(run, str) else here(run)
+        return report_of(measure(there), name)
 
 
 def _report(run: Run) -> Report:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,14 @@ __all__ = [
     "PROGRESS_AFTER_S",
     "REDUCED_OR_RUN",
     "RUN_FOLDER",
+    "RUN_OR_URL",
     "RUN_TO_COME",
     "Progress",
     "asked",
     "debug",
     "duration",
     "ended_like_ctrl_c",
+    "engine",
     "fail",
     "here",
     "percent",
@@ -68,6 +71,14 @@ class _ReducedOrRun(_RunFolder):
         return super().convert(value, param, ctx)
 
 
+class _RunOrUrl(_ReducedOrRun):
+    """The same, or the URL of one, which stays text."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        is_url = re.match(r"[a-z][a-z0-9+.-]+://.", str(value))
+        return str(value) if is_url else super().convert(value, param, ctx)
+
+
 class _New(click.Path):
     """What is to be made; an unset variable of a shell is no name of the current folder."""
 
@@ -79,6 +90,7 @@ class _New(click.Path):
 
 RUN_FOLDER = _RunFolder(exists=True, file_okay=False, path_type=Path)
 REDUCED_OR_RUN = _ReducedOrRun(exists=True, file_okay=False, path_type=Path)
+RUN_OR_URL = _RunOrUrl(exists=True, file_okay=False, path_type=Path)
 RUN_TO_COME = _RunFolder(file_okay=False, path_type=Path)
 NEW_FOLDER = _New(path_type=Path)
 NEW_FILE = _New(dir_okay=False, path_type=Path)
@@ -143,6 +155,13 @@ def duration(value: str | float) -> float:
     if not 0 < seconds <= 86_400:
         raise click.BadParameter(f"{value!r} is no time for this, write 30s or 2m")
     return seconds
+
+
+def engine(value: str) -> str:
+    """What answers questions: duckdb, spark, or a master of Spark."""
+    if value not in ("duckdb", "spark") and not re.match(r"(spark|local|yarn|k8s)\b", value):
+        raise click.BadParameter(f"{value!r} is no engine: duckdb, spark or spark://HOST:PORT")
+    return value
 
 
 def rate(value: str | int) -> int:

@@ -45,12 +45,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What was written.  hint: how to look at it."""
+    """What was written.  hint: how to look at it.  copied: what a profile says of copies between
+    memory and accelerator."""
 
     path: Path
     timeline: Timeline
     alignment: Alignment | None
     hint: str
+    copied: tuple[str, ...] = ()
 
 
 def draw(run: Run, wanted: Wanted, progress: Progress = lambda done, total: None) -> Picture:
@@ -89,12 +91,12 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
         torch_profile = torch_profiler.read(source)
         alignment = torch_profiler.aligned(torch_profile, run)
         first_ns, last_ns = torch_profile.first_ns, torch_profile.last_ns
-        pids = torch_profile.pids
+        pids, copied = torch_profile.pids, torch_profiler.copied(torch_profile, run, alignment)
     elif source.name.endswith(XPLANE):
         x_profile = xplane.read(source)
         alignment = xplane.aligned(x_profile, run)
         first_ns, last_ns = x_profile.first_ns, x_profile.last_ns
-        pids = frozenset(() if x_profile.pid is None else [x_profile.pid])
+        pids, copied = frozenset(() if x_profile.pid is None else [x_profile.pid]), ()
     else:
         raise ForeignError(
             f"{source}: rows go into trace.json or trace.json.gz of PyTorch's profiler, or into "
@@ -114,7 +116,7 @@ def _merge(run: Run, wanted: Wanted, source: Path, progress: Progress) -> Pictur
             torch_profiler.write(torch_profile, timeline, alignment, stream, progress)
         else:
             xplane.write(x_profile, timeline, alignment, stream, progress)
-    return Picture(path, timeline, alignment, _hint(path, source.suffix))
+    return Picture(path, timeline, alignment, _hint(path, source.suffix), copied)
 
 
 def _beside(source: Path) -> Path:

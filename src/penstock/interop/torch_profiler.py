@@ -9,8 +9,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -19,8 +20,9 @@ from penstock.interop import chrome
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
 from penstock.interop.timeline import Timeline, span_starts
 from penstock.run import Run
+from penstock.words import count, show
 
-__all__ = ["TorchProfile", "aligned", "read", "write"]
+__all__ = ["TorchProfile", "aligned", "copied", "read", "write"]
 
 Progress = Callable[[int, int], None]
 
@@ -37,7 +39,8 @@ class TorchProfile:
     """One trace file.  Times are ns since 1970 by the profiler's clock.
 
     waits: {pid: what the profiler saw of a loader's next()}.  pids: of its events; those of an
-    accelerator have its number there.
+    accelerator have its number there.  copies: {direction: (start, end, bytes) of each copy between
+    memory and accelerator}, where CUDA was profiled.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class TorchProfile:
     host: str
     waits: dict[int, list[tuple[int, int]]]
     pids: frozenset[int]
+    copies: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
 
 def read(path: Path) -> TorchProfile:
@@ -65,6 +69,7 @@ def read(path: Path) -> TorchProfile:
     first_us, last_us = TIME_LIMIT_US, -TIME_LIMIT_US
     waits: dict[int, list[tuple[int, int]]] = {}
     pids: set[int] = set()
+    copies: dict[str, list[tuple[int, int, int]]] = {}
     for event in events:
         if not _is_object(event) or event.get("ph") != "X":
             continue
@@ -73,6 +78,10 @@ def read(path: Path) -> TorchProfile:
             continue
         first_us, last_us = min(first_us, start_us), max(last_us, start_us + us)
         name, pid = event.get("name"), event.get("pid")
+        if direction := _copied(event):
+            start_ns = base_ns + round(start_us * 1000)
+            one = (start_ns, start_ns + round(us * 1000), _bytes(event))
+            copies.setdefault(direction, []).append(one)
         if not isinstance(pid, int) or not 0 < pid < 1 << 31:
             continue
         pids.add(pid)
@@ -91,7 +100,57 @@ def read(path: Path) -> TorchProfile:
         host=host if isinstance(host, str) else "",
         waits=waits,
         pids=frozenset(pids),
+        copies=copies,
     )
+
+
+# As Kineto names CUDA's copies: "Memcpy HtoD (Pinned -> Device)", of category gpu_memcpy.
+DIRECTIONS = {"HtoD": "to the accelerator", "DtoH": "from the accelerator"}
+
+
+def _copied(event: dict[str, Any]) -> str:
+    name = event.get("name")
+    if event.get("cat") != "gpu_memcpy" or not isinstance(name, str):
+        return ""
+    return next((way for way in DIRECTIONS if name.startswith(f"Memcpy {way}")), "")
+
+
+def _bytes(event: dict[str, Any]) -> int:
+    args = event.get("args")
+    size = args.get("bytes") if _is_object(args) else None
+    return size if isinstance(size, int) and 0 <= size < 1 << 62 else 0
+
+
+def copied(profile: TorchProfile, run: Run, alignment: Alignment) -> tuple[str, ...]:
+    """What the profile's copies between memory and accelerator come to, and how much of their time
+    lies in data waits of the run: a sentence a direction."""
+    offset_ns = run.start_unix_ns + alignment.offset_ns
+    waits = sorted(
+        (offset_ns + start, offset_ns + end)
+        for pid in profile.pids
+        for start, end in span_starts(run, "data wait", pid)
+    )
+    told = []
+    for way, copies in sorted(profile.copies.items(), reverse=True):
+        ns = sum(end - start for start, end, _ in copies)
+        inside_ns = sum(_shared(waits, start, end) for start, end, _ in copies)
+        told.append(
+            f"{count(len(copies), 'copy')} {DIRECTIONS[way]}: "
+            f"{show(sum(size for _, _, size in copies), 'B')} in {show(ns / 1e9, 's')}, "
+            f"{show(inside_ns / 1e9, 's')} of it during data waits"
+        )
+    return tuple(told)
+
+
+def _shared(waits: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """How much of a stretch lies in stretches that do not overlap and stand in order."""
+    at = max(0, bisect_right(waits, (start_ns, 1 << 63)) - 1)
+    shared = 0
+    for begun, ended in waits[at:]:
+        if begun >= end_ns:
+            break
+        shared += max(0, min(ended, end_ns) - max(begun, start_ns))
+    return shared
 
 
 def _document(path: Path) -> dict[str, Any]:

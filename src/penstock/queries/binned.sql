@@ -58,7 +58,7 @@ spread AS (
     SELECT
         *,
         unnest(range(first, last + 1)) AS bin,
-        greatest(1, last - first - 1) AS between
+        greatest(1, last - first - 1) AS bins_between
     FROM spans_of_pieces
 )
 SELECT
@@ -72,14 +72,14 @@ SELECT
         WHEN first = last THEN bytes
         WHEN bin = first THEN head_bytes
         WHEN bin = last THEN tail_bytes
-        ELSE (bytes - head_bytes - tail_bytes) / between
+        ELSE (bytes - head_bytes - tail_bytes) / bins_between
     END) AS moved_bytes,
     coalesce(sum(calls) FILTER (WHERE bin = first), 0) AS calls,
     sum(CASE
         WHEN first = last THEN call_ns
         WHEN bin = first THEN head_ns
         WHEN bin = last THEN tail_ns
-        ELSE (call_ns - head_ns - tail_ns) / between
+        ELSE (call_ns - head_ns - tail_ns) / bins_between
     END) AS call_ns
 FROM spread
 GROUP BY process, thread, op_number, path_class, bin

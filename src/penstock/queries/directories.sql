@@ -19,7 +19,7 @@ prefixes AS (
         n,
         array_to_string(list_slice(parts, 1, n), '/') AS prefix,
         parts[n + 1] AS child
-    FROM (SELECT *, unnest(range(2, len(parts) + 1)) AS n FROM folders)
+    FROM (SELECT *, unnest(range(2, array_length(parts) + 1)) AS n FROM folders)
 ),
 wide AS (
     SELECT path_class, prefix, n FROM prefixes GROUP BY path_class, prefix, n HAVING count(DISTINCT child) > 8

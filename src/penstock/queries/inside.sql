@@ -12,15 +12,20 @@ WITH short_calls AS (
     WHERE start_ns // getvariable('slot_ns') = (start_ns + duration_ns) // getvariable('slot_ns')
 ),
 met AS (
-    SELECT w.* EXCLUDE (process, thread, slot), c.* EXCLUDE (process, thread, slot)
+    SELECT w.stretch_id, w.is_own, w.is_blocking, w.from_ns, w.to_ns, c.op_number, c.file, c.path_class,
+        c.moved_bytes, c.start_ns, c.end_ns
     FROM short_calls AS c
     JOIN watched AS w
         ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot
             AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
-    UNION ALL BY NAME
-    SELECT * FROM long_calls
-    UNION ALL BY NAME
-    SELECT * FROM pool_calls
+    UNION ALL
+    SELECT stretch_id, is_own, is_blocking, from_ns, to_ns, op_number, file, path_class, moved_bytes,
+        start_ns, end_ns
+    FROM long_calls
+    UNION ALL
+    SELECT stretch_id, is_own, is_blocking, from_ns, to_ns, op_number, file, path_class, moved_bytes,
+        start_ns, end_ns
+    FROM pool_calls
 )
 SELECT
     stretch_id,

@@ -19,7 +19,10 @@ sums AS (
     SELECT process, thread, sum(ns) AS ns FROM busy GROUP BY process, thread
 ),
 passes AS (
-    SELECT process AS main, index AS iterator, format('{} {}', any_value(a), any_value(b)) AS shape
+    SELECT
+        process AS main,
+        index AS iterator,
+        CAST(any_value(a) AS VARCHAR) || ' ' || CAST(any_value(b) AS VARCHAR) AS shape
     FROM timed_spans
     WHERE kind = 'span' AND name = 'loader' AND is_finished
     GROUP BY process, index
@@ -88,7 +91,7 @@ known AS (
     LEFT JOIN workers AS w ON w.process = s.process
     LEFT JOIN threads AS t ON t.process = s.process AND t.thread = s.thread
 ),
-largest AS (
+summed AS (
     SELECT
         owner,
         worker,
@@ -97,12 +100,14 @@ largest AS (
         any_value(role) AS role,
         min(rank) AS rank,
         min(process) AS process,
-        count(*) OVER () AS all_lanes
+        sum(ns) AS ns
     FROM known
     GROUP BY owner, worker, loader, nth
-    QUALIFY row_number() OVER (
-        ORDER BY any_value(role) = 'main' DESC, sum(ns) DESC, min(process), nth
-    ) <= 256
+),
+largest AS (
+    SELECT owner, worker, loader, nth, role, rank, process, count(*) OVER () AS all_lanes
+    FROM summed
+    QUALIFY row_number() OVER (ORDER BY role = 'main' DESC, ns DESC, process, nth) <= 256
 ),
 lanes AS (
     SELECT

@@ -29,7 +29,7 @@ WITH gathered AS (
 ),
 slices AS (
     SELECT * FROM gathered
-    UNION ALL BY NAME
+    UNION ALL
     SELECT
         c.process,
         c.thread,

@@ -2,7 +2,7 @@
 -- started; all of the run where none of them is in it.
 WITH RECURSIVE family AS (
     SELECT process FROM processes WHERE list_contains(getvariable('pids'), pid)
-    UNION
+    UNION ALL
     SELECT p.process FROM processes AS p JOIN family AS f ON p.parent = f.process
 )
 SELECT process FROM processes

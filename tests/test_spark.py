@@ -1,0 +1,267 @@
+"""A report is the same by DuckDB and by a Spark standalone cluster of two workers."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import spark
+from penstock.errors import MissingDependency, QueryError, RunError
+from penstock.measures import measure
+from penstock.report import report_of, to_json
+from penstock.run import Run, open_run
+from penstock.spark import in_sparks_words, open_on_spark
+from synthetic import MS, Synthetic, training_job
+
+S = 1000 * MS
+
+
+def why_no_spark() -> str:
+    if not shutil.which("java"):
+        return "no Java: make setup-system"
+    try:
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError:
+        return "no pyspark: make test installs it"
+    return ""
+
+
+needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
+
+
+def rich_job() -> Synthetic:
+    """Two ranks, one with workers and helper threads, one with a loader that says nothing; faults,
+    pauses, copies, a folded counter, samples of the host, programs without a log."""
+    run = training_job(12, save_every=5)
+    for number, (start, end, cpu) in enumerate(
+        [(3400, 3500, 0), (3600, 3720, 30), (3900, 3960, 5)]
+    ):
+        run.wait(start * MS, end * MS, number, process=10)
+        run.span("wait cpu", end * MS + 1, end * MS + 2, process=10, index=number, a=1, b=cpu * MS)
+        run.step(end * MS, end * MS + 50 * MS, number, process=10)
+        run.call("pread", start * MS, (start + 40) * MS, process=10, thread=7, moved=9, offset=0)
+        run.call("pread", (start + 20) * MS, (end + 9) * MS, process=10, thread=8, moved=1)
+    run.process(10, end=5 * S, rank=1, command="python graph.py")
+    run.call("read", 3 * S, None, path="/data/stuck", process=10)
+    run.call("pread", 3300 * MS, 3380 * MS, path="/data/helped", process=2, thread=5, moved=4096)
+    run.file("/data/big.bin", size=64 << 20)
+    for number in range(40):
+        place = number * 7919 * 4096 % (60 << 20)
+        run.call("pread", 3300 * MS + number * 9 * MS, 3302 * MS + number * 9 * MS,
+                 path="/data/big.bin", process=3, moved=65536, offset=place)  # fmt: skip
+    run.call("fread", 3500 * MS, 3501 * MS, path="/data/big.bin", moved=512, offset=0)
+    for number in range(6):
+        run.fault(
+            "/data/mapped.mdb", 3300 * MS + number * 30 * MS, 2 * MS, process=2, offset=number
+        )
+    run.span("fetch faults", 3700 * MS, 3700 * MS + 1, process=2, index=0, b=6)
+    run.span("paused", 3950 * MS, 4 * S, process=1, kind="window")
+    run.fold("pread", 500, path="/data/folded", moved_bytes=1 << 20, duration_ns=S, process=2)
+    for second in range(3, 6):
+        run.sample(second * S, "disk", "vda", read_bytes=second * 10**8, written_bytes=5 * second)
+        run.sample(second * S, "processors", busy_s=2.0 * second, iowait_s=0, idle_s=6.0 * second)
+        run.sample(second * S, "memory", total_bytes=100, available_bytes=75 - second)
+        run.sample(second * S, "accelerator", "0", busy_share=second / 10, memory_share=0.5)
+        run.sample(second * S, "job", read_bytes=1000 + second, written_bytes=0)
+        run.sample(second * S, "nfs", "/data", read_bytes=second * 10**6, reads=second * 9,
+                   reads_ms=70 * second, sent_again=1)  # fmt: skip
+    run.note("mount", "/\text4\t/dev/vda")
+    run.note("mount", "/data\tnfs\tserver:/export")
+    run.note("beneath", "/\tvda, no seeks")
+    run.note("cpus", "8")
+    run.note("memory_bytes", str(16 << 30))
+    run.note("event_cost_ns", "31.5")
+    run.ceiling("/data", "read", 5e8)
+    run.span("restore", 100 * MS, 900 * MS)
+    run.span("validation", 4 * S, 4100 * MS)
+    run.span("graph", 3400 * MS, 3400 * MS + 1, process=10, a=S)
+    run.rows["staged"] += [(1, "served", 5), (2, "changed", 1)]
+    run.rows["threads"] += [(1, 1, 11, "python", True), (5, 2, 25, "decode-1", False)]
+    run.rows["unseen"].append((1, 4711, "/usr/bin/static", "a static program"))
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The rich job's run, at a path that the workers see."""
+    made = rich_job()
+    assert made.connection
+    folder = tmp_path_factory.mktemp("spark") / "run"
+    shutil.copytree(made.run.folder, folder)
+    manifest = {"start_unix_ns": 0, "running": [], "parts": {"events": 1, "spans": 1}}
+    with Run(folder, folder / "tables", manifest, ()) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A master and two worker processes on loopback: the master's address."""
+    import pyspark
+
+    folder = tmp_path_factory.mktemp("cluster")
+    starter = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"spark://127.0.0.1:{port}"
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+    environment |= {"SPARK_WORKER_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+    deploy = "org.apache.spark.deploy"
+    commands = [
+        ["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        *[["worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "900m",
+           "--webui-port", "0", address]] * 2,
+    ]  # fmt: skip
+    started = []
+    with pytest.MonkeyPatch.context() as patched, open(folder / "log", "w") as log:
+        patched.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        try:
+            for words in commands:
+                command = [starter, f"{deploy}.{words[0]}", *words[1:]]
+                started.append(
+                    subprocess.Popen(
+                        command, env=environment, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
+            yield address
+        finally:
+            for process in reversed(started):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def session(cluster: str) -> Iterator[Any]:
+    """One for all tests.  What makes large jobs fast makes small ones slow: it is left out."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(cluster).appName("test")
+    for key, value in {
+        "spark.cores.max": "2",
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.log.level": "OFF",
+    }.items():
+        builder = builder.config(key, value)
+    made = builder.getOrCreate()
+    yield made
+    made.stop()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return isinstance(one, bool) == isinstance(other, bool) and math.isclose(
+            one, other, rel_tol=1e-9, abs_tol=1e-9
+        )
+    return bool(one == other)
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_report_is_the_same(run: Run, session: Any, cluster: str) -> None:
+    """All that the report asks, and what that reads: 84 files of queries/."""
+    with open_on_spark(run, cluster) as there:
+        assert session.sparkContext.master == cluster
+        mine, theirs = (json.loads(to_json(report_of(measure(one)))) for one in (run, there))
+    assert same(mine, theirs)
+
+
+@needs_spark
+@pytest.mark.slow
+def test_a_part_that_is_missing_is_named(run: Run, session: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    (folder / "tables" / "events" / "00000.parquet").unlink()
+    (folder / "tables" / "manifest.json").write_text(
+        json.dumps({**spark.made_by(), **run.manifest})
+    )
+    with pytest.raises(RunError, match=r"a part of the tables is missing: .*events/00000.parquet"):
+        open_on_spark(folder.as_uri(), "spark")
+    with pytest.raises(RunError, match=r"cannot be read: .*make the tables"):
+        open_on_spark((tmp_path / "none").as_uri(), "spark")
+
+
+# --- without a cluster ---------------------------------------------------------------------------
+
+
+def test_a_master_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"spark://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(RunError, match=r"no master of Spark answers .*refused"):
+            spark._answers(address)
+
+
+def test_spark_that_is_absent_or_too_old_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setattr(pyspark, "__version__", "3.5.4")
+    with pytest.raises(MissingDependency, match=r"pyspark 3.5.4 is too old, 4.1 is needed"):
+        open_on_spark("file:///none", "spark")
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'penstock\[spark\]'"):
+        open_on_spark("file:///none", "spark")
+
+
+def test_a_part_that_is_missing_is_made_again_on_duckdb(recorded: Any, tmp_path: Path) -> None:
+    folder = recorded("open('a', 'w').write('b')").folder
+    part = folder / "tables" / "events" / "00000.parquet"
+    part.unlink()
+    with open_run(folder) as again:
+        assert part.exists()
+        assert again.sql("SELECT count(*) FROM events WHERE path LIKE '%/a'").fetchall() != [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SELECT a // 2", "SELECT a DIV 2"),
+        ("SELECT parts[n + 1] FROM t", "SELECT GET(parts, (n + 1) - 1) FROM t"),
+        ("SELECT list_position(['x'], a)", "SELECT NULLIF(ARRAY_POSITION(ARRAY('x'), a), 0)"),
+        ("SELECT getvariable('v') + $p", "SELECT 7 + 8"),
+        (
+            "SELECT arg_max(a, b) FROM t",
+            "SELECT MAX_BY(a, b) FILTER(WHERE NOT a IS NULL AND NOT b IS NULL) FROM t",
+        ),
+        (
+            "SELECT a, 2 * unnest([b, c]) AS d FROM t",
+            "SELECT a, 2 * unnested.unnested_0 AS d FROM t"
+            " LATERAL VIEW EXPLODE(ARRAY(b, c)) unnested AS unnested_0",
+        ),
+        (
+            "SELECT t.a FROM t ASOF JOIN u AS o ON o.k = t.k AND o.at <= t.ns",
+            "SELECT t.a FROM t JOIN (SELECT *, LEAD(at) OVER (PARTITION BY k ORDER BY at) AS"
+            " following_ FROM u) AS o ON (o.k = t.k AND o.at <= t.ns)"
+            " AND (o.following_ IS NULL OR t.ns < o.following_)",
+        ),
+    ],
+)
+def test_what_spark_has_no_words_for_is_said_in_others(text: str, said: str) -> None:
+    pytest.importorskip("sqlglot")
+    assert in_sparks_words(text, {"v": 7}, {"p": 8}) == said
+
+
+def test_a_text_that_is_no_sql_is_refused() -> None:
+    pytest.importorskip("sqlglot")
+    with pytest.raises(QueryError, match="sqlglot does not read it"):
+        in_sparks_words("SELECT FROM WHERE (", {}, {})
