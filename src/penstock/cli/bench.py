@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import studies
-from penstock.cli.shell import asked, duration, rate, size, working
+from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, duration, print_json, rate, size, working
 
 __all__ = ["bench"]
 
@@ -476,6 +476,38 @@ def model_command(
         written = model.write_results(folder, text, points, checks, curves, storage)
     click.echo(text, nl=False)
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
+
+
+@bench.command("provenance", short_help="Hold LMDBIO's formula against where records lie.")
+@click.argument("folder", type=NEW_FOLDER)
+@click.option("--records", type=click.IntRange(1, 100_000), default=4000, show_default=True)
+@AS_JSON
+def provenance_command(folder: Path, records: int, as_json: bool) -> None:
+    """Hold LMDBIO's provenance formula against where records lie.
+
+    The formula computes the page of each record from how the LMDB was written, without reading it.
+    FOLDER gets one LMDB after the other, of several record sizes and ways to write; each is
+    removed.  Counts, no times.
+
+    \b
+      penstock bench provenance /tmp/provenance
+      penstock bench provenance /tmp/provenance --records 500 --json
+    """
+    import dataclasses
+
+    from penstock.bench import provenance
+
+    was_there = folder.exists()
+    try:
+        with working("writing LMDBs") as progress:
+            found = provenance.measure(folder, records, progress=progress.advance)
+    finally:
+        if not was_there and folder.exists():
+            folder.rmdir()
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in found])
+        return
+    click.echo(provenance.markdown(found))
 
 
 for _command in studies.COMMANDS:
