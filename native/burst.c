@@ -16,8 +16,8 @@
 #define DATA "/data/"
 #define HOME "/home/"
 #define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
-#define ID_BYTES 26          /* 16 digits of time, 8 of the process and the turn, a dash, 0 */
-#define MOST_NAME_BYTES 160  /* of the program's name: ours is longer, and 255 is the end */
+#define ID_BYTES 26          /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
+#define MOST_NAME_BYTES 210  /* of the program's name: ours is longer, and 255 is the end */
 #define COPY_BYTES (1u << 20)
 
 struct burst {
@@ -26,6 +26,7 @@ struct burst {
     char home[BURST_FOLDER_BYTES + sizeof HOME];
     size_t tier_bytes, data_bytes; /* of the folder above `folder` */
     char patterns[PATH_BYTES];
+    uint32_t run; /* whose files they are: 24 bits that another run does not have */
 };
 
 HOT struct burst *burst_state;
@@ -71,7 +72,7 @@ static void end_work(struct work *work)
 
 /* --- on and off ------------------------------------------------------------------------------- */
 
-int burst_start(const char *folder, const char *patterns)
+int burst_start(const char *folder, const char *patterns, uint32_t run)
 {
     struct burst *state;
     struct stat found;
@@ -88,6 +89,7 @@ int burst_start(const char *folder, const char *patterns)
     strcat(strcpy(state->home, folder), HOME);
     state->data_bytes = strlen(state->data);
     strcpy(state->patterns, patterns);
+    state->run = run & 0xffffff;
     if (syscall(SYS_newfstatat, AT_FDCWD, state->data, &found, 0) ||
         syscall(SYS_newfstatat, AT_FDCWD, state->home, &found, 0)) {
         int error = -errno;
@@ -223,7 +225,7 @@ static bool find_folder(struct work *work, int dirfd, const char *path)
     size_t bytes = slash ? (size_t)(slash - path) + 1 : 1;
     const char *base = slash ? slash + 1 : path;
 
-    if (bytes >= PATH_BYTES || !*base || strlen(base) > MOST_NAME_BYTES)
+    if (bytes >= PATH_BYTES || !*base || strlen(base) >= BURST_NAME_BYTES)
         return false;
     memcpy(work->text, slash ? path : ".", bytes);
     work->text[bytes] = 0;
@@ -247,16 +249,16 @@ static char *digits(char *at, uint64_t number, int n)
 }
 
 /* One that no other process has, on this node or on another that shares the tier: by the time in
- * ns, the process and a turn.  Should two meet all the same, the second open goes its usual way.
- */
+ * ns, the run, and the process with a turn.  Should two meet all the same, the second open goes its
+ * usual way. */
 static void new_name(const struct burst *state, struct work *work)
 {
     static uint32_t turns;
     uint32_t turn = __atomic_add_fetch(&turns, 1, __ATOMIC_RELAXED);
-    uint32_t who = (uint32_t)syscall(SYS_getpid) << 8 ^ turn;
+    uint32_t who = ((uint32_t)syscall(SYS_getpid) + turn) & 0xff;
     char *at = digits(work->name, clock_ns(CLOCK_REALTIME), 16);
 
-    at = digits(at, who, 8);
+    at = digits(at, state->run << 8 | who, 8);
     *at++ = '-';
     strcpy(at, work->base);
     set_name(state, work, work->name);

@@ -39,8 +39,9 @@ __attribute__((always_inline)) static inline bool burst_is_on(void)
 }
 
 /* From now on files that fit `patterns` (separated by colons: * and ?; of the last part of a path,
- * or with a slash at its end of a folder on the way) go to `folder`.  -errno: they do not. */
-int burst_start(const char *folder, const char *patterns);
+ * or with a slash at its end of a folder on the way) go to `folder`; their names there say whose
+ * they are by 24 bits of `run`.  -errno: they do not. */
+int burst_start(const char *folder, const char *patterns, uint32_t run);
 
 const char *burst_folder(void); /* "": none */
 const char *burst_patterns(void);

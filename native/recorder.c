@@ -297,12 +297,12 @@ int penstock_staged(const char *map)
     return error;
 }
 
-int penstock_burst(const char *folder, const char *patterns)
+int penstock_burst(const char *folder, const char *patterns, uint32_t run)
 {
     int error;
 
     pthread_mutex_lock(&window);
-    error = is_open ? -EALREADY : burst_start(folder, patterns);
+    error = is_open ? -EALREADY : burst_start(folder, patterns, run);
     if (!error)
         redirect_opens();
     pthread_mutex_unlock(&window);
@@ -541,13 +541,15 @@ __attribute__((constructor)) static void begin_process(void)
     const char *map = getenv("PENSTOCK_STAGED");
     const char *burst = getenv("PENSTOCK_BURST");
     const char *patterns = getenv("PENSTOCK_BURST_PATTERNS");
+    const char *run = getenv("PENSTOCK_BURST_RUN"); /* hexadecimal */
+    uint32_t number = run ? (uint32_t)strtoul(run, NULL, 16) : 0;
     int unmapped, unburst;
 
     if (!folder || *folder != '/')
         return;
     origin = getenv("PENSTOCK_INJECTED") ? ORIGIN_EXEC : ORIGIN_RUN;
     unmapped = map && *map == '/' ? penstock_staged(map) : 0;
-    unburst = burst && *burst == '/' && patterns ? penstock_burst(burst, patterns) : 0;
+    unburst = burst && *burst == '/' && patterns ? penstock_burst(burst, patterns, number) : 0;
     if (penstock_start(folder, budget ? strtoull(budget, NULL, 10) : 0))
         return; /* the launcher has checked the folder; a child that cannot write to it is not seen
                  */

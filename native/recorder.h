@@ -22,9 +22,9 @@ PENSTOCK_API int penstock_attach(const char *folder, uint64_t budget_bytes);
 PENSTOCK_API int penstock_staged(const char *map);
 
 /* Files that fit `patterns` (native/burst.h) and that the program makes while windows are open,
- * from the next one on, go to `folder` first.  -EALREADY: a window is open.  -ENOENT: no such
- * folder. */
-PENSTOCK_API int penstock_burst(const char *folder, const char *patterns);
+ * from the next one on, go to `folder` first; `run` says in their names there whose they are.
+ * -EALREADY: a window is open.  -ENOENT: no such folder. */
+PENSTOCK_API int penstock_burst(const char *folder, const char *patterns, uint32_t run);
 
 /* Ends the window; every import slot and page protection is as it was.  -EINVAL: none is open. */
 PENSTOCK_API int penstock_stop(void);

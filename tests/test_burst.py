@@ -791,3 +791,113 @@ def test_torch_numpy_and_safetensors_write_as_ever(
     assert drained(fast) == []
     assert on_tier(fast) == []
     recorded(source, args=["again"])
+
+
+# Two runs, one tier
+
+
+def test_the_drain_of_a_second_run_waits_and_takes_over_when_the_first_ends(
+    fast: Path, work: Path
+) -> None:
+    theirs = 0xBBBBBB << 8
+    _made(fast, work / "b.pt", b"b", theirs)
+    refused = f"{work / 'b.pt'}: another process drains {fast}, and has not brought it"
+    with Burst(fast, AT_ONCE):
+        with Burst(fast, AT_ONCE, owner="bbbbbb", is_patient=True) as second:
+            assert second.watch(lambda: True, grace_s=0.0) == [refused]
+        third = Burst(fast, AT_ONCE, owner="bbbbbb", is_patient=True)
+        third.__enter__()
+        assert (work / "b.pt").is_symlink()
+    assert third.watch(lambda: True) == []
+    third.__exit__()
+    assert not (work / "b.pt").is_symlink()
+    assert [path.name for path in (fast / ".penstock").glob("drained-*")] == []
+
+
+def test_one_drain_brings_the_files_of_two_runs_and_ends_with_its_own(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("penstock.recorder.note", lambda key, said: told.append(f"{key} {said}"))
+    second = Burst(fast, AT_ONCE, owner="bbbbbb", is_patient=True)
+    with Burst(fast, AT_ONCE, owner="aaaaaa", is_patient=True) as first:
+        second.__enter__()
+        _made(fast, work / "a.pt", b"a" * 10, 0xAAAAAA << 8)
+        _made(fast, work / "b.pt", b"b" * 20, 0xBBBBBB << 8)
+        assert first._round() == {}
+        assert [one.split()[:2] for one in told] == [["drained", "10"]]
+        assert second._awaited()  # until the first has told of it
+        assert first._round() == {}
+        assert second.watch(lambda: True) == []
+        assert [one.split()[:2] for one in told] == [["drained", "10"], ["drained", "20"]]
+        # What the second writes now is not waited for by the first one's run.
+        late = _made(fast, work / "late.pt", b"late", 0xBBBBBB << 8)
+        with late.open("ab"):
+            assert first.watch(lambda: True) == []
+        assert (work / "late.pt").is_symlink()
+    second.__exit__()
+    assert drained(fast) == []
+
+
+def test_two_runs_at_once_on_one_tier_both_come_home_and_each_report_has_its_own(
+    fast: Path, work: Path
+) -> None:
+    from penstock.measures import measure
+    from penstock.run import open_run
+
+    def started(name: str, source: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "penstock", "run", "-q", "-o", name]
+        command += ["--burst-buffer", str(fast), sys.executable, "-c", source]
+        return subprocess.Popen(command, cwd=work, text=True, stderr=subprocess.PIPE)
+
+    waits = """
+import os, time
+open("a.pt", "wb").write(b"a" * 1000)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+open("a2.pt", "wb").write(b"a" * 1000)
+"""
+    long = started("long", waits)
+    while not (work / "a.pt").is_file() or (work / "a.pt").is_symlink():
+        time.sleep(0.02)
+        assert long.poll() is None
+    short = started("short", 'for name in "bcd": open(name + ".pt", "wb").write(b"b" * 2000)')
+    assert short.wait(60) == 0, short.communicate()
+    assert long.poll() is None
+    for name in "bcd":
+        assert not (work / f"{name}.pt").is_symlink()
+    (work / "go").touch()
+    assert long.wait(60) == 0, long.communicate()
+    assert not (work / "a2.pt").is_symlink()
+    for name, counts in (("long", (2, 2000, 2, 2000, 0)), ("short", (3, 6000, 3, 6000, 0))):
+        [row] = measure(open_run(work / name)).burst
+        found = (row.files, row.written_bytes, row.drained, row.drained_bytes, row.left_files)
+        assert found == counts, name
+    for one in (long, short):
+        one.communicate()
+
+
+# Names
+
+
+def test_names_as_long_as_the_file_system_takes_come_home(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst("""
+        import os
+        for n in (210, 211, 255):
+            open("x" * (n - 3) + ".pt", "wb").write(b"new")
+        open("short.pt", "wb").write(b"renamed")
+        open("y" * 252 + ".pt", "wb").close()
+        open("z.pt", "wb").write(b"renamed")
+        os.rename("short.pt", "y" * 252 + ".pt")
+        os.rename("z.pt", "z" * 220 + ".pt")
+    """)
+    # Longer ones go to their paths at once: the tier's name for them would be too long.
+    assert [len(name) for name in on_tier(fast)] == [8, 210, 4]
+    assert drained(fast) == []
+    found = {path.name[0] + str(len(path.name)): path.read_bytes() for path in work.glob("*.pt")}
+    assert found == {
+        "x210": b"new", "x211": b"new", "x255": b"new", "y255": b"renamed", "z223": b"renamed"
+    }  # fmt: skip
+    assert not [path for path in work.iterdir() if path.is_symlink() or path.name[0] == "."]

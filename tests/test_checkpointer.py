@@ -567,6 +567,36 @@ def test_the_report_shows_the_block_and_the_writer_s_own_writes(
     assert spans == [("checkpoint", 2, 1), ("local commit", 2, 1), ("snapshot", 2, 1)]
 
 
+def test_what_is_known_of_each_save_is_left_in_the_run_s_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr("penstock.recorder.is_recording", lambda: True)
+    monkeypatch.setattr("penstock.recorder.begin", lambda *facts: None)
+    monkeypatch.setattr(
+        "penstock.recorder.note",
+        lambda key, said: told.append(said.split()) if key == "save" else None,
+    )
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
+        for number in range(2):
+            for _ in range(20):
+                time.sleep(0.002)
+                ckpt.tick()
+            ckpt.save(10 * number, {"x": np.zeros(1000)}).durable.result(60)
+        for _ in range(20):
+            ckpt.tick()
+    saves = ckpt.saves
+    assert [int(said[0]) for said in told] == list(range(1, len(told) + 1))
+    for number, save in enumerate(saves):
+        begin_ns = int(save.begin_unix_s * 1e9)
+        last = [said for said in told if said[2] == str(number)][-1]
+        assert last[3:8] == [str(save.step), str(begin_ns), "good", str(int(number == 0)), last[7]]
+        assert int(last[7]) == save.size_bytes
+        known = (save.block_s, save.waited_s, save.local_s, save.durable_s)
+        assert last[8:12] == [f"{one:.6f}" for one in known]
+        assert last[12:] == [f"{one:.6f}" for one in (save.lost_s, save.lost_to_durable_s)]
+
+
 def test_lost_time_is_measured_from_the_optimizer_s_own_steps(tmp_path: Path) -> None:
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.commit import PART_SUFFIX, STATE, begin, commit, is_strange, sweep
 from penstock.save.drain import (
     Drain,
@@ -41,6 +42,7 @@ from penstock.save.retention import (
     doomed_on_slow,
     make_room,
     prune,
+    remove,
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
 from penstock.stores import LocalStore, Store, open_store
@@ -189,6 +191,45 @@ def test_what_another_run_has_left_under_the_same_name_stays(
     drained(fast, slow)
     assert torch.load(slow / "last.2.ckpt")["w"][0] == 3
     assert len(names(slow)) == 4
+
+
+@pytest.mark.parametrize("n_bytes", [210, 241, 242, 255])
+def test_a_file_with_the_longest_names_there_are_is_drained_replaced_and_pruned(
+    fast: Path, slow: Path, n_bytes: int
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    name = "x" * (n_bytes - 3) + ".pt"
+    for value in (1.0, 2.0):
+        torch.save({"w": torch.full((1000,), value)}, fast / name)
+        drained(fast, slow)
+        assert torch.load(slow / name, weights_only=True)["w"][0] == value
+        assert names(slow) == [name]
+        assert verify(find(LocalStore(slow))[0], "full").is_whole
+    assert drained(fast, slow).drained == 0
+    flip(slow / name, 2000)
+    assert not verify(find(LocalStore(slow))[0], "full").is_whole
+    store = LocalStore(slow)
+    [one] = find(store)
+    remove(one)
+    assert [path.name for path in slow.iterdir()] == [STATE]
+
+
+@pytest.mark.parametrize("n_bytes", [20, 255])
+def test_a_manifest_goes_when_its_file_has_been_removed_and_not_before(
+    tmp_path: Path, n_bytes: int
+) -> None:
+    kept, gone = (letter * (n_bytes - 5) + ".ckpt" for letter in "kg")
+    for name in (kept, gone):
+        (tmp_path / name).write_bytes(b"x")
+        adopt_files(tmp_path, name, [name], 1, "torch")
+    before = {path.name for path in tmp_path.iterdir()}
+    assert len(before) == 4
+    forget_orphans(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    (tmp_path / gone).unlink()
+    forget_orphans(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [one.manifest is not None for one in find(LocalStore(tmp_path))] == [True]
 
 
 def test_pointers_follow_when_all_they_can_name_is_there(fast: Path, slow: Path) -> None:

@@ -25,6 +25,7 @@ from penstock.errors import RunError, StartError
 
 __all__ = [
     "RankOfJob",
+    "burst_owner",
     "environment",
     "give_up",
     "has_claimed",
@@ -357,7 +358,13 @@ def environment(
     if burst is not None:
         place, patterns = burst
         ours |= {"PENSTOCK_BURST": str(place), "PENSTOCK_BURST_PATTERNS": ":".join(patterns)}
+        ours["PENSTOCK_BURST_RUN"] = burst_owner(folder)
     return {**inherited, **ours}
+
+
+def burst_owner(folder: Path) -> str:
+    """Whose files of a burst buffer are: six digits in their names there, from the run's folder."""
+    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:6]
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:

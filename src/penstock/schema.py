@@ -290,6 +290,11 @@ PATH_RULES: tuple[Rule, ...] = (
         r"/burst/(data|home)/[0-9a-f]{24}-[^/]*$",
         "checkpoints on a burst buffer, which its drain reads",
     ),
+    Rule(
+        "system",
+        r"/\.penstock/drained-[0-9a-f]{6}$",
+        "what one drain of a burst buffer tells another",
+    ),
     Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
     Rule("system", r"^/dev(/|$)", "devices and terminals"),
     Rule(

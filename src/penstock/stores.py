@@ -8,6 +8,7 @@ pieces (`upload`) can be taken up again by another process.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import threading
@@ -28,6 +29,8 @@ __all__ = [
     "LocalStore",
     "Store",
     "Upload",
+    "beside",
+    "draft_of",
     "fsync_folder",
     "make_folders",
     "open_store",
@@ -36,6 +39,7 @@ __all__ = [
 Source = bytes | bytearray | memoryview | Path | BinaryIO | Iterable[bytes]
 
 PART = ".penstock-part"  # ends the name of what is not finished; no store lists such names
+NAME_BYTES = 255  # of a file in a folder: as many as the file systems of Linux take
 BLOCK_BYTES = 4 << 20  # a request: 2 ms of a 2 GB/s disk, and a multiple of every sector
 SECTOR_BYTES = 4096  # what O_DIRECT asks of offset, length and memory on every disk of today
 DIRECT_BYTES = 4 << 20  # smaller files gain nothing by passing the page cache
@@ -293,6 +297,21 @@ def _pieces(source: Source) -> Iterator[memoryview]:
 # --- a local folder -------------------------------------------------------------------------------
 
 
+def beside(name: str, ending: str, start: str = "") -> str:
+    """The name of a file that belongs to another one, in the same folder: that one's between start
+    and ending; where a file system would not take that, a hidden digest before the ending."""
+    folder, slash, base = name.rpartition("/")
+    made = f"{start}{base}{ending}"
+    if len(os.fsencode(made)) > NAME_BYTES:
+        made = f".{hashlib.sha256(os.fsencode(base)).hexdigest()[:32]}{ending}"
+    return f"{folder}{slash}{made}"
+
+
+def draft_of(path: Path, mark: str = "") -> Path:
+    """Where to write what will be `path`: no store lists it, and what a crash leaves is swept."""
+    return path.with_name(beside(path.name, f"{mark}{PART}", "."))
+
+
 def fsync_folder(path: str | os.PathLike[str]) -> None:
     """Makes the names in a folder durable.  Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -402,7 +421,7 @@ class LocalStore(Store):
 
     def put(self, name: str, source: Source) -> int:
         path = self.path(name)
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PART}")
+        draft = draft_of(path, f".{uuid.uuid4().hex[:8]}")
         size = 0
         try:
             with _told(os.fspath(path), "written"):
@@ -470,7 +489,7 @@ class _LocalUpload(Upload):
     def __init__(self, path: Path, size_bytes: int, piece_bytes: int) -> None:
         super().__init__(os.fspath(path), size_bytes, piece_bytes)
         self._path = path
-        self._draft = path.with_name(f".{path.name}{PART}")
+        self._draft = draft_of(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._plain = os.open(self._draft, flags, 0o666)
         self._direct = -1
@@ -895,7 +914,7 @@ class _SftpStore(_Remote):
             return _SftpUpload(
                 (self.where(name), size_bytes, piece_bytes),
                 self._fs,
-                f"{folder}/.{base}{mark}{PART}",
+                f"{folder}/{beside(base, f'{mark}{PART}', '.')}",
                 f"{folder}/{base}",
             )
 

@@ -44,7 +44,7 @@ def drained_beside(tier: Path, folder: Path, budget: int, limit: int | None) -> 
     from penstock import launch
     from penstock.save.burst import BurstDrain
 
-    drain = BurstDrain(tier, limit, folder)
+    drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder))
     try:
         drain.start(launch.environment(folder, budget, os.environ))
     except PenstockError as error:

@@ -263,6 +263,7 @@ def _keep(
     help="... or so long after it.",
 )
 @click.option("--follow-input", is_flag=True, hidden=True, help="... when standard input ends.")
+@click.option("--owner", default="", hidden=True, help="The run whose files its log tells of.")
 @_keep_options
 def drain_command(
     fast: Path,
@@ -275,6 +276,7 @@ def drain_command(
     follow: int | None,
     grace: float,
     follow_input: bool,
+    owner: str,
     keep_fast: int | None,
     keep_last: int | None,
     every: int,
@@ -311,7 +313,9 @@ def drain_command(
         if slow is None:
             from penstock.save.burst import Burst
 
-            working: Working = Burst(fast, settings, share=share, told=told)
+            working: Working = Burst(
+                fast, settings, share=share, told=told, owner=owner, is_patient=follow_input
+            )
         else:
             working = draining.Drainer(fast, slow, settings, share=share, told=told)
             click.echo(f"penstock: durable on {slow}: {working.slow.durable}", err=True)

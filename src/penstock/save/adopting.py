@@ -13,9 +13,16 @@ from pathlib import Path
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import sum_of
 from penstock.save.manifest import BESIDE, INSIDE, Manifest, to_json
-from penstock.stores import PART, LocalStore, fsync_folder
+from penstock.stores import LocalStore, beside, draft_of, fsync_folder
 
-__all__ = ["adopt_files", "adopt_folder", "draft_of", "forget_orphans", "replace_file"]
+__all__ = [
+    "adopt_files",
+    "adopt_folder",
+    "draft_of",
+    "forget_note",
+    "forget_orphans",
+    "replace_file",
+]
 
 
 def adopt_folder(folder: Path, step: int | None, kind: str, world_size: int = 1) -> Manifest:
@@ -42,7 +49,7 @@ def adopt_files(folder: Path, name: str, files: Sequence[str], step: int | None,
     Raises TierError."""
     manifest = _summed(folder, sorted(files), step, kind, 1)
     fsync_folder((folder / name).parent)
-    LocalStore(folder).put(f"{name}{BESIDE}", to_json(manifest))
+    LocalStore(folder).put(beside(name, BESIDE), to_json(manifest))
 
 
 def _summed(
@@ -55,27 +62,28 @@ def _summed(
     return Manifest(sums, step, world_size, kind).now()
 
 
-def draft_of(path: Path) -> Path:
-    """Where to write what will be `path`: no tier lists it, and what a crash leaves is swept."""
-    return path.with_name(f".{path.name}{PART}")
-
-
 def replace_file(draft: Path, path: Path) -> None:
     """A finished draft takes a name in one moment, durably.  The manifest of what had the name
     before goes first: it would call the new bytes damaged.  Raises TierError."""
     try:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
-        path.with_name(f"{path.name}{BESIDE}").unlink(missing_ok=True)
+        forget_note(path)
         draft.replace(path)
         fsync_folder(path.parent)
     except OSError as error:
         raise TierError(f"{path}: {error.strerror}") from error
 
 
+def forget_note(path: Path) -> None:
+    """Removes the manifest of a checkpoint that is a file.  Raises OSError."""
+    path.with_name(beside(path.name, BESIDE)).unlink(missing_ok=True)
+
+
 def forget_orphans(folder: Path) -> None:
     """Removes manifests whose checkpoint its own library has removed."""
-    for note in folder.glob(f"*{BESIDE}"):
-        name = note.name.removesuffix(BESIDE)
-        if not (folder / name).exists() and not (folder / f"{name}.index").exists():
-            note.unlink(missing_ok=True)
+    found = [path.name for path in folder.iterdir()]
+    known = {beside(name, BESIDE) for one in found for name in (one, one.removesuffix(".index"))}
+    for name in found:
+        if name.endswith(BESIDE) and name not in known:
+            (folder / name).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import signal
 import subprocess
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from penstock import recorder
-from penstock.errors import PenstockError, TierError, TierFull
-from penstock.save.commit import STATE, exchange
+from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.save.commit import STATE, claim, exchange
 from penstock.save.drain import (
     LEAST_DELAY_S,
     LOOK_S,
@@ -41,7 +43,7 @@ from penstock.save.drain import (
 from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.verify import verify
-from penstock.stores import PART, Found, LocalStore, fsync_folder
+from penstock.stores import Found, LocalStore, beside, draft_of, fsync_folder
 
 __all__ = [
     "FOLDER",
@@ -72,7 +74,13 @@ PATTERNS = (
 MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
 DEEPEST = 5
 SEARCH_AGAIN_S = 60.0
+STARTING_S = 60.0  # a drain takes less from its start to its first look
+STALE_S = 5 * LOOK_S  # a drain says something every second
 ID_LETTERS = 25  # before the program's name
+OWNER = slice(16, 22)  # of them: the run
+DRAINED = "drained"  # the note about a file
+# Below STATE, and then the owner: what another run's drain has told of its files.
+HEARD = "drained-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +100,23 @@ class Entry:
         return self.home.with_name(f".{self.name}{end}")
 
     @property
+    def owner(self) -> str:
+        """The run that made it, as launch.burst_owner() says it."""
+        return self.name[OWNER]
+
+    @property
     def was(self) -> Path:
         """What was under the program's name before, as long as this file does not count."""
-        return self.home.with_name(f".{self.home.name}{WAS}")
+        return was_of(self.home)
 
     def is_linked(self) -> bool:
         """Whether the program's path leads to this file."""
         return _target(self.home) == os.fspath(self.data)
+
+
+def was_of(home: Path) -> Path:
+    """Where the earlier file of a name is kept until the new one counts; as in native/burst.c."""
+    return home.with_name(beside(home.name, WAS, "."))
 
 
 def _target(path: Path) -> str:
@@ -219,6 +237,10 @@ def _link(one: Entry, place: Path) -> None:
     draft.replace(place)
 
 
+def _torn_of(one: Entry) -> Path:
+    return one.home.with_name(beside(one.home.name, TORN))
+
+
 def _put(new: Path, one: Entry) -> bool:
     """The file itself in its link's place, in one moment; False: the link is gone, or it leads
     elsewhere now, and nothing has changed.  Raises OSError."""
@@ -245,12 +267,89 @@ def _put(new: Path, one: Entry) -> bool:
 
 def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
-    for leftover in (one.beside(NEW), one.beside(LINK), one.beside(f"{NEW}{PART}")):
+    for leftover in (one.beside(NEW), one.beside(LINK), draft_of(one.beside(NEW))):
         leftover.unlink(missing_ok=True)
-    draft = one.beside(NEW)
-    draft.with_name(f".{draft.name}{PART}").unlink(missing_ok=True)
     one.data.unlink(missing_ok=True)
     (one.data.parent.parent / "home" / one.name).unlink(missing_ok=True)
+
+
+# --- of other runs' files -------------------------------------------------------------------------
+
+
+class Heard:
+    """What the drain of another run tells of our files, taken into our log.
+
+    Of several processes of one run the first one listens, by a lock; the next where that has ended.
+    """
+
+    def __init__(self, tier: Path, owner: str) -> None:
+        self._path = tier / STATE / f"{HEARD}{owner}"
+        self._descriptor = -1
+        self._rest = b""
+
+    def listen(self) -> None:
+        """Notes what has been told since the last time."""
+        with suppress(OSError):
+            if self._descriptor < 0:
+                self._descriptor = _locked(self._path)
+            while self._descriptor >= 0 and (got := os.read(self._descriptor, 1 << 20)):
+                *said, self._rest = (self._rest + got).split(b"\0")
+                for one in said:
+                    recorder.note(DRAINED, os.fsdecode(one))
+
+    def close(self) -> None:
+        self.listen()
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of a file that is ours alone; -1: another process has it.  Raises OSError."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except OSError:  # it was taken, or removed, since we opened it
+        pass
+    os.close(descriptor)
+    return -1
+
+
+def is_heard(tier: Path, owner: str) -> bool:
+    """Whether the drain of a run waits for another one to end."""
+    path = tier / STATE / f"{HEARD}{owner}"
+    _forget_if_unheard(path)
+    return path.exists()
+
+
+def tell(tier: Path, owner: str, said: str) -> None:
+    """Of a file that is home: to the drain of its run, where that waits."""
+    with suppress(OSError):
+        path = tier / STATE / f"{HEARD}{owner}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, os.fsencode(said) + b"\0")
+        finally:
+            os.close(descriptor)
+
+
+def forget_unheard(tier: Path) -> None:
+    """What was told to drains that have been killed."""
+    for path in (tier / STATE).glob(f"{HEARD}*"):
+        _forget_if_unheard(path)
+
+
+def _forget_if_unheard(path: Path) -> None:
+    with suppress(OSError):
+        is_old = time.time() - path.stat().st_mtime > STARTING_S
+        descriptor = _locked(path) if is_old else -1
+        if descriptor >= 0:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 # --- all of them ----------------------------------------------------------------------------------
@@ -259,6 +358,9 @@ def _drop(one: Entry) -> None:
 class Burst(Working):
     """The drain of one fast tier, in this process: each file to its own path.  Use as a context.
 
+    owner: the run whose files are told of in its log, as launch.burst_owner() says it; "": all of
+    them.  is_patient: while another process drains this tier, which brings home whatever lies
+    there, watch() waits: until that one has ended, or the owner's files are home.
     Raises SaveError: another process drains this tier; TierError: nothing was ever there.
     """
 
@@ -270,22 +372,108 @@ class Burst(Working):
         share: Callable[[], float | None] | None = None,
         told: Callable[[Status], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
+        owner: str = "",
+        is_patient: bool = False,
     ) -> None:
         super().__init__(os.path.realpath(fast), settings, share, told, clock)
         entries(self.fast.folder)
+        self._owner, self._is_patient, self._has_turn = owner, is_patient, True
+        self._heard = Heard(self.fast.folder, owner) if owner and is_patient else None
+        self._over_as = (
+            ""  # as a file would be called that was made when there was nothing to follow
+        )
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
         self._gone: dict[str, os.stat_result] = {}  # committed; dropped at the next look
         self._said_device = False
 
+    def __enter__(self) -> Self:
+        if self._heard is not None:
+            self._heard.listen()
+        try:
+            super().__enter__()
+            forget_unheard(self.fast.folder)
+        except SaveError:
+            if not self._is_patient:
+                raise
+            self._has_turn = False
+        return self
+
     def __exit__(self, *error: object) -> None:
         with suppress(TierError, OSError):  # else the next drain does it
-            self._forget_committed()
-            self._backlog(self.backlog())
-            left = self.status
-            note = f"{len(left.backlog)} {left.backlog_bytes} {left.at_risk_s:.3f}"
-            recorder.note("drain left", note)
+            if self._has_turn:
+                self._forget_committed()
+            left = self.backlog()
+            self._backlog(left)
+            ours = [one for one in left if self._is_ours(one)]
+            n_bytes = sum(one.size_bytes or 0 for one in ours)
+            recorder.note("drain left", f"{len(ours)} {n_bytes} {_age_s(ours):.3f}")
+        if self._heard is not None:
+            self._heard.close()
         super().__exit__(*error)
+
+    def _publish(self, is_last: bool = False) -> None:
+        if self._has_turn:  # else the file is another drain's
+            super()._publish(is_last)
+
+    # --- two runs, one tier
+
+    def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
+        def has_ended() -> bool:
+            if not self._over_as and is_over():
+                self._over_as = f"{time.time_ns():016x}"
+            return bool(self._over_as)
+
+        if not self._has_turn and not self._awaits_turn(has_ended, grace_s):
+            return [
+                f"{one.home}: another process drains {self.fast.url}, and has not brought it"
+                for one in self._awaited()
+            ]
+        return super().watch(has_ended, grace_s)
+
+    def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
+        """False: what was waited for is home, or grace_s after is_over() it is not.  Raises
+        Stopped."""
+        over_s = math.inf
+        while True:
+            with suppress(SaveError, TierError):
+                self._claims.enter_context(claim(self.fast.folder, "drain"))
+                self._has_turn = True
+            if self._heard is not None:
+                self._heard.listen()
+            if self._has_turn:
+                return True
+            if over_s == math.inf and is_over():
+                over_s = self._clock()
+            if over_s < math.inf:
+                with suppress(TierError):  # it may come back
+                    if not self._awaited():
+                        return False
+                if self._clock() - over_s >= grace_s:
+                    return False
+            self._rest(LOOK_S / 4)
+
+    def _awaited(self) -> list[Entry]:
+        """Files of the owner that the other drain has under way: one that is home is told of before
+        it is forgotten on the tier.  Raises TierError."""
+        found = entries(self.fast.folder)
+        return [one for one in found if self._is_ours(one) and os.path.lexists(one.home)]
+
+    def _owed(self) -> list[Entry]:
+        """What other runs write from now on does not keep this one, nor what the drain of another
+        run waits for."""
+        left = self.backlog()
+        if not self._over_as:
+            return left
+        return [
+            one
+            for one in left
+            if self._is_ours(one)
+            or (one.name < self._over_as and not is_heard(self.fast.folder, one.owner))
+        ]
+
+    def _is_ours(self, one: Entry) -> bool:
+        return self._owner in ("", one.owner)
 
     # --- what there is to do
 
@@ -329,8 +517,8 @@ class Burst(Working):
         self._forget_committed()
         self._find_again([one for one in entries(self.fast.folder) if one.size_bytes is not None])
         while True:
-            left = self.backlog()
-            self._backlog(left)
+            self._backlog(self.backlog())
+            left = self._owed()
             one = next((one for one in left if self._may_go(one, failed)), None)
             if one is None:
                 return failed
@@ -386,7 +574,11 @@ class Burst(Working):
         self._forget_was(one)
         self._gone[one.name] = before
         lag_s = max(0.0, time.time() - before.st_mtime)
-        recorder.note("drained", f"{before.st_size} {lag_s:.6f} {one.home}")
+        said = f"{before.st_size} {lag_s:.6f} {one.home}"
+        if self._is_ours(one):
+            recorder.note(DRAINED, said)
+        else:
+            tell(self.fast.folder, one.owner, said)
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + before.st_size,
@@ -398,7 +590,7 @@ class Burst(Working):
         # Of the name under which it was made, if that was another one and is nobody's now.
         made_as = one.home.with_name(one.name[ID_LETTERS:])
         if made_as != one.home and not made_as.is_symlink():
-            made_as.with_name(f".{made_as.name}{WAS}").unlink(missing_ok=True)
+            was_of(made_as).unlink(missing_ok=True)
 
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
@@ -411,7 +603,7 @@ class Burst(Working):
         try:
             made, _ = copy_file(source, found, dest, new.name, trip)
         except TierFull:
-            new.with_name(f".{new.name}{PART}").unlink(missing_ok=True)
+            draft_of(new).unlink(missing_ok=True)
             raise
         self._read_back(new, replace(made, name=new.name))
         os.chmod(new, before.st_mode & 0o7777)  # noqa: PTH101
@@ -465,7 +657,7 @@ class Burst(Working):
         else:
             one.home.unlink(missing_ok=True)
         if one.size_bytes:
-            self._put_as(one, one.home.with_name(one.home.name + TORN))
+            self._put_as(one, _torn_of(one))
         fsync_folder(one.home.parent)
         _drop(one)
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
@@ -497,7 +689,7 @@ class Burst(Working):
         """A file that moved to its path while it was written, as the fast tier was full."""
         is_file = one.home.is_file() and not one.home.is_symlink()
         if is_file and os.path.lexists(one.was) and is_torn(one.home, one.home.name):
-            one.home.replace(one.home.with_name(one.home.name + TORN))
+            one.home.replace(_torn_of(one))
             one.was.replace(one.home)
         elif is_file:
             descriptor = os.open(one.home, os.O_RDONLY | os.O_CLOEXEC)
@@ -555,12 +747,17 @@ class Burst(Working):
             # Else the file stays: a link to it may be where we did not look.
 
     def _backlog(self, left: Sequence[Entry]) -> None:
-        oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
         self._say(
             backlog=tuple(one.home.as_posix() for one in left),
             backlog_bytes=sum(one.size_bytes or 0 for one in left),
-            at_risk_s=max(0.0, time.time() - oldest / 1e9) if oldest else 0.0,
+            at_risk_s=_age_s(left),
         )
+
+
+def _age_s(left: Sequence[Entry]) -> float:
+    """Of the oldest."""
+    oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
+    return max(0.0, time.time() - oldest / 1e9) if oldest else 0.0
 
 
 def _facts(status: os.stat_result) -> tuple[int, int, int]:
@@ -616,7 +813,7 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tup
     for target, place in sorted(_search([Path(os.path.realpath(slow))]).items()):
         if not target.startswith(data) or os.path.lexists(target):
             continue
-        was = place.with_name(f".{place.name}{WAS}")
+        was = was_of(place)
         is_back = was.is_file()
         if is_back:
             was.replace(place)
@@ -635,12 +832,14 @@ class BurstDrain:
     """The drain in a process of its own, beside the program that `penstock run` starts.
 
     It ends when `leave()` was called, or this process has ended, and all is drained.  limit_bps:
-    bytes a second.  run: the run's folder: it pauses while that run's data wait rises.
+    bytes a second.  run: the run's folder: it pauses while that run's data wait rises.  owner: of
+    Burst.
     """
 
     fast: str | os.PathLike[str]
     limit_bps: float | None = None
     run: str | os.PathLike[str] | None = None
+    owner: str = ""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self, environ: Mapping[str, str]) -> None:
@@ -650,11 +849,15 @@ class BurstDrain:
             words += ["--limit", f"{int(self.limit_bps)}B/s"]
         if self.run is not None:
             words += ["--run", os.fspath(self.run)]
+        if self.owner:
+            words += ["--owner", self.owner]
         folder = Path(os.path.realpath(self.fast)) / STATE
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
         try:
             folder.mkdir(exist_ok=True)
+            if self.owner:  # now, as a drain that is at work may be quicker than ours is there
+                (folder / f"{HEARD}{self.owner}").touch()
             with (folder / "drain.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     [*words, "--", os.fspath(self.fast)],
@@ -687,9 +890,11 @@ class BurstDrain:
             return None
 
     def status(self) -> Status | None:
-        """What it said last; None: nothing yet, or it is another drain's word."""
+        """What it said last, or the one that it waits for; None: nothing, or nothing of now."""
         status = read_status(os.path.realpath(self.fast))
-        return status if status is not None and status.pid == self.pid else None
+        if status is None or status.pid == self.pid:
+            return status
+        return status if time.time_ns() - status.updated_unix_ns < STALE_S * 1e9 else None
 
 
 def finish(

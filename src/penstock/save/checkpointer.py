@@ -17,6 +17,7 @@ which is whole and how it gets to the slow tier are known elsewhere in this fold
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import queue
@@ -59,6 +60,7 @@ GROWTH = 1.05  # from one save to the next, at most
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
+SAVES_COSTED = 8  # the last of them whose cost may still become known
 TEND_S = 2.0  # how often it is looked whether the drain is alive
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
 RESTARTS_AWAITED = 4  # by wait() and close()
@@ -213,6 +215,8 @@ class Checkpointer:
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self._busy: dict[int, tuple[float, float]] = {}  # by number: from its call to local
         self._drained: dict[int, tuple[float, float]] = {}  # from its call to durable
+        self._costly: dict[int, None] = {}  # numbers whose cost the run's log does not have yet
+        self._n_notes = 0
         self._failed: PenstockError | None = None
         self._free = threading.Event()  # the arena is nobody's
         self._free.set()
@@ -228,6 +232,11 @@ class Checkpointer:
         self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
         self._n_restarts = 0  # since something became durable
         self._drain = self._started_drain(drain)
+        self._note_life(
+            rank=self._world.rank,
+            fast=self._tiers.root,
+            slow=self._tiers.slow.url if self._tiers.has_both and self._tiers.slow else None,
+        )
         self._thread = threading.Thread(target=self._follow, name="penstock-save", daemon=True)
         self._thread.start()
         self._forget_steps = _watch_steps(self)
@@ -452,6 +461,7 @@ class Checkpointer:
                 self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
             finally:
                 self._free.set()
+            self._note_costs()  # of those before, beside whose writing steps have ended
             self._prune()  # which may read: the next save does not wait for that
             self._tend_drain()
             self._look_for_durable()
@@ -560,12 +570,52 @@ class Checkpointer:
 
     def _know(self, number: int, save: Save, **more: Any) -> None:
         with self._lock:
-            self._saves[number] = replace(save, **more)
+            known = self._saves[number] = replace(save, **more)
+            if known.local_s is not None:
+                self._costly[number] = None
             while len(self._saves) > SAVES_KEPT:
                 oldest = next(iter(self._saves))
                 del self._saves[oldest]
                 self._busy.pop(oldest, None)
                 self._drained.pop(oldest, None)
+        self._note(number, known)
+
+    def _note(self, number: int, save: Save) -> None:
+        """All that is known of a save by now, for the report: the last note of it counts."""
+        facts = (
+            save.block_s, save.waited_s, save.local_s, save.durable_s,
+            save.lost_s, save.lost_to_durable_s,
+        )  # fmt: skip
+        times = " ".join("-" if one is None else f"{one:.6f}" for one in facts)
+        end = "failed" if save.error else "skipped" if save.is_skipped else "good"
+        with self._lock:
+            self._n_notes += 1
+            said = f"{self._n_notes} {int(self._begin_unix_s * 1e9)} {number} {save.step}"
+        recorder.note(
+            "save",
+            f"{said} {int(save.begin_unix_s * 1e9)} {end} {int(save.is_first)} "
+            f"{'-' if save.size_bytes is None else save.size_bytes} {times}",
+        )
+
+    def _note_life(self, **facts: Any) -> None:
+        """When this Checkpointer begins, and when it is closed; a training that was killed has not
+        closed it."""
+        recorder.note("checkpointer", json.dumps({"life": int(self._begin_unix_s * 1e9)} | facts))
+
+    def _note_costs(self) -> None:
+        """What the last saves have cost, as soon as steps after them have ended."""
+        if not recorder.is_recording():
+            return
+        wanted = list(self._costly)[-SAVES_COSTED:]
+        for number, save in self._with_lost(wanted):
+            if save.lost_s is None and save.lost_to_durable_s is None:
+                continue
+            self._note(number, save)
+            is_all = save.lost_to_durable_s is not None
+            if (save.lost_s is not None and is_all) or not self._tiers.has_both:
+                self._costly.pop(number, None)
+        for number in list(self._costly)[:-SAVES_COSTED]:
+            self._costly.pop(number, None)
 
     # What it costs
 
@@ -576,21 +626,27 @@ class Checkpointer:
     @property
     def saves(self) -> tuple[Save, ...]:
         """The last saves in their order, with what is known of each by now."""
+        return tuple(save for _, save in self._with_lost(list(self._saves)))
+
+    def _with_lost(self, numbers: list[int]) -> list[tuple[int, Save]]:
         with self._lock:
-            found = list(self._saves.items())
+            found = [(one, self._saves[one]) for one in numbers if one in self._saves]
         ends, busy = list(self._steps), [*self._busy.values(), *self._drained.values()]
 
         def lost(stretch: tuple[float, float] | None) -> float | None:
             return lost_s(ends, *stretch, busy) if stretch is not None else None
 
-        return tuple(
-            replace(
-                save,
-                lost_s=lost(self._busy.get(number)),
-                lost_to_durable_s=lost(self._drained.get(number)),
+        return [
+            (
+                number,
+                replace(
+                    save,
+                    lost_s=lost(self._busy.get(number)),
+                    lost_to_durable_s=lost(self._drained.get(number)),
+                ),
             )
             for number, save in found
-        )
+        ]
 
     def at_risk(self) -> AtRisk:
         """What would be lost if the node died now."""
@@ -701,6 +757,8 @@ class Checkpointer:
             self.wait(self._drain_timeout_s)
         self._queue.put(None)
         self._thread.join()
+        self._note_costs()
+        self._note_life(end_unix_ns=time.time_ns(), pending=len(self._pending))
         if self._writer is not None:
             self._writer.close(CLOSE_WRITER_S)
         if self._drain is not None and not self._pending:

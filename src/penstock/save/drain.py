@@ -50,7 +50,7 @@ from penstock.save.manifest import (
 )
 from penstock.save.retention import Keep, Proven, doomed_safely, prune
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
-from penstock.stores import Found, LocalStore, Store, fsync_folder, open_store
+from penstock.stores import Found, LocalStore, Store, beside, fsync_folder, open_store
 
 __all__ = [
     "Drain",
@@ -459,7 +459,7 @@ class _Target:
         return self.name.rpartition("/")[2] + name[len(self._source.name.rpartition("/")[2]) :]
 
     def _manifest_name(self, name: str) -> str:
-        return f"{name}{self._source.manifest_name[len(self._source.name) :]}"
+        return replace(self._source, name=name).manifest_name
 
     def _may_have(self, name: str) -> bool:
         """Whether the name is free, or that of a copy that this one may replace.  Raises TierError:
@@ -495,13 +495,13 @@ class _Target:
 
     def _is_half(self, name: str) -> bool:
         """Whether files without a manifest are a copy of ours that was ended before it had one."""
-        return self.store.stat(f"{name}{HALF}") is not None
+        return self.store.stat(beside(name, HALF)) is not None
 
     def begin(self) -> None:
         if not self.is_folder:
             manifest = self._manifest_name(self.name)
             # Before the first file is there under its name: whose it is until the manifest comes.
-            self.store.put(f"{self.name}{HALF}", b"{}")
+            self.store.put(beside(self.name, HALF), b"{}")
             if self.store.stat(manifest) is not None:
                 self.store.delete(manifest)  # it tells of the file that is about to be replaced
         elif isinstance(self.store, LocalStore):
@@ -514,7 +514,7 @@ class _Target:
     def commit(self, manifest: bytes) -> None:
         if not self.is_folder:
             self.store.put(self._manifest_name(self.name), manifest)
-            self.store.delete(f"{self.name}{HALF}")
+            self.store.delete(beside(self.name, HALF))
         elif isinstance(self.store, LocalStore):
             self._commit_locally(self.store, manifest)
         else:
@@ -600,6 +600,10 @@ class Working:
     def backlog(self) -> Sequence[Any]:
         """What is still to be done.  Raises TierError."""
 
+    def _owed(self) -> Sequence[Any]:
+        """What has to be done before this may end.  Raises TierError."""
+        return self.backlog()
+
     @abstractmethod
     def once(self) -> list[str]:
         """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
@@ -619,7 +623,7 @@ class Working:
                 over_s = self._clock()
             try:
                 failed = self._round()
-                left = bool(self.backlog())
+                left = bool(self._owed())
                 state = "idle" if not failed else "waiting"
             except TierError as error:  # a tier is gone, perhaps for an hour
                 failed, left, state = {"": str(error)}, True, "waiting"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.errors import SaveError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
-from penstock.stores import Found, Store
+from penstock.stores import Found, Store, beside
 
 __all__ = ["HINTS", "INCOMPLETE", "Checkpoint", "find", "kind_of", "newest_first", "step_of"]
 
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def manifest_name(self) -> str:
-        return f"{self.name}/{INSIDE}" if self.is_folder else f"{self.name}{BESIDE}"
+        return f"{self.name}/{INSIDE}" if self.is_folder else beside(self.name, BESIDE)
 
     @property
     def where(self) -> str:
@@ -291,7 +291,7 @@ def _singles(tree: _Tree, folder: str, here: _Folder) -> Iterator[Checkpoint]:
             yield from _tensorflow(tree, start, name.removesuffix(".index"), here)
         elif kind := kind_of(name):
             single = Checkpoint(tree.store, found.name, kind, False, (found,), step_of(found.name))
-            noted = here.files.get(f"{name}{BESIDE}")
+            noted = here.files.get(beside(name, BESIDE))
             yield _believed(single, noted) if noted else single
 
 
@@ -322,5 +322,5 @@ def _tensorflow(tree: _Tree, start: str, prefix: str, here: _Folder) -> Iterator
     name = f"{start}{prefix}"
     kind = "tensorflow"
     made = Checkpoint(tree.store, name, kind, False, tuple(files), step_of(name), None, problem)
-    noted = here.files.get(f"{prefix}{BESIDE}")
+    noted = here.files.get(beside(prefix, BESIDE))
     yield _believed(made, noted) if noted else made

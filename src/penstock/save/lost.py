@@ -34,11 +34,7 @@ def lost_s(
     if not touched or step_ends_s[-1] < end_s:
         return None
     stretches = [*busy, (begin_s, end_s)]
-    quiet = [
-        (before, after)
-        for before, after in steps
-        if not any(before < end and after > begin for begin, end in stretches)
-    ]
+    quiet = _outside(steps, stretches)
     # Those before the save, nearest first: what comes later changes no figure that was told.
     nearest = [step for step in reversed(quiet) if step[1] <= begin_s]
     if len(nearest) < FEWEST_QUIET_STEPS:
@@ -49,3 +45,22 @@ def lost_s(
     return sum(touched) - len(touched) * statistics.median(
         after - before for before, after in quiet
     )
+
+
+def _outside(
+    steps: Sequence[tuple[float, float]], stretches: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Steps that share no moment with a stretch; both in one walk, as a job has many of each."""
+    left: list[tuple[float, float]] = []
+    for begin, end in sorted(stretches, reverse=True):
+        last = end
+        while left and left[-1][0] < last:
+            last = max(last, left.pop()[1])
+        left.append((begin, last))
+    outside = []
+    for before, after in steps:
+        while left and left[-1][1] <= before:
+            left.pop()
+        if not left or after <= left[-1][0]:
+            outside.append((before, after))
+    return outside

@@ -20,9 +20,8 @@ from typing import Any
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from penstock.errors import SaveError
-from penstock.save.adopting import adopt_files, draft_of, forget_orphans, replace_file
+from penstock.save.adopting import adopt_files, draft_of, forget_note, forget_orphans, replace_file
 from penstock.save.formats import step_of
-from penstock.save.manifest import BESIDE
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
@@ -94,7 +93,7 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         below = self._below(path)
         for folder in (self._fast, self._slow):
             target = folder / below
-            target.with_name(f"{target.name}{BESIDE}").unlink(missing_ok=True)
+            forget_note(target)
             if target.is_file():
                 target.unlink()
 
