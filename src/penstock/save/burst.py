@@ -456,8 +456,8 @@ class Burst(Working):
     def _awaited(self) -> list[Entry]:
         """Files of the owner that the other drain has under way: one that is home is told of before
         it is forgotten on the tier.  Raises TierError."""
-        found = entries(self.fast.folder)
-        return [one for one in found if self._is_ours(one) and os.path.lexists(one.home)]
+        ours = [one for one in entries(self.fast.folder) if self._is_ours(one)]
+        return [one for one in ours if self._is_early(one) and os.path.lexists(one.home)]
 
     def _owed(self) -> list[Entry]:
         """What other runs write from now on does not keep this one, nor what the drain of another
@@ -469,8 +469,12 @@ class Burst(Working):
             one
             for one in left
             if self._is_ours(one)
-            or (one.name < self._over_as and not is_heard(self.fast.folder, one.owner))
+            or (self._is_early(one) and not is_heard(self.fast.folder, one.owner))
         ]
+
+    def _is_early(self, one: Entry) -> bool:
+        """Made before what is followed has ended."""
+        return not self._over_as or one.name < self._over_as
 
     def _is_ours(self, one: Entry) -> bool:
         return self._owner in ("", one.owner)
