@@ -690,11 +690,16 @@ def gone(chance: random.Random, seconds: int) -> dict[str, dict[str, Any]]:
             time.sleep(max(0.0, min(seconds / 20, end_s - time.monotonic())))
             n_saves += 1
             _save(fast, n_saves + 1)
-        said = read_status(fast)
+        # Once a pause of a busy machine is over, the drain says what is gone.
+        end_s = time.monotonic() + ENDED_WITHIN_S
+        while not (said := read_status(fast)) or not said.error:
+            if time.monotonic() > end_s or not drain.is_alive():
+                raise SystemExit(f"gone: {folder}: the drain says {said}")
+            time.sleep(0.05)
         here = {one.step for one in find(LocalStore(fast))}
         memory = _memory_bytes(drain)
-        if said is None or not said.error or not drain.is_alive():
-            raise SystemExit(f"gone: {folder}: the drain says {said}")
+        if not drain.is_alive():
+            raise SystemExit(f"gone: {folder}: the drain has ended; it said {said}")
         if missing := set(range(2, n_saves + 2)) - here:
             raise SystemExit(f"gone: {folder}: given up before they were drained: {missing}")
         slow.unlink()

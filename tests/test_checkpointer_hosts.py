@@ -26,6 +26,8 @@ def say(step, loss):
     os.write(1, f"LOSS {folder} {step} {loss!r}\\n".encode())
     if folder != sys.argv[1] or len(sys.argv) == 2:
         time.sleep(0.05)  # so that a kill finds it in its steps, and not at its end
+        if step == int(os.environ["HELD_AT"]):
+            time.sleep(1000)
 """
 END = """
 for folder in sys.argv[1:]:
@@ -242,7 +244,8 @@ class Job:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
                               "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow",
-                              "JAX_PLATFORMS": "cpu"},
+                              "JAX_PLATFORMS": "cpu",
+                              "HELD_AT": str((until or 100) + 5)},  # where a kill is late
         )  # fmt: skip
         assert job.stdout is not None
         first = 0
@@ -256,11 +259,18 @@ class Job:
             if name == names[-1]:
                 first = first or step
                 if until is not None and step >= until:
+                    self._await_save(folders[-1] / "fast")
                     job.send_signal(signal.SIGKILL)
                     break
         _, said = job.communicate(timeout=240)
         assert until is not None or job.returncode == 0, said[-3000:]
         return first
+
+    def _await_save(self, fast: Path) -> None:
+        """On a busy machine the first may still be under way."""
+        end_s = time.monotonic() + 200
+        while time.monotonic() < end_s and not find(LocalStore(fast)):
+            time.sleep(0.01)
 
 
 @pytest.mark.slow
