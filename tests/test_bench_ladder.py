@@ -78,6 +78,7 @@ def test_every_rung_reads_every_record_once(data: Path, tmp_path: Path, rung: st
         assert run.resident_share < 0.02
         # Evicted, so it came from the disk: what LMDB keeps beside the records is 2 to 10 % of it.
         assert 0.98 < run.device_bytes / run.record_bytes < 1.5
+        assert 0 < run.total_s - run.sleep_s <= 1.05 * (run.user_s + run.system_s) + 0.1
 
 
 def test_a_file_that_another_program_has_mapped_is_not_called_cold(

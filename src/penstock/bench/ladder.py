@@ -280,7 +280,7 @@ def _summed(
     (reads, moved), (reads_after, moved_after) = device
     is_tier = place.tier is not None
     own_bytes = moved_after - moved if is_tier else sum(one.device_bytes for one in done)
-    total_s = sum(one.wall_s for one in done)
+    total_s = sum(one.wall_s * one.stands_for for one in done)
     run = Run(
         place.name, job.rung, job.processes, 0, records, record_bytes, wall_s, setup_s,
         records / seconds if seconds > 0 else 0.0,
@@ -450,7 +450,7 @@ LOOKS = {
     "lmm": ("tab:purple", "o"), "dio": ("tab:purple", "v"), "index": ("tab:purple", "s"),
     "coal": ("tab:blue", "o"), "readers": ("tab:blue", "v"), "stag": ("tab:blue", "s"),
     "overlap": ("tab:blue", "D"),
-    "feed": ("tab:green", "o"), "feed-shuffled": ("tab:green", "v"),
+    "feed": ("tab:green", "o"), "node": ("tab:green", "s"), "feed-shuffled": ("tab:green", "v"),
 }  # fmt: skip
 
 

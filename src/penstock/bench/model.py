@@ -209,7 +209,7 @@ def behaviours(points: Sequence[Point]) -> dict[str, Behaviour]:
 
 def _computes_beside(rung: str) -> bool:
     """Whether the next records are read while these are used."""
-    return RUNGS[rung].windows > 1 or RUNGS[rung].source == "feed"
+    return RUNGS[rung].windows > 1 or RUNGS[rung].source in ("feed", "node")
 
 
 def _cpu_s(run: Run) -> float:
@@ -311,7 +311,7 @@ def _actors(behaviour: Behaviour, cluster: Cluster) -> list[_Actor]:
     nodes = range(cluster.nodes)
     if rung.source == "cursor" and rung.readahead:  # a node's processes wait for the same pages
         return [_Actor(node, BATCH, 1) for node in nodes]
-    if rung.source in ("cursor", "get", "feed"):
+    if rung.source in ("cursor", "get", "feed", "node"):
         return [_Actor(node, BATCH, 1) for node in nodes for _ in range(cluster.per_node)]
     readers = min(rung.readers, cluster.per_node, READERS)
     users = max(1, cluster.per_node // readers)

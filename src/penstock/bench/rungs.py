@@ -18,15 +18,18 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.feed.feed import Batch
 
 __all__ = ["RUNGS", "Done", "Job", "Rung", "main"]
 
@@ -44,7 +47,8 @@ FEED_BYTES = 24 << 20  # of each process: three windows of a little more than CO
 @dataclass(frozen=True, slots=True)
 class Rung:
     """source: who reads: cursor or get (each process, py-lmdb), copy (one reader, py-lmdb), walk
-    (one reader, pread; offsets by an LMDB cursor), index (the same; by Penstock's index), feed.
+    (one reader, pread; offsets by an LMDB cursor), index (the same; by Penstock's index), feed,
+    node (feed's readers for all).
 
     readers: processes that read for all.  coalesced: batches are read together up to 4 MiB.
     at_once: readers on the storage at a time; 0: all.  windows: 2 is double buffering.
@@ -80,6 +84,7 @@ RUNGS = {
         Rung("overlap", "they read the next window while this one is used", "index",
              readers=READERS, coalesced=True, at_once=AT_ONCE, windows=2),
         Rung("feed", "penstock.feed, in order", "feed"),
+        Rung("node", "penstock.feed.NodeFeed, in order: its readers serve all processes", "node"),
         Rung("feed-shuffled", "penstock.feed, shuffled as get", "feed", shuffle="global"),
     )
 }  # fmt: skip
@@ -104,7 +109,8 @@ class Done:
     """What one process did.  setup_s: before its first record, for `planned` records.  wall_s: from
     the common start, setup included.  own_cpu_s: of the thread that uses the records, or fills
     memory with them; user_s and system_s are those of all threads.  sample: (record, length,
-    CRC-32) of a few."""
+    CRC-32) of a few.  stands_for: so many processes that ran side by side, of which these are the
+    sums, wall_s apart."""
 
     role: str
     records: int
@@ -121,6 +127,7 @@ class Done:
     voluntary_switches: int
     involuntary_switches: int
     sample: list[tuple[int, int, int]]
+    stands_for: int = 1
 
 
 class _Table(NamedTuple):
@@ -139,6 +146,8 @@ class _Shared(NamedTuple):
     table: _Table
     start: Any
     tokens: Any
+    named: Any  # what the node's owner tells each process
+    over: Any  # processes that are through
 
 
 # --- a run ---------------------------------------------------------------------------------------
@@ -164,8 +173,8 @@ def _imported(rung: Rung) -> None:
     """Before anything is measured or forked."""
     import lmdb  # noqa: F401
 
-    if rung.source == "feed":
-        import penstock.feed.feed  # noqa: F401
+    if rung.source in ("feed", "node"):
+        import penstock.feed.share  # noqa: F401
 
 
 def _table(path: str) -> _Table:
@@ -185,8 +194,10 @@ def _run(job: Job, rung: Rung, table: _Table) -> list[Done]:
         job,
         rung,
         table,
-        context.Barrier(job.processes + n_readers),
+        context.Barrier(job.processes + (n_readers or rung.source == "node")),
         context.Semaphore(rung.at_once or 1_000_000),
+        context.SimpleQueue(),
+        context.Semaphore(0),
     )
     works: list[Callable[[], Done]] = []
     if n_readers:
@@ -201,11 +212,13 @@ def _run(job: Job, rung: Rung, table: _Table) -> list[Done]:
                 for own in group
             ]
     else:
-        loop = {"cursor": _skipping, "get": _getting, "feed": _feeding}[rung.source]
+        loop = {"cursor": _skipping, "get": _getting, "feed": _feeding, "node": _attached}
         works = [
-            lambda own=own: loop(shared, own)  # type: ignore[misc]
+            lambda own=own: loop[rung.source](shared, own)  # type: ignore[misc]
             for own in range(job.processes)
         ]
+        if rung.source == "node":
+            works.append(lambda: _owning(shared))
     return _forked(context, works, job.seconds)
 
 
@@ -268,7 +281,7 @@ class _Meter:
     def __init__(self, shared: _Shared, role: str, planned: int) -> None:
         self.role, self.planned = role, planned
         self.records = self.record_bytes = 0
-        self.setup_s = 0.0
+        self.setup_s = self._wall_s = 0.0
         self.sample: list[tuple[int, int, int]] = []
         self._kept: list[tuple[int, bytes]] = []
         self._stride = max(1, len(shared.table.offset) // SAMPLED)  # the same in every rung
@@ -283,6 +296,10 @@ class _Meter:
         self.setup_s = time.perf_counter() - self._start
         self.end += self.setup_s
 
+    def has_ended(self) -> None:
+        """What is done from now on takes none of its time."""
+        self._wall_s = time.perf_counter() - self._start
+
     def is_over(self) -> bool:
         return time.perf_counter() >= self.end
 
@@ -293,10 +310,19 @@ class _Meter:
             self._kept.append((record, data))
 
     def done(self) -> Done:
+        """Of this process, from the start on."""
+        return self._done(resource.getrusage(resource.RUSAGE_SELF), self._usage)
+
+    def done_of_children(self, own_cpu_s: float, n: int) -> Done:
+        """Of n children that were begun since the start and have ended."""
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        nothing = resource.struct_rusage([0] * len(now))
+        return replace(self._done(now, nothing), own_cpu_s=own_cpu_s, stands_for=n)
+
+    def _done(self, now: resource.struct_rusage, before: resource.struct_rusage) -> Done:
         import zlib
 
-        wall = time.perf_counter() - self._start
-        now, before = resource.getrusage(resource.RUSAGE_SELF), self._usage
+        wall = self._wall_s or time.perf_counter() - self._start
         return Done(
             self.role, self.records, self.record_bytes, self.planned, self.setup_s, wall,
             _device_bytes() - self._device,
@@ -390,13 +416,62 @@ def _feeding(shared: _Shared, own: int) -> Done:
         buffer_bytes=FEED_BYTES,
     ) as feed:
         meter.is_ready()
-        for batch in feed:
-            for record, item in zip(batch.records.tolist(), batch, strict=True):
-                meter.used(record, item.tobytes())
-            _computed(job)
-            if meter.is_over():
-                break
+        _used(feed, meter, job)
     return meter.done()
+
+
+def _used(batches: Iterable[Batch], meter: _Meter, job: Job) -> None:
+    for batch in batches:
+        for record, item in zip(batch.records.tolist(), batch, strict=True):
+            meter.used(record, item.tobytes())
+        _computed(job)
+        if meter.is_over():
+            return
+
+
+def _attached(shared: _Shared, own: int) -> Done:
+    """A rank of a NodeFeed."""
+    from penstock.feed import attach
+
+    meter = _Meter(shared, "process", len(shared.table.offset) // shared.job.processes)
+    feed = attach(shared.named.get(), own)
+    meter.is_ready()
+    _used(feed, meter, shared.job)
+    feed.close()
+    done = meter.done()
+    shared.over.release()
+    return done
+
+
+def _owning(shared: _Shared) -> Done:
+    """Keeps a NodeFeed as long as the processes use it, and counts its readers: this process itself
+    does nothing else."""
+    from penstock.feed import NodeFeed, open_index
+
+    job = shared.job
+    meter = _Meter(shared, "reader", len(shared.table.offset))
+    with NodeFeed(
+        open_index(job.path, cache=False),
+        job.batch,
+        ranks=range(job.processes),
+        world_size=job.processes,
+        shuffle=shared.rung.shuffle,
+        seed=job.seed,
+        buffer_bytes=job.processes * FEED_BYTES,
+    ) as node:
+        meter.is_ready()
+        for _ in range(job.processes):
+            shared.named.put(node.token)
+        for _ in range(job.processes):
+            shared.over.acquire()
+        meter.has_ended()
+        readers = node.processes
+        own_cpu_s = sum(map(_main_thread_cpu_s, readers))
+    return meter.done_of_children(own_cpu_s, len(readers))
+
+
+def _main_thread_cpu_s(process: int) -> float:
+    return int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 # --- readers that fill memory for others ---------------------------------------------------------
