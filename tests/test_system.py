@@ -87,7 +87,8 @@ def test_what_a_session_reads_cold_is_what_the_block_device_gives(
 ) -> None:
     name, mount = own_disk
     path = written(mount / "data.bin", 48 << 20)
-    run = recorded(READ_COLD, args=[path, "0.03"])
+    # Twice as long as a second takes to come round, and more: one sample at least lies inside.
+    run = recorded(READ_COLD, args=[path, "0.06"])
     ((moved, first_ns, last_ns),) = run.sql(
         "SELECT sum(moved_bytes)::BIGINT, min(start_ns), max(start_ns + duration_ns) FROM events"
         " WHERE path = ? AND op = 'read'",
