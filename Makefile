@@ -30,7 +30,7 @@ container_sources := $(wildcard native/container/*.c)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
 c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
-package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe)
+package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
     $(feed_sources) $(feed_headers) \
     $(attach_sources) $(attach_headers) $(container_sources) \
@@ -86,7 +86,7 @@ format: $(venv)/.lint ## what lint would complain about, mended where a program 
 # It knows the registers of one processor; elsewhere gdb does its work.
 injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
 
-native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/enter src/penstock/probe $(injector) ## the recorder and the reader into src/penstock, without Python
+native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/enter src/penstock/probe src/penstock/faultwatch $(injector) ## the recorder and the reader into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
 
@@ -124,7 +124,7 @@ wheel: | check-tools ## the wheel, in dist
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check wheel $(PIP_EXTRA) --no-deps --wheel-dir dist .
 
 clean: ## remove everything that was made here
-	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(venv) build dist demo src/penstock/*.so src/penstock/inject src/penstock/enter src/penstock/probe src/penstock/faultwatch .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 check-tools:
@@ -174,6 +174,9 @@ src/penstock/enter: native/container/enter.c
 	$(CC) $(enter_flags) -o $@ $< $(enter_links)
 
 src/penstock/probe: native/container/probe.c
+	$(CC) $(native_flags) -o $@ $< -ldl
+
+src/penstock/faultwatch: native/beside/faultwatch.c native/faults.h
 	$(CC) $(native_flags) -o $@ $< -ldl
 
 # The recorder leaves its own object's slots alone: it is a library here too.

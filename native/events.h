@@ -259,7 +259,7 @@ struct log_header {
     uint64_t opens[16]; /* of staged files, by outcome; [0] is not used */
 };
 
-/* Page faults lie in a file of their own, which the launcher writes: a header, then chunks, each of
+/* Page faults lie in a file of their own, written beside the job: a header, then chunks, each of
  * one kind of record.  Files and images are numbered from 1 in the order in which they were seen;
  * an image is what a process runs between two calls of exec.  Times are CLOCK_MONOTONIC ns. */
 #define FAULTS_MAGIC "PENFAULT"
@@ -270,7 +270,7 @@ struct faults_header {
     char magic[8];
     uint32_t version;
     uint32_t header_bytes;
-    uint32_t launcher; /* pid; images whose parent it is are the program's */
+    uint32_t launcher; /* pid of the writer */
     uint32_t page_bytes;
     uint64_t start_ns;      /* CLOCK_MONOTONIC */
     uint64_t start_unix_ns; /* CLOCK_REALTIME */
@@ -305,8 +305,8 @@ struct fault_file {
 
 struct fault_image {
     uint32_t image;
-    uint32_t pid, ppid; /* ppid 0: not known, it began with exec */
-    uint32_t reserved;
+    uint32_t pid, ppid; /* ppid 0: not known, it began with exec or ran already */
+    uint32_t is_joined; /* 1: it ran when sampling began, at start_ns */
     uint64_t start_ns;
 };
 

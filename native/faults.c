@@ -1,4 +1,4 @@
-/* Page faults of the job, seen from the launcher.  Knows the kernel's samples and the bytes of the
+/* Page faults of the job, seen from beside it.  Knows the kernel's samples and the bytes of the
  * faults' file; knows no log and no call of the job.
  *
  * Each fault gives two samples: one where it begins, one (major or minor) where it ends.  A ring
@@ -6,12 +6,14 @@
  * becomes a file and an offset without asking the job anything. */
 #include "faults.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/perf_event.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -38,14 +40,23 @@ enum kind { KIND_MAPS, KIND_BEGIN, KIND_MAJOR, KIND_MINOR, KINDS };
 #define BUCKETS 4096
 #define SETTLED_NS 2000000 /* what is older has surely reached its ring */
 #define COUNTS_EVERY_NS 1000000000u
+#define PASSES_MOST 8 /* in which a process starts no thread that we have not seen */
+
+/* One kind of a thread's (or, before exec, of what will be started). */
+struct counter {
+    uint64_t id; /* the kernel counts them up */
+    int fd;
+    enum kind kind;
+};
 
 struct ring {
     char *memory;
     uint64_t bytes;
     uint64_t tail, head; /* the next record, and where this pass ends */
     uint64_t time;       /* of the next record */
-    int fds[KINDS];
-    uint64_t ids[KINDS];
+    int cpu;
+    uint32_t n_events, room;
+    struct counter *events; /* in order of their ids; the first is the ring's owner */
 };
 
 struct mapped_file {
@@ -86,6 +97,8 @@ struct faults {
     struct ring *rings;
     struct pollfd *polled;
     int n_rings, fd;
+    int *tids; /* threads that ran already */
+    uint32_t n_tids;
     char *out;
     size_t out_used;
     char *record; /* one that wraps around its ring's end */
@@ -207,11 +220,16 @@ static uint64_t read_count(const struct faults *faults, enum kind kind)
 {
     uint64_t sum = 0;
     uint64_t one;
+    uint32_t n;
     int i;
 
     for (i = 0; i < faults->n_rings; i++)
-        if (read(faults->rings[i].fds[kind], &one, sizeof one) == sizeof one)
-            sum += one;
+        for (n = 0; n < faults->rings[i].n_events; n++) {
+            const struct counter *event = &faults->rings[i].events[n];
+
+            if (event->kind == kind && read(event->fd, &one, sizeof one) == sizeof one)
+                sum += one;
+        }
     return sum;
 }
 
@@ -298,7 +316,8 @@ static void forget_image(struct faults *faults, uint32_t pid)
 }
 
 /* A process begins, or begins anew by exec; NULL: no memory, its faults are foreign. */
-static struct image *begin_image(struct faults *faults, uint32_t pid, uint32_t ppid, uint64_t time)
+static struct image *begin_image(struct faults *faults, uint32_t pid, uint32_t ppid, bool is_joined,
+                                 uint64_t time)
 {
     struct image *image;
 
@@ -311,7 +330,7 @@ static struct image *begin_image(struct faults *faults, uint32_t pid, uint32_t p
     image->next = faults->images[pid % BUCKETS];
     faults->images[pid % BUCKETS] = image;
     *(struct fault_image *)put_chunk(faults, CHUNK_IMAGES, sizeof(struct fault_image)) =
-        (struct fault_image){image->number, pid, ppid, 0, time};
+        (struct fault_image){image->number, pid, ppid, is_joined, time};
     return image;
 }
 
@@ -568,13 +587,30 @@ static void end_fault(struct faults *faults, const struct sample *sample, bool i
 /* --- the kernel's records -----------------------------------------------------------------------
  */
 
+static enum kind kind_of(const struct ring *ring, uint64_t id)
+{
+    uint32_t low = 0, high = ring->n_events;
+
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (ring->events[middle].id <= id)
+            low = middle;
+        else
+            high = middle;
+    }
+    return ring->events[low].kind;
+}
+
 static void take_sample(struct faults *faults, const struct ring *ring, const struct sample *sample,
                         struct chunk **open)
 {
-    if (sample->identifier == ring->ids[KIND_BEGIN])
+    enum kind kind = kind_of(ring, sample->identifier);
+
+    if (kind == KIND_BEGIN)
         begin_fault(faults, sample);
     else
-        end_fault(faults, sample, sample->identifier == ring->ids[KIND_MAJOR], open);
+        end_fault(faults, sample, kind == KIND_MAJOR, open);
 }
 
 static void take_mapping(struct faults *faults, const struct mmap2 *record)
@@ -610,11 +646,11 @@ static void take(struct faults *faults, const struct ring *ring,
     case PERF_RECORD_MMAP2: take_mapping(faults, (const struct mmap2 *)head); break;
     case PERF_RECORD_COMM:
         if (head->misc & PERF_RECORD_MISC_COMM_EXEC)
-            begin_image(faults, task->pid, 0, ring->time);
+            begin_image(faults, task->pid, 0, false, ring->time);
         break;
     case PERF_RECORD_FORK:
         if (task->pid != task->ppid) {
-            struct image *image = begin_image(faults, task->pid, task->ppid, task->time);
+            struct image *image = begin_image(faults, task->pid, task->ppid, false, task->time);
 
             if (image)
                 copy_mappings(image, image_of(faults, task->ppid));
@@ -626,11 +662,11 @@ static void take(struct faults *faults, const struct ring *ring,
     }
 }
 
-/* The next record as one piece. */
+/* A record as one piece. */
 static const struct perf_event_header *record_at(const struct faults *faults,
-                                                 const struct ring *ring)
+                                                 const struct ring *ring, uint64_t place)
 {
-    uint64_t at = ring->tail & (ring->bytes - 1);
+    uint64_t at = place & (ring->bytes - 1);
     const struct perf_event_header *head = (const void *)(ring->memory + at);
     uint64_t first = ring->bytes - at;
 
@@ -649,7 +685,7 @@ static void look_ahead(const struct faults *faults, struct ring *ring)
     ring->time = ~0ull;
     if (ring->tail >= ring->head)
         return;
-    head = record_at(faults, ring);
+    head = record_at(faults, ring, ring->tail);
     if (head->size < sizeof *head + sizeof(struct trailer)) {
         ring->tail = ring->head; /* no record of ours: nothing behind it can be found */
         return;
@@ -683,7 +719,7 @@ static void drain(struct faults *faults, uint64_t until)
                 next = &faults->rings[i];
         if (next->time == ~0ull || next->time > until)
             break;
-        head = record_at(faults, next);
+        head = record_at(faults, next, next->tail);
         take(faults, next, head, &open);
         next->tail += head->size;
         page = (void *)(next->memory - faults->header.page_bytes);
@@ -696,17 +732,20 @@ static void drain(struct faults *faults, uint64_t until)
 /* --- open and close -----------------------------------------------------------------------------
  */
 
-static int open_event(struct faults *faults, enum kind kind, int cpu, bool is_paused)
+/* tid: a thread that runs; 0: what we start by exec. */
+static int open_event(struct faults *faults, enum kind kind, int tid, int cpu, bool is_paused)
 {
     static const uint64_t events[] = {PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_PAGE_FAULTS,
                                       PERF_COUNT_SW_PAGE_FAULTS_MAJ, PERF_COUNT_SW_PAGE_FAULTS_MIN};
+    bool is_on = kind == KIND_MAPS || !is_paused;
     struct perf_event_attr attr = {
         .type = PERF_TYPE_SOFTWARE,
         .size = sizeof attr,
         .config = events[kind],
         .sample_type =
             PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR,
-        .disabled = 1,
+        .disabled = !tid || !is_on,
+        .enable_on_exec = !tid && is_on,
         .inherit = 1,
         .sample_id_all = 1,
         .use_clockid = 1,
@@ -721,75 +760,280 @@ static int open_event(struct faults *faults, enum kind kind, int cpu, bool is_pa
         attr.mmap = attr.mmap2 = attr.mmap_data = attr.comm = attr.comm_exec = attr.task = 1;
     else
         attr.sample_period = 1;
-    attr.enable_on_exec = kind == KIND_MAPS || !is_paused;
-    return (int)syscall(SYS_perf_event_open, &attr, 0, cpu, -1, PERF_FLAG_FD_CLOEXEC);
+    return (int)syscall(SYS_perf_event_open, &attr, tid, cpu, -1, PERF_FLAG_FD_CLOEXEC);
 }
 
 static void close_ring(const struct faults *faults, struct ring *ring)
 {
-    int i;
+    uint32_t i;
 
     if (ring->memory)
         munmap(ring->memory - faults->header.page_bytes, ring->bytes + faults->header.page_bytes);
-    ring->memory = NULL;
-    for (i = 0; i < KINDS; i++) {
-        if (ring->fds[i] >= 0)
-            close(ring->fds[i]);
-        ring->fds[i] = -1;
-    }
+    for (i = 0; i < ring->n_events; i++)
+        close(ring->events[i].fd);
+    free(ring->events);
+    *ring = (struct ring){0};
 }
 
-static int open_ring(struct faults *faults, struct ring *ring, int cpu, bool is_paused)
+/* The memory is the first event's; it is there before any other can put something into it. */
+static int share_memory(struct faults *faults, struct ring *ring, int fd)
 {
     uint32_t page_bytes = faults->header.page_bytes;
-    int error;
     char *memory;
-    int i;
 
+    if (ring->memory)
+        return ioctl(fd, PERF_EVENT_IOC_SET_OUTPUT, ring->events[0].fd) ? -errno : 0;
     ring->bytes = faults->header.ring_bytes;
-    for (i = 0; i < KINDS; i++)
-        ring->fds[i] = -1;
-    for (i = 0; i < KINDS; i++) {
-        ring->fds[i] = open_event(faults, i, cpu, is_paused);
-        if (ring->fds[i] < 0 || ioctl(ring->fds[i], PERF_EVENT_IOC_ID, &ring->ids[i]))
-            goto failed;
-    }
-    memory = mmap(NULL, ring->bytes + page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                  ring->fds[KIND_MAPS], 0);
+    memory = mmap(NULL, ring->bytes + page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED)
-        goto failed;
+        return -errno;
     ring->memory = memory + page_bytes;
-    for (i = 1; i < KINDS; i++)
-        if (ioctl(ring->fds[i], PERF_EVENT_IOC_SET_OUTPUT, ring->fds[KIND_MAPS]))
-            goto failed;
     return 0;
+}
 
-failed:
-    error = errno;
-    close_ring(faults, ring);
-    return -error;
+static int add_event(struct faults *faults, struct ring *ring, enum kind kind, int tid,
+                     bool is_paused)
+{
+    struct counter event = {.kind = kind};
+    int error = 0;
+
+    if (ring->n_events == ring->room) {
+        uint32_t room = ring->room ? 2 * ring->room : KINDS;
+        struct counter *events = realloc(ring->events, room * sizeof *events);
+
+        if (!events)
+            return -ENOMEM;
+        ring->events = events;
+        ring->room = room;
+    }
+    event.fd = open_event(faults, kind, tid, ring->cpu, is_paused);
+    if (event.fd < 0)
+        return -errno;
+    if (ioctl(event.fd, PERF_EVENT_IOC_ID, &event.id))
+        error = -errno;
+    else
+        error = share_memory(faults, ring, event.fd);
+    if (error) {
+        close(event.fd);
+        return error;
+    }
+    ring->events[ring->n_events++] = event;
+    return 0;
+}
+
+static int add_thread(struct faults *faults, int tid, bool is_paused)
+{
+    int error = 0;
+    int i, kind;
+
+    for (i = 0; i < faults->n_rings && !error; i++)
+        for (kind = 0; kind < KINDS && !error; kind++)
+            error = add_event(faults, &faults->rings[i], kind, tid, is_paused);
+    return error;
 }
 
 static void close_rings(struct faults *faults)
 {
     while (faults->n_rings)
         close_ring(faults, &faults->rings[--faults->n_rings]);
+    faults->n_tids = 0;
 }
 
-static int open_rings(struct faults *faults, const cpu_set_t *cpus, bool is_paused)
+/* --- processes that run already ----------------------------------------------------------------
+ */
+
+static bool has_tid(const struct faults *faults, int tid)
+{
+    uint32_t i;
+
+    for (i = 0; i < faults->n_tids; i++)
+        if (faults->tids[i] == tid)
+            return true;
+    return false;
+}
+
+/* A thread that one of ours has started is seen already: the ring says so. */
+static bool is_inherited(const struct faults *faults, int tid)
+{
+    int i;
+
+    for (i = 0; i < faults->n_rings; i++) {
+        const struct ring *ring = &faults->rings[i];
+        const struct perf_event_mmap_page *page =
+            (const void *)(ring->memory - faults->header.page_bytes);
+        uint64_t end = ring->memory ? __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE) : 0;
+        uint64_t at = ring->tail;
+
+        while (at < end) {
+            const struct perf_event_header *head = record_at(faults, ring, at);
+
+            if (head->size < sizeof *head)
+                break;
+            if (head->type == PERF_RECORD_FORK && ((const struct task *)head)->tid == (uint32_t)tid)
+                return true;
+            at += head->size;
+        }
+    }
+    return false;
+}
+
+static int keep_tid(struct faults *faults, int tid)
+{
+    if (!(faults->n_tids & (faults->n_tids - 1))) {
+        int *tids = realloc(faults->tids, (faults->n_tids ? 2 * faults->n_tids : 1) * sizeof *tids);
+
+        if (!tids)
+            return -ENOMEM;
+        faults->tids = tids;
+    }
+    faults->tids[faults->n_tids++] = tid;
+    return 0;
+}
+
+/* The threads of a process that are not seen yet; how many, or -errno.  What one of them starts
+ * before its turn comes is found by the next call. */
+static int add_threads(struct faults *faults, int pid, bool is_paused)
+{
+    struct timespec settled = {.tv_nsec = SETTLED_NS}; /* a start reaches its ring after /proc */
+    char path[64];
+    struct dirent *entry;
+    int added = 0, error = 0;
+    int *found = NULL;
+    uint32_t n = 0, i;
+    DIR *tasks;
+
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    tasks = opendir(path);
+    if (!tasks)
+        return -ESRCH;
+    while (!error && (entry = readdir(tasks))) {
+        int tid = atoi(entry->d_name);
+
+        if (tid <= 0 || has_tid(faults, tid))
+            continue;
+        if (!(n & (n - 1))) {
+            int *more = realloc(found, (n ? 2 * n : 1) * sizeof *more);
+
+            if (!more) {
+                error = -ENOMEM;
+                break;
+            }
+            found = more;
+        }
+        found[n++] = tid;
+    }
+    closedir(tasks);
+    if (n)
+        nanosleep(&settled, NULL);
+    for (i = 0; i < n && !error; i++) {
+        if (is_inherited(faults, found[i]))
+            continue;
+        error = add_thread(faults, found[i], is_paused);
+        if (error == -ESRCH) {
+            error = 0; /* it has ended meanwhile */
+            continue;
+        }
+        if (!error)
+            error = keep_tid(faults, found[i]);
+        added++;
+    }
+    free(found);
+    return error ? error : added;
+}
+
+/* What it has mapped already.  Mappings made while we read come once more from the rings, all of
+ * them in their order: what they leave is what is there. */
+static void read_mappings(struct faults *faults, int pid)
+{
+    struct image *image;
+    struct mmap2 *record = (struct mmap2 *)faults->record;
+    char path[64];
+    char *line = NULL;
+    size_t room = 0;
+    FILE *maps;
+
+    snprintf(path, sizeof path, "/proc/%d/maps", pid);
+    maps = fopen(path, "re");
+    image = begin_image(faults, (uint32_t)pid, 0, true, clock_ns(CLOCK_MONOTONIC));
+    while (maps && image && getline(&line, &room, maps) > 0) {
+        unsigned long start, end, offset, inode;
+        unsigned int device_major, device_minor;
+        int at = 0;
+
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "%lx-%lx %*s %lx %x:%x %lu %n", &start, &end, &offset, &device_major,
+                   &device_minor, &inode, &at) < 6 ||
+            !inode || line[at] != '/' || strlen(line + at) > RECORD_MOST_BYTES / 2)
+            continue;
+        *record = (struct mmap2){
+            .device_major = device_major, .device_minor = device_minor, .inode = inode};
+        strcpy(record->path, line + at);
+        map(image, (struct mapping){start, end, offset, NULL, file_of(faults, record)});
+    }
+    free(line);
+    if (maps)
+        fclose(maps);
+}
+
+/* Children that ours started meanwhile are seen by inheritance. */
+static int add_process(struct faults *faults, int pid, bool is_paused)
+{
+    int any = 0, pass = 0, added;
+
+    do {
+        added = add_threads(faults, pid, is_paused);
+        any |= added > 0;
+    } while (added > 0 && ++pass < PASSES_MOST);
+    if (any && added >= 0)
+        read_mappings(faults, pid);
+    return added < 0 ? added : any ? 0 : -ESRCH;
+}
+
+/* The processors that any of the threads may use. */
+static int processors_of(const int *pids, int n, cpu_set_t *cpus)
+{
+    cpu_set_t one;
+    int i;
+
+    CPU_ZERO(cpus);
+    if (!n)
+        return sched_getaffinity(0, sizeof *cpus, cpus) ? -errno : 0;
+    for (i = 0; i < n; i++) {
+        char path[64];
+        struct dirent *entry;
+        DIR *tasks;
+
+        snprintf(path, sizeof path, "/proc/%d/task", pids[i]);
+        tasks = opendir(path);
+        while (tasks && (entry = readdir(tasks)))
+            if (atoi(entry->d_name) > 0 &&
+                !sched_getaffinity(atoi(entry->d_name), sizeof one, &one))
+                CPU_OR(cpus, cpus, &one);
+        if (tasks)
+            closedir(tasks);
+    }
+    return CPU_COUNT(cpus) ? 0 : -ESRCH;
+}
+
+static int open_rings(struct faults *faults, const cpu_set_t *cpus, const int *pids, int n_pids,
+                      bool is_paused)
 {
     int error = 0;
-    int cpu;
+    int cpu, i;
 
-    for (cpu = 0; cpu < CPU_SETSIZE && !error; cpu++) {
-        if (!CPU_ISSET(cpu, cpus))
-            continue;
-        error = open_ring(faults, &faults->rings[faults->n_rings], cpu, is_paused);
-        if (!error) {
-            faults->polled[faults->n_rings].fd = faults->rings[faults->n_rings].fds[KIND_MAPS];
-            faults->polled[faults->n_rings].events = POLLIN;
-            faults->n_rings++;
-        }
+    for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, cpus))
+            faults->rings[faults->n_rings++].cpu = cpu;
+    if (!n_pids)
+        error = add_thread(faults, 0, is_paused);
+    for (i = 0; i < n_pids && !error; i++) {
+        error = add_process(faults, pids[i], is_paused);
+        if (error == -ESRCH && i)
+            error = 0; /* a child that has ended, or is seen by inheritance */
+    }
+    for (i = 0; i < faults->n_rings && !error; i++) {
+        faults->polled[i].fd = faults->rings[i].events[0].fd;
+        faults->polled[i].events = POLLIN;
     }
     if (error)
         close_rings(faults);
@@ -797,15 +1041,16 @@ static int open_rings(struct faults *faults, const cpu_set_t *cpus, bool is_paus
 }
 
 /* With the kernel's own faults where that is allowed; with as much locked memory as is allowed. */
-static int open_all(struct faults *faults, bool is_paused)
+static int open_all(struct faults *faults, const int *pids, int n_pids, bool is_paused)
 {
     struct rlimit before, raised;
     cpu_set_t cpus;
     uint32_t bytes = RING_MOST_BYTES;
     int error, n;
 
-    if (sched_getaffinity(0, sizeof cpus, &cpus))
-        return -errno;
+    error = processors_of(pids, n_pids, &cpus);
+    if (error)
+        return error;
     n = CPU_COUNT(&cpus);
     faults->rings = calloc((size_t)n, sizeof *faults->rings);
     faults->polled = calloc((size_t)n, sizeof *faults->polled);
@@ -820,7 +1065,7 @@ static int open_all(struct faults *faults, bool is_paused)
     setrlimit(RLIMIT_NOFILE, &raised);
     for (;;) {
         faults->header.ring_bytes = bytes;
-        error = open_rings(faults, &cpus, is_paused);
+        error = open_rings(faults, &cpus, pids, n_pids, is_paused);
         if (error == -EACCES && !faults->header.is_user_only)
             faults->header.is_user_only = 1;
         else if ((error == -EPERM || error == -ENOMEM) && bytes > RING_LEAST_BYTES)
@@ -857,12 +1102,14 @@ static void free_all(struct faults *faults)
     }
     free(faults->rings);
     free(faults->polled);
+    free(faults->tids);
     free(faults->out);
     free(faults->record);
     free(faults);
 }
 
-int penstock_faults_open(const char *path, int is_paused, struct faults **opened)
+int penstock_faults_open(const char *path, int is_paused, const int *pids, int n_pids,
+                         struct faults **opened)
 {
     struct faults *faults = calloc(1, sizeof *faults);
     int error = -ENOMEM;
@@ -875,7 +1122,7 @@ int penstock_faults_open(const char *path, int is_paused, struct faults **opened
     faults->record = malloc(RECORD_MOST_BYTES);
     if (!faults->out || !faults->record)
         goto failed;
-    error = open_all(faults, is_paused);
+    error = open_all(faults, pids, n_pids, is_paused);
     if (error)
         goto failed;
     faults->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -883,6 +1130,7 @@ int penstock_faults_open(const char *path, int is_paused, struct faults **opened
         faults->fd < 0 ? -errno : write_header(faults, faults->n_rings, faults->header.ring_bytes);
     if (error)
         goto failed;
+    flush(faults); /* what is mapped already */
     *opened = faults;
     return 0;
 
@@ -894,8 +1142,12 @@ failed:
 int penstock_faults_drain(struct faults *faults, int timeout_ms)
 {
     uint64_t now;
+    int i;
 
-    poll(faults->polled, (nfds_t)faults->n_rings, timeout_ms);
+    if (poll(faults->polled, (nfds_t)faults->n_rings, timeout_ms) > 0)
+        for (i = 0; i < faults->n_rings; i++)
+            if (faults->polled[i].revents & (POLLHUP | POLLERR))
+                faults->polled[i].fd = -1; /* its thread has ended: it would be ready for ever */
     now = clock_ns(CLOCK_MONOTONIC);
     drain(faults, now - SETTLED_NS);
     if (now - faults->counted_ns >= COUNTS_EVERY_NS)
@@ -906,11 +1158,13 @@ int penstock_faults_drain(struct faults *faults, int timeout_ms)
 void penstock_faults_pause(struct faults *faults, int is_paused)
 {
     unsigned long request = is_paused ? PERF_EVENT_IOC_DISABLE : PERF_EVENT_IOC_ENABLE;
-    int i, kind;
+    uint32_t n;
+    int i;
 
     for (i = 0; i < faults->n_rings; i++)
-        for (kind = KIND_BEGIN; kind < KINDS; kind++)
-            ioctl(faults->rings[i].fds[kind], request, 0);
+        for (n = 0; n < faults->rings[i].n_events; n++)
+            if (faults->rings[i].events[n].kind != KIND_MAPS)
+                ioctl(faults->rings[i].events[n].fd, request, 0);
 }
 
 int penstock_faults_close(struct faults *faults)

@@ -28,11 +28,12 @@ TABLE = {
     "errors": May(ours="", world=""),
     "machine": May(ours="", world=""),
     "control": May(ours="errors", world=""),
-    "recorder": May(ours="errors machine", world="ctypes"),
+    "faultwatch": May(ours="", world=""),
+    "recorder": May(ours="errors faultwatch machine", world="ctypes"),
     "container": May(ours="errors", world=""),
     "launch": May(ours="errors container control", world="ctypes"),
     "attach": May(ours="errors launch log", world=""),
-    "beside": May(ours="errors control launch system", world="ctypes"),
+    "beside": May(ours="errors control faultwatch launch system", world="ctypes"),
     "offset": May(ours="", world=""),
     "system": May(ours="errors machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
@@ -56,6 +57,7 @@ TABLE = {
     "tensorboard": May(ours="errors log run measures report views.*", world="tensorboard"),
     "interop.*": May(ours="errors log schema tables run questions words interop.*", world=""),
     "tiers": May(ours="errors", world=""),
+    "residency": May(ours="errors log schema tiers", world=""),
     "stores": May(ours="errors tiers", world=""),
     "registry": May(ours="errors tiers", world=""),
     "feed.*": May(ours="errors tiers feed.*", world="numpy"),
@@ -88,7 +90,7 @@ COSTLY = {"ctypes", "multiprocessing", "asyncio"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 C_FILES = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
 FEED_FILES = sorted([*(NATIVE / "feed").glob("*.c"), *(NATIVE / "feed").glob("*.h")])
-CONTAINER_FILES = sorted((NATIVE / "container").glob("*.c"))
+PROGRAM_FILES = sorted([*(NATIVE / "container").glob("*.c"), *(NATIVE / "beside").glob("*.c")])
 
 
 def name_of(path: Path) -> str:
@@ -259,7 +261,7 @@ def test_a_python_function_fits_one_screen(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*C_FILES, *FEED_FILES, *CONTAINER_FILES], ids=lambda path: path.name
+    "path", [*C_FILES, *FEED_FILES, *PROGRAM_FILES], ids=lambda path: path.name
 )
 def test_c_fits_the_screen_and_opens_with_what_it_knows(path: Path) -> None:
     lines = path.read_text().splitlines()
@@ -352,13 +354,13 @@ def test_numbers_that_python_repeats_are_those_of_the_header() -> None:
     assert (numbers["STEP"], numbers["SPAN"]) == (recorder.OP_STEP, recorder.OP_SPAN)
 
 
-@pytest.mark.parametrize("library", ["rec", "feed", "inject", "enter", "probe"])
+@pytest.mark.parametrize("library", ["rec", "feed", "inject", "enter", "probe", "faultwatch"])
 def test_both_builds_of_a_library_use_the_same_flags(library: str) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text()
     make = (ROOT / "Makefile").read_text()
     compiled = re.search(rf"target_compile_options\(\s*{library} PRIVATE (.*)\)", cmake)
     linked = re.search(rf"target_link_options\({library} PRIVATE (.*)\)", cmake)
     assert compiled
-    assert linked or library in ("inject", "probe")  # a program: nothing is exported
+    assert linked or library in ("inject", "probe", "faultwatch")  # a program: nothing is exported
     for flag in f"{compiled[1]} {linked[1] if linked else ''}".split():
         assert flag in make, f"the Makefile does not know {flag}"

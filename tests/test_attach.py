@@ -20,6 +20,7 @@ from penstock.errors import RunError
 from penstock.measures import measure
 from penstock.report import report_of
 from penstock.run import open_run
+from test_faults import MAPPED, samples
 
 BUDGET = 1 << 24
 
@@ -457,6 +458,62 @@ def test_the_command_reports_after_the_time_and_the_program_goes_on(
     assert "joined a process that ran already" in " ".join(finished.stderr.split())
     program.work()
     program.end()
+
+
+@samples
+def test_the_page_faults_of_all_its_threads_are_sampled_meanwhile(
+    target: Callable[[str], Target], tmp_path: Path
+) -> None:
+    program = target(
+        MAPPED
+        + """
+import queue, threading
+memory, turns, done = mapped("data.bin"), queue.Queue(), queue.Queue()
+def follow():
+    for places in iter(turns.get, None):
+        touch(memory, places)
+        done.put(None)
+threading.Thread(target=follow, daemon=True).start()
+at = 0
+def work():
+    global at
+    touch(memory, range(at, at + 100))
+    turns.put(range(at + 100, at + 150))
+    done.get()
+    child = os.fork()
+    if not child:
+        touch(memory, range(at + 200, at + 220))
+        os._exit(0)
+    os.waitpid(child, 0)
+    at += 300
+"""
+    )
+    program.work()
+    words = [PENSTOCK, "attach", str(program.pid), "-q", "-o", tmp_path / "run"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as attached:
+        try:
+            assert attached.stderr is not None
+            while "Ctrl-C" not in attached.stderr.readline():
+                assert attached.poll() is None
+            program.work()
+            attached.send_signal(signal.SIGINT)
+            assert attached.wait(240) == 0
+        finally:
+            attached.kill()
+    program.work()
+    program.end()
+    page = os.sysconf("SC_PAGESIZE")
+    with open_run(tmp_path / "run") as run:
+        rows = run.sql(
+            "SELECT offset_bytes // ?, pid, duration_ns IS NULL FROM faults"
+            " LEFT JOIN processes USING (process) WHERE path LIKE '%/data.bin'",
+            [page],
+        )
+        assert measure(run).faults.quality == ("measured", "")
+    places = [*range(300, 450), *range(500, 520)]
+    assert sorted(place for place, _, _ in rows) == places
+    assert {pid for place, pid, _ in rows if place < 450} == {program.pid}
+    assert not any(has_no_begin for _, _, has_no_begin in rows)
 
 
 def test_ctrl_c_leaves_the_process_and_its_children_running_and_unrecorded(

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import struct
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import beside, faults
+from penstock import beside, faults, faultwatch
 from penstock.errors import LogError
 from penstock.findings import judge
 from penstock.interop.timeline import timeline_of
 from penstock.measures import measure
 from penstock.report import report_of
+from penstock.run import open_run
 from penstock.views import terminal
 from synthetic import MS, Synthetic, training_job
 
@@ -218,6 +221,109 @@ os.kill(os.getppid(), signal.SIGCONT)
     assert any(gap.what == "page faults" for gap in report_of(measure(run)).gaps)
 
 
+# A process that records itself: what samples it is started beside it.
+ITSELF = (
+    MAPPED
+    + """
+import threading
+import penstock
+memory = mapped("own.bin")
+go = threading.Event()
+def wait_and_touch():
+    go.wait()
+    touch(memory, range(1000, 1100))
+waiting = threading.Thread(target=wait_and_touch)
+waiting.start()
+touch(memory, range(100))
+open_before = os.listdir("/proc/self/fd")
+with penstock.record(sys.argv[1]):
+    touch(memory, range(100, 400))
+    go.set()
+    waiting.join()
+    started = threading.Thread(target=touch, args=(memory, range(1100, 1150)))
+    started.start(); started.join()
+    pid = os.fork()
+    if not pid:
+        touch(memory, range(1200, 1230))
+        os._exit(0)
+    os.waitpid(pid, 0)
+touch(memory, range(400, 500))
+with penstock.record(sys.argv[1]):
+    touch(memory, range(500, 700))
+print(os.listdir("/proc/self/fd") == open_before)
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("no child")
+"""
+)
+
+
+def ran_alone(work: Path, *words: str | Path) -> str:
+    """What a program that `penstock run` does not know of printed."""
+    finished = subprocess.run(
+        [sys.executable, *words], cwd=work, capture_output=True, text=True, timeout=60
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@samples
+def test_a_process_that_records_itself_has_the_faults_of_its_windows_and_no_others(
+    tmp_path: Path, work: Path
+) -> None:
+    (work / "itself.py").write_text(ITSELF)
+    assert ran_alone(work, "itself.py", tmp_path / "run") == "True\nno child\n"
+    page = os.sysconf("SC_PAGESIZE")
+    with open_run(tmp_path / "run") as run:
+        assert sum(of_file(run, "own.bin")) == 680
+        rows = run.sql(
+            "SELECT offset_bytes // ?, process IS NULL, duration_ns IS NULL FROM faults"
+            " WHERE path LIKE '%/own.bin'",
+            [page],
+        )
+        told = measure(run).faults
+    places = [*range(100, 400), *range(500, 700), *range(1000, 1150), *range(1200, 1230)]
+    assert sorted(place for place, _, _ in rows) == places
+    assert {place for place, is_unknown, _ in rows if is_unknown} <= set(range(1200, 1230))
+    assert not any(has_no_begin for _, _, has_no_begin in rows)
+    assert told.quality == ("measured", "")
+
+
+@samples
+def test_what_samples_a_process_ends_with_it(tmp_path: Path, work: Path) -> None:
+    (work / "killed.py").write_text(
+        MAPPED
+        + """
+import penstock
+memory = mapped("own.bin")
+window = penstock.record(sys.argv[1])
+touch(memory, range(300))
+print(os.getpid(), flush=True)
+os._exit(0)
+"""
+    )
+    pid = ran_alone(work, "killed.py", tmp_path / "run").strip()
+    (path,) = (tmp_path / "run").glob(f"*.{pid}.faults")
+    until_s = time.monotonic() + 30
+    while not (read := faults.read_faults(path).state) or not read["is_ended"]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    with open_run(tmp_path / "run") as run:
+        assert sum(of_file(run, "own.bin")) == 300
+
+
+def test_a_window_opens_where_its_faults_may_not_be_sampled(tmp_path: Path, work: Path) -> None:
+    (work / "itself.py").write_text(ITSELF)
+    (work / "forbid.py").write_text(FORBIDDING)
+    words = ("forbid.py", sys.executable, "itself.py", tmp_path / "run")
+    assert ran_alone(work, *words) == "True\nno child\n"
+    with open_run(tmp_path / "run") as run:
+        state, why = measure(run).faults.quality
+    assert state == "not measured"
+    assert why.startswith(("perf_event_open is forbidden", "perf_event_paranoid"))
+
+
 # A classic BPF program for seccomp: perf_event_open fails with EPERM, all else is allowed.
 FORBIDDING = """
 import ctypes, os, platform, struct, sys
@@ -236,8 +342,6 @@ os.execv(sys.argv[1], sys.argv[1:])
 def test_where_the_kernel_forbids_it_the_run_goes_on_and_the_report_says_so(
     tmp_path: Path, work: Path
 ) -> None:
-    import subprocess
-
     from conftest import PENSTOCK
 
     finished = subprocess.run(
@@ -261,10 +365,11 @@ def test_where_the_kernel_forbids_it_the_run_goes_on_and_the_report_says_so(
 
 @pytest.mark.parametrize("level", [3, 4])
 def test_a_kernel_closed_to_users_is_named_by_its_setting(
-    level: int, monkeypatch: pytest.MonkeyPatch
+    level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"{level}\n")
-    assert beside._why_not(13) == f"perf_event_paranoid = {level}"
+    (tmp_path / "level").write_text(f"{level}\n")
+    monkeypatch.setattr(faultwatch, "PARANOID", str(tmp_path / "level"))
+    assert faultwatch.why_not(13) == f"perf_event_paranoid = {level}"
 
 
 # The bytes
@@ -385,7 +490,7 @@ def test_a_wait_for_a_page_is_told_as_such_and_the_finding_names_file_count_and_
 def test_a_run_without_page_faults_says_why_and_has_no_part_for_them() -> None:
     measures = measure(training_job(20, compute_ms=5))
     assert not measures.faults.is_measured
-    assert measures.faults.quality == ("not measured", "only `penstock run` samples them")
+    assert measures.faults.quality == ("not measured", "nobody sampled them")
     assert "page fault" not in measures.wait_parts
 
 

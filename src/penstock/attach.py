@@ -22,7 +22,16 @@ from penstock import launch
 from penstock.errors import LogError, RunError
 from penstock.log import is_alive, read_header
 
-__all__ = ["Joined", "command_of", "descendants", "is_running", "join", "leave", "recorded"]
+__all__ = [
+    "Joined",
+    "command_of",
+    "descendants",
+    "is_running",
+    "join",
+    "leave",
+    "recorded",
+    "why_apart",
+]
 
 PROC = Path("/proc")
 PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
@@ -63,6 +72,13 @@ def descendants(pid: int) -> list[int]:
 def is_running(pid: int) -> bool:
     """Whether it is there and has not ended, as a zombie has."""
     return _status(pid).get("State", "Z")[0] not in "ZX"
+
+
+def why_apart(pid: int) -> str:
+    """Why what the kernel tells of it cannot be put down to its log; "": it can."""
+    if len(_status(pid).get("NSpid", "").split()) > 1:
+        return "the process has a number of its own, as in a container"
+    return ""
 
 
 def join(pid: int, folder: Path, budget_bytes: int) -> Joined:

@@ -1,20 +1,21 @@
-"""What `penstock run` looks at beside the program: its page faults, and each second the host.  In
-the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or screens."""
+"""What `penstock run` and `attach` look at beside the program: its page faults, and each second
+the host.  In the launcher, never in the job; knows native/faults.h, and nothing of logs, tables or
+screens."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import signal
-import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from penstock import control
 from penstock.errors import RunError
+from penstock.faultwatch import MEASURED, faults_path, why_not
 from penstock.launch import library
 from penstock.system import Sampler
 
@@ -27,36 +28,39 @@ SAMPLE_S = 1.0  # 1 ms of one processor each
 
 
 class PageFaults:
-    """The page faults of what is started inside this context, as a file of the run's folder.
+    """The page faults of what is started inside this context, or of processes that run already, as
+    a file of the run's folder.
 
+    pids: those that run already, the one that has to be there first; none: what is started.
     state: "measured", or why they are not: the kernel forbids it, or has no such thing.  The
-    program runs in either case.  why_not: why it is of no use to begin.
+    program runs in either case.  reason: why it is of no use to begin.
     """
 
-    def __init__(self, folder: Path, why_not: str = "") -> None:
+    def __init__(self, folder: Path, reason: str = "", pids: Sequence[int] = ()) -> None:
         self.folder = folder
-        self.state = why_not or "measured"
+        self.state = reason or MEASURED
+        self._pids = pids
         self._path: Path | None = None
         self._handle = ctypes.c_void_p()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> PageFaults:
-        if self.state != "measured":
+        if self.state != MEASURED:
             return self
         try:
             self._native = _bound(ctypes.CDLL(str(library())))
         except (OSError, AttributeError, RunError) as error:
             self.state = f"the recorder has no sampler: {error}"
             return self
-        host = socket.gethostname().replace("/", "_")
-        path = self.folder / f"{host}.{os.getpid()}.faults"
-        is_paused = self._is_paused()
+        path = Path(faults_path(str(self.folder)))
+        is_paused, pids = self._is_paused(), self._pids
         problem = self._native.penstock_faults_open(
-            os.fsencode(path), is_paused, ctypes.byref(self._handle)
+            *(os.fsencode(path), is_paused, (ctypes.c_int * len(pids))(*pids), len(pids)),
+            ctypes.byref(self._handle),
         )
         if problem:
-            self.state = _why_not(-problem)
+            self.state = why_not(-problem)
             return self
         self._path = path
         self._thread = threading.Thread(target=self._drain, args=[is_paused], daemon=True)
@@ -142,21 +146,11 @@ class Host:
 
 def _bound(native: ctypes.CDLL) -> ctypes.CDLL:
     handle = ctypes.c_void_p
-    native.penstock_faults_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(handle)]
+    native.penstock_faults_open.argtypes = [
+        *(ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int),
+        ctypes.POINTER(handle),
+    ]
     native.penstock_faults_drain.argtypes = [handle, ctypes.c_int]
     native.penstock_faults_pause.argtypes = [handle, ctypes.c_int]
     native.penstock_faults_close.argtypes = [handle]
     return native
-
-
-def _why_not(error: int) -> str:
-    """Why the kernel gives no page faults, in words that say what to change."""
-    try:
-        paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
-    except (OSError, ValueError):
-        return "this kernel has no perf events"
-    if error in (errno.EACCES, errno.EPERM) and paranoid > 2:
-        return f"perf_event_paranoid = {paranoid}"
-    if error in (errno.EACCES, errno.EPERM):
-        return "perf_event_open is forbidden here (a container's seccomp profile, locked memory)"
-    return f"perf_event_open: {os.strerror(error)}"

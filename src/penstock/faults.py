@@ -62,7 +62,7 @@ HEADER = _layout(
 )
 CHUNK = _layout("u32 kind bytes")
 FILE = _layout("u32 file device_major device_minor reserved", "u64 inode")
-IMAGE = _layout("u32 image pid ppid reserved", "u64 start_ns")
+IMAGE = _layout("u32 image pid ppid is_joined", "u64 start_ns")
 FAULT = _layout("u64 start_ns duration_ns offset", "u32 image tid file kind")
 COUNTS = _layout("u32 image file", "u64 major minor waited major_ns minor_ns waited_ns max_ns kept")
 STATE = _layout(

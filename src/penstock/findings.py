@@ -550,8 +550,8 @@ IN_FAULTS = Threshold(
 
 def mapped_files(measures: Measures) -> _Said:
     """Data files are mapped into memory, and the step loop stood still at pages that were not in
-    memory: reading through a mapping makes no call.  `penstock run` samples each page fault with
-    its file; without it major faults of fetches are all that is known."""
+    memory: reading through a mapping makes no call.  Each page fault is sampled with its file
+    where the kernel allows it; else major faults of fetches are all that is known."""
     known = measures.recording
     if measures.faults.is_measured:
         return _faulted(measures, measures.faults.blocking_s)

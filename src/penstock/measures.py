@@ -572,7 +572,7 @@ class FaultTotals:
     def quality(self) -> tuple[State, str]:
         """State and reason of numbers that come from them."""
         if not self.is_measured:
-            return "not measured", self.state or "only `penstock run` samples them"
+            return "not measured", self.state or "nobody sampled them"
         lacks = [f"{self.lost:,} were lost"] if self.lost else []
         lacks += [f"single ones end early: {self.cut}"] if self.cut else []
         lacks += ["those inside system calls are not seen"] if self.is_user_only else []
@@ -631,6 +631,19 @@ class IdleWaiting:
         if self.idle_least_s is None or self.idle_most_s is None or not self.wait_s:
             return None
         return self.idle_least_s / self.wait_s, self.idle_most_s / self.wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """queries/residency.sql"""
+
+    moment: Literal["before", "after"]
+    hosts: int
+    files: int
+    size_bytes: int
+    resident_bytes: int
+    left_out: bool
+    is_named: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -831,6 +844,7 @@ class Measures:
     faults: FaultTotals = FaultTotals(None, 0, False, None, 0, 0, 0, 0.0, 0.0, 0)
     devices: Devices = Devices(None, None, None, None, None, 0, 0, 0, None)
     idle_waiting: IdleWaiting = IdleWaiting(0, 0.0, None, None)
+    residency: tuple[Residency, ...] = ()
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
     job: Job = Job(None, 0, None, None)
@@ -1011,6 +1025,7 @@ def _measured(engine: Engine) -> Measures:
         faults=_row(engine, "fault_totals", FaultTotals),
         devices=_row(engine, "devices", Devices),
         idle_waiting=_row(engine, "idle_waiting", IdleWaiting),
+        residency=_rows(engine, "residency", Residency),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
         job=job,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, ParamSpec, TypeVar
 
+    from penstock.faultwatch import FaultWatch
+
     P = ParamSpec("P")
     R = TypeVar("R")
 
@@ -241,14 +243,18 @@ def _load() -> _Native:
         return _process.native
     import ctypes
 
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "librec.so")
-    path = os.environ.get("PENSTOCK_LIBRARY") or beside
     try:
-        return _bind(ctypes.PyDLL(path))
+        return _bind(ctypes.PyDLL(_library()))
     except (OSError, AttributeError) as error:
         raise RecorderError(
             f"the recorder does not load: {error}; `make native` builds it, or reinstall penstock"
         ) from error
+
+
+def _library() -> str:
+    """Where the package's own library is."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "librec.so")
+    return os.environ.get("PENSTOCK_LIBRARY") or beside
 
 
 def _failure(error: int, folder: str, native: _Native) -> RecorderError:
@@ -303,6 +309,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
     ) -> None:
         self.folder = os.fspath(folder)
         self.is_mark = False  # a stretch of what `penstock run` records, no window of its own
+        self._faults: FaultWatch | None = None
         self._span: Span | None = None
         if budget_bytes < 0:
             raise RecorderError(f"a budget of {budget_bytes} bytes is none; 0 means 1 GiB")
@@ -343,11 +350,17 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             ) from error
         _process.page, _process.asked = NOT_LOOKED, 0
         from penstock import machine
+        from penstock.faultwatch import MEASURED, FaultWatch
 
-        facts = machine.facts()  # before: reading them is not the job's I/O
+        # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
+        facts = machine.facts()
+        self._faults = FaultWatch(self.folder, _library())
         result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
         if result < 0:
+            self._faults.drop()
             raise _failure(-result, self.folder, native)
+        if self._faults.state != MEASURED:
+            facts = [*facts, ("page faults", self._faults.state)]
         _process.forget()
         _process.is_on = True
         for key, value in facts:
@@ -366,6 +379,8 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         _process.is_on = _process.is_paused = False
         _process.forget()
         result = native.stop()
+        if self._faults is not None:
+            self._faults.end()
         if result < 0 and result != -errno.EINVAL:  # EINVAL: it ended by itself, the log says why
             raise RecorderError(
                 f"{self.folder}: the window did not end well: {os.strerror(-result)}; "

@@ -732,12 +732,33 @@ READING = (
 
 
 def _reading(measures: Measures) -> tuple[Fact, ...]:
-    mapped = measures.recording.mapped_files
-    if not mapped:
-        return _read_by_calls(measures)
-    number = Number(mapped, "count", *measures.counts_state)
-    remark = "what is read through a mapping makes no call: its bytes are in no number here"
-    return (*_read_by_calls(measures), Fact("mapped_files", "data files mapped", number, remark))
+    facts = _read_by_calls(measures)
+    if mapped := measures.recording.mapped_files:
+        number = Number(mapped, "count", *measures.counts_state)
+        remark = "what is read through a mapping makes no call: its bytes are in no number here"
+        facts += (Fact("mapped_files", "data files mapped", number, remark),)
+    return (*facts, *_resident(measures))
+
+
+def _resident(measures: Measures) -> tuple[Fact, ...]:
+    """What of the data lay in memory, before and after."""
+    facts = []
+    for seen in measures.residency:
+        share = _ratio(seen.resident_bytes, seen.size_bytes)
+        state: State = "incomplete" if seen.left_out else "measured"
+        why = "files were left out: too many, or not ours to look at" if seen.left_out else ""
+        of = "the data named by --data" if seen.is_named else "the files that it opened"
+        hosts = f"; the least of {seen.hosts} hosts" if seen.hosts > 1 else ""
+        remark = (
+            f"{show(seen.resident_bytes, 'B')} of {show(seen.size_bytes, 'B')}, "
+            f"{count(seen.files, 'file')}: {of}{hosts}"
+        )
+        if share is not None:
+            label = f"in memory {seen.moment} the run"
+            facts.append(
+                Fact(f"resident_{seen.moment}", label, Number(share, "share", state, why), remark)
+            )
+    return tuple(facts)
 
 
 def _read_by_calls(measures: Measures) -> tuple[Fact, ...]:
@@ -1512,6 +1533,9 @@ def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
         gaps.append(Gap("read amplification", "not measured", seen.read_amplification.why))
     if not seen.accelerators:
         gaps.append(Gap("accelerator", "not measured", "compute is what is left of the wall time"))
+    if not any(one.moment == "before" for one in measures.residency):
+        why = "name the data with `penstock run --data PATH`"
+        gaps.append(Gap("data in memory before", "not measured", why))
     return tuple(gaps)
 
 

@@ -367,6 +367,7 @@ _LAUNCHED: dict[str, type] = {
     "streams": list,
     "machine": list,
     "page_faults": str,
+    "residency": dict,
     "mounts": dict,
     "clock": dict,
 }
@@ -421,6 +422,11 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
         if "page_faults" in known:
             pairs["page faults", known["page_faults"]] = None
+        for moment in ("before", "after"):
+            # Queries/residency.sql takes them apart, and passes over what is no number.
+            words = known.get("residency", {}).get(moment)
+            if isinstance(words, list):
+                pairs[f"resident {moment}", "\t".join(map(str, words[:5]))[:200]] = None
     return [(utf8(pair[0]), utf8(pair[1])) for pair in pairs]
 
 

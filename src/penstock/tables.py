@@ -890,13 +890,14 @@ class _Images:
 
     def __init__(self, faults: Faults, sources: Sequence[_Source]) -> None:
         by_pid: dict[int, list[_Source]] = {}
-        for source in sources:
+        for source in sorted(sources, key=lambda source: source.log.header.start_ns):
             by_pid.setdefault(source.log.header.pid, []).append(source)
         limit = int(faults.images["image"].max(initial=0)) + 1
         limit = min(limit, len(faults.images) + 1)  # they count up; a damaged one may say anything
         self.processes = np.full(limit + 1, -1, np.int32)  # the last stands for what is not known
         self.sources: dict[int, _Source] = {}
         until: dict[int, int] = {}
+        end_ns = INT64_MAX if faults.state is None else int(faults.state["now_ns"])
         for image in faults.images[::-1]:
             pid, start = int(image["pid"]), int(image["start_ns"])
             found = [
@@ -905,6 +906,12 @@ class _Images:
                 if start - CLOCK_SLACK_NS <= source.log.header.start_ns < until.get(pid, INT64_MAX)
             ]
             until[pid] = start
+            if image["is_joined"]:
+                # Its log begins while it is sampled, or goes on from a window before.
+                known = by_pid.get(pid, ())
+                before = [source for source in known if source.log.header.start_ns < start]
+                within = [source for source in found if source.log.header.start_ns <= end_ns]
+                found = within or before[-1:]
             if found and image["image"] < limit:
                 first = min(found, key=lambda source: source.log.header.start_ns)
                 self.processes[image["image"]] = first.process

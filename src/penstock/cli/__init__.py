@@ -173,6 +173,13 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--reduce", "is_reduced", is_flag=True, help="For thousands of ranks: report from sums by rank."
 )
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The data set, a file or folder: how much of it lies in memory before and after.  Repeat.",
+)
 @click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
 @click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
 @click.option(
@@ -222,6 +229,7 @@ def run_command(
     budget: int,
     quiet: bool,
     is_reduced: bool,
+    data: tuple[Path, ...],
     paused: bool,
     staged: str | None,
     verify: bool,
@@ -242,6 +250,7 @@ def run_command(
       penstock run python train.py --epochs 3
       penstock run -o runs/tuesday torchrun --nproc-per-node 4 train.py
       penstock run -q --budget 200MB -- ./train -o model
+      penstock run --data /data/train python train.py
       penstock run --staged fast python train.py
       penstock run --fill fast python train.py --epochs 3
       penstock run --burst-buffer /nvme/me --burst-pattern '*.npy' python train.py
@@ -271,7 +280,7 @@ def run_command(
     if burst is not None and folder is not None:
         draining = drained_beside(burst[0].parent, folder, budget, burst_limit)
     try:
-        status = _run_beside(folder, started, environ, facts, draining, box, job)
+        status = _run_beside(folder, started, environ, facts, draining, box, job, data)
     except StartError as error:
         if folder is not None:
             launch.give_up(folder, job)
@@ -301,6 +310,7 @@ def _run_beside(
     draining: contextlib.AbstractContextManager[Any],
     box: Container | None,
     job: RankOfJob | None,
+    data: tuple[Path, ...] = (),
 ) -> int:
     """The program's exit status, and in facts what was seen beside it.  Raises StartError."""
     from penstock import launch
@@ -310,15 +320,30 @@ def _run_beside(
         return launch.run(started, environ)
     apart = f"{box.program} starts no child of ours" if box and box.is_apart else ""
     offset = _offset(folder, job)
-    host = Host(folder, bool(apart), job is None or job.is_first_here)
+    is_first = job is None or job.is_first_here
+    looked = {"before": _resident(data, folder)} if data and is_first else {}
+    host = Host(folder, bool(apart), is_first)
     with draining, offset, host, PageFaults(folder, apart) as faults:
         status = launch.run(started, environ)
+    if is_first:
+        facts["residency"] = looked | {"after": _resident(data, folder)}
     facts |= getattr(offset, "facts", {})
     if box is not None:
         _note_inside(folder, facts, faults)
     if faults.state != "measured":
         facts["page_faults"] = faults.state
     return status
+
+
+def _resident(data: Sequence[Path], folder: Path) -> list[int | str]:
+    """Words for run.json: how many files, their bytes, those in memory, whether that is all, and
+    which files these are."""
+    from penstock.residency import opened, resident
+
+    found = resident(data or opened(folder))
+    more = "more" if found.left_out else "all"
+    how = "named" if data else "opened"
+    return [found.files, found.size_bytes, found.resident_bytes, more, how]
 
 
 def _boxed(
@@ -601,22 +626,41 @@ def attach_command(
       penstock attach 4711 --children --for 60s -o runs/tuesday
       penstock attach $(pgrep -f train.py)
     """
-    import time
-
     from penstock import attach, launch
+    from penstock.beside import PageFaults
+    from penstock.faultwatch import MEASURED
 
     facts = {**_facts(attach.command_of(pid)), "attached": pid}
     folder = launch.make_folder(attach.command_of(pid), output)
-    try:
-        launch.write_facts(folder, facts)
-        joined = attach.join(pid, folder, budget)
-    except BaseException:
-        launch.give_up(folder)
-        raise
-    say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+    family = attach.descendants(pid) if children else []
+    # Before the recorder comes in: what is sampled belongs to the log that begins next.
+    with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
+        try:
+            launch.write_facts(folder, facts)
+            joined = attach.join(pid, folder, budget)
+        except BaseException:
+            launch.give_up(folder)
+            raise
+        say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+        _watch_attached(pid, family, folder, seconds, budget)
+        left = _leave_all(folder)
+    if faults.state != MEASURED:
+        facts["page_faults"] = faults.state
+    _finish(folder, facts, None, quiet)
+    return left
+
+
+def _watch_attached(
+    pid: int, family: Sequence[int], folder: Path, seconds: float | None, budget: int
+) -> None:
+    """Until Ctrl-C, the end of the process or of the seconds."""
+    import time
+
+    from penstock import attach
+
     try:
         with ended_like_ctrl_c(), Progress("recording") as progress:
-            for child in attach.descendants(pid) if children else ():
+            for child in family:
                 _join_child(child, folder, budget)
             if seconds is None:
                 say("Ctrl-C ends the recording, not the program")
@@ -630,9 +674,6 @@ def attach_command(
                 time.sleep(min(LOOK_S / 5, (seconds or LOOK_S) / 5))
     except KeyboardInterrupt:
         pass
-    left = _leave_all(folder)
-    _finish(folder, facts, None, quiet)
-    return left
 
 
 def _join_child(pid: int, folder: Path, budget: int) -> None:

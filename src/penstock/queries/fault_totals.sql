@@ -1,5 +1,5 @@
 -- What is known of the run's page faults.
---   state     'measured', or why not; NULL: nobody looked, as only `penstock run` does
+--   state     'measured', or why not; NULL: nobody looked, as in a log of another tool
 --   lost      faults that the kernel counted and of which no sample came: of no file, in no time
 --   is_user_only  faults inside system calls are not seen
 --   cut       why single faults end before the run does; NULL: they do not

@@ -102,6 +102,7 @@ EVERY_RUN = (
     "page cache",
     "read amplification",
     "accelerator",
+    "data in memory before",
     "direct system calls",
 )
 # No system call that moves bytes returns sooner (an empty one takes about 100 ns), so what is
