@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lmdb
@@ -588,6 +589,38 @@ def test_readers_are_halved_while_that_costs_nothing(most: int, enough: int) -> 
     # A power of two below: at least what is needed, or all there are.
     assert readers.active >= min(most, WORTH * enough) - 1e-9
     assert readers.active == 1 or readers.active // 2 < enough
+
+
+@pytest.mark.parametrize(
+    ("cpus", "n_ranks", "n_readers"), [(2, 1, 2), (2, 2, 4), (2, 8, 4), (16, 4, 4), (16, 8, 8)]
+)
+def test_readers_to_begin_with_go_by_ranks_and_processors(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, n_ranks: int, n_readers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
+    assert share._dealt(n_ranks, None, 0, 256 << 20)[0] == n_readers
+    assert share._dealt(n_ranks, 1, 0, 256 << 20)[0] == 1
+
+
+def test_what_readers_wait_for_ranks_is_no_rate_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four readers give four windows a second, two give two: but the first rank came late."""
+    words: dict[Any, int] = {share.DONE: 0, "consumed": 0}
+    node = SimpleNamespace(
+        get=words.__getitem__, put=words.__setitem__, consumed=lambda place: "consumed",
+        terms=SimpleNamespace(ranks=(0,)),
+    )  # fmt: skip
+    server = share._Server.__new__(share._Server)
+    server.node, server.tuner, server.judged = node, Readers(4), None  # type: ignore[assignment]
+    clock = [0.0]
+    monkeypatch.setattr(share.time, "monotonic", lambda: clock[0])
+    for second in range(200):
+        clock[0] = float(second)
+        if second >= 100:  # the slots were full after the first windows
+            words["consumed"] += 1
+        if second >= 100 or words[share.DONE] < 3:
+            words[share.DONE] += server.tuner.active
+            server._tune()
+    assert server.tuner == Readers(4, is_settled=True, tried=((4, 4.0), (2, 2.0)))
 
 
 def test_a_node_tries_fewer_readers_and_every_record_still_comes_once(

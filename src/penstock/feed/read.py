@@ -523,6 +523,14 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         return Reader, (self.index, self.options)
 
+    def open(self) -> None:
+        """Opens the files that stay open: what is put in their place later is not read.  Raises
+        FeedError."""
+        _, files, _ = self._opened()
+        if not files.is_named:
+            for number in range(len(self.index.files)):
+                files.descriptors(number)
+
     def layout(self, records: NDArray[np.int64], most_bytes: int = MERGED_WHOLLY) -> Layout:
         """Where these records would lie, in most_bytes if merging can do that; see plan.layout."""
         gap_bytes, piece_bytes = self.options.gap_bytes, self.options.coalesce_bytes
