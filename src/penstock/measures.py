@@ -432,6 +432,43 @@ class BurstTier:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointerLife:
+    """queries/checkpointers.sql"""
+
+    process: int
+    fast: str
+    slow: str | None
+    saves: int
+    good: int
+    blocked_s: float
+    lost_s: float | None
+    costed: int
+    durable_mean_s: float | None
+    durable_max_s: float | None
+    backlog: int
+    risk_s: float | None
+    end_risk_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TieredSave:
+    """queries/tiered_saves.sql"""
+
+    process: int
+    step: int | None
+    outcome: str
+    size_bytes: int | None
+    blocked_s: float | None
+    waited_s: float | None
+    lost_s: float | None
+    lost_to_durable_s: float | None
+    local_s: float | None
+    durable_s: float | None
+    backlog: int
+    risk_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """queries/paused.sql"""
 
@@ -847,6 +884,8 @@ class Measures:
     residency: tuple[Residency, ...] = ()
     system_rates: tuple[SystemRate, ...] = ()
     burst: tuple[BurstTier, ...] = ()
+    checkpointers: tuple[CheckpointerLife, ...] = ()
+    tiered_saves: tuple[TieredSave, ...] = ()
     job: Job = Job(None, 0, None, None)
     clocks: tuple[ClockOfHost, ...] = ()
     rank_cells: tuple[RankCell, ...] = ()
@@ -1028,6 +1067,8 @@ def _measured(engine: Engine) -> Measures:
         residency=_rows(engine, "residency", Residency),
         system_rates=_rows(engine, "system_rates", SystemRate),
         burst=_rows(engine, "burst", BurstTier),
+        checkpointers=_rows(engine, "checkpointers", CheckpointerLife),
+        tiered_saves=_rows(engine, "tiered_saves", TieredSave),
         job=job,
         clocks=_rows(engine, "clocks", ClockOfHost),
         # Of one there is nothing to compare, and each reads all calls.

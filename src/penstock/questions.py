@@ -66,6 +66,8 @@ PREPARED = (
     "binned",
     "lane_threads",
     "lane_list",
+    "checkpointer_lives",
+    "checkpointer_saves",
 )
 
 

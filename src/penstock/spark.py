@@ -327,6 +327,9 @@ def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
         called.replace(exp.Nullif(this=found, expression=exp.Literal.number(0)))
     elif name == "printf":
         called.set("this", "format_string")
+    elif name == "json_valid":
+        told = exp.func("get_json_object", arguments[0].copy(), exp.convert("$"))
+        called.replace(exp.paren(told.is_(exp.null()).not_()))
     elif name == "list_slice":  # from and to; Spark's is from and how many
         items, first, last = (one.copy() for one in arguments)
         many = exp.paren(

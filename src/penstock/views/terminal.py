@@ -56,6 +56,8 @@ COLUMNS = {
     "staged": "outcome opens files read_bytes time_s tier",
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
     "burst": "tier written_bytes drained_bytes durable_mean_s durable_max_s left_bytes paused_s",
+    "checkpointers": "saves lost_s durable_mean_s durable_max_s backlog risk_s end_risk_s fast",
+    "tiered_saves": "step blocked_s lost_s lost_to_durable_s durable_s backlog risk_s outcome",
     "ranks": "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s read_bytes steps host",
     "sharing": "readers files size_bytes read_bytes node_bytes",
     "clocks": "host how moved_s error_s spread_s steps",
@@ -72,11 +74,14 @@ ROWS = {
     "staged": 5,
     "filling": 2,
     "burst": 1,
+    "checkpointers": 2,
+    "tiered_saves": 6,
     "ranks": 6,
     "sharing": 4,
     "clocks": 6,
     "storage": 4,
 }
+SAVES = ("checkpointers", "tiered_saves")
 HEADINGS = {
     "blocking_s": "blocked",
     "time_s": "in calls",
@@ -244,7 +249,15 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         files = _table(report, report.table("files"), paper)
         staged = _table(report, report.table("staged"), paper)
         burst = _table(report, report.table("burst"), paper)
-        return [files, staged, burst, _missing(report, paper, is_brief=True), _cost(report, paper)]
+        saves = [_table(report, report.table(key), paper) for key in SAVES]
+        return [
+            files,
+            staged,
+            burst,
+            *saves,
+            _missing(report, paper, is_brief=True),
+            _cost(report, paper),
+        ]
     data_s = sum(part.s or 0.0 for part in report.wait)
     return [
         _checks(report, paper),
@@ -264,6 +277,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("operations"), paper),
         _table(report, report.table("checkpoints"), paper),
         _table(report, report.table("burst"), paper),
+        *(_table(report, report.table(key), paper) for key in SAVES),
         _table(report, report.table("epochs"), paper),
         _table(report, report.table("workers"), paper),
         _table(report, report.table("storage"), paper),

@@ -1,0 +1,19 @@
+-- Saves of the Checkpointers of rank 0, one row each in their order (the first 500).
+--   blocked_s  the caller could not go on; waited_s of it for the save before
+--   the other columns: checkpointer_saves.sql
+SELECT
+    s.process,
+    s.step,
+    s.outcome,
+    s.size_bytes,
+    s.block_s AS blocked_s,
+    s.waited_s,
+    s.lost_s,
+    s.lost_to_durable_s,
+    s.local_s,
+    s.durable_s,
+    s.backlog,
+    s.risk_s
+FROM checkpointer_saves AS s
+ORDER BY s.begin_ns, s.process, s.number
+LIMIT 500
