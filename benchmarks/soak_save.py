@@ -334,7 +334,10 @@ def _save(tier: Path, step: int) -> Path:
     part = begin(tier, step)
     part.write("state.safetensors", [HEAD + np.full(N_NUMBERS, step, "<f8").tobytes()])
     # By another program, which syncs nothing.
-    (part.path / "state.json").write_text("{}" + " " * 10_000)
+    try:
+        (part.path / "state.json").write_text("{}" + " " * 10_000)
+    except OSError as error:
+        raise PenstockError(f"the other program: {error}") from None
     return commit(part)
 
 
@@ -534,7 +537,8 @@ def _mounted(kind: str, image: Path, at: Path) -> Iterator[Path]:
     if kind:
         with image.open("wb") as file:
             file.truncate(320 << 20)  # xfs wants 300 MB
-        force = ["-F"] if kind == "ext4" else ["-f"]
+        # Nothing is kept back for root, whom a full disk would not stop.
+        force = ["-F", "-m", "0"] if kind == "ext4" else ["-f"]
         subprocess.run([f"mkfs.{kind}", "-q", *force, image], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "loop", image, at], check=True)
     try:

@@ -323,6 +323,120 @@ TieredWriter({str(tier)!r}, None, 3)
         subprocess.run(["umount", "-l", tier], check=True)
 
 
+FULL_TRAINER = """
+import os, shutil, sys, time, warnings
+warnings.filterwarnings("ignore")
+from pathlib import Path
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from penstock.adapters.save.transformers import (
+    DrainCallback, full_said, last_valid_checkpoint
+)
+from penstock.errors import TierFull
+from penstock.save.formats import find
+from penstock.save.retention import Keep
+from penstock.stores import LocalStore
+
+fast, slow = Path(sys.argv[1]), Path(sys.argv[2])
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(50_000, 1)
+    def forward(self, x):
+        loss = (self.layer(x) - 1).square().mean()
+        losses.append(loss.item())
+        return {"loss": loss}
+
+class Fill(TrainerCallback):  # another program, between the look for room and the save
+    def __init__(self, step, left_bytes):
+        self.step, self.left_bytes = step, left_bytes
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            shutil.rmtree(fast / f"checkpoint-{self.step}", ignore_errors=True)  # of the last time
+            found = os.statvfs(fast)
+            n_bytes = found.f_bavail * found.f_frsize - self.left_bytes
+            with (fast.parent / "filler").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, n_bytes)
+
+torch.manual_seed(2)
+data = [{"x": row} for row in torch.randn(24, 50_000)]
+
+def train(steps, **options):
+    more = options.pop("callbacks", [])
+    arguments = TrainingArguments(
+        output_dir=fast, per_device_train_batch_size=8, max_steps=steps, save_steps=1,
+        use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=5,
+    )
+    callbacks = [DrainCallback(slow, **options), *more]
+    trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=callbacks)
+    with full_said(fast):
+        trainer.train(resume_from_checkpoint=last_valid_checkpoint(fast, slow))
+
+def full(steps, **options):
+    try:
+        train(steps, **options)
+    except TierFull as error:
+        return str(error)
+    raise AssertionError("the tier was not full")
+
+losses = []
+keep = Keep(fast=1)
+train(2, keep=keep)
+while (fast / "checkpoint-1").exists():  # the drain lets it go
+    time.sleep(0.05)
+size = sum(path.stat().st_size for path in Path(last_valid_checkpoint(fast)).iterdir())
+for eighths in (0, 1, 2, 4, 6, 7):
+    said = full(3, keep=keep, callbacks=[Fill(3, size * eighths // 8)])
+    assert f"{fast}: no room for the checkpoint (" in said, said
+    assert last_valid_checkpoint(fast, slow) == f"{fast}/checkpoint-2", eighths
+    (fast.parent / "filler").unlink()
+losses.clear()
+train(4, keep=keep)  # the third step again, and its folder
+assert len(losses) == 2
+assert last_valid_checkpoint(fast, slow) == f"{fast}/checkpoint-4"
+left = [one.name for one in find(LocalStore(fast)) if one.problem]
+assert not left, left
+# With rules the drain makes room, however many are saved.
+train(14, keep=keep)
+assert last_valid_checkpoint(fast, slow) == f"{fast}/checkpoint-14"
+# Where nothing may go the training ends before it writes, or goes on without.
+fast, slow = fast.parent / "other", slow.parent / "other"
+said = full(99)
+assert "more than are free; use a larger tier" in said, said
+newest = last_valid_checkpoint(fast)
+n = int(newest.rpartition("-")[2])
+assert f"no room for checkpoint-{n + 1}" in said, said
+assert not (fast / f"checkpoint-{n + 1}").exists()
+train(n + 2, on_full="skip")
+assert last_valid_checkpoint(fast, slow) == newest
+print("done", n)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_through_the_trainer_and_the_training_goes_on_after_it(
+    tmp_path: Path,
+) -> None:
+    for library in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tier]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small tmpfs can be mounted by root only")
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-c", FULL_TRAINER, tier / "fast", tmp_path / "slow"],
+            capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        assert "done" in finished.stdout
+    finally:
+        subprocess.run(["umount", "-l", tier], check=True)
+
+
 SHARDED = """
 import os, sys
 import torch, torch.distributed as dist

@@ -2,25 +2,31 @@
 whole.
 
 trainer = Trainer(args=TrainingArguments(output_dir=fast), callbacks=[DrainCallback(slow)], ...)
-trainer.train(resume_from_checkpoint=last_valid_checkpoint(fast, slow))
+with full_said(fast):
+    trainer.train(resume_from_checkpoint=last_valid_checkpoint(fast, slow))
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from penstock.errors import SaveError, TierFull
 from penstock.save.adopting import adopt_folder
-from penstock.save.formats import Checkpoint
-from penstock.save.retention import Keep
+from penstock.save.formats import Checkpoint, find
+from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
-__all__ = ["DrainCallback", "last_valid_checkpoint"]
+__all__ = ["DrainCallback", "full_said", "last_valid_checkpoint"]
 
+ON_FULL = ("wait", "skip")
+ALL = Keep(fast=1 << 30)
 TRAINER_STATE = "trainer_state.json"
+log = logging.getLogger("penstock.save")
 AnyPath = str | os.PathLike[str]
 
 
@@ -29,23 +35,66 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
 
     keep, drain: as of Checkpointer.  The Trainer's save_total_limit removes on the fast tier by its
     own count and does not ask what is drained: leave it unset, and let keep= do it.
+    on_full: where there is no room for another checkpoint of the last one's size, "wait" for what
+    `keep` lets go once it is drained, or "skip" this save (one process only).  TierFull ends the
+    training before it has written anything, where waiting cannot help.  A disk that fills in the
+    middle of a save is an error of the Trainer's; `with full_said(fast):` says what it is.
     """
 
     def __init__(
-        self, slow: AnyPath, *, keep: Keep | None = None, drain: str | None = None
+        self,
+        slow: AnyPath,
+        *,
+        keep: Keep | None = None,
+        drain: str | None = None,
+        on_full: str = "wait",
     ) -> None:
-        self._slow, self._keep, self._drain = slow, keep, drain
+        if on_full not in ON_FULL:
+            raise SaveError(f"on_full={on_full!r} is not among {', '.join(ON_FULL)}")
+        self._slow, self._keep, self._drain, self._on_full = slow, keep, drain, on_full
+        self._last_bytes = 0
+        self._tiers: Tiers | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.world_size > 1 and self._on_full != "wait":
+            raise SaveError(f"on_full={self._on_full!r} is for one process: many would not agree")
         if state.is_world_process_zero:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             claim_for_process(args.output_dir)
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
+            self._tiers = tiers = Tiers.of(args.output_dir, self._slow)
+            there = find(tiers.fast) if tiers.fast is not None else []
+            self._last_bytes = next((one.size_bytes for one in there if _is_of_trainer(one)), 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._make_room(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._make_room(args, state, control)
+
+    def _make_room(self, args: Any, state: Any, control: Any) -> None:
+        if self._tiers is None or not control.should_save or not self._last_bytes:
+            return
+        name = f"checkpoint-{state.global_step}"
+        try:
+            root = self._tiers.room(self._last_bytes, self._keep or ALL, self._on_full)
+        except TierFull as error:
+            raise TierFull(
+                f"{args.output_dir}: no room for {name}: the last one has {self._last_bytes:,} "
+                f"bytes, {error.wanted_bytes:,} more than are free; use a larger tier, or keep "
+                "fewer: DrainCallback(keep=Keep(fast=1))",
+                error.path,
+                error.wanted_bytes,
+            ) from error
+        if root is None:
+            control.should_save = False
+            log.warning("%s is not saved: no room on %s", name, args.output_dir)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            adopt_folder(folder, state.global_step, "hf", args.world_size)
+            manifest = adopt_folder(folder, state.global_step, "hf", args.world_size)
+            self._last_bytes = manifest.size_bytes
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
 
 
