@@ -26,7 +26,15 @@ import penstock
 from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index, read
-from penstock.feed.read import Buffer, Engine, Options, Reader, available_bytes, is_watched
+from penstock.feed.read import (
+    Buffer,
+    Engine,
+    Options,
+    Reader,
+    Tally,
+    available_bytes,
+    is_watched,
+)
 from penstock.feed.tfrecord import framed
 from penstock.tiers import evict, resident_bytes
 from test_bench_tier import needs_fuse
@@ -861,3 +869,9 @@ def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
     if has_uring():
         assert by_uring[0] >= 1
         assert by_uring[2] >= 1
+
+
+def test_tallies_add_up_field_by_field() -> None:
+    names = Tally.__slots__
+    one, two = (Tally(**{name: 10**at * n for at, name in enumerate(names)}) for n in (1, 2))
+    assert one + two == Tally(**{name: 3 * 10**at for at, name in enumerate(names)})

@@ -142,8 +142,18 @@ class Tally:
     seconds: float = 0.0
 
     def __add__(self, other: Tally) -> Tally:
-        names = self.__slots__
-        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+        return Tally(  # name by name: to look them up took a tenth of a window in memory
+            self.windows + other.windows,
+            self.reads + other.reads,
+            self.from_memory + other.from_memory,
+            self.direct + other.direct,
+            self.in_place + other.in_place,
+            self.failed + other.failed,
+            self.by_uring + other.by_uring,
+            self.read_bytes + other.read_bytes,
+            self.record_bytes + other.record_bytes,
+            self.seconds + other.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
