@@ -291,6 +291,42 @@ def test_a_process_that_records_itself_has_the_faults_of_its_windows_and_no_othe
 
 
 @samples
+def test_threads_that_start_while_sampling_begins_are_sampled_once(
+    tmp_path: Path, work: Path
+) -> None:
+    (work / "starting.py").write_text(
+        MAPPED
+        + """
+import threading
+import penstock
+memory, go, stop, started = mapped("own.bin"), threading.Event(), threading.Event(), []
+def wait_and_touch(place):
+    go.wait()
+    touch(memory, [place])
+def start():
+    while not stop.is_set() and len(started) < 500:
+        started.append(threading.Thread(target=wait_and_touch, args=(len(started),)))
+        started[-1].start()
+        time.sleep(0.0001)
+starter = threading.Thread(target=start)
+starter.start()
+window = penstock.record(sys.argv[1])
+stop.set()
+starter.join()
+go.set()
+for thread in started:
+    thread.join()
+window.stop()
+print(len(started))
+"""
+    )
+    threads = int(ran_alone(work, "starting.py", tmp_path / "run"))
+    with open_run(tmp_path / "run") as run:
+        assert sum(of_file(run, "own.bin")) == threads
+        assert measure(run).faults.quality == ("measured", "")
+
+
+@samples
 def test_what_samples_a_process_ends_with_it(tmp_path: Path, work: Path) -> None:
     (work / "killed.py").write_text(
         MAPPED

@@ -1,4 +1,4 @@
-"""A report is the same by DuckDB and by a Spark standalone cluster of two workers."""
+"""Every question gives the same rows on DuckDB and on a Spark standalone cluster of two workers."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,35 @@ import pytest
 
 from penstock import spark
 from penstock.errors import MissingDependency, QueryError, RunError
-from penstock.measures import measure
-from penstock.report import report_of, to_json
+from penstock.interop import darshan_counters as counters
+from penstock.questions import PREPARED, VIEWS, query
 from penstock.run import Run, open_run
 from penstock.spark import in_sparks_words, open_on_spark
-from synthetic import MS, Synthetic, training_job
+from synthetic import MS, NUMBERS, Synthetic, training_job
 
 S = 1000 * MS
+# A JVM that lives two minutes: no time for the second compiler's work, nor for collecting aside.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+ALL = {
+    path.name.removesuffix(".sql")
+    for path in (resources.files("penstock") / "queries").iterdir()
+    if path.name.endswith(".sql")
+}
+# Asked before those that read them; in this order.
+BESIDE = ("darshan_ranks", "darshan_names", "darshan_kinds", "darshan_renames", "timeline_family")
+WORDS = {"kinds": list(counters.KINDS), "timers": list(counters.TIMERS)}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "darshan_kinds": WORDS,
+    "darshan_calls": {**WORDS, "parts": 1, "part": 0},
+    "darshan_heatmap": {"width_ns": S // 10, "bins": 60},
+    "timeline_bandwidth": {"from_ns": 0, "to_ns": 8 * S, "bin_ns": 50 * MS},
+    "timeline_calls": {"pixel_ns": 5 * MS},
+    "timeline_slices": {"pixel_ns": 5 * MS},
+    "timeline_spans": {"from_ns": 0, "to_ns": 8 * S},
+}
+# What this run has nothing of: a tier that was filled, batches that a graph asked for.
+EMPTY = {"filling", "graph_waits"}
+VARIABLES = {"start_unix_ns": "0", "from_ns": "0", "to_ns": str(8 * S), "pids": "[1, 2]::BIGINT[]"}
 
 
 def why_no_spark() -> str:
@@ -50,7 +73,7 @@ def rich_job() -> Synthetic:
         run.step(end * MS, end * MS + 50 * MS, number, process=10)
         run.call("pread", start * MS, (start + 40) * MS, process=10, thread=7, moved=9, offset=0)
         run.call("pread", (start + 20) * MS, (end + 9) * MS, process=10, thread=8, moved=1)
-    run.process(10, end=5 * S, rank=1, command="python graph.py")
+    run.process(10, end=5 * S, rank=1, world_size=2, command="python graph.py")
     run.call("read", 3 * S, None, path="/data/stuck", process=10)
     run.call("pread", 3300 * MS, 3380 * MS, path="/data/helped", process=2, thread=5, moved=4096)
     run.file("/data/big.bin", size=64 << 20)
@@ -91,7 +114,18 @@ def rich_job() -> Synthetic:
     run.span("validation", 4 * S, 4100 * MS)
     run.span("graph", 3400 * MS, 3400 * MS + 1, process=10, a=S)
     run.rows["staged"] += [(1, "served", 5), (2, "changed", 1)]
-    run.rows["threads"] += [(1, 1, 11, "python", True), (5, 2, 25, "decode-1", False)]
+    run.rows["threads"] += [(5, 2, 25, "decode-1", False)]
+    run.span("barrier", 3450 * MS, 3460 * MS)
+    run.note("a blind spot", "of a kind of its own")
+    run.note("clock", "node1\treference\t0\t0\t0\t12")
+    run.note("clock", "node2\tsteps\t1500\t20\t900\t12")
+    run.note("burst tier", "/fast")
+    run.note("drained", "4096 0.5")
+    run.note("drain left", "1 100 2.5")
+    run.note("resident before", "3\t300\t120\tall\tnamed")
+    moved = (1, 1, NUMBERS["rename"], 0, run.file("/data/stuck"), run.file("/data/new"))
+    run.call("pread", 3100 * MS, 3101 * MS, path="/data/stuck", moved=1, offset=0)
+    run.rows["events/00000"].append((*moved, 3200 * MS, MS, None, 0, 0, None, None))
     run.rows["unseen"].append((1, 4711, "/usr/bin/static", "a static program"))
     return run
 
@@ -120,6 +154,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     address = f"spark://127.0.0.1:{port}"
     environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = QUICK
     environment |= {"SPARK_WORKER_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
     deploy = "org.apache.spark.deploy"
     commands = [
@@ -163,6 +198,10 @@ def session(cluster: str) -> Iterator[Any]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.log.level": "OFF",
+        "spark.sql.maxPlanStringLength": "100",
+        "spark.locality.wait": "0s",
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK,
     }.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
@@ -182,15 +221,88 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """By all columns; numbers as such, so that 1 and 1.0 stand at one place."""
+
+    def key(cell: Any) -> tuple[bool, float, str]:
+        is_number = isinstance(cell, int | float)
+        return cell is None, round(cell, 6) if is_number else 0, "" if is_number else str(cell)
+
+    return sorted(rows, key=lambda row: tuple(map(key, row)))
+
+
+def difference(mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> str:
+    if len(mine) != len(theirs):
+        return f"{len(mine)} rows, {len(theirs)} on Spark"
+    for one, other in zip(ordered(mine), ordered(theirs), strict=True):
+        if not same(one, other):
+            return f"{one} is {other} on Spark"
+    return ""
+
+
+class Both:
+    """Asks two engines the same and keeps what they do not agree in."""
+
+    def __init__(self, duck: Any, spark: Any) -> None:
+        self.duck = duck
+        self.spark = spark
+        self.asked: set[str] = set()
+        self.rows: dict[str, int] = {}
+        self.wrong: dict[str, str] = {}
+
+    def prepare(self, name: str) -> None:
+        kind = "VIEW" if name in VIEWS or name == "timeline_shown" else "TABLE"
+        try:
+            self.each(f"CREATE TEMP {kind} {name} AS\n{query(name)}", PARAMETERS.get(name))
+        except QueryError as error:
+            self.asked.add(name)
+            self.wrong[name] = str(error)[:300]
+            return
+        self.compare(name, f"SELECT * FROM {name}")
+
+    def each(self, text: str, parameters: dict[str, Any] | None = None) -> None:
+        self.duck.execute(text, parameters)
+        self.spark.execute(text, parameters)
+
+    def compare(self, name: str, text: str, parameters: dict[str, Any] | None = None) -> None:
+        self.asked.add(name)
+        mine = self.duck.execute(text, parameters).fetchall()
+        self.rows[name] = len(mine)
+        try:
+            theirs = self.spark.execute(text, parameters).fetchall()
+        except QueryError as error:
+            self.wrong[name] = str(error)[:300]
+        else:
+            if found := difference(mine, theirs):
+                self.wrong[name] = found
+
+
 @needs_spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_report_is_the_same(run: Run, session: Any, cluster: str) -> None:
-    """All that the report asks, and what that reads: 84 files of queries/."""
-    with open_on_spark(run, cluster) as there:
+def test_every_question_has_the_same_rows_on_both_engines(
+    run: Run, session: Any, cluster: str
+) -> None:
+    with open_on_spark(run, cluster) as there, run.connection.cursor() as duck:
         assert session.sparkContext.master == cluster
-        mine, theirs = (json.loads(to_json(report_of(measure(one)))) for one in (run, there))
-    assert same(mine, theirs)
+        both = Both(duck, there.connection)
+        for name in PREPARED:
+            if name == "watched":
+                both.compare("slot_ns", query("slot_ns"))
+                both.each(f"SET VARIABLE slot_ns = ({query('slot_ns')})")
+            both.prepare(name)
+        for name, value in VARIABLES.items():
+            both.each(f"SET VARIABLE {name} = {value}")
+        for name in (*BESIDE, "timeline_shown"):
+            both.prepare(name)
+        both.compare("counters", "SELECT * FROM counters")
+        for name in sorted(ALL - both.asked):
+            both.compare(name, query(name), PARAMETERS.get(name))
+    assert both.wrong == {}
+    assert both.asked == ALL
+    # Questions that found nothing were compared in nothing.
+    empty = {name for name, rows in both.rows.items() if not rows}
+    assert empty <= EMPTY
 
 
 @needs_spark

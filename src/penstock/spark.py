@@ -347,11 +347,13 @@ def _one() -> exp.Expression:
     return exp.Literal.number(1)
 
 
+# Of no pairs NULL, as of DuckDB's list() that gathered nothing.
 _COMMONEST = (
-    "TRANSFORM(SLICE(SORT_ARRAY(TRANSFORM(ARRAY_DISTINCT(TRANSFORM({pairs}, p -> p.value)),"
+    "IF(SIZE({pairs}) = 0, NULL, TRANSFORM(SLICE(SORT_ARRAY(TRANSFORM("
+    "ARRAY_DISTINCT(TRANSFORM({pairs}, p -> p.value)),"
     " v -> STRUCT(AGGREGATE(FILTER({pairs}, p -> p.value = v), CAST(0 AS BIGINT),"
     " (total, p) -> total + p.calls) AS calls, v AS value)), FALSE), 1, 4),"
-    " p -> STRUCT(p.value AS value, p.calls AS calls))"
+    " p -> STRUCT(p.value AS value, p.calls AS calls)))"
 )
 
 
@@ -486,8 +488,12 @@ def _say_unnest(select: exp.Select) -> None:
         for node in projection.find_all(exp.Explode)
         if node.find_ancestor(exp.Select) is select
     ]
-    if not found or not select.args.get("from_", select.args.get("from")):
-        return  # of a list alone, Spark does as DuckDB
+    if not found:
+        return
+    if not select.args.get("from_", select.args.get("from")):
+        if len(found) == 1 and found[0].find_ancestor(exp.Select, exp.Cast) is select:
+            return  # of one list alone, Spark does as DuckDB
+        select.from_(exp.select(exp.alias_(_one(), "one_")).subquery("one_"), copy=False)
     lists = [node.this.copy() for node in found]
     names = [f"unnested_{number}" for number in range(len(lists))]
     for node, name in zip(found, names, strict=True):

@@ -66,8 +66,9 @@ WITH calls AS (
         lag(op_group) OVER same_file AS group_before,
         lag(kind) OVER same_file AS kind_before
     FROM accesses
-    WINDOW same_op AS (PARTITION BY process, file, op_number ORDER BY start_ns),
-        same_file AS (PARTITION BY process, file ORDER BY start_ns)
+    -- The first and the last access that were folded may be one.
+    WINDOW same_op AS (PARTITION BY process, file, op_number ORDER BY start_ns, kind = 'last'),
+        same_file AS (PARTITION BY process, file ORDER BY start_ns, kind = 'last')
 ), numbered AS (
     -- Of all accesses with one stride, the first stands for the others.
     SELECT *, count(*) OVER alike AS stride_calls, row_number() OVER alike AS stride_number

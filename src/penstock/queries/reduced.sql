@@ -70,7 +70,8 @@ SELECT
     p.rank,
     p.world_size,
     p.host,
-    format('{} {} {}', p.host, p.pid, getvariable('start_unix_ns') + p.start_ns) AS name,
+    p.host || ' ' || CAST(p.pid AS VARCHAR) || ' '
+        || CAST(getvariable('start_unix_ns') + p.start_ns AS VARCHAR) AS name,
     p.command,
     p.executable,
     p.folder,
@@ -136,7 +137,7 @@ SELECT
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
 WHERE w.in_wall OR NOT w.is_start
-GROUP BY 2, p.part
+GROUP BY w.in_wall, p.part
 UNION ALL BY NAME
 SELECT 'part' AS kind, 'save' AS layer, c.op_group AS name, CAST(round(sum(c.ns)) AS BIGINT) AS duration_ns
 FROM stretch_calls AS c
@@ -160,7 +161,8 @@ LEFT JOIN files_of AS r ON r.file = f.file
 WHERE f.kind = 'regular' AND (r.file IS NOT NULL OR f.path_class = 'output')
 UNION ALL BY NAME
 SELECT 'heat' AS kind, p.rank, p.host,
-    format('{} {} {}', p.host, p.pid, getvariable('start_unix_ns') + p.start_ns) AS name,
+    p.host || ' ' || CAST(p.pid AS VARCHAR) || ' '
+        || CAST(getvariable('start_unix_ns') + p.start_ns AS VARCHAR) AS name,
     h.width, CAST(h.bin AS BIGINT) AS bin, CAST(h.wait_ns AS BIGINT) AS wait_ns
 FROM heat AS h
 JOIN processes AS p ON p.process = h.process

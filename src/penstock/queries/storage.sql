@@ -1,6 +1,7 @@
 -- File systems that hold data and output files, by what was moved (the first 50).  A file that was
 -- opened as its staged copy lies on the tier.
---   mount, kind  where it is mounted and its type, as noted when the recording began; NULL: not noted
+--   mount, kind  where it is mounted and its type, as noted when the recording began, else when it was
+--               measured; NULL: neither
 --   files, size_bytes  regular files on it, and their size together
 --   read_bytes, written_bytes  of POSIX and STDIO, for each file, the layer that moved more
 --   beneath     what is known of the device: its queue, striping, limits; of NFS what the server was asked
@@ -8,11 +9,12 @@
 WITH mounts AS (
     SELECT DISTINCT
         split_part(value, chr(9), 1) AS mount,
-        split_part(value, chr(9), 2) AS kind
+        split_part(value, chr(9), 2) AS kind,
+        true AS is_noted
     FROM notes
     WHERE key = 'mount'
     UNION
-    SELECT mount, kind FROM ceilings
+    SELECT mount, kind, false FROM ceilings
 ),
 served AS (
     SELECT mount, quantity, sum(value) AS value
@@ -79,7 +81,9 @@ placed AS (
     FROM folders AS f
     LEFT JOIN mounts AS m
         ON m.mount = '/' OR f.folder = m.mount OR starts_with(f.folder, m.mount || '/')
-    QUALIFY row_number() OVER (PARTITION BY f.folder ORDER BY length(m.mount) DESC) = 1
+    QUALIFY row_number() OVER (
+        PARTITION BY f.folder ORDER BY length(m.mount) DESC, m.is_noted DESC, m.kind
+    ) = 1
 )
 SELECT
     p.mount,

@@ -3,22 +3,22 @@
 -- end; a slice of one call is that call.  pixel_ns 0: none is gathered.
 --   calls     in the slice; reads, writes: of them, those that move bytes each way
 --   busy_ns   sum of their durations;  moved_bytes, asked_bytes  sums
---   op_number, file, offset_bytes, errno  of the only call
+--   op_number, file, offset_bytes, errno  of the only call; of several each the least
 WITH gathered AS (
     SELECT
         c.process,
         c.thread,
         count(*) AS calls,
-        any_value(c.op_number) AS op_number,
-        any_value(c.file) AS file,
+        min(c.op_number) AS op_number,
+        min(c.file) AS file,
         min(c.start_ns) AS start_ns,
         max(c.end_ns) AS end_ns,
         CAST(sum(c.duration_ns) AS BIGINT) AS busy_ns,
         bool_or(c.is_in_flight) AS is_in_flight,
-        any_value(c.offset_bytes) AS offset_bytes,
+        min(c.offset_bytes) AS offset_bytes,
         CAST(sum(c.asked_bytes) AS BIGINT) AS asked_bytes,
         CAST(coalesce(sum(c.moved_bytes) FILTER (WHERE o.is_access), 0) AS BIGINT) AS moved_bytes,
-        any_value(c.errno) AS errno,
+        min(c.errno) AS errno,
         count(*) FILTER (WHERE c.errno <> 0) AS errors,
         count(*) FILTER (WHERE o.is_access AND o.op_group = 'read') AS reads,
         count(*) FILTER (WHERE o.is_access AND o.op_group = 'write') AS writes
