@@ -167,7 +167,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patched.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         try:
             for words in commands:
-                command = [starter, f"{deploy}.{words[0]}", *words[1:]]
+                # A test that is killed leaves no cluster behind.
+                command = ["setpriv", "--pdeathsig", "KILL", starter]
+                command += [f"{deploy}.{words[0]}", *words[1:]]
                 started.append(
                     subprocess.Popen(
                         command, env=environment, stdout=log, stderr=log, start_new_session=True

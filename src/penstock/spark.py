@@ -312,7 +312,8 @@ def in_sparks_words(text: str, variables: Mapping[str, Any], parameters: Mapping
             _say_by_name(union, tree)
     for part in tree.find_all(exp.CTE):
         part.set("materialized", None)
-    return tree.sql("spark", comments=False)
+    said: str = tree.sql("spark", comments=False)
+    return said
 
 
 def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:

@@ -221,7 +221,8 @@ def _write(path: Path, history: _History, n: int, size: int, random: np.random.G
                         else:
                             transaction.put(_key(record), values[record])
         state = env.stat()
-        return state["leaf_pages"] + state["branch_pages"]
+        pages: int = state["leaf_pages"] + state["branch_pages"]
+        return pages
 
 
 def _key(record: int) -> bytes:
