@@ -236,7 +236,7 @@ waiting = threading.Thread(target=wait_and_touch)
 waiting.start()
 touch(memory, range(100))
 open_before = os.listdir("/proc/self/fd")
-with penstock.record(sys.argv[1]):
+with penstock.record(sys.argv[1], faults=True):
     touch(memory, range(100, 400))
     go.set()
     waiting.join()
@@ -248,7 +248,7 @@ with penstock.record(sys.argv[1]):
         os._exit(0)
     os.waitpid(pid, 0)
 touch(memory, range(400, 500))
-with penstock.record(sys.argv[1]):
+with penstock.record(sys.argv[1], faults=True):
     touch(memory, range(500, 700))
 print(os.listdir("/proc/self/fd") == open_before)
 try:
@@ -310,7 +310,7 @@ def start():
         time.sleep(0.0001)
 starter = threading.Thread(target=start)
 starter.start()
-window = penstock.record(sys.argv[1])
+window = penstock.record(sys.argv[1], faults=True)
 stop.set()
 starter.join()
 go.set()
@@ -333,7 +333,7 @@ def test_what_samples_a_process_ends_with_it(tmp_path: Path, work: Path) -> None
         + """
 import penstock
 memory = mapped("own.bin")
-window = penstock.record(sys.argv[1])
+window = penstock.record(sys.argv[1], faults=True)
 touch(memory, range(300))
 print(os.getpid(), flush=True)
 os._exit(0)
@@ -347,6 +347,16 @@ os._exit(0)
         time.sleep(0.05)
     with open_run(tmp_path / "run") as run:
         assert sum(of_file(run, "own.bin")) == 300
+
+
+def test_a_window_whose_faults_nobody_asked_for_says_so(tmp_path: Path, work: Path) -> None:
+    (work / "itself.py").write_text(ITSELF.replace(", faults=True", ""))
+    assert ran_alone(work, "itself.py", tmp_path / "run") == "True\nno child\n"
+    with open_run(tmp_path / "run") as run:
+        assert measure(run).faults.quality == (
+            "not measured",
+            "not asked for: penstock.record(folder, faults=True)",
+        )
 
 
 def test_a_window_opens_where_its_faults_may_not_be_sampled(tmp_path: Path, work: Path) -> None:

@@ -17,7 +17,8 @@
 
 #include "../faults.h"
 
-#define DRAIN_MS 200 /* as in penstock/beside.py */
+#define DRAIN_MS                                                                                   \
+    20 /* what a window's end waits for at most; a ring that fills is drained at once */
 
 static int (*open_faults)(const char *, int, const int *, int, struct faults **);
 static int (*drain)(struct faults *, int);

@@ -296,6 +296,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
     nothing new begins: the stretch becomes a span of that run, and a warning says where it goes.
     staged: a tier's map, from penstock.stage.map_of(tier): from this window on, in every window of
     this process, files that are opened to be read are their copies on that tier.
+    faults: samples page faults of mapped files too; a window then begins some 20 ms later.
 
     Raises RecorderError: a window is open, the folder cannot be written, this system cannot be
     recorded, or the map is none.
@@ -306,6 +307,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         folder: str | os.PathLike[str],
         budget_bytes: int = 0,
         staged: str | os.PathLike[str] | None = None,
+        faults: bool = False,
     ) -> None:
         self.folder = os.fspath(folder)
         self.is_mark = False  # a stretch of what `penstock run` records, no window of its own
@@ -325,7 +327,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         if _process.is_run:
             self._mark_in_run(native)
         else:
-            self._start(native, budget_bytes)
+            self._start(native, budget_bytes, faults)
         _process.window = self
         for _, call in _process.starters:
             call()
@@ -341,7 +343,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             stacklevel=3,
         )
 
-    def _start(self, native: _Native, budget_bytes: int) -> None:
+    def _start(self, native: _Native, budget_bytes: int, faults: bool) -> None:
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
@@ -354,13 +356,17 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
 
         # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
         facts = machine.facts()
-        self._faults = FaultWatch(self.folder, _library())
+        state = "not asked for: penstock.record(folder, faults=True)"
+        if faults:
+            self._faults = FaultWatch(self.folder, _library())
+            state = self._faults.state
         result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
         if result < 0:
-            self._faults.drop()
+            if self._faults is not None:
+                self._faults.drop()
             raise _failure(-result, self.folder, native)
-        if self._faults.state != MEASURED:
-            facts = [*facts, ("page faults", self._faults.state)]
+        if state != MEASURED:
+            facts = [*facts, ("page faults", state)]
         _process.forget()
         _process.is_on = True
         for key, value in facts:
