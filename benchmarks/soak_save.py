@@ -158,7 +158,7 @@ def main() -> None:
                 found = soak(chance, int(words[1]) if len(words) > 1 else usual)
             except SystemExit as ended:
                 if is_recorded:
-                    _record(name, seed, {"": {FAILED: 1}}, str(ended))
+                    _record(name, seed, {"": {FAILED: 1}}, str(ended).replace(f"{ROOT}/", ""))
                 raise
             if is_recorded:
                 _record(name, seed, found)

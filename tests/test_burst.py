@@ -28,6 +28,7 @@ from penstock.save.burst import (
     PATTERNS,
     WAS,
     Burst,
+    Entry,
     entries,
     finish,
     is_torn,
@@ -555,6 +556,45 @@ def test_a_torn_file_never_gets_its_name_and_what_was_there_comes_back(
         *("a.safetensors", "a.safetensors.torn", "b.safetensors", "fresh.safetensors.torn"),
     ]
     assert (work / "fresh.safetensors.torn").read_bytes() == whole[:-1]
+    assert on_tier(fast) == []
+
+
+@pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])
+def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
+    fast: Path, work: Path, moment: str
+) -> None:
+    """Three versions of one path; the program is killed in the third, at the worst moments."""
+    home = work / "a.safetensors"
+    _made(fast, home, _safetensors(1), 1)
+    _made(fast, work / "other.safetensors", _safetensors(9), 9)
+
+    def torn() -> None:
+        _made(fast, home, _safetensors(3)[:500], 3)
+
+    with Burst(fast, AT_ONCE) as drain:
+        copy, forget = drain._copy, drain._forget_was
+
+        def copied(one: Entry, before: os.stat_result) -> Path:
+            found = copy(one, before)
+            if one.home != home:  # the newest goes first, and the look round was before it
+                _made(fast, home, _safetensors(2), 2)
+            elif moment == "while it is copied":
+                drain._copy = copy  # type: ignore[method-assign]
+                torn()
+            return found
+
+        def forgotten(one: Entry) -> None:
+            if one.home == home and moment == "when it is home":
+                drain._forget_was = forget  # type: ignore[method-assign]
+                torn()
+            forget(one)
+
+        drain._copy, drain._forget_was = copied, forgotten  # type: ignore[method-assign]
+        assert drain.once() == []
+        assert home.read_bytes() == _safetensors(2)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(2)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn", "other.safetensors"]
     assert on_tier(fast) == []
 
 

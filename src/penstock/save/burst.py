@@ -590,7 +590,8 @@ class Burst(Working):
         )
 
     def _forget_was(self, one: Entry) -> None:
-        one.was.unlink(missing_ok=True)
+        if not one.home.is_symlink():  # else it is what a newer one will need that is written now
+            one.was.unlink(missing_ok=True)
         # Of the name under which it was made, if that was another one and is nobody's now.
         made_as = one.home.with_name(one.name[ID_LETTERS:])
         if made_as != one.home and not made_as.is_symlink():
@@ -687,7 +688,9 @@ class Burst(Working):
         if newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data):
             new.replace(one.was)
             fsync_folder(one.home.parent)
-            _drop(one)
+            # Older ones first: of what is left on the tier the newest is what was there before.
+            for other in (*self._versions(one), one):
+                _drop(other)
 
     def _end_moved(self, one: Entry) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
@@ -711,8 +714,8 @@ class Burst(Working):
         what is on the tier: then the link comes back."""
         for one in entries(self.fast.folder):
             before = self._gone.get(one.name)
-            if before is None or one.size_bytes is None:
-                continue
+            if before is None or one.size_bytes is None or one.is_linked():
+                continue  # linked: a newer one was torn, and this is what was there before
             with _unwritten(one.data, self.settings.settle_s) as is_free:
                 is_same = _facts(one.data.stat()) == _facts(before)
             if is_same and is_free:
