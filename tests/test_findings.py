@@ -342,7 +342,7 @@ def test_ranks_that_read_a_share_each_pass_are_fine(share: float, passes: int) -
 
 def test_who_should_have_read_what_is_open_without_a_loader() -> None:
     run = each_rank_reads(1.0)
-    run.rows["spans/0"] = [row for row in run.rows["spans/0"] if row[3] != "loader"]
+    run.rows["spans/00000"] = [row for row in run.rows["spans/00000"] if row[3] != "loader"]
     assert "no pass of a loader" in fine(measure(run), "D10", "not judged").says
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["DrainCallback", "full_said", "last_valid_checkpoint"]
 ON_FULL = ("wait", "skip")
 ALL = Keep(fast=1 << 30)
 TRAINER_STATE = "trainer_state.json"
+BLOCK_BYTES = 4096
 log = logging.getLogger("penstock.save")
 AnyPath = str | os.PathLike[str]
 
@@ -52,7 +54,7 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
         if on_full not in ON_FULL:
             raise SaveError(f"on_full={on_full!r} is not among {', '.join(ON_FULL)}")
         self._slow, self._keep, self._drain, self._on_full = slow, keep, drain, on_full
-        self._last_bytes = 0
+        self._next_bytes = 0
         self._tiers: Tiers | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -64,7 +66,8 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
             self._tiers = tiers = Tiers.of(args.output_dir, self._slow)
             there = find(tiers.fast) if tiers.fast is not None else []
-            self._last_bytes = next((one.size_bytes for one in there if _is_of_trainer(one)), 0)
+            last = next((one for one in there if _is_of_trainer(one)), None)
+            self._next_bytes = _next_bytes(file.size_bytes for file in last.files) if last else 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._make_room(args, state, control)
@@ -73,16 +76,16 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
         self._make_room(args, state, control)
 
     def _make_room(self, args: Any, state: Any, control: Any) -> None:
-        if self._tiers is None or not control.should_save or not self._last_bytes:
+        if self._tiers is None or not control.should_save or not self._next_bytes:
             return
         name = f"checkpoint-{state.global_step}"
         try:
-            root = self._tiers.room(self._last_bytes, self._keep or ALL, self._on_full)
+            root = self._tiers.room(self._next_bytes, self._keep or ALL, self._on_full)
         except TierFull as error:
             raise TierFull(
-                f"{args.output_dir}: no room for {name}: the last one has {self._last_bytes:,} "
-                f"bytes, {error.wanted_bytes:,} more than are free; use a larger tier, or keep "
-                "fewer: DrainCallback(keep=Keep(fast=1))",
+                f"{args.output_dir}: no room for {name}: by the last one it takes "
+                f"{self._next_bytes:,} bytes, {error.wanted_bytes:,} more than are free; use a "
+                "larger tier, or keep fewer: DrainCallback(keep=Keep(fast=1))",
                 error.path,
                 error.wanted_bytes,
             ) from error
@@ -94,8 +97,14 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             manifest = adopt_folder(folder, state.global_step, "hf", args.world_size)
-            self._last_bytes = manifest.size_bytes
+            self._next_bytes = _next_bytes(file.size_bytes for file in manifest.files)
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
+
+
+def _next_bytes(sizes: Iterable[int]) -> int:
+    """What the next checkpoint may take: whole blocks, each file one more than in the last, and the
+    manifest.  What it says of its steps grows."""
+    return BLOCK_BYTES * (1 + sum(-(-size // BLOCK_BYTES) + 1 for size in sizes))
 
 
 def _is_of_trainer(one: Checkpoint) -> bool:
