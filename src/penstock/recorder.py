@@ -288,6 +288,9 @@ def _stage(native: _Native, path: str) -> None:
         raise RecorderError(f"{path}: {said}; `penstock stage copy` makes it")
 
 
+NOT_ASKED = "not asked for: penstock.record(folder, faults=True)"  # page faults of a window
+
+
 class record:  # noqa: N801 - reads as the verb it is: with penstock.record(folder)
     """Records this process into `folder` from now until stop(), or to the end of a `with`.
 
@@ -352,21 +355,22 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
             ) from error
         _process.page, _process.asked = NOT_LOOKED, 0
         from penstock import machine
-        from penstock.faultwatch import MEASURED, FaultWatch
 
         # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
         facts = machine.facts()
-        state = "not asked for: penstock.record(folder, faults=True)"
         if faults:
+            from penstock.faultwatch import MEASURED, FaultWatch
+
             self._faults = FaultWatch(self.folder, _library())
-            state = self._faults.state
+            if self._faults.state != MEASURED:
+                facts = [*facts, ("page faults", self._faults.state)]
+        else:
+            facts = [*facts, ("page faults", NOT_ASKED)]
         result = native.start(os.fsencode(os.path.abspath(self.folder)), budget_bytes)
         if result < 0:
             if self._faults is not None:
                 self._faults.drop()
             raise _failure(-result, self.folder, native)
-        if state != MEASURED:
-            facts = [*facts, ("page faults", state)]
         _process.forget()
         _process.is_on = True
         for key, value in facts:

@@ -2,24 +2,8 @@
  * data; 10 cuFileReads of 4,096 at 0, 4,096, ...; one at 40,960 that gets nothing; one that fails
  * with an error of cuFile's own; open and register out; 3 cuFileWrites of 1,000; one read of out,
  * opened for writing, that fails with EBADF; deregister and close both. */
+#include "cufile_known.h"
 #include "known.h"
-
-struct error {
-    int code, cuda;
-};
-struct descriptor {
-    int type;
-    union {
-        int fd;
-        void *handle;
-    } of;
-    const void *operations;
-};
-
-struct error cuFileHandleRegister(void **handle, struct descriptor *descriptor);
-void cuFileHandleDeregister(void *handle);
-ssize_t cuFileRead(void *handle, void *memory, size_t size, off_t offset, off_t from);
-ssize_t cuFileWrite(void *handle, const void *memory, size_t size, off_t offset, off_t from);
 
 static char memory[65536];
 

@@ -2,25 +2,9 @@
  * its own.  A handle is an address that it chooses. */
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/types.h>
 #include <unistd.h>
 
-struct error {
-    int code, cuda;
-};
-struct descriptor {
-    int type;
-    union {
-        int fd;
-        void *handle;
-    } of;
-    const void *operations;
-};
-
-struct error cuFileHandleRegister(void **handle, struct descriptor *descriptor);
-void cuFileHandleDeregister(void *handle);
-ssize_t cuFileRead(void *handle, void *memory, size_t size, off_t offset, off_t from);
-ssize_t cuFileWrite(void *handle, const void *memory, size_t size, off_t offset, off_t from);
+#include "cufile_known.h"
 
 struct error cuFileHandleRegister(void **handle, struct descriptor *descriptor)
 {
