@@ -15,7 +15,7 @@ A third word after power and full names one file system.  The first difference e
 the folder that shows it.  SEED repeats the choices.
 --record adds what was done to docs/save-soak.json, of which a table in docs/save.md is made;
 several pieces add up as long as the code of saving stays the same.  A soak that failed is recorded
-too, and stays on record for that code.  `code` prints the digest of the code as it is now.
+too, and stays on record for that code.  `code` prints the digests of the code as it is now.
 """
 
 import hashlib
@@ -147,7 +147,7 @@ def main() -> None:
     print(f"seed {seed}; SEED={seed} repeats the choices", flush=True)
     wanted = words[0] if words else "all"
     if wanted == "code":
-        print(_code())
+        print(f"burst {_code('burst')}, the others {_code('kills')}")
         return
     if wanted not in ("all", *SOAKS):
         raise SystemExit(f"{wanted}: no such soak; there are: {', '.join(SOAKS)}")
@@ -170,7 +170,7 @@ def main() -> None:
 def _record(name: str, seed: int, found: dict[str, dict[str, Any]], failure: str = "") -> None:
     """Adds what a soak did to what stands there of the same code, and writes the page's table."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    code = _code()
+    code = _code(name)
     for row, counted in found.items():
         before = kept.get(f"{name} {row}".strip(), {})
         if before.get("code") != code:
@@ -189,11 +189,15 @@ def _record(name: str, seed: int, found: dict[str, dict[str, Any]], failure: str
     PAGE.write_text(page_of(PAGE.read_text(), kept))
 
 
-def _code() -> str:
-    """Of everything that a checkpoint's life depends on."""
+def _code(soak: str) -> str:
+    """Of everything that a checkpoint's life depends on in that soak: what serves programs under
+    --burst-buffer imports the rest, and nothing of the rest imports it."""
     package = ROOT / "src" / "penstock"
     files = [*sorted((package / "save").glob("*.py")), package / "stores.py", package / "tiers.py"]
-    files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
+    if soak == "burst":
+        files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
+    else:
+        files.remove(package / "save" / "burst.py")
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
