@@ -126,7 +126,7 @@ def machine() -> str:
 
 
 def _loop_ms() -> float:
-    """What tells two days of a rented machine apart: of one name, they differed by a factor of 2."""
+    """Tells two days of a rented machine apart: under one name they differed by a factor of 2."""
 
     def seconds() -> float:
         start, total = time.perf_counter(), 0

@@ -82,8 +82,8 @@ REASONS = """
 - What has no figure yet was not run on a quiet machine: a number taken under load says nothing.
 - A line's machine is that of its day. On 2026-11-22 the same machine took 2.2 times as long for any
   work of a processor (a report, an import, a loop), so that bars in seconds were not taken again;
-  in pairs with the code of 2026-11-20 a window begins as fast as it did (median of three pairs of
-  eleven: 37.8 ms against 43.1 on that day's slower machine).
+  in pairs with the code of 2026-11-20, under load, a window begins as fast as it did (median of
+  three pairs of eleven: 37.8 ms against 43.1).
 """
 
 
