@@ -117,6 +117,13 @@ def test_orders_differ_by_seed_and_by_epoch() -> None:
     assert len(seen) == 8
 
 
+@given(st.lists(st.integers(0, 3), max_size=100))
+def test_numbers_that_are_equal_are_sorted_as_they_stand(numbers: list[int]) -> None:
+    """So that an order is the same whatever sorts it: no sort but a stable one promises that."""
+    raw = np.array(numbers, np.uint64)
+    assert plan._sorted_by(raw).tolist() == sorted(range(len(raw)), key=numbers.__getitem__)
+
+
 def test_an_order_is_the_same_in_every_version_from_now_on() -> None:
     # Written down once: a resumed job must find the order that it left.
     table = Table(np.zeros(8, np.uint32), np.arange(8) * 100, np.full(8, 100))
@@ -256,6 +263,21 @@ def test_every_record_lies_where_the_layout_says_and_reads_do_not_touch(
     # Sorted: ascending in each file.
     same = found.file[1:] == found.file[:-1]
     assert (found.offset[1:] >= found.offset[:-1])[same].all()
+
+
+@given(
+    tables(least=1),
+    st.sampled_from([0, 1000, 1 << 20]),
+    st.sampled_from([0, 4096, 1 << 20]),
+    st.integers(0, 2**32 - 1),
+)
+def test_in_the_room_that_is_said_to_do_every_layout_fits(
+    table: Table, target: int, gap: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    asked = random.integers(0, len(table), random.integers(0, 2 * len(table)))
+    most = plan.most_room(table, asked)
+    assert plan.fitted(table, asked, target, gap, most).room <= most
 
 
 def test_neighbours_are_one_read_and_far_ones_are_not() -> None:

@@ -117,8 +117,7 @@ class FeedDataset:
 
     def _parts(self, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Halves of halves, until each fits the buffer."""
-        plan = self._reader.layout(records, self._buffer.limit_bytes)
-        if plan.room <= self._buffer.limit_bytes or len(records) < 2:
+        if len(records) < 2 or self._reader.fits(records, self._buffer.limit_bytes):
             yield records
             return
         half = len(records) // 2
@@ -130,6 +129,8 @@ class FeedDataset:
         if loaded.failures:
             raise FeedError(loaded.failures[0].why)
         batch = Batch(self.index, loaded.memory, records, loaded.at)
+        if self.decode is _as_bytes:  # all at once takes a third as long
+            return batch.as_bytes()
         return [self.decode(record) for record in batch]
 
     def close(self) -> None:

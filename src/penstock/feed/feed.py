@@ -58,6 +58,7 @@ STATE_VERSION = 1
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 READ_AHEAD_BYTES = 8 << 20  # of one window: enough reads to keep a device's queue from running dry
 ON_ERROR = ("raise", "skip")
+LOOKED_AT = 2048  # records that are looked for in memory at once, where all were there so far
 NO_SLOT = -1  # of a window that lies where the page cache has it
 
 
@@ -196,7 +197,9 @@ class Batch(Sequence[Record]):
 
     def as_bytes(self) -> list[bytes]:
         """All records copied: they stay valid."""
-        return [view.tobytes() for view in self.views()]
+        memory = self._memory
+        starts, ends = self.starts.tolist(), self.ends.tolist()
+        return [memory[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
 
 
 # --- one epoch's plan ----------------------------------------------------------------------------
@@ -215,12 +218,11 @@ class Epoch:
     def n_windows(self) -> int:
         return len(self.edges) - 1
 
-    def window(self, number: int) -> NDArray[np.int64]:
-        """The records of a window, batch after batch."""
+    def window(self, number: int, end: int | None = None) -> NDArray[np.int64]:
+        """The records of a window, or of those up to another one, batch after batch."""
+        first, last = self.edges[number], self.edges[number + 1 if end is None else end]
         size = self.share.batch_size
-        return self.share.records[
-            int(self.edges[number]) * size : int(self.edges[number + 1]) * size
-        ]
+        return self.share.records[int(first) * size : int(last) * size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -439,22 +441,49 @@ class _Asked:
 
 class _InPlace:
     """Windows of one epoch where the page cache has them: nothing is left to be read ahead.  From
-    the first one on that is not all there, they are."""
+    the first one on that is not all there, they are.
+
+    As long as all is there several windows are looked for at once, and confirmed one by one."""
 
     def __init__(self, epoch: Epoch, readers: list[Reader], slots: list[Buffer]) -> None:
         self.epoch = epoch
         self.readers = readers
         self.slots = slots
         self.ahead: _Ahead | None = None
+        self.first = self.end = 0  # the windows that were found
+        self.found: Loaded | None = None
 
     def take(self, window: int) -> tuple[int, Loaded]:
         if self.ahead is None:
-            reader = self.readers[0]
-            found = reader.in_place(self.epoch.window(window))
-            if found is not None:
-                return NO_SLOT, reader.confirmed(found)
+            if window >= self.end:
+                self._look(window)
+            given = self._given(window)
+            if given is not None:
+                return NO_SLOT, given
             self.ahead = _Ahead(self.epoch, self.readers, self.slots, window)
         return self.ahead.take(window)
+
+    def _look(self, window: int) -> None:
+        """For several windows; where a record of one of them failed, for this one alone."""
+        reader, edges = self.readers[0], self.epoch.edges
+        self.first, self.end = window, window + 1
+        if reader.reading.is_held:
+            most = int(edges[window]) + LOOKED_AT // self.epoch.share.batch_size
+            self.end = max(self.end, int(np.searchsorted(edges, most, side="right")) - 1)
+        self.found = reader.in_place(self.epoch.window(window, self.end))
+        if self.found is not None and self.found.failures:
+            self.end = window + 1
+            self.found = reader.in_place(self.epoch.window(window))
+
+    def _given(self, window: int) -> Loaded | None:
+        found = self.found
+        if found is None:
+            return None
+        if self.end > self.first + 1:
+            size = self.epoch.share.batch_size
+            begin, first, end = self.epoch.edges[[self.first, window, window + 1]].tolist()
+            found = found.part((first - begin) * size, (end - begin) * size)
+        return self.readers[0].given(found)
 
     def give_back(self, slot: int) -> None:
         assert self.ahead is not None
@@ -474,8 +503,9 @@ def load(reader: Reader, records: NDArray[np.int64], slot: Buffer) -> Loaded:
     Raises FeedError where it does not fit: nothing is read beyond the stated memory; or where the
     data set has changed meanwhile."""
     found = reader.in_place(records)
-    if found is not None:
-        return reader.confirmed(found)
+    given = reader.given(found) if found is not None else None
+    if given is not None:
+        return given
     layout = reader.layout(records, slot.limit_bytes)
     if layout.room > slot.limit_bytes:
         largest = int(records[np.argmax(reader.table.length[records])])

@@ -37,6 +37,7 @@ __all__ = [
     "fitted",
     "gap_of",
     "layout",
+    "most_room",
     "n_batches",
     "order",
     "remaining",
@@ -138,8 +139,18 @@ def order(table: Table, how: Order, epoch: int, held: NDArray[np.bool_] | None =
 def _permutation(n: int, seed: int, epoch: int, use: int, *more: int) -> Records:
     """A random sequence of n numbers, the same on every machine: numpy promises that of the raw
     stream of a bit generator, and of no shuffle."""
-    stream = np.random.Philox(np.random.SeedSequence([seed, epoch, use, *more]))
-    return np.argsort(stream.random_raw(n), kind="stable")
+    raw = np.random.Philox(np.random.SeedSequence([seed, epoch, use, *more])).random_raw(n)
+    return _sorted_by(raw)
+
+
+def _sorted_by(raw: NDArray[np.uint64]) -> Records:
+    """Places by their numbers, equal ones as they stand.  The stable sort takes several times as
+    long, and no two of a million random numbers are equal but once in forty million times."""
+    found = np.argsort(raw)
+    ordered = raw[found]
+    if (ordered[1:] == ordered[:-1]).any():
+        return np.argsort(raw, kind="stable")
+    return found
 
 
 def _by_blocks(table: Table, how: Order, epoch: int) -> Records:
@@ -379,22 +390,26 @@ def layout(table: Table, records: Records, target_bytes: int, gap_bytes: int) ->
     if not len(records):
         none = np.zeros(0, np.int64)
         return Layout(file, none, none, none, none, none, 0)
-    sort = np.lexsort((offset, file))
+    is_one_file = (file == file[0]).all()
+    sort = np.argsort(offset) if is_one_file else np.lexsort((offset, file))
     file, offset, end = file[sort], offset[sort], (offset + length)[sort]
-    reach = _reach(file, end)  # the furthest byte of the file so far: records may overlap
-    is_apart = offset[1:] - reach[:-1] > gap_bytes
+    is_other = file[1:] != file[:-1]
+    reach = _reach(is_other, end)[:-1]  # the furthest byte of the file so far: records may overlap
+    is_new = np.ones(len(records), bool)
+    np.greater(offset[1:] - reach, gap_bytes, out=is_new[1:])
     if gap_bytes >= 0:
-        is_apart &= offset[1:] // PAGE_BYTES > (reach[:-1] - 1) // PAGE_BYTES
-    is_new = np.append(True, (file[1:] != file[:-1]) | is_apart)
-    run_start = offset[np.flatnonzero(is_new)][np.cumsum(is_new) - 1]
-    piece = (offset - run_start) // max(1, target_bytes)
-    is_new[1:] |= piece[1:] != piece[:-1]
+        is_new[1:] &= offset[1:] >> PAGE_BITS > (reach - 1) >> PAGE_BITS
+    is_new[1:] |= is_other
+    if not is_new.all():
+        run_start = offset[is_new][np.cumsum(is_new) - 1]
+        piece = (offset - run_start) // max(1, target_bytes)
+        is_new[1:] |= piece[1:] != piece[:-1]
     starts = np.flatnonzero(is_new)
     read_of = np.cumsum(is_new) - 1
     read_offset = offset[starts]
     read_end = np.maximum.reduceat(end, starts)
-    lead = read_offset % PAGE_BYTES
-    pages = -(-(lead + read_end - read_offset) // PAGE_BYTES) * PAGE_BYTES
+    lead = read_offset & (PAGE_BYTES - 1)
+    pages = (lead + read_end - read_offset + PAGE_BYTES - 1) & -PAGE_BYTES
     place = np.cumsum(pages) - pages + lead
     at, read = np.empty_like(offset), np.empty_like(read_of)
     at[sort] = place[read_of] + offset - read_offset[read_of]
@@ -410,14 +425,13 @@ def layout(table: Table, records: Records, target_bytes: int, gap_bytes: int) ->
     )
 
 
-def _reach(file: NDArray[np.uint32], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The running maximum of `end` within each file."""
-    is_first = np.append(True, file[1:] != file[:-1])
-    if is_first.sum() == 1:
+def _reach(is_other: NDArray[np.bool_], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The running maximum of `end` within each file; is_other: than the one before it."""
+    if not is_other.any():
         return np.maximum.accumulate(end)
     # One pass: each file's ends are lifted above those of the files before it.
-    step = int(end.max()) + 1
-    lift = (np.cumsum(is_first) - 1) * step
+    lift = np.zeros_like(end)
+    lift[1:] = np.cumsum(is_other) * (int(end.max()) + 1)
     reach: NDArray[np.int64] = np.maximum.accumulate(end + lift) - lift
     return reach
 
@@ -436,6 +450,11 @@ def fitted(
         if gap < gap_bytes or target > target_bytes:
             found = layout(table, records, target, gap)
     return found
+
+
+def most_room(table: Table, records: Records) -> int:
+    """What `fitted` needs at the most to keep to most_bytes: each record the pages it touches."""
+    return int(table.length[records].sum()) + 2 * PAGE_BYTES * len(records)
 
 
 # --- depth ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from penstock.feed.plan import (
     Table,
     fitted,
     gap_of,
+    most_room,
 )
 
 __all__ = [
@@ -87,7 +88,8 @@ OPEN_FILES = 128
 # A window of which nothing was in memory: the next ones do not ask, and then one does again.
 ASKED_AGAIN_AFTER = 8
 ALL_SHARE = 0.99  # what is free in an LMDB may be in no memory
-ASKED_OF = 16  # where all was in memory: one record in so many says whether it still is
+ASKED_OF = 16  # where all was in memory: one record in so many says whether it still is,
+ASKED_AT_MOST = 32  # and of a long list so many: what goes from memory goes in large parts
 MEMORY_SHARE = 0.8  # a data set that leaves less of the memory is read past it
 HUGE_PAGE_BYTES = 2 << 20
 LEAST_PIECE_BYTES = 256 << 10  # at 200 MB/s and 2,000 requests a second, 100 KB cost one of either
@@ -173,6 +175,10 @@ class Loaded:
     at: NDArray[np.int64]
     failures: tuple[Failure, ...]
     memory: memoryview
+
+    def part(self, first: int, end: int) -> Loaded:
+        """Some of these records, of which none has failed."""
+        return Loaded(self.records[first:end], self.at[first:end], (), self.memory)
 
 
 def table_of(index: Index) -> Table:
@@ -337,12 +343,18 @@ class _Files:
         for number, of_file in self.parts(file):
             requests["fd"][of_file], requests["direct_fd"][of_file] = self.descriptors(number)
 
-    def numbers(self, file: NDArray[np.uint32]) -> list[int]:
+    def of(self, records: NDArray[np.int64]) -> list[int]:
+        """The files that these records are of, each once."""
+        if len(self.index.files) == 1:
+            return self.numbers(records)
+        return self.numbers(self.index.file[records])
+
+    def numbers(self, file: NDArray[Any]) -> list[int]:
         """Each file that is in the list, once."""
         if not len(file):
             return []
         if len(self.index.files) == 1:  # most data sets; to sort for that takes a tenth of a read
-            return [int(file[0])]
+            return [0]
         found: list[int] = np.unique(file).tolist()
         return found
 
@@ -556,6 +568,12 @@ class Reader:
             piece_bytes = min(piece_bytes, max(LEAST_PIECE_BYTES, each))
         return fitted(self.table, records, piece_bytes, gap_bytes, most_bytes)
 
+    def fits(self, records: NDArray[np.int64], most_bytes: int) -> bool:
+        """Whether these records can be read into so much."""
+        if most_room(self.table, records) <= most_bytes:  # a fraction of the time of a layout
+            return True
+        return self.layout(records, most_bytes).room <= most_bytes
+
     def read(
         self, records: NDArray[np.int64], memory: NDArray[np.uint8], plan: Layout | None = None
     ) -> Loaded:
@@ -577,7 +595,8 @@ class Reader:
         return Loaded(records, plan.at, failures, memory.data.toreadonly())
 
     def in_place(self, records: NDArray[np.int64]) -> Loaded | None:
-        """Records where the page cache has them; None: not all are there, or none may be mapped.
+        """Records where the page cache has them, to be given by `given`; None: not all are there,
+        or none may be mapped.
 
         Not while a recorder watches: it would see nothing.  Raises FeedError: no file can be
         opened."""
@@ -592,13 +611,12 @@ class Reader:
         if mapped.memory is None:
             return None
         by_page = reading.is_held
-        asked = records[::ASKED_OF] if by_page else records
+        asked = records
+        if by_page:
+            asked = records[:: max(ASKED_OF, len(records) // ASKED_AT_MOST)]
         if not files.holds(table.file[asked], table.offset[asked], table.length[asked], by_page):
             reading.is_held = False
             return None
-        record_bytes = int(table.length[records].sum())
-        with reading.lock:
-            reading.tally += Tally(windows=1, in_place=len(records), record_bytes=record_bytes)
         at = mapped.starts[table.file[records]] + table.offset[records]
         failures: tuple[Failure, ...] = ()
         # Once for each record: what was in its place is, while `confirmed` finds the file as it
@@ -608,6 +626,18 @@ class Reader:
             failures = self._misplaced(records, at, (), whole)
             mapped.is_placed[records] = not failures
         return Loaded(records, at, failures, mapped.memory)
+
+    def given(self, found: Loaded) -> Loaded | None:
+        """What was found in place, confirmed and counted; None: a recorder watches by now."""
+        if is_watched():
+            return None
+        confirmed = self.confirmed(found)
+        record_bytes = int(self.table.length[found.records].sum())
+        with self.reading.lock:
+            self.reading.tally += Tally(
+                windows=1, in_place=len(found.records), record_bytes=record_bytes
+            )
+        return confirmed
 
     def _run(
         self, requests: NDArray[np.void], file: NDArray[np.uint32], record_bytes: int
@@ -700,7 +730,7 @@ class Reader:
         """
         _, files, _ = self._opened()
         if self.index.kind != "folder":
-            for number in files.numbers(self.table.file[loaded.records]):
+            for number in files.of(loaded.records):
                 try:
                     files.check(number)
                 except FeedError as error:
