@@ -3,17 +3,17 @@
 #   PYTHON     the interpreter that .venv is made from, 3.11 or newer
 #   PIP_EXTRA  further arguments for pip, such as an index that holds the CPU build of torch
 #   JOBS       how many tests `make test` runs side by side; auto: as many as there are processors
-#   LADDER     what `make experiments` hands to `penstock bench ladder`, such as "--repeats 1 --for 2s"
-#   CHECKPOINT what it hands to `penstock bench checkpoint`, such as "--repeats 1"
-#   STUDIES    what it hands to the other studies, such as "--scale ci --repeats 1"
+#   STUDY      which studies `make experiments` makes, such as "read train"
+#   OPTIONS    what it hands to `penstock bench` for each, such as "--repeats 1"
+#   SCALE      ci: it makes each study at its smallest, and holds the shape of what it finds
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
 JOBS ?= auto
 TESTS ?=
-LADDER ?=
-CHECKPOINT ?=
-STUDIES ?=
+STUDY ?= data ceiling read train checkpoint control window cases factors scale mlperf ladder feed staging
+OPTIONS ?=
+SCALE ?=
 CC ?= cc
 
 venv := .venv
@@ -102,22 +102,27 @@ soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power 
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py
 
-experiments: $(venv)/.package $(venv)/.tested ## the experiments, with tables and figures into docs/experiments
-	$(bin)/penstock bench ladder build/experiments/ladder --yes $(LADDER)
+experiments: $(venv)/.package $(venv)/.tested ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: each at its smallest, and the shape of what it finds
+ifeq ($(SCALE),ci)
+	$(bin)/python -m pytest -m experiment
+else
+	$(MAKE) $(addprefix experiment-,$(STUDY))
+endif
+
+experiment-ladder:
+	$(bin)/penstock bench ladder build/experiments/ladder --yes $(OPTIONS)
 	$(bin)/python benchmarks/ladder_page.py build/experiments/ladder
+
+experiment-feed:
 	$(bin)/python benchmarks/feed_training.py
+
+experiment-staging:
 	$(bin)/python benchmarks/stage.py imagenet malware mixed tf-darshan fill
 	$(bin)/python benchmarks/stage_page.py
-	$(bin)/penstock bench checkpoint build/experiments/checkpoint --yes $(CHECKPOINT)
-	$(bin)/python benchmarks/checkpoint_page.py build/experiments/checkpoint
-	for study in read train ceiling control window cases mlperf factors scale; do \
-	    $(bin)/penstock bench $$study build/experiments/$$study --yes $(STUDIES) || exit 1; \
-	    mkdir -p docs/experiments/$$study; \
-	    for end in md csv json png; do \
-	        test ! -f build/experiments/$$study/$$study.$$end || \
-	        cp build/experiments/$$study/$$study.$$end docs/experiments/$$study || exit 1; \
-	    done; \
-	done
+
+experiment-%:
+	$(bin)/penstock bench $* $(if $(filter data,$*),all) build/experiments/$* --yes $(OPTIONS)
+	$(bin)/python benchmarks/study_page.py $* build/experiments/$*
 
 wheel: | check-tools ## the wheel, in dist
 	$(PYTHON) -m venv build/wheel-venv

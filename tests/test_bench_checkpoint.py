@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from conftest import PENSTOCK
-from penstock.bench import checkpoint
+from penstock.bench import beside, checkpoint
 from penstock.bench.checkpoint import Run, Saved, Settings, measure, summaries_of
 from penstock.errors import TierError
+from test_bench_studies import result_of
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 pytest.importorskip("torch")
@@ -63,12 +64,17 @@ def test_results_are_a_table_a_file_of_numbers_and_a_picture(
 ) -> None:
     folder, _, runs = measured
     machine = checkpoint.machine_of(folder)
+    assert machine["slow tier"] == "given, on the device of the fast one: no slower than it"
     written = checkpoint.write_results(tmp_path, runs, machine)
     assert [path.name for path in written] == [
         f"checkpoint.{ending}" for ending in ("json", "csv", "md", "png")
     ]
     value = json.loads((tmp_path / "checkpoint.json").read_text())
-    assert [one["way"] for one in value["ways"]] == list(checkpoint.WAYS)
+    assert [one["factors"]["way"] for one in value["points"]] == list(checkpoint.WAYS)
+    again = checkpoint.write_results(tmp_path / "again", runs, machine)
+    found = beside.compared(written[0], again[0])
+    assert {one.measure for one in found.differences} >= {"loop", "a save blocks"}
+    assert {one.verdict for one in found.differences} == {"same"}
     assert len((tmp_path / "checkpoint.csv").read_text().splitlines()) == 1 + 1 + 4 * 2
     assert (tmp_path / "checkpoint.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "checkpoint.md").read_text()
@@ -106,11 +112,33 @@ def test_the_command_makes_a_slow_tier_of_its_own(
     assert finished.returncode == 0, finished.stderr
     assert "a FUSE tier of" in finished.stdout
     value = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
-    by_way = {one["way"]: one for one in value["ways"]}
+    by_way = {one["factors"]["way"]: one["values"] for one in value["points"]}
     assert by_way["slow"]["overhead_s"] is None  # without a run that saves nothing
     assert by_way["slow"]["block_s"] > 0
     seconds = [one["slow_bps"] for one in value["runs"][0]["trace"]]
     assert sum(seconds) > 0  # the tier counted what reached it
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.experiment
+@needs_fuse
+def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
+    import subprocess
+
+    command = [PENSTOCK, "bench", "checkpoint", tmp_path, "--scale", "0.1", "--steps", "10"]
+    command += ["--every", "5", "--compute", "50ms", "--asleep", "--repeats", "1", "--ratio", "8"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=480)
+    assert finished.returncode == 0, finished.stderr
+    found = result_of(tmp_path, "checkpoint")
+    by_way = {one["factors"]["way"]: one["values"] for one in found["points"]}
+    assert set(by_way) == set(checkpoint.WAYS)
+    # Eight times as slow: what blocks for the fast tier alone, or for memory, blocks for less.
+    for way in ("fast", "drain", "checkpointer"):
+        assert by_way[way]["block_s"] < by_way["slow"]["block_s"]
+    for way in ("slow", "drain", "checkpointer"):  # whole on the slow tier, sooner or later
+        assert by_way[way]["durable_at_s"] > 0
+    assert by_way["none"]["block_s"] == 0
 
 
 def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:

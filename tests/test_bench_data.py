@@ -19,10 +19,11 @@ from PIL import Image
 
 from conftest import PENSTOCK
 from penstock import tiers
-from penstock.bench import data
+from penstock.bench import data, sets
 from penstock.bench.data import FORMS, KINDS, make, plan
 from penstock.errors import TierError
 from penstock.feed import tfrecord
+from test_bench_studies import result_of
 
 # Enough records that a quantile more or less is less than 2 %.
 SCALES = {"imagenet": 0.002, "imagenet-alexnet": 0.02, "cifar10": 0.02}
@@ -248,3 +249,49 @@ def test_the_command_line_says_what_was_made(tmp_path: Path) -> None:
     said = "set: 60 records, 184 kB (sum +0.0%), median 3.07 kB (+0.0%), seed 1\n"
     assert done.stdout == said
     assert json.loads((tmp_path / "set" / "dataset.json").read_text())["records"] == 60
+
+
+@pytest.mark.experiment
+@pytest.mark.slow
+def test_every_set_in_every_form_is_counted_again_and_is_as_published(tmp_path: Path) -> None:
+    command = [PENSTOCK, "bench", "data", "all", tmp_path / "out", "--scale", "0.01"]
+    done = subprocess.run([*command, "--most", "20MB"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    points = result_of(tmp_path / "out", "data")["points"]
+    found = {tuple(one["factors"].values()): one["values"] for one in points}
+    assert set(found) == {
+        *((name, form, kind.content) for name, kind in KINDS.items() for form in FORMS),
+        *(("imagenet", form, "raw") for form in FORMS),
+    }
+    for values in found.values():
+        assert abs(values["median_off"]) < 0.02
+        assert abs(values["total_off"] or 0) < 0.02
+        assert values["count_off"] == 0
+        assert values["records"] >= 91  # a hundredth of Caltech-101's
+    assert not (tmp_path / "out" / "set").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_counted_is_what_was_planned(form: str, tmp_path: Path) -> None:
+    for kind, is_raw in (("caltech101", False), ("imagenet", True), ("cifar10", False)):
+        planned = plan(kind, form, 40 / KINDS[kind].n, is_raw=is_raw)
+        make(planned, tmp_path / kind)
+        found = sets.sizes_in(tmp_path / kind, form, planned.kind.content)
+        assert sorted(found) == sorted(planned.sizes)
+
+
+def test_a_raw_record_is_a_picture_of_its_own(tmp_path: Path) -> None:
+    make(plan("imagenet", "folder", 24 / KINDS["imagenet"].n, is_raw=True), tmp_path / "set")
+    records = [path.read_bytes() for path in (tmp_path / "set").rglob("*.rgb")]
+    assert {len(record) for record in records} == {256 * 256 * 3}
+    assert len(set(records)) == 24
+    # Noise over shapes: neither flat nor random.
+    assert 10 < np.frombuffer(records[0], np.uint8).std() < 110
+    with pytest.raises(TierError, match="malware: is no set of JPEG files"):
+        plan("malware", is_raw=True)
+
+
+def test_a_damaged_set_is_refused_when_it_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "000000.tar").write_bytes(b"no archive")
+    with pytest.raises(TierError, match="cannot be read as tar"):
+        sets.sizes_in(tmp_path, "tar", "jpeg")

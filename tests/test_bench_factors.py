@@ -1,6 +1,5 @@
 """What decides about ideal throughput: whose records, where curves change, what caches hold."""
 
-import json
 import random
 import subprocess
 from pathlib import Path
@@ -16,6 +15,7 @@ from penstock.bench import epochs, ladder
 from penstock.bench.epochs import Job
 from penstock.bench.factors import change_points, expected_hits
 from penstock.feed import Feed, open_index
+from test_bench_studies import result_of
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 
@@ -90,6 +90,7 @@ def test_nodes_read_every_record_once_an_epoch(lmdb: Path, shuffle: str) -> None
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 @needs_fuse
 def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
@@ -97,8 +98,7 @@ def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
     command = [PENSTOCK, "bench", "factors", tmp_path, "--scale", "ci", "--repeats", "1"]
     done = subprocess.run([*command, "--on", "shared"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "factors.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads((tmp_path / "factors.json").read_bytes())
+    found = result_of(tmp_path, "factors")
     points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
     raw = points["shared", "D1", "global", "host"]
     kept = [points["shared", "D1", shuffle, "host"] for shuffle in ("none", "node", "cache-aware")]

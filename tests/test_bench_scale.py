@@ -1,6 +1,5 @@
 """More ranks: the simulation against what can be computed by hand, and real ranks beside it."""
 
-import json
 import math
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from conftest import PENSTOCK
 from penstock.bench import model, scale
 from penstock.bench.model import Behaviour, Cluster, Storage, Training, trained
 from penstock.bench.study import Point
+from test_bench_studies import result_of
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 RECORD = Behaviour("feed-shuffled", 1.0, 10_000.0, 10_000.0, 0.0, 0.0, 32.0)
@@ -106,6 +106,7 @@ def test_9216_processes_are_simulated_in_seconds() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 @needs_fuse
 @pytest.mark.skipif(
@@ -116,8 +117,7 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
     command = [PENSTOCK, "bench", "scale", tmp_path, "--scale", "ci", "--repeats", "1"]
     done = subprocess.run([*command, "--on", "shared"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads((tmp_path / "scale.json").read_bytes())
+    found = result_of(tmp_path, "scale")
     points = {tuple(one["factors"].values()): one["values"] for one in found["points"]}
     errors: list[float] = []
     for launcher in scale.LAUNCHERS:

@@ -1,7 +1,9 @@
 """Studies: what is kept and gone on with, what counts as different, and the shapes of results."""
 
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,12 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
-from penstock.bench import beside, data, inputs, pipeline, places, requests, storage, study, windows
+from penstock.bench import (
+    beside,
+    control,
+    data,
+    inputs,
+    pipeline,
+    places,
+    requests,
+    storage,
+    study,
+    windows,
+)
 from penstock.bench.pipeline import Job
 from penstock.bench.places import Place, PlaceError, RunError
 from penstock.bench.study import Found, Kept, Measure, Point, Study
 from penstock.errors import TierError
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import study_page
 
 CASES = [{"place": place, "threads": n} for place in ("disk", "moon") for n in (1, 2)]
 STUDY = Study(
@@ -197,6 +213,18 @@ def test_every_file_is_read_once_an_epoch(
     assert sum(done.step_bytes) == done.read_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "needs"), [("alexnet", "torch"), ("alexnet-tensorflow", "tensorflow")]
+)
+def test_a_step_of_alexnet_computes(images: Path, model: str, needs: str) -> None:
+    pytest.importorskip(needs)
+    files = tuple(map(str, pipeline.files_below(images)[:6]))
+    job = Job(files, 2, "resize", batch=3, prefetch=1, side=64, model=model)
+    done = pipeline.trained(job)
+    assert done.samples == 6
+    assert done.compute_s > 0
+
+
 def test_pictures_are_decoded_and_resized(images: Path) -> None:
     files = tuple(map(str, pipeline.files_below(images)[:4]))
     sample = pipeline._sample_of(Job(files, work="resize", side=20))
@@ -301,8 +329,23 @@ def bench(folder: Path, name: str, *words: str) -> dict[str, Any]:
     command = [PENSTOCK, "bench", name, str(folder), "--scale", "ci", "--repeats", "1", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return result_of(folder, name)
+
+
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    """A study's result, which has a picture and gives a page with the command that repeats it."""
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    docs = folder / "docs"
+    docs.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_page, "EXPERIMENTS", docs)
+        study_page.taken(name, folder)
+        page = study_page.measured(name)
+    assert "| the study | here |" in page
+    assert f"    penstock bench {name} " in page
+    assert f"({name}/{name}.png)" in page
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_bytes())
+    shutil.rmtree(docs)
     return found
 
 
@@ -315,6 +358,7 @@ def points(found: dict[str, Any], **factors: Any) -> list[Point]:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @needs_fuse
 def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
     found = bench(tmp_path, "read", "--on", "latency")
@@ -328,6 +372,7 @@ def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @needs_fuse
 def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
     found = bench(tmp_path, "train", "--on", "latency")
@@ -340,6 +385,7 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 @needs_fuse
 def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> None:
@@ -381,20 +427,52 @@ def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    command = [PENSTOCK, "bench", "control", tmp_path, "--scale", "ci", "--repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "control.json").read_bytes())
+    found = bench(tmp_path, "control")
     (point,) = points(found, recorder="penstock")
     assert point["is_io_bound"] == 0
     assert point["checkpoints"] == point["checkpoints_made"] == 3
     assert point["checkpoint_bytes"] == point["checkpoint_bytes_made"] > 0
+    assert point["data_bytes"] == 640 * 3073  # through stdio, as np.fromfile reads
     # Interpreter and PyTorch: what Darshan's room of old had no place for.
     assert point["files"] > 500
     assert any("NOT I/O BOUND" in remark for remark in found["remarks"])
+    again = bench(tmp_path, "control")  # nothing is run, and all is said again
+    assert again["points"] == found["points"]
+    assert again["remarks"] == found["remarks"]
+
+
+def test_darshan_is_found_beside_its_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("bin", "lib"):
+        (tmp_path / folder).mkdir()
+    program = tmp_path / "bin" / "darshan-config"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    assert control.darshan_library() == ""
+    (tmp_path / "lib" / "libdarshan.so").write_bytes(b"")
+    assert control.darshan_library() == str(tmp_path / "lib" / "libdarshan.so")
+
+
+def test_what_a_log_of_darshan_kept_is_counted(tmp_path: Path) -> None:
+    pytest.importorskip("darshan")
+    (tmp_path / "data").write_bytes(b"0123456789")
+    read = "import sys; [open(name, 'rb').read() for name in sys.argv[1:]]"
+    run = [PENSTOCK, "run", "-q", "-o", "run", sys.executable, "-c", read, "data", "data"]
+    subprocess.run(run, cwd=tmp_path, check=True)
+    export = [PENSTOCK, "export", "run", "--to", "darshan", "-o", "a.darshan"]
+    subprocess.run(export, cwd=tmp_path, check=True, capture_output=True)
+    row = control._kept_by_darshan(tmp_path / "a.darshan")
+    assert row["is_partial"] == 0
+    assert 1 <= row["files"] < 400
+    with pytest.raises(RunError, match="wrote no log"):
+        control._kept_by_darshan(tmp_path / "b.darshan")
 
 
 # Windows beside the device
@@ -414,32 +492,36 @@ def test_a_window_spans_from_the_last_step_before_it_to_its_own_last() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 @needs_fuse
 def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None:
     found = bench(tmp_path, "window", "--on", "seek")
     for kind in windows.SETS:
-        (whole,) = points(found, data=kind, recorder="whole run")
-        (parts,) = points(found, data=kind, recorder="windows")
-        assert whole["seen"] == 1
+        most = windows.SETS[kind]["ci"][0]
+        (whole,) = points(found, data=kind, recorder="whole run", files=most)
+        (parts,) = points(found, data=kind, recorder="windows", files=most)
+        (fewer,) = points(found, data=kind, recorder="whole run", files=most // 4)
+        assert whole["seen"] == fewer["seen"] == 1
+        assert fewer["bandwidth_bps"] * fewer["epoch_s"] < whole["bandwidth_bps"] * whole["epoch_s"]
         # What was under way between two windows is in neither.
         assert 0.6 < parts["seen"] <= 1
         assert parts["windows"] >= 4
     assert parts["deviation"] < 0.5  # the malware's windows are long enough to be compared
+    again = bench(tmp_path, "window", "--on", "seek")  # nothing is run, and all is drawn again
+    assert again["more"]["curves"] == found["more"]["curves"] != {}
 
 
 # Two cases
 
 
 @pytest.mark.alone
+@pytest.mark.experiment
 @pytest.mark.slow
 @needs_fuse
 def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path) -> None:
     for repeats in ("1", "3"):  # what a second's epochs do not tell, twice more of each may
-        command = [PENSTOCK, "bench", "cases", tmp_path, "--scale", "ci", "--repeats", repeats]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "cases.json").read_bytes())
+        found = bench(tmp_path, "cases", "--repeats", repeats)  # the last one counts
         by_name = {(p["data"], p["how"]): p for p in points(found)}
         small = by_name["malware", "1 thread, files below 2 MB staged"]
         # Some 1.07 times one thread's; a fast tier that is slower than the slow one showed as 0.7.
@@ -454,3 +536,26 @@ def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path)
     assert 0.04 < small["bytes_share"] < 0.12
     assert 0 < chosen["staged_bytes"] <= small["staged_bytes"] + 4096 * small["staged_files"]
     assert not (tmp_path / "fast").exists()
+
+
+# The pages
+
+
+@pytest.mark.parametrize("name", study_page.STUDIES)
+def test_a_page_is_what_its_results_say(name: str) -> None:
+    _, mark, rest = (study_page.EXPERIMENTS / f"{name}.md").read_text().partition(study_page.BEGIN)
+    shown, end, _ = rest.partition(study_page.END)
+    assert mark
+    assert end
+    assert shown.strip() == study_page.measured(name).strip()
+
+
+def test_the_command_of_a_page_names_what_is_not_usual() -> None:
+    factors = {"place": "latency", "loader": "tf.data", "by": "dlio_benchmark"}
+    point = Point(factors, 2, {}, {}, {})
+    read = study.Read("train", "ci", {"model": "alexnet", "is_beside_fio": True}, {}, (), [point])
+    said = study_page.command_of(read)
+    assert said == (
+        "penstock bench train train --scale ci --on latency --loader tf.data --model alexnet --fio "
+        "--dlio dlio_benchmark --repeats 2"
+    )

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         f"{FAST_BPS / 1e9:g} GB/s"
     )
     remarks += [f"the paper: {kind}, {how}: {value}" for (kind, how), value in PAPER.items()]
-    return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
+    return Found(STUDY_DERIVED, settings.scale, mark, machine, points, rows, remarks, {})
 
 
 def _derived(points: list[Point]) -> list[Point]:
@@ -136,7 +137,22 @@ def _derived(points: list[Point]) -> list[Point]:
     return derived
 
 
-STUDY_DERIVED = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, None, _derived)
+def _drawn(figure: Any, points: Sequence[Point]) -> None:
+    kinds = list(dict.fromkeys((point["place"], point["data"]) for point in points))
+    for (place, kind), (_, axis) in zip(
+        kinds, study.panels(figure, [f"{kind} on {place}" for place, kind in kinds]), strict=True
+    ):
+        mine = [point for point in points if (point["place"], point["data"]) == (place, kind)]
+        study.bars_of(axis, mine, "bandwidth_bps", _label, 1e-6)
+        axis.set(xlabel="MB/s")
+    figure.tight_layout()
+
+
+def _label(point: Point) -> str:
+    return str(point["how"]).replace(", ", ",\n", 1)
+
+
+STUDY_DERIVED = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
 
 
 def _measured(place: Place, folder: Path, root: Path, case: Case, settings: Settings) -> Row:

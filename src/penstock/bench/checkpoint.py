@@ -29,16 +29,18 @@ from typing import Any
 from penstock import tiers
 from penstock.bench import tier as slow_tiers
 from penstock.bench.groups import device_of
-from penstock.bench.study import pyplot
+from penstock.bench.study import Measure, Point, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import MissingDependency, SaveError, TierError
 from penstock.words import show
 
 __all__ = [
+    "MEASURES",
     "WAYS",
     "Run",
     "Settings",
     "Summary",
+    "is_one_device",
     "markdown_of",
     "measure",
     "picture_of",
@@ -354,8 +356,8 @@ def measure(
     """Makes every run that FOLDER does not hold yet.  slow: a folder on the slow tier; None: one is
     made, `ratio` times slower than FOLDER.
 
-    Raises TierError: no room, the tiers are one, FOLDER holds runs of other settings, a run ended
-    early; MissingDependency.
+    Raises TierError: no room, FOLDER holds runs of other settings, a run ended early;
+    MissingDependency.
     """
     _refuse(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -412,6 +414,13 @@ def _mixed(settings: Settings, repeat: int) -> list[str]:
     return ways
 
 
+def is_one_device(folder: Path, slow: Path | None) -> bool:
+    """Whether both tiers are one file system: then neither is the faster one."""
+    whole = folder.absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    return slow is not None and there.stat().st_dev == slow.stat().st_dev
+
+
 def _facts(folder: Path, settings: Settings, slow: Path | None) -> dict[str, Any]:
     """Of all runs of a folder: measured before the first, the same for the others."""
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
@@ -427,6 +436,7 @@ def _facts(folder: Path, settings: Settings, slow: Path | None) -> dict[str, Any
         "mark": mark,
         "fast_bps": fast_bps,
         "slow_bps": fast_bps / settings.ratio,
+        "is_one_device": is_one_device(folder, slow),
         "n_products": -1 if settings.is_asleep else _asked({"seconds": settings.compute_s})["n"],
     }
     head.write_text(json.dumps(facts, indent=1))
@@ -616,13 +626,18 @@ def machine_of(folder: Path) -> dict[str, Any]:
         "torch": metadata.version("torch").partition("+")[0],
         "file_system": tiers.mount_of(folder).kind,
         "fast tier, written": f"{show(facts['fast_bps'], 'B')}/s",
-        "slow tier": "given" if facts["mark"]["slow"] else tier,
+        "slow tier": _given(facts) if facts["mark"]["slow"] else tier,
         "steps": facts["mark"]["n_steps"],
         "a save every": facts["mark"]["every"],
         "a step": f"{facts['mark']['compute_s'] * 1e3:.0f} ms "
         + ("asleep" if facts["mark"]["is_asleep"] else "of one thread"),
         "state": show(facts["mark"]["scale"] * STATE_BYTES, "B"),
     }
+
+
+def _given(facts: dict[str, Any]) -> str:
+    same = facts.get("is_one_device")
+    return "given, on the device of the fast one: no slower than it" if same else "given"
 
 
 def markdown_of(runs: Sequence[Run], machine: dict[str, Any]) -> str:
@@ -661,11 +676,45 @@ def csv_of(runs: Sequence[Run]) -> str:
     return text.getvalue()
 
 
+# What `penstock bench compare` reads of a way: fields of its summary.
+MEASURES = (
+    Measure("total_s", "loop", "s", -1),
+    Measure("overhead_s", "overhead", "s", -1),
+    Measure("block_s", "blocked", "s", -1),
+    Measure("save_s", "a save blocks", "s", -1),
+    Measure("durable_at_s", "last one on its tier after", "s", -1),
+    Measure("gain", "slow's overhead / this", "x", 1),
+)
+
+
+def _point(one: Summary) -> Point:
+    none: dict[str, float | None] = {measure.key: None for measure in MEASURES}
+    values = {measure.key: getattr(one, measure.key) for measure in MEASURES}
+    return Point(
+        {"way": one.way}, one.repeats, values, none | {"total_s": one.least_s},
+        none | {"total_s": one.most_s},
+    )  # fmt: skip
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the runs of a folder have in common; empty where it holds none."""
+    try:
+        return dict(json.loads((folder / "settings.json").read_bytes())["mark"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def write_results(folder: Path, runs: Sequence[Run], machine: dict[str, Any]) -> list[Path]:
     """checkpoint.json, .csv, .md and, with matplotlib, .png.  Raises TierError."""
     value = {
+        "study": "checkpoint",
+        "scale": "",
+        "settings": _settings(folder),
         "machine": machine,
-        "ways": [asdict(one) for one in summaries_of(runs)],
+        "factors": ["way"],
+        "measures": [asdict(measure) for measure in MEASURES],
+        "remarks": [],
+        "points": [asdict(_point(one)) for one in summaries_of(runs)],
         "runs": [asdict(run) for run in runs],
     }
     texts = {
@@ -673,13 +722,7 @@ def write_results(folder: Path, runs: Sequence[Run], machine: dict[str, Any]) ->
         "checkpoint.csv": csv_of(runs),
         "checkpoint.md": markdown_of(runs, machine),
     }
-    written = []
-    try:
-        for name, text in texts.items():
-            (folder / name).write_text(text)
-            written.append(folder / name)
-    except OSError as error:
-        raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+    written = write_texts(folder, texts)
     picture_of(runs, folder / "checkpoint.png")
     return [*written, folder / "checkpoint.png"]
 

@@ -10,17 +10,17 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.bench import data, places, study, windows
-from penstock.bench.places import Place
-from penstock.bench.study import Case, Found, Measure, Progress, Row, Study
+from penstock.bench.places import Place, RunError
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import MissingDependency, PenstockError
 
-__all__ = ["STUDY", "Settings", "measured"]
+__all__ = ["STUDY", "Settings", "darshan_library", "measured"]
 
 RECORDS = {"ci": 640, "small": 10_000, "full": 60_000}
 EPOCHS = {"ci": 3, "small": 5, "full": 10}
@@ -28,6 +28,25 @@ BATCH = 128
 # What Darshan 3.2, the article's, had room for, of each kind of record; and where it did not look.
 DARSHAN_FILES = 1024
 DARSHAN_SKIPS = ("etc", "dev", "usr", "bin", "boot", "lib", "opt", "sbin", "sys", "proc", "var")
+
+
+def _drawn(figure: Any, points: Sequence[Point]) -> None:
+    """How long it trains, and which bytes it moves."""
+    titles = ["training", "bytes, of the recorded job"]
+    for title, axis in study.panels(figure, titles):
+        if title == "training":
+            study.bars_of(axis, points, "wall_s", lambda point: f"recorder: {point['recorder']}")
+            axis.set(xlabel="s")
+            continue
+        told = [point for point in points if point["checkpoint_bytes"] is not None]
+        for number, key in enumerate(("data_bytes", "checkpoint_bytes")):
+            axis.barh([number] * len(told), [point[key] / 1e6 for point in told])
+        axis.set_yticks([0, 1], ["data read", "checkpoints"], fontsize=8)
+        axis.invert_yaxis()
+        axis.set(xlabel="MB")
+        axis.grid(alpha=0.3, axis="x")
+    figure.tight_layout()
+
 
 STUDY = Study(
     "control",
@@ -44,7 +63,9 @@ STUDY = Study(
         Measure("data_bytes", "data read", "B"),
         Measure("files", "files opened", "count"),
         Measure("files_skipped", "where Darshan does not look", "count"),
+        Measure("is_partial", "more than Darshan had room for", "count"),
     ),
+    _drawn,
 )
 
 
@@ -59,7 +80,7 @@ class Settings:
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
-    """The job with and without a recorder.
+    """The job with and without a recorder, and with Darshan where that is installed.
 
     Raises TierError: no room, FOLDER holds other settings; MissingDependency: no PyTorch.
     """
@@ -75,12 +96,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     cases = [
         {"place": place, "recorder": recorder}
         for place in settings.places
-        for recorder in ("none", "penstock")
+        for recorder in ("none", "penstock", "darshan")[: 3 if darshan_library() else 2]
     ]
-    verdicts: list[str] = []
 
     def run(place: Place, case: Case) -> Row:
-        return _measured(place, folder, case["recorder"] == "penstock", settings, verdicts)
+        return _measured(place, folder, case["recorder"], settings)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, root),
@@ -88,13 +108,16 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         is_warmed=settings.scale != "ci",
     )  # fmt: skip
     points = study.points_of(STUDY, rows, cases)
-    remarks += [f"Penstock: {verdict}" for verdict in dict.fromkeys(verdicts[-1:])]
-    files = max((point["files"] or 0 for point in points), default=0)
+    verdicts = [row["verdict"] for row in rows if row.get("verdict")]
+    remarks += [f"Penstock: {verdict}" for verdict in verdicts[-1:]]
+    files = [point["files"] for point in points if point["recorder"] == "penstock"]
     if files:
+        is_run = any(point["recorder"] == "darshan" for point in points)
         remarks.append(
             f"Darshan 3.2, the article's, had room for {DARSHAN_FILES:,} files by default: this "
-            f"job opens {files:,.0f}, most of them while Python and PyTorch start. Counted from "
-            "the recording; Darshan itself was not run."
+            f"job opens {files[0]:,.0f}, most of them while Python and PyTorch start, as the "
+            "recording counts them"
+            + ("" if is_run else "; Darshan is not installed here and was not run")
         )
     return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
@@ -105,11 +128,12 @@ def _there(folder: Path) -> Path:
 
 
 def _measured(
-    place: Place, folder: Path, is_recorded: bool, settings: Settings, verdicts: list[str]
-) -> Row:
-    saved, recorded = folder / "saved", folder / "recorded"
+    place: Place, folder: Path, recorder: str, settings: Settings
+) -> Row:  # fmt: skip
+    saved, recorded, log = folder / "saved", folder / "recorded", folder / "job.darshan"
     for made in (saved, recorded):
         shutil.rmtree(made, ignore_errors=True)
+    log.unlink(missing_ok=True)
     saved.mkdir()
     files = sorted(place.path.glob("*.bin"))
     job = {
@@ -117,18 +141,26 @@ def _measured(
         "epochs": EPOCHS[settings.scale],
     }  # fmt: skip
     command = [sys.executable, "-m", "penstock", "run", "-q", "-o", str(recorded), "--"]
+    preloaded = {
+        "LD_PRELOAD": darshan_library(), "DARSHAN_ENABLE_NONMPI": "1",
+        "DARSHAN_LOGFILE": str(log.absolute()),
+    }  # fmt: skip
     answer = places.answer_of(
         "penstock.bench.control", job, place,
         lambda: None if place.tier else _evicted(files, place),
-        600, command if is_recorded else (),
+        600, command if recorder == "penstock" else (),
+        preloaded if recorder == "darshan" else None,
     )  # fmt: skip
     on_disk = [path.stat().st_size for path in saved.iterdir()]
     row: Row = {
         "wall_s": answer["wall_s"], "checkpoints_made": len(on_disk),
         "checkpoint_bytes_made": sum(on_disk),
     }  # fmt: skip
-    if is_recorded:
-        row |= _told(recorded, verdicts)
+    if recorder == "penstock":
+        row |= _told(recorded)
+    elif recorder == "darshan":
+        row |= _kept_by_darshan(log)
+        log.unlink()
     shutil.rmtree(saved, ignore_errors=True)
     return row
 
@@ -137,7 +169,40 @@ def _evicted(files: list[Path], place: Place) -> None:
     places.made_cold(files, place)
 
 
-def _told(recorded: Path, verdicts: list[str]) -> Row:
+def darshan_library() -> str:
+    """What is preloaded for Darshan: beside its darshan-config, or where the loader finds it; "":
+    it is not installed."""
+    from ctypes.util import find_library
+
+    config = shutil.which("darshan-config")
+    for folder in ("lib", "lib64") if config else ():
+        beside = Path(str(config)).resolve().parents[1] / folder / "libdarshan.so"
+        if beside.exists():
+            return str(beside)
+    return find_library("darshan") or ""
+
+
+def _kept_by_darshan(log: Path) -> Row:
+    """The files of a log, and whether there were more than it had room for.  Raises RunError."""
+    try:
+        import darshan
+    except ModuleNotFoundError as error:
+        raise RunError(
+            "reading Darshan's log needs PyDarshan: pip install 'penstock[darshan]'"
+        ) from error
+    if not log.exists():
+        raise RunError("Darshan wrote no log")
+    with darshan.DarshanReport(str(log), read_all=False) as report:
+        found: set[int] = set()
+        known = [name for name in ("POSIX", "STDIO") if name in report.modules]
+        for name in known:
+            report.mod_read_all_records(name)
+            found |= set(report.records[name].to_df()["counters"]["id"])
+        is_partial = any(report.modules[name]["partial_flag"] for name in known)
+    return {"files": len(found), "is_partial": int(is_partial)}
+
+
+def _told(recorded: Path) -> Row:
     """What the recording says of the job."""
     from penstock.measures import measure
     from penstock.report import report_of
@@ -150,8 +215,8 @@ def _told(recorded: Path, verdicts: list[str]) -> Row:
             f"IN {DARSHAN_SKIPS!r}) FROM files WHERE kind = 'regular'"
         )
     verdict = report_of(measures).verdict
-    verdicts.append(f"{verdict.headline} {verdict.sentence}")
     return {
+        "verdict": f"{verdict.headline} {verdict.sentence}",
         "stall": verdict.stall.value,
         "is_io_bound": int(verdict.level != "not" and verdict.bound in ("I/O", "input")),
         "checkpoints": len(measures.checkpoints),

@@ -16,7 +16,7 @@ import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import NamedTuple
@@ -31,6 +31,8 @@ from penstock.words import show
 __all__ = [
     "FORMS",
     "KINDS",
+    "RAW_BYTES",
+    "SUFFIX",
     "DataSet",
     "Kind",
     "Plan",
@@ -54,6 +56,10 @@ SMALLEST_JPEG = 1500
 POOL_STEP = 1.08
 NEAR = 0.96  # of the step: a picture that is this large is large enough
 SEARCHES = 8  # widths that are tried
+# Bae 2019's raw records: 256 x 256 pixels of three bytes.
+RAW_SIDE = 256
+RAW_BYTES = RAW_SIDE * RAW_SIDE * 3
+RAW_FROM_BYTES = 30_600  # the JPEG that is decoded: about what that study has for as many pixels
 COMMENT_BYTES = 65_533  # and its own two bytes of length
 HEX_POOL_BYTES = 8 << 20
 
@@ -166,13 +172,23 @@ class DataSet:
 # --- which sizes ---------------------------------------------------------------------------------
 
 
-def plan(kind: str, form: str = "folder", scale: float = 1.0, seed: int = 1) -> Plan:
-    """The records of a data set, scale times as many as published.  Raises TierError."""
+def plan(
+    kind: str, form: str = "folder", scale: float = 1.0, seed: int = 1, is_raw: bool = False
+) -> Plan:  # fmt: skip
+    """The records of a data set, scale times as many as published.  is_raw: pixels in place of
+    each JPEG.  Raises TierError."""
     if kind not in KINDS:
         raise TierError(f"{kind}: no such data set; there are: {', '.join(KINDS)}")
     if form not in FORMS:
         raise TierError(f"{form}: no such form; there are: {', '.join(FORMS)}")
     known = KINDS[kind]
+    if is_raw:
+        if known.content != "jpeg":
+            raise TierError(f"{kind}: is no set of JPEG files that could be raw")
+        known = replace(
+            known, content="raw", parts=(Part(1.0, RAW_BYTES, 0.0),), median_bytes=RAW_BYTES,
+            total_bytes=known.n * RAW_BYTES, source=f"{known.source}; raw as in Bae 2019",
+        )  # fmt: skip
     n = round(known.n * scale) if 0 < scale <= 1 else 0
     if n < 1:
         raise TierError(f"a scale of {scale:g}: more than 0, so that a record is left, at most 1")
@@ -228,6 +244,8 @@ def _content(planned: Plan) -> Callable[[int], bytes]:
     if planned.kind.content == "jpeg":
         pictures = _Pictures(chance)
         return lambda number: pictures.make(planned.sizes[number], planned.labels[number], number)
+    if planned.kind.content == "raw":
+        return _raw(_Pictures(chance), planned.labels)
     if planned.kind.content == "hex":
         pool = _hex_lines(chance)
 
@@ -238,6 +256,20 @@ def _content(planned: Plan) -> Callable[[int], bytes]:
 
         return listing
     return lambda number: bytes([planned.labels[number]]) + chance.randbytes(3072)
+
+
+def _raw(pictures: _Pictures, labels: Sequence[int]) -> Callable[[int], bytes]:
+    """Decoded pictures; the first pixels of each are its number."""
+    step = int(math.log(RAW_FROM_BYTES / SMALLEST_JPEG, POOL_STEP))
+    pixels: dict[int, bytes] = {}
+
+    def picture(number: int) -> bytes:
+        tint = labels[number] % 8
+        if tint not in pixels:
+            pixels[tint] = pictures.pixels(step, tint)
+        return struct.pack(">Q", number) + pixels[tint][8:]
+
+    return picture
 
 
 def _hex_lines(chance: random.Random) -> bytes:
@@ -283,6 +315,11 @@ class _Pictures:
             spare -= length
         # A marker may have fill bytes before it: ITU-T T.81, B.1.1.2.
         return picture[:2] + segments + b"\xff" * spare + picture[2:]
+
+    def pixels(self, step: int, tint: int) -> bytes:
+        """A picture of the pool, decoded and resized."""
+        with self._image.open(io.BytesIO(self._made(step, tint))) as picture:
+            return bytes(picture.convert("RGB").resize((RAW_SIDE, RAW_SIDE)).tobytes())
 
     def _made(self, step: int, tint: int) -> bytes:
         """The largest picture that fits the step, or nearly: found once, by its width."""
@@ -390,7 +427,7 @@ def _described(planned: Plan, sizes: Sequence[int]) -> DataSet:
 
 
 Records = Iterator[tuple[int, bytes]]
-SUFFIX = {"jpeg": "jpg", "hex": "bytes", "pixels": "bin"}
+SUFFIX = {"jpeg": "jpg", "raw": "rgb", "hex": "bytes", "pixels": "bin"}
 
 
 def _write_folder(planned: Plan, folder: Path, records: Records) -> list[int]:

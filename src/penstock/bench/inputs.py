@@ -33,7 +33,8 @@ TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """model: sleep, or alexnet: what a step of `train` computes.  loaders: see pipeline.LOADERS."""
+    """model: what a step of `train` computes, one of pipeline.MODELS.  loaders: see
+    pipeline.LOADERS."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency")

@@ -52,6 +52,9 @@ class Workload:
     """As dlio_benchmark 2.0's configurations have it, and MLPerf Storage 2.0's rules: bytes of a
     sample, samples of a batch and of a file, seconds that a step computes, the AU asked for.
 
+    calls, buffer: of TFRecord files, batches that are parsed at once, records that are shuffled
+    among each other.  side: of the picture that is given in a sample's place.
+
     sizes: of each scale: the batch, what a sample's bytes are divided by, and the steps.  Where a
     scale changes batch or bytes it changes what a step computes alike: the bytes that a second of
     computing asks for stay.
@@ -67,7 +70,9 @@ class Workload:
     threads: int
     target: float
     compute_s: dict[str, float]
-    is_shuffled: bool
+    calls: int
+    buffer: int
+    side: int
     sizes: dict[str, tuple[int, int, int]]
 
     @property
@@ -77,8 +82,11 @@ class Workload:
 
     @property
     def ahead(self) -> int:
-        """Batches that may be read before the first step ends."""
-        return self.threads * self.prefetch if self.loader == "torch" else self.prefetch + 1
+        """Batches that may be read before the first step ends: what waits to be taken, what is
+        being parsed, and one that is being made."""
+        if self.loader == "torch":
+            return self.threads * self.prefetch
+        return self.prefetch + self.calls + 1
 
 
 # 500 steps an epoch are the least that MLPerf's rules allow.
@@ -86,17 +94,16 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("unet3d", "torch", "npz", 146_600_628, 68_341_808, 1, 7, 4, 0.9,
-                 {"a100": 0.636, "h100": 0.323}, True,
+                 {"a100": 0.636, "h100": 0.323}, 1, 0, 1448,
                  {"ci": (1, 16, 24), "small": (1, 1, 32), "full": (7, 1, 500)}),
         Workload("resnet50", "tfrecord", "tfrecord", 114_660, 0, 1251, 400, 8, 0.9,
-                 {"a100": 0.435, "h100": 0.224}, False,
+                 {"a100": 0.435, "h100": 0.224}, 8, 0, 387,
                  {"ci": (25, 1, 24), "small": (400, 1, 25), "full": (400, 1, 500)}),
         Workload("cosmoflow", "tfrecord", "tfrecord", 2_828_486, 71_311, 1, 1, 4, 0.7,
-                 {"a100": 0.00551, "h100": 0.0035}, True,
+                 {"a100": 0.00551, "h100": 0.0035}, 1, 2, 1681,
                  {"ci": (1, 1, 48), "small": (1, 1, 400), "full": (1, 1, 500)}),
     )
 }  # fmt: skip
-PICTURE_SIDE = 1448  # unet3d's record_length_resize of 2 MiB, as a square
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,9 +325,9 @@ def _by_pipeline(
     batch, divisor, steps = workload.sizes[settings.scale]
     compute_s = _compute_s(workload, accelerator, settings.scale)
     job = Job(
-        tuple(map(str, files)), workload.threads, "stand-in", batch, workload.prefetch, compute_s,
-        steps=steps, seed=settings.seed, side=PICTURE_SIDE, loader=workload.loader,
-        is_shuffled=workload.is_shuffled,
+        tuple(map(str, _ordered(workload, files, settings.seed))), workload.threads, "stand-in",
+        batch, workload.prefetch, compute_s, steps=steps, seed=settings.seed, side=workload.side,
+        loader=workload.loader, is_shuffled=False, calls=workload.calls, buffer=workload.buffer,
     )  # fmt: skip
     done, row = inputs.loaded(place, job)
     return row | {
@@ -330,6 +337,15 @@ def _by_pipeline(
         "asked_bps": batch * workload.sample_bytes / divisor / compute_s,
         "steps": len(done.ends_s),
     }
+
+
+def _ordered(workload: Workload, files: Sequence[Path], seed: int) -> list[Path]:
+    """dlio_benchmark's order: its sampler for PyTorch shuffles with NumPy's old generator; files of
+    many records are read in the order of their names."""
+    order = list(range(len(files)))
+    if workload.loader == "torch":
+        np.random.RandomState(seed).shuffle(order)
+    return [files[number] for number in order]
 
 
 def _by_dlio(

@@ -31,15 +31,17 @@ __all__ = ["LOADERS", "MODELS", "WORKS", "Done", "Job", "files_below", "trained"
 # benchmarks do that decode nothing.
 WORKS = ("read", "decode", "resize", "stand-in")
 LOADERS = ("threads", "torch", "tf.data", "tfrecord")
-MODELS = ("sleep", "alexnet")
+MODELS = ("sleep", "alexnet", "alexnet-tensorflow")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """files: in the order of an epoch before it is shuffled.  steps: at most; 0: whole epochs.
 
-    side: of resized pictures.  read_bytes: of one call; 0: the whole file in one, and an empty one
-    that finds its end, as TensorFlow does.  compute_s: of each step, slept; `alexnet` computes.
+    calls, buffer: of `tfrecord`, batches that are worked on at once, and records among which the
+    next is drawn (0: in order).  side: of resized pictures.  read_bytes: of one call; 0: the whole
+    file in one, and an empty one that finds its end, as TensorFlow does.  compute_s: of each step,
+    slept; `alexnet` computes.
     window_steps: a recording is stopped and begun again after so many (0: none is made here); its
     folders are numbered below `record`.
     """
@@ -58,6 +60,8 @@ class Job:
     loader: str = "threads"
     model: str = "sleep"
     is_shuffled: bool = True
+    calls: int = 1
+    buffer: int = 0
     window_steps: int = 0
     record: str = ""
 
@@ -235,20 +239,18 @@ def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
     return sum(n_bytes for n_bytes, _ in samples), batch
 
 
-def _tensorflow() -> Any:
+def _tensorflow(what: str) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow as tf
     except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "the loader tf.data needs TensorFlow: pip install tensorflow-cpu"
-        ) from error
+        raise MissingDependency(f"{what} needs TensorFlow: pip install tensorflow-cpu") from error
     return tf
 
 
 def _by_tensorflow(job: Job) -> Iterator[Batches]:
     """tf.data: read_file, decode_jpeg and resize in a parallel map, batch, prefetch."""
-    tf = _tensorflow()
+    tf = _tensorflow("the loader tf.data")
 
     def sample(path: Any) -> Any:
         data = tf.io.read_file(path)
@@ -271,23 +273,37 @@ def _by_tensorflow(job: Job) -> Iterator[Batches]:
 
 def _by_records(job: Job) -> Iterator[Batches]:
     """tf.data over TFRecord files: as many at once as there are threads; batches that are left
-    over are dropped."""
-    tf = _tensorflow()
+    over are dropped.
+
+    The same job as dlio_benchmark's, step for step: each batch is parsed by a function in Python,
+    which gives a picture that is always the same; what is worked on at once is read ahead too.
+    """
+    tf = _tensorflow("reading TFRecord files")
+    picture = tf.zeros((job.side, job.side), tf.uint8)
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "size": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def parsed(batch: Any) -> Any:
+        tf.io.parse_example(batch, features)
+        return picture
+
+    def worked_on(batch: Any) -> Any:
+        made = tf.py_function(parsed, [batch], [tf.uint8])
+        return made, tf.reduce_sum(tf.strings.length(batch))
+
     for epoch in range(job.epochs):
         files = list(job.files)
         if job.is_shuffled:
             random.Random(job.seed + epoch).shuffle(files)
-        records = tf.data.TFRecordDataset(files, num_parallel_reads=job.threads)
-        made = records.batch(job.batch, drop_remainder=True).map(tf.strings.length)
+        made = tf.data.TFRecordDataset(files, num_parallel_reads=job.threads)
+        made = made.shuffle(job.buffer, seed=job.seed + epoch) if job.buffer else made
+        made = made.batch(job.batch, drop_remainder=True)
+        made = made.map(worked_on, num_parallel_calls=job.calls)
         made = made.take(job.steps) if job.steps else made
         made = made.prefetch(job.prefetch) if job.prefetch else made
-        yield _counted(made)
-
-
-def _counted(batches: Any) -> Batches:
-    for tensor in batches:
-        sizes = tensor.numpy().tolist()  # a tensor's own elements would be a tensor each
-        yield sum(sizes), sizes
+        yield ((int(n_bytes), [picture] * job.batch) for (picture,), n_bytes in made)
 
 
 _LOADERS: dict[str, Callable[[Job], Iterator[Batches]]] = {
@@ -342,6 +358,42 @@ def _alexnet(job: Job) -> Callable[[list[Any]], None]:
     return compute
 
 
+def _alexnet_tensorflow(job: Job) -> Callable[[list[Any]], None]:
+    """The same in TensorFlow."""
+    import numpy as np
+
+    tf = _tensorflow("the model alexnet-tensorflow")
+    keras = tf.keras
+    keras.utils.set_random_seed(job.seed)
+    layers: list[Any] = [keras.Input((job.side, job.side, 3))]
+    for number, (wide, kernel, stride) in enumerate(
+        ((64, 11, 4), (192, 5, 1), (384, 3, 1), (256, 3, 1), (256, 3, 1))
+    ):
+        around = {"padding": "same", "activation": "relu"}
+        layers.append(keras.layers.Conv2D(wide, kernel, strides=stride, **around))
+        layers += [keras.layers.MaxPool2D(3, 2)] if number in (0, 1, 4) else []
+    layers.append(keras.layers.Flatten())
+    layers += [keras.layers.Dense(4096, activation="relu") for _ in range(2)]
+    model = keras.Sequential([*layers, keras.layers.Dense(102)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.001), loss=loss)
+
+    def compute(batch: list[Any]) -> None:
+        pixels = np.stack([np.asarray(one) for one in batch]).astype(np.float32) / 255
+        model.train_on_batch(pixels, np.zeros(len(batch), np.int64))
+
+    # The first call traces the model, which is nobody's step.
+    compute([np.zeros((job.side, job.side, 3), np.uint8)] * job.batch)
+    return compute
+
+
+_MODELS: dict[str, Callable[[Job], Callable[[list[Any]], None]]] = {
+    "sleep": _slept,
+    "alexnet": _alexnet,
+    "alexnet-tensorflow": _alexnet_tensorflow,
+}
+
+
 class _Windows:
     """A recording that is stopped and begun again every few steps."""
 
@@ -373,7 +425,7 @@ def trained(job: Job, is_ready: Callable[[], None] = lambda: None) -> Done:
     Raises MissingDependency, OSError.
     """
     done = Done()
-    compute = _slept(job) if job.model == "sleep" else _alexnet(job)
+    compute = _MODELS[job.model](job)
     step_of = _step_marks() if job.record or "penstock.recorder" in sys.modules else nullcontext
     epochs = _LOADERS[job.loader](job)
     windows = _Windows(job, done)

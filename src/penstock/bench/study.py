@@ -34,6 +34,7 @@ __all__ = [
     "Point",
     "Read",
     "Study",
+    "bars_of",
     "carried_out",
     "csv_of",
     "lines_of",
@@ -475,6 +476,24 @@ def lines_of(
             label=label, marker="o", markersize=4, capsize=2,
         )  # fmt: skip
     axis.grid(alpha=0.3)
+
+
+def bars_of(
+    axis: Any,
+    points: Sequence[Point],
+    y: str,
+    label_of: Callable[[Point], str],
+    scale: float = 1.0,
+) -> None:
+    """A bar for each point, the first on top, with the spread of its repeats."""
+    shown = [point for point in points if point[y] is not None]
+    for number, point in enumerate(shown):
+        ends = [side[y] if side[y] is not None else point[y] for side in (point.least, point.most)]
+        spread = [[abs(point[y] - end) * scale] for end in ends]
+        axis.barh(number, point[y] * scale, xerr=spread, color="C0", ecolor="black", capsize=3)
+    axis.set_yticks(range(len(shown)), [label_of(point) for point in shown], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3, axis="x")
 
 
 def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -37,11 +37,12 @@ SEGMENT_BYTES = 1 << 20  # TensorFlow reads files in segments of about 1 MB
 # Reading is ahead of the steps: in the last windows of a job the device has nothing left to give.
 LEAST_OF_MEAN = 0.1
 RECORDERS = ("none", "whole run", "windows")
+SHARES = (4, 1)  # overhead by the number of files: every fourth, and all
 
 STUDY = Study(
     "window",
     "Windows beside the device, and what they cost",
-    ("place", "data", "recorder"),
+    ("place", "data", "files", "recorder"),
     (
         Measure("overhead", "longer than without", "share", -1),
         Measure("epoch_s", "reading", "s", -1),
@@ -82,20 +83,31 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     cases = [
-        {"place": place, "data": kind, "recorder": recorder}
+        {
+            "place": place,
+            "data": kind,
+            "files": sizes[settings.scale][0] // share,
+            "recorder": recorder,
+        }
         for place in settings.places
-        for kind in SETS
+        for kind, sizes in SETS.items()
+        for share in SHARES
         for recorder in RECORDERS
     ]
-    curves: dict[str, Any] = {}
 
     def run(place: Place, case: Case) -> Row:
-        return _measured(place, folder, sets[case["data"]], case, settings, curves)
+        return _measured(place, folder, sets[case["data"]], case, settings)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
         repeats=settings.repeats, seed=settings.seed, progress=progress,
     )  # fmt: skip
+    # Of each data set, whole, the last run: a study that goes on has those of before, too.
+    curves = {
+        row["data"]: row["curve"]
+        for row in rows
+        if row.get("curve") and row["files"] == SETS[row["data"]][settings.scale][0]
+    }
     drawn = (lambda figure, points: _drawn(figure, curves)) if curves else None
     which = replace(STUDY, draw=drawn, derive=_derived)
     points = study.points_of(which, rows, cases)
@@ -110,25 +122,26 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 def _derived(points: list[Point]) -> list[Point]:
     """Each beside the runs that nobody recorded."""
     plain = {
-        (point["place"], point["data"]): point["epoch_s"]
+        (point["place"], point["data"], point["files"]): point["epoch_s"]
         for point in points
         if point["recorder"] == "none"
     }
     derived = []
     for point in points:
-        without = plain.get((point["place"], point["data"]))
+        without = plain.get((point["place"], point["data"], point["files"]))
         share = point["epoch_s"] / without - 1 if without and point["recorder"] != "none" else None
         derived.append(study.with_value(point, "overhead", share))
     return derived
 
 
 def _measured(
-    place: Place, folder: Path, root: Path, case: Case, settings: Settings, curves: dict[str, Any]
-) -> Row:
+    place: Place, folder: Path, root: Path, case: Case, settings: Settings
+) -> Row:  # fmt: skip
     recorded = folder / "recorded"
     shutil.rmtree(recorded, ignore_errors=True)
-    batch = SETS[case["data"]][settings.scale][1]
-    names = tuple(str(path.relative_to(folder / "data")) for path in files_below(root))
+    most, batch = SETS[case["data"]][settings.scale]
+    files = files_below(root)[:: most // case["files"]]
+    names = tuple(str(path.relative_to(folder / "data")) for path in files)
     job = Job(names, THREADS, "read", batch, PREFETCH, seed=settings.seed, read_bytes=SEGMENT_BYTES)
     before: Sequence[str] = ()
     if case["recorder"] == "whole run":
@@ -152,18 +165,21 @@ def _measured(
         found = deviation_of(spans, seen, sampler.samples, 2 * SAMPLE_S[settings.scale])
         if found:
             row |= {"deviation": median(found), "deviation_most": max(found)}
-        curves[case["data"]] = _curve(spans, seen, sampler.samples)
+        row["curve"] = _curve(spans, seen, sampler.samples)
     return row
 
 
 def data_bytes(folder: Path) -> int:
-    """Bytes that a recording saw being read from data files."""
+    """Bytes that a recording saw being read from data files.  A file that was read through stdio
+    shows there, or in the calls below it too: the larger of both is what was read."""
     from penstock.run import open_run
 
     with open_run(folder) as run:
         ((found,),) = run.sql(
-            "SELECT coalesce(sum(moved_bytes), 0) FROM events JOIN files USING (file) WHERE "
-            "layer = 'posix' AND op_group = 'read' AND files.path_class = 'data'"
+            "WITH layers AS (SELECT file, layer, sum(moved_bytes) AS bytes FROM events "
+            "JOIN files USING (file) WHERE op_group = 'read' AND files.path_class = 'data' "
+            "GROUP BY file, layer), each AS (SELECT max(bytes) AS bytes FROM layers GROUP BY file) "
+            "SELECT coalesce(sum(bytes), 0) FROM each"
         )
     return int(found)
 

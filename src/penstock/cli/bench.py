@@ -7,7 +7,17 @@ from pathlib import Path
 import click
 
 from penstock.cli import studies
-from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, duration, print_json, rate, size, working
+from penstock.cli.shell import (
+    AS_JSON,
+    NEW_FOLDER,
+    asked,
+    duration,
+    print_json,
+    rate,
+    say,
+    size,
+    working,
+)
 
 __all__ = ["bench"]
 
@@ -226,22 +236,39 @@ def tier_run(name: str, command: tuple[str, ...]) -> int:
     default="folder",
     show_default=True,
 )
+@click.option("--raw", "is_raw", is_flag=True, help="256 x 256 pixels in place of each JPEG.")
 @click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--most",
+    type=size,
+    default="2.2GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Of each set that `all` makes.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
-def data_command(kind: str, folder: Path, scale: float, form: str, seed: int, yes: bool) -> None:
+def data_command(
+    kind: str, folder: Path, scale: float, form: str, is_raw: bool, seed: int, most: int, yes: bool
+) -> None:  # fmt: skip
     """Make a data set with the sizes that a study published, in a folder that is not there yet.
 
     Kinds: imagenet, imagenet-chien, imagenet-stream, imagenet-alexnet, caltech101 (real JPEG
-    files), malware (listings of bytes), cifar10.
+    files), malware (listings of bytes), cifar10.  all: each of them in each form, counted again
+    from its files and removed; FOLDER gets data.md, .csv, .json and .png.
 
     \b
       penstock bench data imagenet-chien images              16,384 files, median 112 kB
       penstock bench data malware malware --scale 0.01       108 files, median 4 MB
       penstock bench data caltech101 caltech --as lmdb
+      penstock bench data imagenet raw --raw --scale 0.01 --as lmdb
+      penstock bench data all data --most 500MB
     """
     from penstock.bench import data
 
-    planned = data.plan(kind, form, scale, seed)
+    if kind == "all":
+        studies.data_sets(folder, most, scale, seed, yes)
+        return
+    planned = data.plan(kind, form, scale, seed, is_raw)
     asked(folder, planned.disk_bytes, yes)
     with working("making") as progress:
         made = data.make(planned, folder, progress.say)
@@ -411,6 +438,8 @@ def checkpoint_command(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
         repeats, ratio,
     )  # fmt: skip
+    if checkpoint.is_one_device(folder, slow):
+        say(f"{slow} is on the device of {folder}: neither is faster, and the result says so")
     asked(folder, checkpoint.written_bytes(settings), yes)
     with working("measuring") as progress:
         runs = checkpoint.measure(folder, settings, slow, progress.say)

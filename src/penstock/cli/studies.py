@@ -13,7 +13,7 @@ from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, duration, print_json,
 if TYPE_CHECKING:
     from penstock.bench.study import Found
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "data_sets"]
 
 PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
@@ -65,6 +65,15 @@ def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None
         written = study.write_found(folder, found)
     click.echo(study.markdown_of(found), nl=False)
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
+
+
+def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool) -> None:
+    """`penstock bench data all`: every set in every form, and what is found in them."""
+    from penstock.bench import sets
+
+    settings = sets.Settings(most_bytes, scale, seed)
+    asked(folder, sets.largest_bytes(settings), yes)
+    _carried_out(folder, "making", lambda say: sets.measured(folder, settings, say))
 
 
 @_study("ceiling", "Measure what storage gives at most, beside fio if asked.", ("disk",))
@@ -122,10 +131,10 @@ def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None
 @_study("train", "Hide input behind computing (Chien 2018).", ("disk", "latency"))
 @click.option(
     "--model",
-    type=click.Choice(["sleep", "alexnet"]),
+    type=click.Choice(["sleep", "alexnet", "alexnet-tensorflow"]),
     default="sleep",
     show_default=True,
-    help="What a step computes: a time that is swept, or AlexNet in PyTorch on the processor.",
+    help="What a step computes: a time that is swept, or AlexNet in PyTorch or TensorFlow.",
 )
 def train_command(folder: Path, model: str, **options: Any) -> None:
     """Hide input behind computing: prefetch, threads, and how long a step computes.  Chien 2018.
@@ -137,6 +146,7 @@ def train_command(folder: Path, model: str, **options: Any) -> None:
     \b
       penstock bench train train
       penstock bench train alexnet --model alexnet --on latency --repeats 1
+      penstock bench train keras --model alexnet-tensorflow --on latency --repeats 1
     """
     from penstock.bench import inputs
 
@@ -149,8 +159,9 @@ def train_command(folder: Path, model: str, **options: Any) -> None:
 def control_command(folder: Path, **options: Any) -> None:
     """A job that is not I/O-bound must be called so: CIFAR-10, a checkpoint an epoch.  Layton 2021.
 
-    FOLDER gets control.md, .csv and .json: the verdict, the checkpoints that were named beside
-    those that were made, and how many files the job opens.  Needs PyTorch.
+    FOLDER gets control.md, .csv, .json and .png: the verdict, the checkpoints that were named
+    beside those that were made, and how many files the job opens; how many Darshan kept of them,
+    where it is installed (darshan-config on the PATH).  Needs PyTorch.
 
     \b
       penstock bench control control
@@ -187,8 +198,8 @@ def cases_command(folder: Path, **options: Any) -> None:
     """Many threads for small files, one for large ones, and the smallest of those on a fast tier.
 
     tf-Darshan's two cases (Chien et al. 2020), and Penstock's own choice of files for as many
-    bytes.  The fast tier is imitated too, at 1.6 GB/s.  FOLDER gets cases.md, .csv and .json, and
-    the files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
+    bytes.  The fast tier is imitated too, at 1.6 GB/s.  FOLDER gets cases.md, .csv, .json and .png,
+    and the files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
 
     \b
       penstock bench cases cases

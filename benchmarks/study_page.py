@@ -1,0 +1,438 @@
+"""The measured part of a study's page, from what `penstock bench NAME FOLDER` wrote.
+
+    python benchmarks/study_page.py read build/experiments/read    that result, and its page
+    python benchmarks/study_page.py                                all pages again, from docs
+
+Takes NAME.md, .csv, .json and .png into docs/experiments/NAME and replaces what stands between the
+two marks of docs/experiments/NAME.md; nothing there is typed.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bars import ROOT
+
+from penstock.bench import study
+from penstock.bench.cases import PAPER
+from penstock.bench.study import Point, Read
+from penstock.words import per_cent, show
+
+EXPERIMENTS = ROOT / "docs" / "experiments"
+STUDIES = (
+    "data", "ceiling", "read", "train", "checkpoint", "control", "window", "cases", "factors",
+    "scale", "mlperf",
+)  # fmt: skip
+BEGIN = "<!-- measured: python benchmarks/study_page.py -->\n"
+END = "<!-- measured ends -->\n"
+INLINE = 16  # rows of a table that stands in the page itself
+MANY_AT_ONCE = 0.25  # of the processors, busy when a study began: what it says is not its own
+
+Beside = list[tuple[str, str, str]]  # what, in the paper, here
+Points = Sequence[Point]
+
+
+def measured(name: str) -> str:
+    """What docs/experiments/NAME holds, as a page shows it."""
+    folder = EXPERIMENTS / name
+    try:
+        found = study.read_found(folder / f"{name}.json")
+    except study.TierError:
+        return f"No result is kept here yet: `make experiments STUDY={name}` makes one.\n"
+    told = json.loads((folder / f"{name}.json").read_bytes())
+    machine = found.machine
+    lines = [f"    {command_of(found)}", "", _machine(machine), ""]
+    beside = BESIDE[name](found.points, told)
+    if beside:
+        rows = [list(row) for row in beside]
+        lines += [study.table_of(["", "the study", "here"], rows, [False, True, True]), ""]
+    if (folder / f"{name}.png").exists():
+        lines += [f"![{TITLES[name]}]({name}/{name}.png)", ""]
+    table = [line for line in (folder / f"{name}.md").read_text().splitlines() if line]
+    # The machine's table comes first, the study's second: each has a head and a rule.
+    rules = [number for number, line in enumerate(table) if set(line) <= set("| :-")]
+    whole = table[rules[1] - 1 :]
+    if len([line for line in whole if line.startswith("|")]) - 2 <= INLINE:
+        rows_end = next((n for n, line in enumerate(whole) if line[0] != "|"), len(whole))
+        lines += [*whole[:rows_end], "", *whole[rows_end:], ""]
+    else:
+        lines += [*(f"{remark}" for remark in whole if remark.startswith("*")), ""]
+    lines += [
+        f"Every case: [{name}.md]({name}/{name}.md); every run: [{name}.csv]({name}/{name}.csv)."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def command_of(found: Read) -> str:
+    """The one command that repeats it."""
+    words = ["penstock", "bench", found.name, found.name]
+    settings = found.settings
+
+    def values(factor: str) -> list[Any]:
+        known = (point.factors.get(factor) for point in found.points)
+        return list(dict.fromkeys(value for value in known if value is not None))
+
+    if found.name == "checkpoint":
+        defaults = {"n_steps": ("--steps", 100), "every": ("--every", 20), "scale": ("--scale", 1)}
+        for key, (option, usual) in defaults.items():
+            words += [option, f"{settings[key]:g}"] if settings.get(key, usual) != usual else []
+        words += ["--asleep"] if settings.get("is_asleep") else []
+    elif found.name == "data":
+        most = show(settings["most_bytes"], "B").replace(" ", "")
+        words = ["penstock", "bench", "data", "all", "data", "--most", most]
+        words += ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
+        return " ".join(words)
+    else:
+        words += ["--scale", found.scale]
+        words += [
+            word
+            for place in values("place")
+            if place not in ("ideal", "cluster")
+            for word in ("--on", place)
+        ]
+    for factor, usual in (("loader", ["threads"]), ("workload", 3), ("accelerator", 2)):
+        known = values(factor)
+        if known and known != usual and len(known) != usual:
+            words += [word for value in known for word in (f"--{factor}", str(value))]
+    if settings.get("model", "sleep") != "sleep":
+        words += ["--model", settings["model"]]
+    words += ["--fio"] if settings.get("is_beside_fio") else []
+    words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in values("by") else []
+    repeats = max((point.repeats for point in found.points), default=1)
+    return " ".join([*words, "--repeats", str(repeats)])
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    load, cpus = machine.get("load_at_start"), int(machine.get("cpus") or 1)
+    hidden = ("unix_s", "load_at_start")
+    facts = [
+        f"memory {show(int(value), 'B')}"
+        if key == "memory_bytes"
+        else f"{key} {' '.join(str(value).split())}"
+        for key, value in machine.items()
+        if value is not None and key not in hidden
+    ]
+    said = f"Machine: {', '.join(facts)}."
+    if load is not None:
+        is_busy = load > MANY_AT_ONCE * cpus
+        said += f" Load when it began: {load:g}" + (
+            "; it did other work too, which the figures have in them." if is_busy else "."
+        )
+    return said
+
+
+# --- beside the papers: of each study what it found, and the same number of these points ---------
+
+
+def _of(points: Points, **factors: Any) -> list[Point]:
+    """Points with these factors; those that lack a factor altogether have none of them."""
+    return [
+        point
+        for point in points
+        if all(key in point.factors and point[key] == value for key, value in factors.items())
+    ]
+
+
+def _places(points: Points) -> list[str]:
+    return list(dict.fromkeys(point["place"] for point in points))
+
+
+def _data(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for point in points:
+        off = [point["median_off"], point["total_off"], point["count_off"]]
+        largest = max(abs(one) for one in off if one is not None)
+        rows.append((
+            f"`{point['kind']}` as {point['form']}, {point['content']}: median of "
+            f"{show(point['records'], 'count')}",
+            show(point["published_median_bytes"], "B"),
+            f"{show(point['median_bytes'], 'B')}; largest deviation {per_cent(largest)}",
+        ))  # fmt: skip
+    return rows
+
+
+def _ceiling(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for place in _places(points):
+        mine = [p for p in _of(points, place=place) if p["bandwidth_bps"]]
+        for op, paper in (("read", "163 to 1,968 MB/s (IOR; disk to Lustre)"), ("write", "–")):
+            chosen = [
+                p["bandwidth_bps"] for p in _of(mine, op=op, cache="direct", order="sequential")
+            ]
+            best = max(chosen, default=None)
+            what = f"`{place}`: sequential {op}s past the page cache"
+            rows.append((what, paper, show(best, "B/s")))
+        for kind, chosen in (
+            ("by a queue", [p for p in mine if p["depth"] > 1]),
+            ("by threads", [p for p in mine if p["depth"] == 1]),
+        ):
+            ratios = [p["of_fio"] for p in chosen if p["of_fio"]]
+            if ratios:
+                near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
+                rows.append((
+                    f"`{place}`: {kind}, beside fio", "within 5 %",
+                    f"{near} of {len(ratios)} cases are; the median is {show(median(ratios), 'x')}",
+                ))  # fmt: skip
+    return rows
+
+
+def _read(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for point in points:
+        group = [p for p in points if all(p[key] == point[key] for key in
+                 ("place", "loader", "work", "prefetch")) and p["speedup"]]  # fmt: skip
+        if not group or point is not group[0]:
+            continue
+        best = max(group, key=lambda p: p["speedup"])
+        ahead = f", {point['prefetch']} batches ahead" if point["prefetch"] else ""
+        rows.append((
+            f"`{point['place']}`, {point['loader']}: {point['work']}{ahead}, most threads over one",
+            "2.3 and 7.8 times, on two machines" if point["work"] != "read" else "–",
+            f"{best['speedup']:.3g} times, {best['threads']} threads; "
+            f"{per_cent(best['of_ceiling'] or 0)} of the ceiling",
+        ))  # fmt: skip
+    return rows
+
+
+def _train(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for place in _places(points):
+        mine = [p for p in _of(points, place=place) if p["ratio"] is not None]
+        for threads in dict.fromkeys(p["threads"] for p in mine):
+            group = [p for p in mine if p["threads"] == threads]
+            ahead = [p for p in group if p["prefetch"]]
+            enough = [p for p in ahead if p["ratio"] >= 1]
+            short = [p for p in ahead if p["ratio"] < 0.5]
+            none = [p for p in group if not p["prefetch"] and p["ratio"] >= 1]
+            for words, chosen, paper in (
+                ("compute >= input, nothing read ahead", none, "input and computing add up"),
+                ("compute >= input, read ahead", enough, "input is hidden completely"),
+                ("compute < half of the input, read ahead", short, "–"),
+            ):
+                if chosen:
+                    stalls = [p["stall"] for p in chosen]
+                    hidden = median(p["overlap"] for p in chosen)
+                    rows.append((
+                        f"`{place}`, {threads} threads: {words}", paper,
+                        f"stalled {per_cent(min(stalls))} to {per_cent(max(stalls))}; "
+                        f"{per_cent(hidden)} of what can be is hidden",
+                    ))  # fmt: skip
+    return rows
+
+
+def _checkpoint(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for point in points:
+        if point["overhead_s"] is not None:
+            gain = point["gain"]
+            papers = {"slow": "1", "drain": "2.6 times faster", "checkpointer": "–", "fast": "–"}
+            rows.append((
+                f"`{point['way']}`: overhead of saving straight to the slow tier over this one's",
+                papers[point["way"]],
+                f"{gain:.1f} times; {show(point['overhead_s'], 's')} over no checkpoint, a save "
+                f"blocks {show(point['save_s'], 's')}" if gain is not None else "below the noise",
+            ))  # fmt: skip
+    return rows
+
+
+def _control(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for p in _of(points, recorder="penstock"):
+        rows += [
+            ("is it I/O-bound?", "no", "yes" if p["is_io_bound"] else "no"),
+            ("time without progress by I/O", "very little", show(p["stall"], "share")),
+            ("its writes", "probably the checkpoint of each epoch",
+             f"{show(p['checkpoints'], 'count')} checkpoints named of "
+             f"{show(p['checkpoints_made'], 'count')} made, {show(p['checkpoint_bytes'], 'B')}"),
+            ("files the job opens", "more than Darshan's room for 1,024",
+             f"{show(p['files'], 'count')}, of them {show(p['files_skipped'], 'count')} where "
+             "Darshan does not look"),
+        ]  # fmt: skip
+    for p in _of(points, recorder="darshan"):
+        rows.append((
+            "what Darshan kept of them", "room for 1,024, used up",
+            f"{show(p['files'], 'count')} files"
+            + (", and it says that more had no room" if p["is_partial"] else ""),
+        ))  # fmt: skip
+    return rows
+
+
+def _window(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for p in points:
+        where = f"`{p['place']}`, {p['data']}"
+        if "files" in p.factors:  # results of before have no such factor
+            where += f", {p['files']:,} files"
+        if p["recorder"] == "whole run":
+            rows.append((f"{where}: recorded whole", "10 to 20 % longer", _longer(p["overhead"])))
+        elif p["recorder"] == "windows":
+            rows.append((f"{where}: in windows", "0.6 to 7 % longer", _longer(p["overhead"])))
+            rows.append((
+                f"{where}: windows off the device's counters", "close (a figure)",
+                f"{show(p['deviation'], 'share')} in the median, "
+                f"{show(p['deviation_most'], 'share')} at most",
+            ))  # fmt: skip
+    return rows
+
+
+def _longer(share: float | None) -> str:
+    return "–" if share is None else f"{per_cent(share)} longer" if share > 0 else "no longer"
+
+
+def _cases(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for p in points:
+        paper = PAPER.get((p["data"], p["how"]), "not tried")
+        rows.append((
+            f"`{p['place']}`, {p['data']}: {p['how']}", paper,
+            f"{show(p['bandwidth_bps'], 'B/s')}, {show(p['against'], 'x')}",
+        ))  # fmt: skip
+    return rows
+
+
+def _factors(points: Points, told: dict[str, Any]) -> Beside:
+    by = {tuple(p.factors.values()): p for p in points}
+    rows: Beside = []
+
+    def ratio(what: str, paper: str, one: Point | None, two: Point | None) -> None:
+        if one is not None and two is not None:
+            rows.append((what, paper, f"{one['images_hz'] / two['images_hz']:.2f} times"))
+
+    def at(place: str, name: str = "D1", shuffle: str = "global", inside: str = "host") -> Any:
+        return by.get((place, name, shuffle, inside))
+
+    ratio("D1: nodes' own disks over the shared one", "1.4 times", at("local"), at("shared"))
+    for place in [place for place in _places(points) if place != "ideal"]:
+        for name, paper in (
+            ("D1", "not reached"), ("D2", "reached sooner than with D1"),
+            ("D3", "reached after a few epochs"), ("D4", "reached after a few epochs"),
+        ):  # fmt: skip
+            p = at(place, name)
+            if p is not None:
+                rows.append((
+                    f"`{place}`, {name}: of the ideal throughput", paper,
+                    f"{per_cent(p['of_ideal'])}; last epoch {show(p['last_hz'], 'count')} records/s"
+                    f" after {show(p['first_hz'], 'count')} in the first",
+                ))  # fmt: skip
+        plain, still = at(place), at(place, shuffle="none")
+        ratio(
+            f"`{place}`: not shuffled over shuffled", "faster, from the second epoch", still, plain
+        )
+        aware = at(place, shuffle="cache-aware")
+        ratio(f"`{place}`: shuffled as caches are over shuffled", "left for later", aware, plain)
+        inside = at(place, inside="namespaces")
+        ratio(f"`{place}`: in a container's name spaces over outside", "nearly 1", inside, plain)
+        if plain is not None:
+            rows.append((
+                f"`{place}`: in memory at the last epoch", per_cent(plain["expected_hits"]),
+                f"{per_cent(plain['hits'])}; largest error of any epoch "
+                f"{per_cent(plain['hits_error'])}",
+            ))  # fmt: skip
+    return rows
+
+
+def _scale(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    strong = {p["ranks"]: p for p in _of(points, launcher="simulated", scaling="strong")}
+    if 512 in strong and 2048 in strong:
+        ratio = strong[2048]["simulated_hz"] / strong[512]["simulated_hz"]
+        rows.append(("2,048 nodes over 512, strong (simulated, input alone)", "2.60 times",
+                     f"{ratio:.2f} times"))  # fmt: skip
+    for p in _of(points, launcher="simulated", scaling="weak", ranks=9216):
+        rows.append(("9,216 processes: waiting for input (simulated)", "up to 90 %, LMDB's readers",
+                     f"{per_cent(p['stall'])}, Penstock's readers"))  # fmt: skip
+    for place in [place for place in _places(points) if place != "cluster"]:
+        for launcher in dict.fromkeys(p["launcher"] for p in _of(points, place=place)):
+            for scaling in ("weak", "strong"):
+                mine = _of(points, place=place, launcher=launcher, scaling=scaling)
+                if mine:
+                    most = max(mine, key=lambda p: p["ranks"])
+                    rows.append((
+                        f"`{place}`, {launcher}: efficiency of {most['ranks']} ranks, {scaling}",
+                        "–",
+                        f"{per_cent(most['efficiency'])}; stalled {per_cent(most['stall_least'])} "
+                        f"to {per_cent(most['stall_most'])}",
+                    ))  # fmt: skip
+    errors = [abs(p["error"]) for p in points if p.values.get("error") is not None]
+    if errors:
+        rows.append((
+            "the simulation beside what was measured", "–",
+            f"off by {per_cent(median(errors))} in the median, {per_cent(max(errors))} at most",
+        ))  # fmt: skip
+    return rows
+
+
+def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
+    rows: Beside = []
+    for p in _of(points, by="penstock"):
+        theirs = p["against_dlio"]
+        rows.append((
+            f"`{p['place']}`, {p['workload']}, {p['accelerator']}: AU",
+            f"{per_cent(p['target'])} are asked for",
+            per_cent(p["au"])
+            + (f"; {theirs:.3f} times dlio_benchmark's" if theirs is not None else ""),
+        ))  # fmt: skip
+    return rows
+
+
+BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
+    "data": _data,
+    "ceiling": _ceiling,
+    "read": _read,
+    "train": _train,
+    "checkpoint": _checkpoint,
+    "control": _control,
+    "window": _window,
+    "cases": _cases,
+    "factors": _factors,
+    "scale": _scale,
+    "mlperf": _mlperf,
+}
+TITLES = {
+    "data": "Sizes of the records beside what was published",
+    "ceiling": "Bandwidth by threads, requests and caching",
+    "read": "Images a second by threads",
+    "train": "Stall fraction over compute / input",
+    "checkpoint": "What each way takes, and what is written when",
+    "control": "Training, and what was written of it",
+    "window": "Bandwidth by time: windows and the device",
+    "cases": "Bandwidth of each case",
+    "factors": "Records a second by step, and what caches hold",
+    "scale": "Records a second by ranks, measured and simulated",
+    "mlperf": "Accelerator utilisation",
+}
+
+
+def taken(name: str, source: Path) -> None:
+    """A result into docs/experiments."""
+    there = EXPERIMENTS / name
+    there.mkdir(exist_ok=True)
+    for ending in ("md", "csv", "json", "png"):
+        if (source / f"{name}.{ending}").exists():
+            shutil.copyfile(source / f"{name}.{ending}", there / f"{name}.{ending}")
+
+
+def written(name: str) -> None:
+    page = EXPERIMENTS / f"{name}.md"
+    before, mark, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise SystemExit(f"{page}: the two marks of what is measured are not there")
+    page.write_text(f"{before}{BEGIN}\n{measured(name)}\n{END}{after}")
+
+
+def main(words: list[str]) -> None:
+    if len(words) not in (0, 2) or not set(words[:1]) <= set(STUDIES):
+        raise SystemExit(__doc__)
+    if words:
+        taken(words[0], Path(words[1]))
+    for name in words[:1] or STUDIES:
+        written(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
