@@ -36,6 +36,7 @@ from penstock.save.burst import (
     prepare,
 )
 from penstock.save.drain import Settings, read_status
+from penstock.stores import draft_of
 
 
 @pytest.fixture
@@ -291,7 +292,7 @@ def test_a_full_fast_tier_is_nothing_that_the_program_sees(
         assert any(path.is_symlink() for path in work.iterdir()) == (room > size)
         _assert_written(work, size)
         assert drained(disk) == []
-        assert names(disk / "burst") == ["data", "home"]
+        assert names(disk / "burst") == ["data", "draft", "home"]
     _assert_written(work, size)
     assert not any(path.name.startswith(".") for path in work.iterdir())
     assert stat.S_IMODE((work / "append.pt").stat().st_mode) == 0o600
@@ -596,6 +597,38 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     assert home.read_bytes() == _safetensors(2)
     assert names(work) == ["a.safetensors", "a.safetensors.torn", "other.safetensors"]
     assert on_tier(fast) == []
+
+
+def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
+    fast: Path, work: Path
+) -> None:
+    data = _made(fast, work / "a.safetensors", _safetensors(1))
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        drain._gone.clear()  # as if it were killed: nobody remembers what is home
+    (work / "a.safetensors").unlink()
+    os.utime(data, (0, 0))
+    assert drained(fast) == []
+    assert names(work) == []
+    assert on_tier(fast) == []
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_what_a_killed_drain_wrote_goes_though_the_program_has_removed_the_file(
+    fast: Path, work: Path
+) -> None:
+    data = _made(fast, work / "a.safetensors", _safetensors(1))
+    with Burst(fast, AT_ONCE) as drain:
+        (one,) = entries(fast)
+        new = drain._copy(one, data.stat())
+        draft_of(new).write_bytes(b"a part")
+    for path in (work / "a.safetensors", data, fast / "burst/home" / data.name):
+        path.unlink()  # as native/burst.c removes a file
+    (fast / "burst/draft" / "odd").symlink_to(work / "kept")
+    (work / "kept").touch()
+    assert drained(fast) == []
+    assert names(work) == ["kept"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
 
 
 def test_only_formats_that_tell_say_torn(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Checkpoints that a recorded program made on a fast tier, brought to where the program named them.
 
     FAST/burst/data/ID-NAME    the file, as native/burst.c made it
-    FAST/burst/home/ID-NAME    a link that leads to the program's path
+    FAST/burst/home/ID-NAME    a link that leads to the program's path; ID-NAME.penstock-home once
+                               the file itself is there
+    FAST/burst/draft/ID-NAME   a link that leads to where it is written beside that path
     the program's path         a link to the file, until the file itself is in its place
 
 What there is to do is what lies there, so that any end of this process, of the program or of the
@@ -61,6 +63,7 @@ __all__ = [
 FOLDER = "burst"
 # As native/burst.h has them: beside the program's file, hidden, and of its name.
 WAS, LINK, NEW = ".penstock-was", ".penstock-link", ".penstock-new"
+HOME = ".penstock-home"
 TORN = ".torn"
 # What torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP write, also under the
 # name that it has until it is finished; and what lies in folders that trainers name so.
@@ -87,17 +90,29 @@ HEARD = "drained-"
 class Entry:
     """A file on the tier.  name: there; begins with the time, so that names sort as files were
     made.  home: the program's path.  size_bytes: None: the file has moved to its path already, as
-    the tier was full, and is being written there."""
+    the tier was full, and is being written there.  is_home: it was brought there."""
 
     name: str
     data: Path
     home: Path
+    is_home: bool = False
     size_bytes: int | None = None
     mtime_ns: int = 0
 
     def beside(self, end: str) -> Path:
         """A name in the program's folder, for this file only."""
         return self.home.with_name(f".{self.name}{end}")
+
+    @property
+    def way(self) -> Path:
+        """The link on the tier that leads to the program's path."""
+        name = f"{self.name}{HOME}" if self.is_home else self.name
+        return self.data.parent.with_name("home") / name
+
+    @property
+    def draft(self) -> Path:
+        """The link on the tier that leads to where a drain writes it."""
+        return self.data.parent.with_name("draft") / self.name
 
     @property
     def owner(self) -> str:
@@ -136,7 +151,7 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
         raise TierError(f"{tier}: no such folder; name one on a fast disk of this machine")
     folder = tier / FOLDER
     try:
-        for one in (folder / "data", folder / "home"):
+        for one in (folder / "data", folder / "home", folder / "draft"):
             one.mkdir(parents=True, exist_ok=True)
         probe = folder / "data" / f".probe-{os.getpid()}"
         probe.touch()
@@ -156,17 +171,17 @@ def entries(fast: str | os.PathLike[str]) -> list[Entry]:
     found = []
     try:
         with os.scandir(folder / "home") as scan:
-            names = [one.name for one in scan if not one.name.endswith(LINK)]
+            ways = {one.name.removesuffix(HOME): one.name for one in scan}
     except OSError as error:
         raise TierError(
             f"{folder}: cannot be listed: {error.strerror}; was a program run with "
             f"`penstock run --burst-buffer {os.fspath(fast)}`?"
         ) from error
-    for name in sorted(names, reverse=True):
-        home = _target(folder / "home" / name)
-        if not home.startswith("/"):
+    for name, way in sorted(ways.items(), reverse=True):
+        home = _target(folder / "home" / way)
+        if name.endswith(LINK) or not home.startswith("/"):
             continue
-        one = Entry(name, folder / "data" / name, Path(home))
+        one = Entry(name, folder / "data" / name, Path(home), way != name)
         with suppress(FileNotFoundError):
             status = one.data.stat()
             one = replace(one, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
@@ -231,6 +246,8 @@ def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> C
 
 def _link(one: Entry, place: Path) -> None:
     """Makes a path lead to a file on the tier, in one moment.  Raises OSError."""
+    if one.is_home:
+        one.way.replace(replace(one, is_home=False).way)
     draft = one.beside(LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(one.data)
@@ -265,12 +282,43 @@ def _put(new: Path, one: Entry) -> bool:
     return True
 
 
+def _mark_home(one: Entry) -> Entry:
+    """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
+    program may remove it there, and then no path leads to it."""
+    marked = replace(one, is_home=True)
+    try:
+        one.way.replace(marked.way)
+    except OSError:  # the program has removed the path at this moment, or the tier is full
+        return one
+    return marked
+
+
+def _sweep(new: Path) -> None:
+    """Removes what a drain that was killed may have left in a program's folder; new: the draft's
+    path."""
+    link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
+    for leftover in (new, link, draft_of(new)):
+        leftover.unlink(missing_ok=True)
+
+
 def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
-    for leftover in (one.beside(NEW), one.beside(LINK), draft_of(one.beside(NEW))):
-        leftover.unlink(missing_ok=True)
-    one.data.unlink(missing_ok=True)
-    (one.data.parent.parent / "home" / one.name).unlink(missing_ok=True)
+    _sweep(one.beside(NEW))
+    for place in (one.data, one.way, one.draft):
+        place.unlink(missing_ok=True)
+
+
+def _sweep_drafts(folder: Path) -> None:
+    """Of files that the program has removed since a drain that was killed had begun with them."""
+    for note in (folder / "draft").glob("*"):
+        new = _target(note)
+        if os.path.lexists(folder / "data" / note.name):
+            continue
+        with suppress(OSError):  # the program's folder may be gone, or another machine's
+            if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}"):
+                _sweep(Path(new))
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
 
 
 # --- of other runs' files -------------------------------------------------------------------------
@@ -494,7 +542,9 @@ class Burst(Working):
         return [
             one
             for one in entries(self.fast.folder)
-            if not self._is_due(one) and one.name not in self._gone and one.home not in homes
+            if not (self._is_due(one) or one.is_home)
+            and one.name not in self._gone
+            and one.home not in homes
         ]
 
     def once(self) -> list[str]:
@@ -519,6 +569,7 @@ class Burst(Working):
     def _round(self) -> dict[str, str]:
         failed: dict[str, str] = {}
         self._forget_committed()
+        _sweep_drafts(self.fast.folder / FOLDER)
         self._find_again([one for one in entries(self.fast.folder) if one.size_bytes is not None])
         while True:
             self._backlog(self.backlog())
@@ -572,6 +623,7 @@ class Burst(Working):
                 if not is_put:
                     self._is_late(one, new)
                     return
+                one = _mark_home(one)
                 fsync_folder(one.home.parent)
             finally:
                 new.unlink(missing_ok=True)
@@ -600,6 +652,9 @@ class Burst(Working):
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
         new = one.beside(NEW)
+        with suppress(OSError):  # it is there already; or a full tier, which only we can empty
+            one.draft.parent.mkdir(exist_ok=True)
+            one.draft.symlink_to(new)
         dest = LocalStore(new.parent)
         self._say_device(before, one.home.parent)
         source = _as_checkpoint(one.data, "files")
@@ -672,6 +727,7 @@ class Burst(Working):
         new.replace(path)
         if path == one.home:
             self._gone[one.name] = one.data.stat()
+            _mark_home(one)
 
     def _versions(self, one: Entry) -> list[Entry]:
         """Earlier files of the same path, newest first."""
@@ -694,7 +750,7 @@ class Burst(Working):
 
     def _end_moved(self, one: Entry) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
-        is_file = one.home.is_file() and not one.home.is_symlink()
+        is_file = not one.is_home and one.home.is_file() and not one.home.is_symlink()
         if is_file and os.path.lexists(one.was) and is_torn(one.home, one.home.name):
             one.home.replace(_torn_of(one))
             one.was.replace(one.home)
@@ -746,8 +802,8 @@ class Burst(Working):
             place = places.get(os.fspath(one.data))
             if place is not None:
                 _rename_home(one, place)
-            elif os.path.lexists(one.home) or not one.size_bytes:
-                # Its name is another file's now, or nothing was ever in it.
+            elif os.path.lexists(one.home) or one.is_home or not one.size_bytes:
+                # Its name is another file's now, or it was removed there, or nothing was ever in it.
                 with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
                     if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
                         _drop(one)
@@ -776,11 +832,10 @@ def _is_bad(one: Entry) -> bool:
 
 
 def _rename_home(one: Entry, place: Path) -> None:
-    link = one.data.parent.parent / "home" / one.name
-    draft = link.with_name(link.name + LINK)
+    draft = one.way.with_name(one.name + LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(place)
-    draft.replace(link)
+    draft.replace(one.way)
 
 
 def _root_of(home: Path) -> Path:
