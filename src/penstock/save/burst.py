@@ -803,7 +803,7 @@ class Burst(Working):
             if place is not None:
                 _rename_home(one, place)
             elif os.path.lexists(one.home) or one.is_home or not one.size_bytes:
-                # Its name is another file's now, or it was removed there, or nothing was ever in it.
+                # Its name is another file's now or was removed there, or nothing was ever in it.
                 with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
                     if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
                         _drop(one)
