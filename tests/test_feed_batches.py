@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 import textwrap
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ import penstock
 from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index, read
+from penstock.feed.feed import Batch
 from penstock.feed.read import (
     Buffer,
     Engine,
@@ -290,6 +292,35 @@ def test_a_forked_child_reads_with_an_engine_of_its_own(lmdb_path: Path) -> None
         assert os.waitpid(child, 0)[1] == 0
         feed.set_epoch(0)
         assert [batch.keys for batch in feed] == expected
+
+
+@needs_uring
+def test_a_reader_goes_from_thread_to_thread_and_its_ring_with_it(
+    lmdb_path: Path, records: dict[bytes, bytes]
+) -> None:
+    """A ring may be of one thread alone.  Where it refuses another, threads would read instead."""
+    evict(lmdb_path / "data.mdb")
+    reader = Reader(open_index(lmdb_path), Options("uring", direct=True, coalesce_bytes=0))
+    buffer = Buffer(16 << 20)
+    every = np.arange(N)
+    found = []
+
+    def read_all_of_it() -> None:
+        layout = reader.layout(every)
+        loaded = reader.read(every, buffer.room(layout.room), layout)
+        given = Batch(reader.index, loaded.memory, every, loaded.at)
+        found.append(dict(zip(given.keys, given.as_bytes(), strict=True)) == records)
+
+    for _ in range(2):
+        read_all_of_it()
+        other = threading.Thread(target=read_all_of_it)
+        other.start()
+        other.join()
+    assert found == [True] * 4
+    assert reader.reading.tally.by_uring == 4
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert "penstock-feed\n" not in names
+    reader.close()
 
 
 @pytest.mark.parametrize("readers", [0, 2])

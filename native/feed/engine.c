@@ -389,6 +389,10 @@ int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_
     n_left = prepare(requests, n, flags & FEED_TRY_MEMORY && !is_watched, &is_named);
     for (uint32_t i = 0; i < n; i++)
         asked_direct += requests[i].direct_fd >= 0;
+    if (feed->ring && !ring_is_usable(feed->ring)) {
+        ring_close(feed->ring);
+        feed->ring = NULL;
+    }
     if (feed->wants_ring && !feed->ring && !is_watched)
         feed->wants_ring = ring_open(&feed->ring, feed->most) == 0;
     if (n_left && feed->ring && !is_watched && !is_named) {

@@ -108,6 +108,8 @@ FEED_API int penstock_feed_wait(const uint32_t *word, uint32_t seen, unsigned ti
 struct ring;
 
 int ring_open(struct ring **made, unsigned entries);
+/* By this thread: some rings are of the one that opened them. */
+bool ring_is_usable(const struct ring *ring);
 void ring_close(struct ring *ring);
 void ring_forget(struct ring *ring);
 /* Leaves what it could not hand to the kernel as FEED_NOT_DONE. */

@@ -16,8 +16,13 @@
 
 #define MOST_BYTES (1u << 30) /* of one read: the field has 32 bits */
 
+/* Linux 6.1: what is finished is taken note of by the one thread that uses the ring, when it asks.
+ * Else each read that ends interrupts it, wherever it is.  Headers may be older than the kernel. */
+#define ONE_THREAD (1u << 12 | 1u << 13) /* IORING_SETUP_SINGLE_ISSUER, _DEFER_TASKRUN */
+
 struct ring {
     int fd;
+    pid_t thread;             /* the only one that may use it; 0: any, one at a time */
     unsigned entries, queued; /* queued: pushed, and not yet taken by the kernel */
     _Atomic unsigned *sq_head, *sq_tail, *cq_head, *cq_tail;
     unsigned *sq_array, sq_mask, cq_mask;
@@ -182,13 +187,19 @@ static int try_out(struct ring *ring)
 
 int ring_open(struct ring **made, unsigned entries)
 {
-    struct io_uring_params about = {0};
+    struct io_uring_params about = {.flags = ONE_THREAD};
     struct ring *ring = calloc(1, sizeof *ring);
     int error;
 
     if (!ring)
         return -ENOMEM;
+    ring->thread = (pid_t)syscall(SYS_gettid);
     ring->fd = (int)syscall(SYS_io_uring_setup, entries, &about); /* closes itself on exec */
+    if (ring->fd < 0 && errno == EINVAL) {                        /* an older kernel */
+        about = (struct io_uring_params){0};
+        ring->thread = 0;
+        ring->fd = (int)syscall(SYS_io_uring_setup, entries, &about);
+    }
     if (ring->fd < 0) {
         error = -errno;
         free(ring);
@@ -202,6 +213,11 @@ int ring_open(struct ring **made, unsigned entries)
     else
         *made = ring;
     return error;
+}
+
+bool ring_is_usable(const struct ring *ring)
+{
+    return !ring->thread || ring->thread == (pid_t)syscall(SYS_gettid);
 }
 
 void ring_close(struct ring *ring)
@@ -226,6 +242,12 @@ int ring_open(struct ring **made, unsigned entries)
 {
     (void)made, (void)entries;
     return -ENOSYS;
+}
+
+bool ring_is_usable(const struct ring *ring)
+{
+    (void)ring;
+    return false;
 }
 
 void ring_close(struct ring *ring)
