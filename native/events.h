@@ -69,6 +69,7 @@
     X(47, CHMOD, posix, metadata)                                                                  \
     X(48, CUFILE_READ, posix, read)                                                                \
     X(49, CUFILE_WRITE, posix, write)                                                              \
+    X(50, CUFILE_SUBMIT, posix, metadata)                                                          \
     X(64, FOPEN, stdio, metadata)                                                                  \
     X(65, FDOPEN, stdio, metadata)                                                                 \
     X(66, FREOPEN, stdio, metadata)                                                                \
@@ -244,7 +245,7 @@ struct log_header {
     uint64_t chunk_bytes; /* written of that budget */
     uint64_t folded;      /* single events that live on only in counters */
     uint64_t lost; /* calls after LOG_FAILED, also of children without a log: this count is left */
-    uint64_t unseen;       /* calls recorded whose contents were not seen (io_uring) */
+    uint64_t unseen;       /* calls recorded whose contents were not seen (io_uring, cuFile) */
     uint64_t attach_ns;    /* what the first start took */
     uint32_t slots;        /* import slots patched */
     uint32_t objects;      /* loaded objects scanned */

@@ -61,6 +61,16 @@ __attribute__((always_inline)) static inline bool begin_plain(struct call *call,
     return log_is_on() && log_begin(call, op, 0, offset, asked);
 }
 
+/* What the call hands over is done later and is not in its arguments: counted, and said to be
+ * unseen. */
+static inline bool begin_unseen(struct call *call, enum op op, uint32_t file)
+{
+    if (!log_is_on() || !log_begin(call, op, file, -1, 0))
+        return false;
+    __atomic_add_fetch(&log_state->header->unseen, 1, __ATOMIC_RELAXED);
+    return true;
+}
+
 static inline bool is_write(enum op op)
 {
     return op == OP_WRITE || op == OP_WRITEV || op == OP_PWRITEV;

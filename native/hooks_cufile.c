@@ -102,3 +102,27 @@ static ssize_t ended(const struct call *call, ssize_t got)
     }
 HOOK_CUFILE(cuFileRead, OP_CUFILE_READ, void *)
 HOOK_CUFILE(cuFileWrite, OP_CUFILE_WRITE, const void *)
+
+/* What goes on a stream is read and written later, by sizes that may change until then; a batch's
+ * parts end one by one.  Nothing tells us of either's end. */
+#define HOOK_SUBMIT(function, parameters, arguments, file)                                         \
+    HOOK_OF("libcufile", struct cufile_error, function, parameters)                                \
+    {                                                                                              \
+        struct cufile_error error;                                                                 \
+        struct call call;                                                                          \
+                                                                                                   \
+        if (!begin_unseen(&call, OP_CUFILE_SUBMIT, file))                                          \
+            return real_##function arguments;                                                      \
+        error = real_##function arguments;                                                         \
+        log_end(&call, error.code ? EIO : 0, 0);                                                   \
+        return error;                                                                              \
+    }
+#define HOOK_STREAM(function)                                                                      \
+    HOOK_SUBMIT(function,                                                                          \
+                (void *handle, void *memory, size_t *size, off_t *offset, off_t *from,             \
+                 ssize_t *moved, void *stream),                                                    \
+                (handle, memory, size, offset, from, moved, stream), file_behind(handle, false))
+HOOK_STREAM(cuFileReadAsync)
+HOOK_STREAM(cuFileWriteAsync)
+HOOK_SUBMIT(cuFileBatchIOSubmit, (void *batch, unsigned n, void *blocks, unsigned flags),
+            (batch, n, blocks, flags), 0)

@@ -789,13 +789,9 @@ static void note_list(struct aiocb *const blocks[], int n)
 HOOK_LIO(lio_listio)
 HOOK_LIO(lio_listio64)
 
-/* What goes through a ring is not in the arguments: counted, and said to be unseen. */
 static bool begin_ring(struct call *call)
 {
-    if (!begin_plain(call, OP_IO_URING, -1, 0))
-        return false;
-    __atomic_add_fetch(&log_state->header->unseen, 1, __ATOMIC_RELAXED);
-    return true;
+    return begin_unseen(call, OP_IO_URING, 0);
 }
 
 HOOK_STATUS(io_uring_enter, (unsigned fd, unsigned n, unsigned min, unsigned flags, void *signals),

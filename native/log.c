@@ -269,8 +269,8 @@ static void find_rank(void)
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
         {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"},
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+        /* Not SLURM_NTASKS: the script of a batch job has it too, with number 0, and is no task. */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
-        {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
     };
     size_t i, other;
     int saved = errno;

@@ -317,9 +317,63 @@ def test_a_python_with_a_door_of_its_own_is_given_a_script(
 
     monkeypatch.setattr(sys, "remote_exec", remote_exec, raising=False)
     assert attach.join(program.pid, folder, BUDGET).way == "sys.remote_exec"
+    left = attach.leave(program.pid, folder)
+    assert left is not None
+    assert left.way == "sys.remote_exec"
     compile(given[0], "script", "exec")
+    assert "penstock_stop(" in given[1]
     assert f"penstock_attach({os.fsencode(folder)!r}, {BUDGET})" in given[0]
     assert not list(folder.glob("attach-*"))
+
+
+def test_a_python_that_comes_late_to_its_script_does_nothing_then_and_finds_it(
+    target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its main thread waits in a call for longer than we wait: the thread is borrowed instead.
+    program = target(READS)
+    given: list[Path] = []
+    monkeypatch.setattr(attach, "SCRIPT_S", 0.02)
+    monkeypatch.setattr(
+        sys, "remote_exec", lambda pid, script: given.append(Path(script)), raising=False
+    )
+    assert attach.join(program.pid, folder, BUDGET).way == "ptrace"
+    (script,) = given
+    assert [path.name for path in folder.glob("attach-*")] == [script.name]
+    subprocess.run([sys.executable, script], check=True)  # one of ours would have called, and told
+    assert not list(folder.glob("attach-*.result"))
+    assert attach.leave(program.pid) is not None
+    program.end()
+
+
+def test_a_script_that_has_begun_is_waited_for(
+    target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = target(READS)
+    began: list[Path] = []
+
+    def begins_only(pid: int, script: str) -> None:
+        began.append(Path(script))
+        Path(script).with_suffix(".leave").unlink()
+
+    class Clock:
+        """Time passes by being looked at; the answer comes long after the script began."""
+
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            self.now_s += 1.0
+            if self.now_s > attach.SCRIPT_S + 20:
+                began[0].with_suffix(".result").write_text("0")
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr(attach, "time", Clock())
+    monkeypatch.setattr(sys, "remote_exec", begins_only, raising=False)
+    assert attach.join(program.pid, folder, BUDGET).way == "sys.remote_exec"
+    assert not list(folder.glob("attach-*"))
+    program.end()
 
 
 # What is refused, with the reason
@@ -550,6 +604,45 @@ def test_ctrl_c_leaves_the_process_and_its_children_running_and_unrecorded(
     assert attach.recorded(run) == []
     assert len(attach.descendants(program.pid)) == 2
     program.end()
+
+
+def test_a_recording_whose_attach_was_killed_is_ended_by_another(
+    target: Callable[[str], Target], tmp_path: Path
+) -> None:
+    program, run = target(READS), tmp_path / "run"
+    said = command(program.pid, "--stop")
+    assert (said.returncode, said.stderr) == (
+        0,
+        f"penstock: process {program.pid} was not recorded\n",
+    )
+    assert not attach.has_recorder(program.pid)
+    with subprocess.Popen(
+        [PENSTOCK, "attach", str(program.pid), "-o", run], stderr=subprocess.PIPE, text=True
+    ) as attached:
+        assert attached.stderr is not None
+        while "Ctrl-C" not in attached.stderr.readline():
+            assert attached.poll() is None
+        attached.kill()
+    again = command(program.pid, "-o", tmp_path / "again")
+    assert again.returncode == 2
+    assert f"`penstock attach {program.pid} --stop` ends that" in again.stderr
+    program.work()
+    said = command(program.pid, "--stop")
+    assert (said.returncode, said.stderr) == (
+        0,
+        f"penstock: process {program.pid} is recorded no more\n",
+    )
+    assert attach.recorded(run) == []
+    program.work()
+    program.end()
+    with open_run(run) as opened:
+        assert reads_of_data(opened) == [(11, 40960)]
+
+
+def test_without_proc_it_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "PROC", folder / "nothing")
+    with pytest.raises(RunError, match="is not mounted here"):
+        attach.join(17, folder, BUDGET)
 
 
 def test_a_process_that_cannot_be_joined_leaves_no_folder(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,52 @@ def test_python_inside_has_its_steps_marked(tmp_path: Path, boxed: Boxed) -> Non
     assert (finished.returncode, finished.stderr) == (0, "")
     with open_run(tmp_path / "run") as run:
         assert run.sql("SELECT count(*) FROM spans WHERE kind = 'step'").fetchall() == [(3,)]
+
+
+# --- the programs that people use, where they are ------------------------------------------------
+
+
+@contextmanager
+def image_of(engine: str, root: Path, place: Path, data: Path) -> Iterator[str]:
+    """What stands behind --container to run in this root, with the data at /data."""
+    if not shutil.which(engine):
+        pytest.skip(f"no {engine} here")
+    if engine in ("apptainer", "singularity"):
+        words = [engine, "exec", "--bind", f"{data}:/data", str(root)]
+        tried = subprocess.run([*words, "/bin/program", "/data/file"], capture_output=True)
+        if tried.returncode:
+            pytest.skip(f"{engine} starts nothing here: {tried.stderr[-300:].decode()}")
+        yield " ".join(words)
+        return
+    own = ["--root", f"{place}/store", "--runroot", f"{place}/state", "--storage-driver", "vfs"]
+    base, name = [engine, *(own if engine == "podman" else [])], f"penstock-test:{os.getpid()}"
+    options = ["run", "--rm", "--network", "none", "-v", f"{data}:/data", name]
+    tar = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
+    loaded = subprocess.run([*base, "import", "-", name], input=tar, capture_output=True)
+    try:
+        tried = subprocess.run([*base, *options, "/bin/program", "/data/file"], capture_output=True)
+        if loaded.returncode or tried.returncode:
+            said = (loaded.stderr if loaded.returncode else tried.stderr)[-300:].decode()
+            pytest.skip(f"{engine} starts nothing here: {said}")
+        yield " ".join([*base, *options])
+    finally:
+        if not loaded.returncode:
+            subprocess.run([*base, "rmi", name], capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["apptainer", "singularity", "docker", "podman"])
+def test_what_a_container_of_each_engine_reads_has_the_hosts_path(
+    engine: str, tmp_path: Path, data: Path, boxed: Boxed
+) -> None:
+    root = minimal_root(tmp_path / "root", compiled(tmp_path / "program"))
+    with image_of(engine, root, tmp_path, data) as box:
+        finished = boxed(box, "/bin/program", "/data/file", "3")
+    assert (finished.returncode, finished.stdout) == (3, "40960 bytes, preloaded\n")
+    assert finished.stderr == ""
+    assert reads_of(tmp_path / "run") == [(f"{data}/file", "data", READS, READS * 4096)]
+    with open_run(tmp_path / "run") as run:
+        assert run.sql("SELECT state FROM processes").fetchall() == [("exited",)]
 
 
 # --- where nothing can be recorded ---------------------------------------------------------------

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.measures import measure
+from penstock.report import report_of
+
 
 def test_calls_to_cufile_are_counted_once_with_their_file(
     workload: Callable[..., Path], recorded_command: Callable[..., Any], work: Path
@@ -24,3 +27,11 @@ def test_calls_to_cufile_are_counted_once_with_their_file(
         *[("cufile_write", "out", n * 1000, 1000, 1000, 0) for n in range(3)],
         ("cufile_read", "out", 0, 10, 0, errno.EBADF),
     ]
+    # Of what goes on a stream or into a batch no end is told: counted, and no bytes are claimed.
+    assert run.sql(
+        "SELECT regexp_extract(path, '[^/]*$'), count(*), sum(moved_bytes), max(errno) FROM events"
+        " WHERE op = 'cufile_submit' GROUP BY path ORDER BY path NULLS LAST"
+    ).fetchall() == [("data", 2, 0, 0), ("out", 1, 0, 0), (None, 2, 0, errno.EIO)]
+    assert measure(run).recording.unseen_calls == 5
+    (gap,) = [gap for gap in report_of(measure(run)).gaps if "cuFile" in gap.why]
+    assert (gap.what, gap.state) == ("5 calls", "not measured")

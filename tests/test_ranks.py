@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(
 needs_mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="there is no mpirun: apt install openmpi-bin"
 )
+MPICH = shutil.which("mpirun.mpich")
+needs_mpich = pytest.mark.skipif(MPICH is None, reason="there is no MPICH: apt install mpich")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 needs_hosts = pytest.mark.skipif(bool(WHY_NO_HOSTS), reason=WHY_NO_HOSTS)
 
@@ -137,7 +139,9 @@ def each_rank_is_exact(run: Run, hosts: int = 1) -> None:
          (5, 1, 8)),
         # the word RANK alone, as programs use it for other things
         ({"RANK": "16"}, (None, None, None)),
-        ({"RANK": "16", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, None, 2)),
+        ({"RANK": "16", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, None, 2)),
+        # a batch job's script: started once, beside what the job asked for
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, (None, None, None)),
         # by hand from Slurm's, as many scripts do it
         ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_LOCALID": "1"}, (1, 1, 2)),
         # no numbers, and none that fit
@@ -291,6 +295,18 @@ def test_penstock_run_below_mpirun_makes_one_run_and_one_report(
         assert ends >= [(RANKS,)]
 
 
+@needs_mpich
+@pytest.mark.parametrize("is_below", [False, True])
+def test_mpich_with_four_ranks(job: list[str], tmp_path: Path, is_below: bool) -> None:
+    run = tmp_path / "run"
+    record: list[str | Path] = [PENSTOCK, "run", "-q", "-o", run]
+    launch_4 = [str(MPICH), "-n", str(RANKS)]
+    finished([*launch_4, *record, *job] if is_below else [*record, *launch_4, *job])
+    assert not list(tmp_path.glob("run-*"))
+    with open_run(run) as opened:
+        each_rank_is_exact(opened)
+
+
 def test_srun_starts_as_many_penstocks_as_ranks(job: list[str], tmp_path: Path) -> None:
     """Slurm's variables, as srun sets them for each task; there is no Slurm here."""
     common = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(RANKS)}
@@ -325,6 +341,62 @@ def test_torchrun_with_four_ranks(job: list[str], tmp_path: Path, is_below: bool
     assert not list(tmp_path.glob("run-*"))
     with open_run(run) as opened:
         each_rank_is_exact(opened)
+
+
+@pytest.mark.slow  # six processes import torch
+@needs_torch
+@needs_hosts
+def test_torchrun_on_two_hosts_makes_one_run(job: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with two_hosts() as hosts:
+        agents = []
+        for number, host in enumerate(hosts):
+            words = [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *("--nproc-per-node", "2", "--node-rank", str(number)),
+                *("--master-addr", hosts[0].address, "--master-port", "29500", "--no-python"),
+                *(PENSTOCK, "run", "-q", "-o", run, *job),
+            ]
+            agents.append(
+                subprocess.Popen(
+                    host.command(words),
+                    env=unlaunched() | {"OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        said = [agent.communicate(timeout=240)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert not list(tmp_path.glob("run-*"))
+    with open_run(run) as opened:
+        each_rank_is_exact(opened, hosts=2)
+
+
+@needs_mpich
+@needs_hosts
+def test_ranks_of_mpich_on_two_hosts_are_gathered(job: list[str], tmp_path: Path) -> None:
+    """Its launcher names no job: a folder a rank, and the user gathers them."""
+    with two_hosts() as (one, other):
+        shell = tmp_path / "shell"  # what Hydra calls as it would ssh: [-x] HOST COMMAND...
+        inside = " ".join(other.command(["sh", "-c"]))
+        shell.write_text(f'#!/bin/sh\n[ "$1" != -x ] || shift\nshift\nexec {inside} "$*"\n')
+        shell.chmod(0o755)
+        finished(
+            one.command(
+                [
+                    *(str(MPICH), "-launcher", "ssh", "-launcher-exec", shell, "-iface", "cable"),
+                    *("-hosts", f"{one.name}:2,{other.name}:2", "-n", str(RANKS)),
+                    *(PENSTOCK, "run", "-q", "-o", tmp_path / "run", *job),
+                ],
+                sees_processes=True,
+            )
+        )
+    folders = sorted(tmp_path.glob("run*"))
+    assert len(folders) == RANKS
+    finished([PENSTOCK, "gather", *folders, "-o", tmp_path / "all"])
+    with open_run(tmp_path / "all") as opened:
+        each_rank_is_exact(opened, hosts=2)
 
 
 def two_host_job(tmp_path: Path, output: str, job: Sequence[str]) -> Any:

@@ -100,6 +100,8 @@ def rich_job() -> Synthetic:
     run.note("mount", "/\text4\t/dev/vda")
     run.note("mount", "/data\tnfs\tserver:/export")
     run.note("beneath", "/\tvda, no seeks")
+    run.note("flash", f"/local\tnvme0n1\t{900 << 30}")
+    run.note("flash", "/damaged\tnvme1n1\tmuch")
     run.note("cpus", "8")
     run.note("memory_bytes", str(16 << 30))
     run.note("event_cost_ns", "31.5")

@@ -14,10 +14,11 @@ import pytest
 from pagecache import kept
 from penstock import machine, system
 from penstock.errors import LogError
+from penstock.findings import judge
 from penstock.measures import measure
 from penstock.report import report_of
 from penstock.views import html, terminal
-from synthetic import MS, Synthetic
+from synthetic import MS, Synthetic, training_job
 
 S = 1000 * MS
 
@@ -287,6 +288,122 @@ def test_limits_and_counters_of_a_control_group_are_read_by_device() -> None:
     }
     text = "8:0 rbytes=10 wbytes=20 rios=3 wios=4 dbytes=0 dios=0\n7:0 rbytes=x\n\n"
     assert machine.group_moved(text) == {"8:0": [10, 20, 3, 4]}
+
+
+def test_version_1_of_control_groups_is_read_by_device_too() -> None:
+    moved = "8:0 Read 10\n8:0 Write 20\n8:0 Total 30\n7:0 Read 1\nTotal 31\n"
+    requests = "8:0 Read 3\n8:0 Write 4\n8:0 Total 7\n"
+    assert machine.group_moved_v1(moved, requests) == {"8:0": [10, 20, 3, 4]}
+    texts = {"rbps": "8:0 2097152\n", "wbps": "", "riops": "", "wiops": "8:0 120\n7:0 5\nx\n"}
+    assert machine.limits_of_v1(texts) == {
+        "8:0": "limited by its control group to rbps=2097152 wiops=120",
+        "7:0": "limited by its control group to wiops=5",
+    }
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_is_what_the_smallest_control_group_around_leaves(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "/proc/meminfo": "MemTotal:       16777216 kB\n",
+        "/proc/self/cgroup": ["", "4:cpu,memory:/job/step\n0::/\n", "0::/job/step\n"][version],
+    }
+    top = tmp_path / ("memory" if version == 1 else "")
+    (top / "job" / "step").mkdir(parents=True)
+    name = "memory.limit_in_bytes" if version == 1 else "memory.max"
+    nothing = "9223372036854771712" if version == 1 else "max"
+    for folder, limit in (("job/step", nothing), ("job", str(4 << 30)), (".", nothing)):
+        (top / folder / name).write_text(f"{limit}\n")
+    real = machine._text
+    monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
+    monkeypatch.setattr(machine, "_text", lambda path: texts.get(path) or real(path))
+    assert dict(machine.facts())["memory_bytes"] == str(4 << 30)
+
+
+class Sys:
+    """A /sys of our own: devices, what they are made of, their controllers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("block", "class/block", "dev/block", "devices"):
+            (root / folder).mkdir(parents=True)
+
+    def add(self, name: str, numbers: str, *, of: str = "", made_of: str = "") -> None:
+        """of: the device that it is a partition of."""
+        folder = self.root / "devices" / of / name
+        folder.mkdir(parents=True)
+        (self.root / "class/block" / name).symlink_to(folder)
+        (self.root / "dev/block" / numbers).symlink_to(folder)
+        if of:
+            (folder / "partition").write_text("1\n")
+            return
+        (self.root / "block" / name).symlink_to(folder)
+        (folder / "slaves").mkdir()
+        for one in made_of.split():
+            (folder / "slaves" / one).touch()
+
+    def controller(self, name: str, transport: str, model: str = "Fast", below: str = "") -> None:
+        folder = self.root / "block" / name / "device" / below
+        folder.mkdir(parents=True)
+        (folder / "transport").write_text(f"{transport}\n")
+        (self.root / "block" / name / "device" / "model").write_text(f"{model}   \n")
+
+
+@pytest.mark.parametrize(
+    ("device", "is_offered"),
+    [("1:1", True), ("1:2", False), ("1:3", True), ("1:4", False), ("1:5", True), ("1:6", False),
+     ("1:7", False), ("9:9", False)],
+)  # fmt: skip
+def test_nvme_of_this_node_is_found_whatever_lies_between(
+    device: str, is_offered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Sys(tmp_path / "sys")
+    made.add("nvme0n1", "1:0")
+    made.add("nvme0n1p2", "1:1", of="nvme0n1")
+    made.controller("nvme0n1", "pcie")
+    made.add("nvme1n1", "1:2")
+    made.controller("nvme1n1", "tcp")  # over fabrics
+    made.add("nvme2n1", "1:5")
+    made.controller("nvme2n1", "pcie", below="nvme2")  # of several paths
+    made.add("md0", "1:3", made_of="nvme0n1p2 nvme2n1")
+    made.add("dm-0", "1:4", made_of="md0 nvme1n1")
+    made.add("nvme3n1", "1:6")
+    made.controller("nvme3n1", "pcie", "Amazon Elastic Block Store")
+    made.add("sda", "1:7")
+    monkeypatch.setattr(machine, "SYS", str(made.root))
+    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 1)
+    place = str(tmp_path)
+    mounts = [(f"{place}/none", "xfs", "/dev/x", device), (place, "xfs", "/dev/x", device)]
+    found = machine.flash(mounts)
+    assert [one[0] for one in found] == [place] * is_offered
+    assert machine.flash([(place, "nfs", "server:/x", device)]) == []
+    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 1 << 62)
+    assert machine.flash(mounts) == []
+
+
+def test_a_finding_that_wants_a_tier_names_the_nodes_own_nvme() -> None:
+    def says(**notes: str) -> set[str]:
+        run = training_job(40, read_ms=30, decode_ms=1)
+        for key, value in notes.items():
+            run.note(key, value)
+        return {
+            remedy.says
+            for finding in judge(measure(run)).findings
+            for remedy in finding.remedies
+            if "first name a folder" in remedy.says
+        }
+
+    offered = says(flash=f"/local\tnvme0n1\t{900 << 30}")
+    assert offered
+    for text in offered:
+        assert "first name a folder on /local, NVMe of this node (nvme0n1, 966 GB free)" in text
+        assert "`penstock tiers add fast FOLDER`" in text
+    # The data lies there already; and nobody noted any.
+    there = says(flash=f"/scratch\tnvme0n1\t{900 << 30}", mount="/scratch\txfs\t/dev/nvme0n1")
+    for texts in (there, says()):
+        assert texts
+        assert all("first name a folder there:" in text for text in texts)
 
 
 def test_the_report_tells_what_lies_beneath_a_mount() -> None:

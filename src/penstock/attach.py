@@ -26,6 +26,7 @@ __all__ = [
     "Joined",
     "command_of",
     "descendants",
+    "has_recorder",
     "is_running",
     "join",
     "leave",
@@ -40,6 +41,7 @@ GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
 RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
 ALREADY = -114  # EALREADY of native/recorder.h
 SCRIPT_S = 3.0  # in which a Python that makes progress runs a script that it was given
+BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
 ELF64, X86_64 = 2, 62
 
 
@@ -92,27 +94,35 @@ def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
     if os.geteuid() == 0 and owner != (0, 0):  # it will write its log itself
         for path in (folder, *folder.iterdir()):
             os.chown(path, *owner)
-    result, way, still_s = _call(pid, library, "penstock_attach", str(folder), budget_bytes)
+    result, way, still_s = _call(pid, library, "penstock_attach", str(folder), budget_bytes, folder)
     if result == ALREADY:
-        raise RunError(f"process {pid} is recorded already; stop that first, or read its run")
+        raise RunError(
+            f"process {pid} is recorded already; `penstock attach {pid} --stop` ends that"
+        )
     if result < 0:
         raise RunError(f"process {pid} cannot write into {folder}: {os.strerror(-result)}")
     return Joined(pid, way, still_s)
 
 
-def leave(pid: int) -> Joined | None:
+def leave(pid: int, folder: Path | None = None) -> Joined | None:
     """Ends the recording of a process, which goes on; None: it had ended, or was not recorded.
 
+    folder: what it was joined with, where its interpreter may find a script.
     Raises RunError as join does: it is recorded on then."""
     if not is_running(pid):
         return None
     try:
-        result, way, still_s = _call(pid, launch.library(), "penstock_stop", "", 0)
+        result, way, still_s = _call(pid, launch.library(), "penstock_stop", "", 0, folder)
     except RunError:
         if not is_running(pid):
             return None
         raise
     return Joined(pid, way, still_s) if result == 0 else None
+
+
+def has_recorder(pid: int) -> bool:
+    """Whether the recorder was ever brought into it."""
+    return f"/{launch.library().name}\n".encode() in _bytes_of(pid, "maps")
 
 
 def recorded(folder: Path) -> list[int]:
@@ -132,6 +142,8 @@ def recorded(folder: Path) -> list[int]:
 
 def _check(pid: int, library: Path, folder: Path) -> None:
     status = _status(pid)
+    if not status and not (PROC / "self").exists():
+        raise RunError(f"{PROC} is not mounted here, without it no process is found: mount it")
     if not status:
         raise RunError(f"process {pid}: not there; `ps` lists those that are")
     if pid == os.getpid():
@@ -222,14 +234,14 @@ def _owner(pid: int) -> tuple[int, int]:
 
 
 def _call(
-    pid: int, library: Path, function: str, text: str, number: int
+    pid: int, library: Path, function: str, text: str, number: int, folder: Path | None
 ) -> tuple[int, str, float | None]:
     """Has the process call function(text, number); its result, the way, how long a thread stood.
 
     Python's own door where both sides have it, else a system-call boundary of one thread, else gdb.
     """
-    if hasattr(sys, "remote_exec") and text and _python_of(pid) == sys.version_info[:2]:
-        result = _by_python(pid, library, function, text, number)
+    if hasattr(sys, "remote_exec") and folder and _python_of(pid) == sys.version_info[:2]:
+        result = _by_python(pid, library, function, text, number, folder)
         if result is not None:
             return result, "sys.remote_exec", None
     injector = library.with_name("inject")
@@ -309,32 +321,62 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _by_python(pid: int, library: Path, function: str, text: str, number: int) -> int | None:
+def _by_python(
+    pid: int, library: Path, function: str, text: str, number: int, folder: Path
+) -> int | None:
     """None: the interpreter did not run the script in time; it may later, and does nothing then."""
-    script, answer = Path(text) / f"attach-{pid}.py", Path(text) / f"attach-{pid}.result"
+    script, answer = folder / f"attach-{pid}.py", folder / f"attach-{pid}.result"
+    leave = folder / f"attach-{pid}.leave"  # who takes it away, the script or we, has decided
     script.write_text(
-        "import ctypes, os\n"
-        f"if os.path.exists({str(script)!r}):\n"
-        f"    library = ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
-        f"    library.{function}.argtypes = (ctypes.c_char_p, ctypes.c_uint64)\n"
-        f"    result = library.{function}({os.fsencode(text)!r}, {number})\n"
+        "import os\n"
+        "try:\n"
+        f"    os.unlink({str(leave)!r})\n"
+        "except OSError:\n"
+        "    pass\n"
+        "else:\n"
+        "    try:\n"
+        "        import ctypes\n"
+        f"        library = ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        f"        library.{function}.argtypes = (ctypes.c_char_p, ctypes.c_uint64)\n"
+        f"        result = library.{function}({os.fsencode(text)!r}, {number})\n"
+        "    except Exception:\n"
+        "        result = ''\n"
         f"    with open({str(answer) + '.new'!r}, 'w') as file:\n"
         "        file.write(str(result))\n"
         f"    os.rename({str(answer) + '.new'!r}, {str(answer)!r})\n"
     )
-    until_s = time.monotonic() + SCRIPT_S
+    script.chmod(0o644)  # whoever we are, it is read there
+    leave.touch()
     try:
         sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
-        while time.monotonic() < until_s:
-            if answer.exists():
-                return int(answer.read_text())
-            time.sleep(0.005)
+        said = _answer(pid, leave, answer)
     except (OSError, RuntimeError):
-        pass  # the next way tells why, in its own words
-    finally:
+        said = ""  # the next way tells why, in its own words
+    for path in (leave, answer):
+        path.unlink(missing_ok=True)
+    if said is not None:  # else the interpreter would complain that there is none to open
         script.unlink(missing_ok=True)
-        answer.unlink(missing_ok=True)
-    return None
+    return int(said) if said else None
+
+
+def _answer(pid: int, leave: Path, answer: Path) -> str | None:
+    """What a script wrote; "": it will write nothing; None: it has not begun, and does nothing when
+    it does."""
+    has_begun, until_s = False, time.monotonic() + SCRIPT_S
+    while is_running(pid):
+        if answer.exists():
+            return answer.read_text()
+        if time.monotonic() > until_s:
+            if has_begun:
+                break
+            try:
+                leave.unlink()
+            except FileNotFoundError:  # that it has begun is not undone: its answer is waited for
+                has_begun, until_s = True, time.monotonic() + BEGUN_S
+            else:
+                return None
+        time.sleep(0.005)
+    return ""
 
 
 def _python_of(pid: int) -> tuple[int, int] | None:

@@ -1478,10 +1478,11 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
 
 def _finding(rule: Rule, said: _Found, measures: Measures) -> Finding:
     of_s = said.of_s or measures.training.wall_s
+    remedies = tuple(_with_a_tier(remedy, measures) for remedy in said.remedies)
     if said.gain_s is None or not of_s:
         none = Number(None, "s", "not measured", "it is no wait")
         share = Number(None, "share", "not measured", "it is no wait")
-        return Finding(rule.rule, rule.title, said.evidence, none, share, said.remedies, said.shown)
+        return Finding(rule.rule, rule.title, said.evidence, none, share, remedies, said.shown)
     gain_s = min(said.gain_s, of_s)  # of many processes the mean may still be more than the run
     state, why = measures.events_state
     state_of_gain: State = "derived" if state == "measured" else state
@@ -1491,10 +1492,23 @@ def _finding(rule: Rule, said: _Found, measures: Measures) -> Finding:
         said.evidence,
         Number(gain_s, "s", state_of_gain, why),
         Number(gain_s / of_s, "share", state_of_gain, why),
-        said.remedies,
+        remedies,
         said.shown,
         _whole(said, measures),
     )
+
+
+def _with_a_tier(remedy: Remedy, measures: Measures) -> Remedy:
+    """Names the node's own NVMe where one is wanted and has nothing of the run yet."""
+    used = {row.mount for row in measures.storage}
+    free = next((one for one in measures.flash if one.mount not in used), None)
+    if free is None or NAME_THE_TIER not in remedy.says:
+        return remedy
+    told = (
+        f"; first name a folder on {free.mount}, NVMe of this node ({free.device}, "
+        f"{show(free.free_bytes, 'B')} free): `penstock tiers add fast FOLDER`"
+    )
+    return replace(remedy, says=remedy.says.replace(NAME_THE_TIER, told))
 
 
 def _whole(said: _Found, measures: Measures) -> str:

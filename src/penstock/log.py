@@ -185,6 +185,7 @@ OPS: tuple[Op, ...] = tuple(
             *_ops("posix", "metadata", mkdir=29, rmdir=30, link=31, symlink=32),
             *_ops("posix", "metadata", mmap=33, munmap=34, fadvise=39, readahead=40),
             *_ops("posix", "metadata", aio_read=42, aio_write=43, io_uring=46),
+            *_ops("posix", "metadata", cufile_submit=50),
             *_ops("posix", "read", cufile_read=48),
             *_ops("posix", "write", cufile_write=49),
             *_ops("stdio", "metadata", fopen=64, fdopen=65, freopen=66, fclose=67, fseek=70),

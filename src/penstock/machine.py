@@ -7,9 +7,19 @@ import os
 import re
 
 # As in recorder.py: a job that records itself imports this, and pathlib is slow to import.
-# ruff: noqa: PTH110, PTH112, PTH119, PTH120
+# ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120
 
-__all__ = ["facts", "group_moved", "limits_of", "nfs_mounts", "own_group", "striping"]
+__all__ = [
+    "facts",
+    "flash",
+    "group_moved",
+    "group_moved_v1",
+    "limits_of",
+    "limits_of_v1",
+    "nfs_mounts",
+    "own_group",
+    "striping",
+]
 
 # File systems without files of anyone's: what the kernel shows of itself.
 VIRTUAL = {
@@ -18,12 +28,18 @@ VIRTUAL = {
     "securityfs", "selinuxfs", "sysfs", "tracefs",
 }  # fmt: skip
 MOST_MOUNTS = 200  # a container host has thousands; the job's files lie on few
+SYS, GROUPS = "/sys", "/sys/fs/cgroup"
+# What clouds call a volume that the network brings and the host shows as NVMe.
+VOLUMES = ("Amazon Elastic Block Store", "nvme_card-pd", "MSFT NVMe Accelerator")
+# Less is no place for a data set: a boot partition, a small image.
+LEAST_FREE_BYTES = 10 << 30
 
 
 def facts(may_start: bool = False) -> list[tuple[str, str]]:
     """(key, value) for notes: cpus, memory_bytes, one mount for each file system, as
-    "MOUNT POINT<tab>TYPE<tab>SOURCE", and beneath: what is known of its device, in words.  What
-    cannot be read is left out.  may_start: `lfs` may be run for Lustre's striping: not in a job."""
+    "MOUNT POINT<tab>TYPE<tab>SOURCE", beneath: what is known of its device, in words, and flash:
+    those on NVMe of this node, as "MOUNT POINT<tab>DEVICE<tab>FREE BYTES".  What cannot be read is
+    left out.  may_start: `lfs` may be run for Lustre's striping: not in a job."""
     known = [("cpus", str(len(os.sched_getaffinity(0))))]
     memory_bytes = _memory_bytes()
     if memory_bytes:
@@ -38,7 +54,41 @@ def facts(may_start: bool = False) -> list[tuple[str, str]]:
         told = ", ".join(filter(None, (words, limits.get(_whole(numbers)))))
         if told:
             known.append(("beneath", f"{place}\t{told}"))
-    return known
+    return known + [("flash", "\t".join(map(str, one))) for one in flash(mounts)]
+
+
+def flash(mounts: list[tuple[str, str, str, str]] | None = None) -> list[tuple[str, str, int]]:
+    """(mount point, device, free bytes) of file systems on NVMe of this node that have room, the
+    most first: what may hold copies.  mounts: as _mounts() gives them."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for place, _, source, numbers in sorted(_mounts() if mounts is None else mounts):
+        name = _whole_name(numbers) if source.startswith("/dev/") else ""
+        if numbers in found or not name or not _is_local_flash(name) or not os.path.isdir(place):
+            continue
+        try:
+            told = os.statvfs(place)
+        except OSError:
+            continue
+        free_bytes = told.f_bavail * told.f_frsize
+        if free_bytes >= LEAST_FREE_BYTES and not told.f_flag & os.ST_RDONLY:
+            found[numbers] = place, name, free_bytes
+    return sorted(found.values(), key=lambda one: -one[2])
+
+
+def _is_local_flash(name: str, depth: int = 8) -> bool:
+    """Whether a device is NVMe in this host, or is made of such alone, as RAID and LVM make it."""
+    made_of = _entries(f"{SYS}/block/{name}/slaves")
+    if made_of:
+        wholes = [_whole_of(f"{SYS}/class/block/{one}") for one in made_of]
+        return depth > 0 and all(one and _is_local_flash(one, depth - 1) for one in wholes)
+    if not name.startswith("nvme"):
+        return False
+    controller = f"{SYS}/block/{name}/device"
+    # Of several paths to one device each is a controller of its own below it.
+    paths = [controller, *(f"{controller}/{one}" for one in _entries(controller))]
+    ways = {_text(f"{path}/transport").strip() for path in paths} - {""}
+    model = _text(f"{controller}/model")
+    return ways == {"pcie"} and not any(volume in model for volume in VOLUMES)
 
 
 def _device(numbers: str) -> str:
@@ -46,7 +96,7 @@ def _device(numbers: str) -> str:
     name = _whole_name(numbers)
     if not name:
         return ""
-    queue = f"/sys/block/{name}/queue"
+    queue = f"{SYS}/block/{name}/queue"
     turns = {"0": "no seeks", "1": "turns, or does not say"}
     chosen = re.search(r"\[(\S+)\]", _text(f"{queue}/scheduler"))
     words = [name, turns.get(_text(f"{queue}/rotational").strip(), "")]
@@ -59,8 +109,12 @@ def _device(numbers: str) -> str:
 
 def _whole_name(numbers: str) -> str:
     """The device of a partition, or the device itself; "" where there is none."""
-    folder = os.path.realpath(f"/sys/dev/block/{numbers}")
-    if not folder.startswith("/sys/devices/"):
+    return _whole_of(f"{SYS}/dev/block/{numbers}")
+
+
+def _whole_of(link: str) -> str:
+    folder = os.path.realpath(link)
+    if not folder.startswith(f"{SYS}/devices/"):
         return ""
     if os.path.exists(f"{folder}/partition"):
         folder = os.path.dirname(folder)
@@ -70,14 +124,26 @@ def _whole_name(numbers: str) -> str:
 def _whole(numbers: str) -> str:
     """The numbers that a control group's limits name: those of the whole device."""
     name = _whole_name(numbers)
-    return _text(f"/sys/block/{name}/dev").strip() if name else ""
+    return _text(f"{SYS}/block/{name}/dev").strip() if name else ""
 
 
-def own_group() -> str:
-    """The folder of this process' control group (version 2); "" where there is none."""
-    group = re.search(r"^0::(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
-    folder = f"/sys/fs/cgroup{group[1].rstrip('/')}" if group else ""
-    return folder if folder and os.path.isdir(folder) else ""
+def own_group(controller: str = "") -> str:
+    """The folder of this process' control group, of version 2, or with a controller's name of
+    version 1; "" where there is none."""
+    return next(iter(_groups(controller)), "")
+
+
+def _groups(controller: str = "") -> list[str]:
+    """The folders of this process' control group and of those around it."""
+    kind = rf"[1-9]\d*:(?:[\w,]+,)?{controller}(?:,[\w,]+)?" if controller else "0:"
+    found = re.search(rf"^{kind}:(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
+    top = f"{GROUPS}/{controller}".rstrip("/")
+    folders = []
+    group = found[1].rstrip("/") if found else None
+    while group is not None:
+        folders.append(f"{top}{group}")
+        group = group.rpartition("/")[0] if group else None
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def group_moved(text: str) -> dict[str, list[float]]:
@@ -92,9 +158,42 @@ def group_moved(text: str) -> dict[str, list[float]]:
     return found
 
 
+def group_moved_v1(moved: str, requests: str) -> dict[str, list[float]]:
+    """The same of version 1: blkio.throttle.io_service_bytes and .io_serviced."""
+    found: dict[str, dict[str, int]] = {}
+    for text, names in ((moved, ("rbytes", "wbytes")), (requests, ("rios", "wios"))):
+        for numbers, way, value in re.findall(r"^(\S+) (Read|Write) (\d+)$", text, re.MULTILINE):
+            found.setdefault(numbers, {})[names[way == "Write"]] = int(value)
+    wanted = ("rbytes", "wbytes", "rios", "wios")
+    return {
+        numbers: [known[name] for name in wanted]
+        for numbers, known in found.items()
+        if known.keys() >= set(wanted)
+    }
+
+
 def _limits() -> dict[str, str]:
-    """By device numbers, what io.max of the control group allows."""
-    return limits_of(_text(f"{own_group()}/io.max"))
+    """By device numbers, what the control group allows."""
+    folder, blkio = own_group(), own_group("blkio")
+    if limits := limits_of(_text(f"{folder}/io.max") if folder else ""):
+        return limits
+    names = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
+    return limits_of_v1(
+        {
+            name: _text(f"{blkio}/blkio.throttle.{file}_device")
+            for name, file in names.items()
+            if blkio
+        }
+    )
+
+
+def limits_of_v1(texts: dict[str, str]) -> dict[str, str]:
+    """The same of version 1, whose files hold a line `MAJOR:MINOR N` for each limited device."""
+    lines: dict[str, str] = {}
+    for name, text in texts.items():
+        for numbers, value in re.findall(r"^(\S+) (\d+)$", text, re.MULTILINE):
+            lines[numbers] = f"{lines.get(numbers, numbers)} {name}={value}"
+    return limits_of("\n".join(lines.values()))
 
 
 def limits_of(text: str) -> dict[str, str]:
@@ -165,15 +264,13 @@ def _memory_bytes() -> int | None:
     """Of the host, or of this process' control group where that is less."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     total = int(found[1]) * 1024 if found else None
-    group = re.search(r"^0::(/.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
-    folder = group[1].rstrip("/") if group else ""
-    while True:
-        limit = _text(f"/sys/fs/cgroup{folder}/memory.max").strip()
+    limits = [f"{folder}/memory.max" for folder in _groups()]
+    limits += [f"{folder}/memory.limit_in_bytes" for folder in _groups("memory")]
+    for path in limits:
+        limit = _text(path).strip()
         if limit.isdigit():
             total = min(total or int(limit), int(limit))
-        if not folder:
-            return total
-        folder = folder.rpartition("/")[0]
+    return total
 
 
 def _mounts() -> list[tuple[str, str, str, str]]:
@@ -186,15 +283,33 @@ def _mounts() -> list[tuple[str, str, str, str]]:
             continue
         kind, source = after.split()[:2]
         if kind not in VIRTUAL:
-            place = _unescaped(before.split()[4])
-            mounts[place] = (place, kind, _unescaped(source), before.split()[2])
+            place, of = _unescaped(before.split()[4]), _unescaped(source)
+            mounts[place] = (place, kind, of, _numbers(before.split()[2], of))
     return list(mounts.values())
+
+
+def _numbers(told: str, source: str) -> str:
+    """A device's numbers; btrfs and its like have their own and name it by its path alone."""
+    if not told.startswith("0:") or not source.startswith("/dev/"):
+        return told
+    try:
+        device = os.stat(source).st_rdev
+    except OSError:
+        return told
+    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def _unescaped(text: str) -> str:
     r"""The kernel writes a space as \040; a tab stays so, since it divides what we write."""
     plain = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), text)
     return plain.replace("\t", "\\011").replace("\n", "\\012")
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def _text(path: str) -> str:

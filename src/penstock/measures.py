@@ -31,6 +31,7 @@ __all__ = [
     "FaultFile",
     "FaultTotals",
     "FileTotal",
+    "Flash",
     "HistogramBin",
     "InFlight",
     "Job",
@@ -824,6 +825,15 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Flash:
+    """queries/flash.sql"""
+
+    mount: str
+    device: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierCeiling:
     """queries/ceilings.sql"""
 
@@ -874,6 +884,7 @@ class Measures:
     machine: Machine
     storage: tuple[Storage, ...]
     ceilings: tuple[TierCeiling, ...]
+    flash: tuple[Flash, ...] = ()
     pauses: tuple[Pause, ...] = ()
     staged: tuple[Staged, ...] = ()
     filling: tuple[Filling, ...] = ()
@@ -1055,6 +1066,7 @@ def _measured(engine: Engine) -> Measures:
         ranks=ranks,
         restores=_rows(engine, "restores", Restore),
         machine=_row(engine, "machine", Machine),
+        flash=_rows(engine, "flash", Flash),
         storage=_rows(engine, "storage", Storage),
         ceilings=_rows(engine, "ceilings", TierCeiling),
         pauses=_rows(engine, "paused", Pause),

@@ -1473,7 +1473,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     ]
     missing: list[tuple[int, str, str]] = [
         (known.unseen_programs, "program", "that left no log: static, or with another libc"),
-        (known.unseen_calls, "call", "to io_uring, whose contents are not seen"),
+        (known.unseen_calls, "call", "to io_uring or cuFile, whose contents are not seen"),
         (
             known.fetches_without_delay,
             "fetch",

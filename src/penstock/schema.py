@@ -105,7 +105,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "reason": ("VARCHAR", "why the recording failed, or what is not known of its end"),
         "folded_events": ("BIGINT", "calls past the budget that live on only in counters"),
         "lost_events": ("BIGINT", "calls of which only this count is left"),
-        "unseen_calls": ("BIGINT", "recorded calls whose contents were not seen (io_uring)"),
+        "unseen_calls": (
+            "BIGINT",
+            "recorded calls whose contents were not seen (io_uring, cuFile)",
+        ),
         "attach_ns": ("BIGINT", "ns the recorder's start took"),
         "slots": ("BIGINT", "import slots patched"),
         "log": ("VARCHAR", "name of its log in the run folder"),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.errors import LogError
-from penstock.machine import group_moved, nfs_mounts, own_group
+from penstock.machine import group_moved, group_moved_v1, nfs_mounts, own_group
 
 __all__ = ["GAUGES", "SUFFIX", "Sample", "Sampler", "check_head", "read_system"]
 
@@ -55,7 +55,7 @@ class Sampler:
         host = socket.gethostname().replace("/", "_")
         self._file: IO[str] = open(folder / f"{host}.{os.getpid()}{SUFFIX}", "x")  # noqa: SIM115
         self._accelerators = _Accelerators() if is_of_host else None
-        self._group = own_group()
+        self._groups = own_group(), own_group("blkio")
         boot_id = _text("/proc/sys/kernel/random/boot_id").strip().replace("-", "")
         self._write({"format": FORMAT, "boot_id": boot_id, "host": host})
 
@@ -67,7 +67,7 @@ class Sampler:
             return
         line |= _disks() | {"network": _networks(), "memory": {"": _memory()}}
         line |= {"nfs": nfs_mounts(_text("/proc/self/mountstats"))}
-        line |= {"group": group_moved(_text(f"{self._group}/io.stat") if self._group else "")}
+        line |= {"group": _group(*self._groups)}
         line |= {"processors": {"": _processors()}, "job": {} if self._is_apart else {"": _job()}}
         line["accelerator"] = self._accelerators.sample()
         self._write(line)
@@ -176,6 +176,16 @@ def _networks() -> dict[str, list[float]]:
         if len(words) >= 9 and name.strip() != "lo" and len(found) < MOST_DEVICES:
             found[name.strip()] = [int(words[0]), int(words[8])]
     return found
+
+
+def _group(folder: str, blkio: str) -> dict[str, list[float]]:
+    """Of the control group, in whichever version has its I/O."""
+    if folder and (text := _text(f"{folder}/io.stat")):
+        return group_moved(text)
+    if not blkio:
+        return {}
+    throttle = f"{blkio}/blkio.throttle"
+    return group_moved_v1(_text(f"{throttle}.io_service_bytes"), _text(f"{throttle}.io_serviced"))
 
 
 def _memory() -> list[float]:

@@ -17,3 +17,8 @@ struct error cuFileHandleRegister(void **handle, struct descriptor *descriptor);
 void cuFileHandleDeregister(void *handle);
 ssize_t cuFileRead(void *handle, void *memory, size_t size, off_t offset, off_t from);
 ssize_t cuFileWrite(void *handle, const void *memory, size_t size, off_t offset, off_t from);
+struct error cuFileReadAsync(void *handle, void *memory, size_t *size, off_t *offset, off_t *from,
+                             ssize_t *moved, void *stream);
+struct error cuFileWriteAsync(void *handle, void *memory, size_t *size, off_t *offset, off_t *from,
+                              ssize_t *moved, void *stream);
+struct error cuFileBatchIOSubmit(void *batch, unsigned n, void *blocks, unsigned flags);

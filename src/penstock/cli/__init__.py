@@ -611,8 +611,17 @@ def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> 
     help="Disk for single events, per process; past it counters stay exact.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
+@click.option(
+    "--stop", is_flag=True, help="Only end a recording that nobody ends: its attach was killed."
+)
 def attach_command(
-    pid: int, children: bool, seconds: float | None, output: Path | None, budget: int, quiet: bool
+    pid: int,
+    children: bool,
+    seconds: float | None,
+    output: Path | None,
+    budget: int,
+    quiet: bool,
+    stop: bool,
 ) -> int:
     """Record a process that runs already.
 
@@ -625,11 +634,14 @@ def attach_command(
       penstock attach 4711                     until Ctrl-C, then the report
       penstock attach 4711 --children --for 60s -o runs/tuesday
       penstock attach $(pgrep -f train.py)
+      penstock attach 4711 --children --stop   an earlier attach was killed and could not leave
     """
     from penstock import attach, launch
     from penstock.beside import PageFaults
     from penstock.faultwatch import MEASURED
 
+    if stop:
+        return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
     facts = {**_facts(attach.command_of(pid)), "attached": pid}
     folder = launch.make_folder(attach.command_of(pid), output)
     family = attach.descendants(pid) if children else []
@@ -648,6 +660,23 @@ def attach_command(
         facts["page_faults"] = faults.state
     _finish(folder, facts, None, quiet)
     return left
+
+
+def _stop_recording(pids: Sequence[int]) -> int:
+    """The exit status of that: what is no process, or cannot be left, is told."""
+    from penstock import attach
+
+    status = 0
+    for pid in pids:
+        try:
+            if not attach.is_running(pid):
+                raise RunError(f"process {pid}: not there; `ps` lists those that are")
+            left = attach.leave(pid) if attach.has_recorder(pid) else None
+            say(f"process {pid} is recorded no more" if left else f"process {pid} was not recorded")
+        except RunError as error:
+            say(str(error))
+            status = BAD_INPUT
+    return status
 
 
 def _watch_attached(
@@ -703,9 +732,9 @@ def _leave_all(folder: Path) -> int:
         pids = attach.recorded(folder)
         for pid in pids:
             try:
-                attach.leave(pid)
+                attach.leave(pid, folder)
             except RunError as error:
-                say(f"{error}; it is recorded on, `penstock attach` takes it up again")
+                say(f"{error}; it is recorded on: `penstock attach {pid} --stop` tries again")
                 status = BAD_INPUT
         if not pids or status:
             break

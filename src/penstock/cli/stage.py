@@ -103,15 +103,25 @@ def tiers_list(as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from penstock import registry
+    from penstock import machine, registry
+    from penstock.tiers import mount_of
+    from penstock.words import show
 
     known = registry.registered()
     if as_json:
         print_json([asdict(tier) for tier in known])
-    elif known:
+        return
+    if known:
         print_rich(_tiers_table(known))
     else:
         click.echo("no tier yet; penstock tiers add NAME FOLDER --capacity 100GB")
+    taken = set()
+    for tier in known:
+        with contextlib.suppress(TierError):  # its folder is gone: the table says so
+            taken.add(mount_of(tier.path).point)
+    for place, device, free_bytes in machine.flash():
+        if place not in taken:
+            click.echo(f"{place} is on NVMe of this node ({device}, {show(free_bytes, 'B')} free)")
 
 
 @tiers_group.command("remove")

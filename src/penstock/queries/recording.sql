@@ -2,7 +2,7 @@
 --   processes    a program that another one became is the same process; without a pid each is one
 --   life_s       from the first process's start to the last one's end
 --   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
---                happens elsewhere (io_uring)
+--                happens elsewhere (io_uring, cuFile)
 --   killed_seen  of the killed, those that `penstock run` saw end: their reason names the signal
 --   killed_mains  main processes that were killed; where none trains, the first process
 --   later_mains  main processes that began when another one had ended: another job in one folder
