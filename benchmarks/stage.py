@@ -33,6 +33,7 @@ from penstock.stage.copy import copy
 from penstock.stage.evidence import MOST_BATCHES, Batches, Evidence
 from penstock.stage.held import evict, stored_bytes
 from penstock.stage.plan import load, plan
+from penstock.stage.predict import expected
 from penstock.stage.source import below
 
 TRAIN = ROOT / "benchmarks" / "stage_train.py"
@@ -498,7 +499,7 @@ def million(scale: float) -> list[Bar]:
         begun = time.perf_counter()
         made_plan = plan("run", evidence, tier, budget_bytes=10 << 30)
         took_s = time.perf_counter() - begun
-        value = worth(evidence, tier.costs or registry.Costs(0, 0, 0))
+        value = worth(expected(evidence, tier.costs or registry.Costs(0, 0, 0)))
         found = best(value, stored_bytes(sizes), made_plan.budget_bytes)
     least, told = exhaustive()
     return [

@@ -1,5 +1,7 @@
 """Copies on a tier: whole, checked, never twice, and what the map says of them."""
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -19,7 +21,8 @@ from hypothesis import strategies as st
 from penstock import registry, tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import manifest, map_of
+from penstock.stage import manifest, map_of, part
+from penstock.stage import source as sources
 from penstock.stage.copy import copy
 from penstock.stage.held import evict, status, verify
 from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
@@ -176,6 +179,101 @@ def told_checksum(data: bytes, chunk_bytes: int) -> str:
     if len(digests) == 1:
         return f"xxh3_64:{digests[0].hex()}"
     return f"xxh3_64/{chunk_bytes}:{xxhash.xxh3_64(b''.join(digests)).hexdigest()}"
+
+
+@pytest.mark.parametrize("refusal", ["", "later"])
+def test_what_is_not_in_memory_is_copied_past_it(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    # Sizes about pages and pieces; a chunk that ends amid a page is no chunk of ours.
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 2 * MIB)
+    monkeypatch.setattr(part, "PIECE_BYTES", MIB)
+    sizes = (0, 1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1, 2 * MIB, 5 * MIB + 4099)
+    made = {str(source / f"{size}"): random.Random(size).randbytes(size) for size in sizes}
+    for path, data in made.items():
+        Path(path).write_bytes(data)
+        tiers.evict(path)
+    if not all(tiers.resident_bytes(path) == 0 for path in made):
+        pytest.skip("this file system keeps all in memory, or does not say")
+    reads: list[bool] = []
+    preadv = os.preadv
+
+    def seen(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        reads.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        if reads[-1] and refusal:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return preadv(descriptor, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", seen)
+    found = copy(tier, below(source), threads=3)
+    assert found.copied == len(made)
+    assert copies(tier) == made
+    assert any(reads)
+    assert all(reads) or refusal
+    if not refusal:
+        assert all(tiers.resident_bytes(path) == 0 for path in made)
+    assert not verify(tier).corrupted
+
+
+def test_what_is_in_memory_is_taken_from_there(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled(source, 6, 100_000)
+    set_direct: list[bool] = []
+    monkeypatch.setattr(part, "_set_direct", lambda number, to: set_direct.append(to))
+    assert copy(tier, below(source)).copied == 6
+    assert copies(tier) == made
+    assert set_direct == []
+
+
+def test_small_files_are_copied_beside_the_large_and_none_is_left(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 4096)
+    sizes = [10, 20, 4095, 4096, 4097, 10_000, 36_000]
+    for size in sizes:
+        (source / f"{size}").write_bytes(bytes(size))
+    found, _ = find(below(source), Place(tier))
+    place = Place(tier)
+    place.make()
+    for is_ordered in (False, True):
+        work = Work(place, Pace(None), sum(sizes), None, is_ordered=is_ordered)
+        tasks = part.Tasks(work, found)
+        first, second = tasks.take(0), tasks.take(1)
+        assert first is not None
+        assert second is not None
+        taken = [first, second]
+        while (task := tasks.take(len(taken) % 3)) is not None:
+            taken.append(task)
+        # Four small files, and 2 + 3 + 9 chunks.
+        assert len(taken) == 18
+        begun = [large.part.source.identity.size_bytes for large in work.large]
+        assert begun == ([10_000, 36_000, 4097] if is_ordered else [36_000, 10_000, 4097])
+        for task in taken[::-1]:
+            task()
+        assert work.copied == 7
+        assert not verify(tier).corrupted
+        evict(tier)
+
+
+def test_files_of_several_folders_are_asked_for_at_once_and_told_in_order(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled(source, 20)
+    asked: list[str] = []
+    monkeypatch.setattr(sources, "ASKED_AT_ONCE", 1)
+    resolved = sources._resolved
+
+    def seen(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
+        asked.append(path)
+        return resolved(path, folders)
+
+    monkeypatch.setattr(sources, "_resolved", seen)
+    wanted = list(below(source))
+    found, _ = find(wanted, Place(tier))
+    assert [one.path for one in found] == [one.path for one in wanted]
+    assert sorted(asked) == sorted(made)
+    assert [Path(path).parent.name for path in asked] == ["class0", "class1"] * 10
 
 
 def test_ranks_copy_shares_that_are_disjoint_and_together_all(source: Path, tier: Tier) -> None:
@@ -777,8 +875,8 @@ def test_the_format_in_the_docs_is_that_of_the_code() -> None:
     text = (Path(__file__).parent.parent / "docs" / "FORMAT-stage.md").read_text()
     told = {}
     for line in text.splitlines():
-        for part in (line[4:49], line[49:]):
-            words = part.split()
+        for half in (line[4:49], line[49:]):
+            words = half.split()
             if len(words) >= 3 and words[0].isdigit() and words[1][0] in "u8is":
                 told[words[2]] = int(words[0])
     known = {

@@ -30,6 +30,7 @@ __all__ = [
     "Mount",
     "Warmth",
     "ask_anew",
+    "cached_bytes",
     "device_of",
     "empty_call_s",
     "evict",
@@ -189,6 +190,12 @@ def resident_bytes(path: AnyPath) -> int | None:
         if resident is None and refused != errno.EPERM and is_ours:
             resident = _mincore(descriptor, status.st_size)
         return None if resident is None else min(resident, status.st_size)
+
+
+def cached_bytes(descriptor: int) -> int | None:
+    """Bytes of an open file in the page cache, whole pages; None: the kernel cannot or will not say
+    (needs Linux 6.5, and a file that is ours)."""
+    return _cachestat(descriptor)[0]
 
 
 class _Descriptor:

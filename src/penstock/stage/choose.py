@@ -7,7 +7,9 @@ per byte, and exactly where a few large files make that order miss.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TierError
-from penstock.registry import Costs
 from penstock.stage.evidence import Evidence
-from penstock.stage.predict import alike, expected_s, kept_share
+from penstock.stage.predict import Expected
 
-__all__ = ["POLICIES", "Choice", "best", "choose", "exchanged", "filled", "worth"]
+__all__ = ["POLICIES", "Choice", "best", "by_density", "choose", "exchanged", "filled", "worth"]
 
 Array = NDArray[Any]
 
 # Whether a read was waited for depends on who else read then: chance, until it was seen often.
-OPENS_OF_ITS_LIKE_CRITICAL = 8.0
+LOOKS_OF_ITS_LIKE_CRITICAL = 8.0
 
 WARMTH = 0.02  # of what is brought: how much less may be gone on from, at first
 
@@ -42,48 +43,55 @@ class Choice:
     of_best: float | None = None
 
 
-def worth(evidence: Evidence, fast: Costs, is_shared: bool = False) -> Array:
+def worth(known: Expected, is_shared: bool = False) -> Array:
     """Seconds of data wait that a copy of each file is expected to remove.
 
     Its time in calls, times the part of such time that was waited for, less what is left on the
-    fast tier.  Both are moved towards those of files of its size on its device, by how seldom it
-    was opened.  is_shared: the part that was waited for is that of all files which workers fetched:
-    for whom of several workers the step loop waits says more of the loader than of the file.
+    fast tier.  Both are moved towards those of its like, by how seldom it was looked at.
+    is_shared: the part that was waited for is that of all files which workers fetched: for whom of
+    several workers the step loop waits says more of the loader than of the file.
     """
+    evidence = known.evidence
     if not len(evidence):
         return np.zeros(0)
-    kept = kept_share(evidence, fast)
-    like, time_s = alike(evidence), expected_s(evidence)
-    if is_shared and evidence.batches is not None:
-        like[evidence.batches.file] = like.max() + 1
-    opens = np.maximum(1.0, evidence.opens)
-    if evidence.wait_s is None:
-        critical = np.ones(len(evidence))  # no wait was seen: all time counts alike
-    else:
-        blocked = np.bincount(like, evidence.blocking_s)
-        in_calls = np.maximum(1e-12, np.bincount(like, evidence.time_s))
-        own = opens / (opens + OPENS_OF_ITS_LIKE_CRITICAL)
-        if is_shared and evidence.batches is not None:
-            own[evidence.batches.file] = 0.0
-        its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
-        critical = own * its + (1 - own) * np.minimum(1.0, blocked / in_calls)[like]
-    found = time_s * critical * (1 - kept)
+    found = known.time_s * _waited(known, is_shared) * (1 - known.kept)
     # Faults of mappings are no calls: what they block is all that is known.
-    found = np.where(evidence.is_mapped, evidence.blocking_s * (1 - kept), found)
+    found = np.where(evidence.is_mapped, evidence.blocking_s * (1 - known.kept), found)
     result: Array = np.where(evidence.size_bytes > 0, found, 0.0)
     return result
+
+
+def _waited(known: Expected, is_shared: bool) -> Array:
+    """The part of its time in calls that was waited for, of each file."""
+    evidence, like, looks = known.evidence, known.like, known.looks
+    if evidence.wait_s is None:
+        return np.ones(len(evidence))  # no wait was seen: all time counts alike
+    if is_shared and evidence.batches is not None:
+        like, looks = like.copy(), looks.copy()
+        like[evidence.batches.file] = like.max() + 1
+        looks[evidence.batches.file] = 0.0
+    its = evidence.blocking_s / np.maximum(1e-12, evidence.time_s)
+    usual_s = np.maximum(1e-12, np.bincount(like, known.usual_s))
+    waited_s = np.bincount(like, its * known.usual_s)
+    # Of a few files it is chance too, so theirs is moved towards that of all.
+    few_s = LOOKS_OF_ITS_LIKE_CRITICAL * usual_s / np.maximum(1, np.bincount(like))
+    of_all = float(waited_s.sum() / usual_s.sum())
+    of_like = np.minimum(1.0, (waited_s + few_s * of_all) / (usual_s + few_s))
+    own = looks / (looks + LOOKS_OF_ITS_LIKE_CRITICAL)
+    found: Array = own * its + (1 - own) * of_like[like]
+    return found
 
 
 # --- the best, and plain policies ----------------------------------------------------------------
 
 
-def best(value: Array, size: Array, budget: int) -> Choice:
+def best(value: Array, size: Array, budget: int, order: Array | None = None) -> Choice:
     """The files of most value that fit into a budget: exact, or of_best says how near.
 
-    value: seconds, not negative.  size: bytes.
+    value: seconds, not negative.  size: bytes.  order: by_density of these, if that is known.
     """
     is_chosen = np.zeros(len(value), bool)
-    order = _by_density(value, size)
+    order = by_density(value, size) if order is None else order
     order = order[(value[order] > 0) & (size[order] <= budget)]
     if not len(order):
         return Choice(is_chosen, 1.0)
@@ -101,9 +109,9 @@ def best(value: Array, size: Array, budget: int) -> Choice:
     return Choice(is_chosen, min(1.0, total / bound) if bound else 1.0)
 
 
-def _by_density(value: Array, size: Array) -> Array:
-    density = value / np.maximum(1, size)
-    order: Array = np.lexsort((size, -density))
+def by_density(value: Array, size: Array) -> Array:
+    """The files' numbers, those of most value per byte first."""
+    order: Array = np.argsort(-value / np.maximum(1, size), kind="stable")
     return order
 
 
@@ -212,8 +220,15 @@ def _searched(
     return found, False
 
 
-def _smallest(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
-    return np.argsort(size, kind="stable")
+def _smallest(size: Array, budget: int) -> Array:
+    """All below the size that fits, and of that size the first: a threshold, nothing larger."""
+    ordered = np.sort(size)
+    n = int(np.searchsorted(np.cumsum(ordered), budget, side="right"))
+    if n == len(size):
+        return np.ones(n, bool)
+    is_chosen: Array = size < ordered[n]
+    is_chosen[np.flatnonzero(size == ordered[n])[: n - int(is_chosen.sum())]] = True
+    return is_chosen
 
 
 def _hottest(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
@@ -227,18 +242,17 @@ def _random(evidence: Evidence, value: Array, size: Array, seed: int) -> Array:
 
 def _by_directory(evidence: Evidence, value: Array, size: Array, budget: int) -> Array:
     """Whole folders, those of most value per byte first."""
-    numbers: dict[str, int] = {}  # sorting a million names would take as long as all the rest
-    folders = (path.rpartition("/")[0] for path in evidence.paths)
-    folder = np.fromiter((numbers.setdefault(one, len(numbers)) for one in folders), np.int64)
+    # Sorting a million names would take as long as all the rest.
+    numbers: dict[str, int] = defaultdict(itertools.count().__next__)
+    folder = np.array([numbers[path.rpartition("/")[0]] for path in evidence.paths], np.int64)
     values = np.bincount(folder, value)
     sizes = np.bincount(folder, size).astype(np.int64)
-    chosen = filled(_by_density(values, sizes), sizes, budget)
+    chosen = filled(by_density(values, sizes), sizes, budget)
     is_chosen: Array = np.isin(folder, chosen)
     return is_chosen
 
 
 _ORDERS: dict[str, Callable[[Evidence, Array, Array, int], Array]] = {
-    "small": _smallest,
     "hottest": _hottest,
     "random": _random,
 }
@@ -248,20 +262,27 @@ POLICIES = ("gain", "small", "hottest", "directory", "random")
 
 
 def choose(
-    evidence: Evidence, value: Array, size: Array, budget: int, policy: str = "gain", seed: int = 0
+    evidence: Evidence,
+    value: Array,
+    size: Array,
+    budget: int,
+    policy: str = "gain",
+    *,
+    order: Array | None = None,
+    seed: int = 0,
 ) -> Choice:
-    """Files for a budget by a policy.  size: what a copy takes.  Raises TierError: no such one."""
+    """Files for a budget by a policy.  size: what a copy takes.  order: as in best.
+
+    Raises TierError: no such policy.
+    """
     if policy == "gain":
-        return best(value, size, budget)
+        return best(value, size, budget, order)
     if policy == "directory":
         return Choice(_by_directory(evidence, value, size, budget))
+    if policy == "small":
+        return Choice(_smallest(size, budget))
     if policy not in _ORDERS:
         raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
-    order = _ORDERS[policy](evidence, value, size, seed)
     is_chosen = np.zeros(len(size), bool)
-    if policy == "small":  # a threshold: nothing larger than what no longer fits
-        n = int(np.searchsorted(np.cumsum(size[order]), budget, side="right"))
-        is_chosen[order[:n]] = True
-    else:
-        is_chosen[filled(order, size, budget)] = True
+    is_chosen[filled(_ORDERS[policy](evidence, value, size, seed), size, budget)] = True
     return Choice(is_chosen)

@@ -20,7 +20,7 @@ from penstock.registry import Tier
 from penstock.stage import manifest
 from penstock.stage.held import dropped, stored_bytes, why_bad
 from penstock.stage.manifest import Entry, Map, Place, hashes, write_map
-from penstock.stage.part import sweep, tasks_of
+from penstock.stage.part import Tasks, sweep
 from penstock.stage.source import Source, Wanted, find, find_in, found_again, touched_ns
 from penstock.stage.work import Pace, Progress, Work, run_all
 from penstock.words import show
@@ -274,10 +274,11 @@ def _copy_all(work: Work, missing: Sequence[Source], threads: int) -> None:
     now_ns, seen_s = time.time_ns(), time.monotonic()
     young = [one for one in missing if now_ns - touched_ns(one) < one.tick_ns]
     if not young:
-        run_all(work, tasks_of(work, missing), threads)
+        run_all(work, Tasks(work, missing).take, threads)
         return
     names = {one.path for one in young}
-    run_all(work, tasks_of(work, [one for one in missing if one.path not in names]), threads)
+    old = [one for one in missing if one.path not in names]
+    run_all(work, Tasks(work, old).take, threads)
     ready = []
     # From when it was seen, not from what its times say: a server's clock may be ahead.
     time.sleep(max(0.0, max(one.tick_ns for one in young) / 1e9 - (time.monotonic() - seen_s)))
@@ -290,7 +291,7 @@ def _copy_all(work: Work, missing: Sequence[Source], threads: int) -> None:
         else:
             ready.append(source)
     work.is_over = False
-    run_all(work, tasks_of(work, ready), threads)
+    run_all(work, Tasks(work, ready).take, threads)
 
 
 def _told(work: Work, error: OSError) -> TierError:

@@ -5,9 +5,10 @@ Knows the manifest and the copies; copies nothing.
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +223,13 @@ def verify(
             with work.lock:
                 bad.append(Corrupted(entry, why))
 
-    def tasks() -> Iterator[Callable[[], None]]:
-        for entry in sorted(entries, key=lambda one: -one.identity.size_bytes):
-            yield lambda entry=entry: check(entry)  # type: ignore[misc]
+    left = iter(sorted(entries, key=lambda one: -one.identity.size_bytes))
 
-    run_all(work, tasks(), threads)
+    def take(thread: int) -> Callable[[], None] | None:
+        entry = next(left, None)
+        return None if entry is None else partial(check, entry)
+
+    run_all(work, take, threads)
     stale = sum(_source_is(entry) in ("changed", "gone") for entry in entries)
     bad.sort(key=lambda one: one.entry.copy)
     if is_mending and bad:

@@ -6,13 +6,17 @@ are copied in chunks, and what is known of them lies beside their part: a copyin
 goes on there.
 """
 
+import errno
 import fcntl
+import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from penstock import tiers
 from penstock.errors import TierError
 from penstock.stage import manifest
 from penstock.stage.checksum import KIND, checksum, new_hash
@@ -20,9 +24,10 @@ from penstock.stage.manifest import Entry, Identity, Place, hashes
 from penstock.stage.source import Source, found_again, identity_in, touched_ns
 from penstock.stage.work import Stopped, Work
 
-__all__ = ["Changed", "Large", "Part", "sweep", "tasks_of"]
+__all__ = ["Changed", "Large", "Part", "Tasks", "sweep"]
 
 PIECE_BYTES = 4 << 20
+PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
 ATTEMPTS = 3
 
 
@@ -36,6 +41,7 @@ class Part:
         self.known = work.place.parts / f"{name}.known"
         self.descriptor = -1
         self.reader = -1
+        self.is_direct = False
         self.moved_bytes = 0  # of this attempt
 
     def hold(self) -> bool:
@@ -76,9 +82,17 @@ class Part:
             self.check()
             return
         self.reader = os.open(self.source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with suppress(OSError):
-            os.posix_fadvise(self.reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         self.check()
+        # Past the page cache: half the processor time, and the job's data stay in memory.  What is
+        # there already is taken from there; where the kernel cannot say, so is all.
+        cached = tiers.cached_bytes(self.reader)
+        self.is_direct = (
+            cached is not None
+            and 2 * cached < self.source.identity.size_bytes
+            and _set_direct(self.reader, True)
+        )
+        if not self.is_direct:
+            _in_order(self.reader)
 
     def check(self) -> None:
         """Raises Changed: the source is not what it was when it was found."""
@@ -99,27 +113,38 @@ class Part:
         while at < end:
             if self.work.is_over:
                 raise Stopped
-            piece = buffer[: end - at]
-            self.work.pace.wait(len(piece))
-            got = self.read(piece, at)
+            wanted = min(len(buffer), end - at)
+            self.work.pace.wait(wanted)
+            got = self.read(buffer, wanted, at)
             if not got:
                 raise Changed
-            hashed.update(piece[:got])
+            hashed.update(buffer[:got])
             put = 0
             while put < got:
-                put += os.pwrite(self.descriptor, piece[put:got], at + put)
+                put += os.pwrite(self.descriptor, buffer[put:got], at + put)
             at += got
             self.moved_bytes += got
             self.work.moved(got)
         return hashed.digest()
 
-    def read(self, piece: memoryview, at: int) -> int:
-        """Bytes of the source from there."""
-        if self.source.store is None:
-            return os.preadv(self.reader, [piece], at)
-        data = self.source.store.read(self.source.name, at, len(piece))
-        piece[: len(data)] = data
-        return len(data)
+    def read(self, buffer: memoryview, wanted: int, at: int) -> int:
+        """Puts at most so many bytes of the source from there into a buffer of whole pages."""
+        if self.source.store is not None:
+            data = self.source.store.read(self.source.name, at, wanted)
+            buffer[: len(data)] = data
+            return len(data)
+        if self.is_direct:
+            pages = -(-wanted // PAGE_BYTES) * PAGE_BYTES
+            try:
+                return min(wanted, os.preadv(self.reader, [buffer[:pages]], at))
+            except OSError as error:
+                # Some file systems refuse only now; or a read ended amid a page.
+                if error.errno != errno.EINVAL:
+                    raise
+            self.is_direct = False
+            _set_direct(self.reader, False)
+            _in_order(self.reader)
+        return os.preadv(self.reader, [buffer[:wanted]], at)
 
     def finish(self, digests: Sequence[bytes]) -> None:
         """Makes the part a copy.  Raises Changed, TierError, OSError."""
@@ -186,11 +211,27 @@ _threads = threading.local()
 
 
 def _buffer() -> memoryview:
-    """This thread's own."""
+    """This thread's own, of whole pages."""
     if not hasattr(_threads, "buffer"):
-        _threads.buffer = memoryview(bytearray(PIECE_BYTES))
+        _threads.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
     found: memoryview = _threads.buffer
     return found
+
+
+def _set_direct(descriptor: int, is_direct: bool) -> bool:
+    """Whether reads now go past the page cache, or through it, as told."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))
+    except OSError:
+        return False
+    return True
+
+
+def _in_order(descriptor: int) -> None:
+    """Tells the kernel that a file is read from one end to the other."""
+    with suppress(OSError):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 class Large:
@@ -289,33 +330,60 @@ def _copy_small(work: Work, source: Source) -> None:
             part.close()
 
 
-def tasks_of(work: Work, sources: Sequence[Source]) -> Iterator[Callable[[], None]]:
-    """What threads take one after the other; large files first, so that none is last alone."""
-    ordered = sources
-    if not work.is_ordered:
-        ordered = sorted(sources, key=lambda one: -one.identity.size_bytes)
-    for source in ordered:
-        if source.identity.size_bytes <= manifest.CHUNK_BYTES:
-            yield _task(work, source, _copy_small)
-            continue
-        large = Large(work, source)
+class Tasks:
+    """What the threads of one copying take one after the other.
+
+    Half of them take the small files, those last that are largest; the others the large ones, in
+    chunks, and so do all in the end: a large file waits for bandwidth and a small one for answers,
+    so that both go on beside each other, and none is last alone.
+    """
+
+    def __init__(self, work: Work, sources: Sequence[Source]) -> None:
+        self._work = work
+        ordered = sources
+        if not work.is_ordered:
+            ordered = sorted(sources, key=lambda one: -one.identity.size_bytes)
+        self._left = deque(ordered)
+        self._chunks: deque[Callable[[], None]] = deque()
+
+    def take(self, thread: int) -> Callable[[], None] | None:
+        """The next for the thread of that number; None: all are taken.  One may ask at a time."""
+        takes_small = thread % 2 == 1 and not self._work.is_ordered
+        if takes_small and self._left and _is_small(self._left[-1]):
+            return _task(self._work, self._left.pop(), _copy_small)
+        while True:
+            if self._chunks:
+                return self._chunks.popleft()
+            if not self._left:
+                return None
+            source = self._left.popleft()
+            if _is_small(source):
+                return _task(self._work, source, _copy_small)
+            self._begin(source)
+
+    def _begin(self, source: Source) -> None:
+        work, large = self._work, Large(self._work, source)
         work.large.append(large)
         try:
             firsts = large.begin()
         except Changed:
             work.skip("changed while it was copied", source)
-            continue
+            return
         except FileNotFoundError:
             work.skip("gone", source)
-            continue
+            return
         if firsts is None:
             with work.lock:
                 work.elsewhere += 1
                 work.done_bytes += source.identity.size_bytes
         elif not firsts:
             _end_large(work, large)
-        for first in firsts or ():
-            yield _chunk_task(work, large, first)
+        else:
+            self._chunks.extend(_chunk_task(work, large, first) for first in firsts)
+
+
+def _is_small(source: Source) -> bool:
+    return source.identity.size_bytes <= manifest.CHUNK_BYTES
 
 
 def _task(work: Work, source: Source, do: Callable[[Work, Source], None]) -> Callable[[], None]:

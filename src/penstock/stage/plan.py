@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import tiers
 from penstock.errors import MissingDependency, TierError
-from penstock.registry import Costs, Tier
-from penstock.stage.choose import POLICIES, Choice, choose, exchanged, worth
+from penstock.registry import Tier
+from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
 from penstock.stage.evidence import Evidence
 from penstock.stage.held import stored_bytes
 from penstock.stage.manifest import Place
-from penstock.stage.predict import UNLIKE, Prediction, Predictor
+from penstock.stage.predict import UNLIKE, Expected, Prediction, Predictor, expected
 from penstock.stage.source import Wanted
 from penstock.words import count, per_cent, show
 
@@ -51,7 +51,7 @@ MOST_LINE_BYTES = 1 << 20
 CURVE_POINTS = 10
 ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
 # Exchanging files: what it may take is half a second; a gain of less than this is chance.
-TRIES, TRIED_BATCHES, MOST_EXCHANGED, LEAST_EXCHANGED = 600, 200_000, 2000, 0.005
+TRIES, TRIED_BATCHES, MOST_EXCHANGED, LEAST_MORE = 600, 200_000, 2000, 0.005
 KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
 
 
@@ -71,6 +71,30 @@ class Compared:
     files: int
     size_bytes: int
     gain_s: float
+
+
+class Files(Sequence[Wanted]):
+    """Files to be copied: columns, of which rows are made as they are asked for."""
+
+    def __init__(self, paths: Sequence[str], gain_s: Array) -> None:
+        self._paths, self._gain_s = paths, gain_s
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, place: int) -> Wanted: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Files: ...
+
+    def __getitem__(self, place: int | slice) -> Wanted | Files:
+        if isinstance(place, slice):
+            return Files(self._paths[place], self._gain_s[place])
+        return Wanted(self._paths[place], float(self._gain_s[place]))
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return map(Wanted, self._paths, self._gain_s.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +125,7 @@ class Plan:
     curve: tuple[Point, ...]
     compared: tuple[Compared, ...]
     notes: tuple[str, ...]
-    wanted: tuple[Wanted, ...] = field(default=(), repr=False)
+    wanted: Sequence[Wanted] = field(default=(), repr=False)
 
 
 def plan(
@@ -133,102 +157,109 @@ def plan(
     tell("weighing files", 0.1)
     is_fit = _fit(evidence, tier, size, budget, notes)
     size = np.where(is_fit, size, budget + 1)
-    predictor = Predictor(evidence, tier.costs)
+    known = expected(evidence, tier.costs)
+    predictor = Predictor(known)
     tell("remaking the loader", 0.3)
-    value, choice, found = _best_of(
-        [np.where(is_fit, one, 0.0) for one in _worths(evidence, tier.costs)],
-        lambda value: choose(evidence, value, size, budget, policy),
-        predictor,
-    )
+
+    def by(policy: str, weighed: _Weighed) -> _Found:
+        choice = choose(evidence, weighed.value, size, budget, policy, order=weighed.order)
+        return _Found(choice, predictor.predict(choice.is_chosen), weighed)
+
+    weighed = []
+    for value in _worths(known):
+        value = np.where(is_fit, value, 0.0)
+        weighed.append(_Weighed(value, by_density(value, size)))
+    ours = max((by(policy, one) for one in weighed), key=lambda one: one.expected.gain_s)
+    others = {other: by(other, ours.weighed) for other in POLICIES if other != policy}
     if policy == "gain":
-        choice, found = _or_small(evidence, value, size, budget, predictor, (choice, found), notes)
-        choice, found = _exchanged(size, budget, predictor, (choice, found), notes)
-    _say_how(found, predictor, notes)
-    curve = _curve(predictor, value, size, tell)
-    compared = [
-        _compared(other, evidence, value, size, budget, predictor)
-        for other in POLICIES
-        if other != policy
-    ]
-    chosen = np.flatnonzero(choice.is_chosen)
+        ours = _or_small(ours, others["small"], notes)
+        ours = _exchanged(size, budget, predictor, ours, notes)
+    _say_how(ours.expected, predictor, notes)
+    value, order = ours.weighed.value, ours.weighed.order
+    curve = _curve(predictor, value, size, order, tell)
+    chosen = order[ours.choice.is_chosen[order]]
     if not len(chosen):
         notes.append("nothing is worth staging: no file's reads were waited for")
-    chosen = chosen[np.argsort(-value[chosen] / np.maximum(1, size[chosen]), kind="stable")]
     total = int(evidence.size_bytes[chosen].sum())
-    missing = int(evidence.size_bytes[choice.is_chosen & ~is_held].sum())
+    missing = int(evidence.size_bytes[ours.choice.is_chosen & ~is_held].sum())
     speeds = [bps for bps in (slow_bps, tier.write_bps) if bps]
-    paths, gains = evidence.paths, value.tolist()
     return Plan(
         run, tier.name, policy, budget, len(chosen), total, len(evidence),
-        int(evidence.size_bytes.sum()), found.gain_s, found.how, found.off, choice.of_best,
-        evidence.wait_s, evidence.wall_s, evidence.epochs,
-        missing / min(speeds) if speeds else None, tuple(curve), tuple(compared), tuple(notes),
-        tuple(Wanted(_real_path(paths[place]), gains[place]) for place in chosen.tolist()),
+        int(evidence.size_bytes.sum()), ours.expected.gain_s, ours.expected.how, ours.expected.off,
+        ours.choice.of_best, evidence.wait_s, evidence.wall_s, evidence.epochs,
+        missing / min(speeds) if speeds else None, tuple(curve),
+        tuple(_compared(name, evidence, one) for name, one in others.items()), tuple(notes),
+        Files([_real_path(evidence.paths[place]) for place in chosen.tolist()], value[chosen]),
     )  # fmt: skip
 
 
-def _worths(evidence: Evidence, fast: Costs) -> Iterator[Array]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weighed:
+    """What files are worth, and their numbers by worth per byte."""
+
+    value: Array
+    order: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A choice, what it is expected to bring, and the worths that it was chosen by."""
+
+    choice: Choice
+    expected: Prediction
+    weighed: _Weighed
+
+
+def _worths(known: Expected) -> Iterator[Array]:
     """What files are worth by the waits for each, and by those for all that workers fetched: which
     of the two guides better shows the remade loader."""
-    yield worth(evidence, fast)
-    if evidence.batches is not None:
-        yield worth(evidence, fast, is_shared=True)
+    yield worth(known)
+    if known.evidence.batches is not None:
+        yield worth(known, is_shared=True)
 
 
-def _best_of(
-    worths: Iterable[Array], chosen_by: Callable[[Array], Choice], predictor: Predictor
-) -> tuple[Array, Choice, Prediction]:
-    """The worths whose choice is expected to bring the most, with choice and expectation."""
-    found = []
-    for value in worths:
-        choice = chosen_by(value)
-        found.append((value, choice, predictor.predict(choice.is_chosen)))
-    return max(found, key=lambda one: one[2].gain_s)
-
-
-def _or_small(
-    evidence: Evidence,
-    value: Array,
-    size: Array,
-    budget: int,
-    predictor: Predictor,
-    ours: tuple[Choice, Prediction],
-    notes: list[str],
-) -> tuple[Choice, Prediction]:
-    """Ours, or all files below a size, where the remade loader waits less with these: single times
-    are chance, and among files that were opened once a size may say more."""
-    plain = choose(evidence, value, size, budget, "small")
-    expected = predictor.predict(plain.is_chosen)
-    if expected.gain_s <= ours[1].gain_s:
+def _or_small(ours: _Found, small: _Found, notes: list[str]) -> _Found:
+    """Ours, or all files below a size, unless ours surely brings more: single times are chance, and
+    among files that were opened once a size may say more."""
+    if small.expected.gain_s * (1 + LEAST_MORE) < ours.expected.gain_s:
         return ours
-    notes.append("all files below a size: expected to bring more here than the most worth per byte")
-    return plain, expected
+    if small.expected.gain_s > ours.expected.gain_s * (1 + LEAST_MORE):
+        more = "more here than"
+    else:
+        more = "as much here as"
+    notes.append(f"all files below a size: expected to bring {more} the most worth per byte")
+    return _Found(_instead(ours, small.choice.is_chosen), small.expected, small.weighed)
+
+
+def _instead(ours: _Found, is_chosen: Array) -> Choice:
+    """Another choice, with its share of the worth that any could have."""
+    value, of_best = ours.weighed.value, ours.choice.of_best
+    most_s = float(value[ours.choice.is_chosen].sum())
+    if of_best is None or most_s <= 0:
+        return Choice(is_chosen, of_best)
+    return Choice(is_chosen, min(1.0, of_best * float(value[is_chosen].sum()) / most_s))
 
 
 def _exchanged(
-    size: Array,
-    budget: int,
-    predictor: Predictor,
-    ours: tuple[Choice, Prediction],
-    notes: list[str],
-) -> tuple[Choice, Prediction]:
+    size: Array, budget: int, predictor: Predictor, ours: _Found, notes: list[str]
+) -> _Found:
     """Ours with files exchanged, where the remade loader then waits less: what files bring together
     is not the sum of their worths.  Among thousands no single exchange shows."""
-    choice, found = ours
     evidence = predictor.evidence
     if evidence.batches is None or len(evidence) > MOST_EXCHANGED:
         return ours
     tries = min(TRIES, TRIED_BATCHES // len(evidence.batches))
     better, gain_s = exchanged(
-        choice.is_chosen, size, budget, lambda one: predictor.predict(one).gain_s, tries
+        ours.choice.is_chosen, size, budget, lambda one: predictor.predict(one).gain_s, tries
     )
-    if gain_s <= found.gain_s * (1 + LEAST_EXCHANGED):
+    if gain_s <= ours.expected.gain_s * (1 + LEAST_MORE):
         return ours
     notes.append(
-        f"exchanging files is expected to bring {show(gain_s - found.gain_s, 's')} more than the "
-        "most worth"
+        f"exchanging files is expected to bring {show(gain_s - ours.expected.gain_s, 's')} more "
+        "than the most worth"
     )
-    return replace(choice, is_chosen=better), replace(found, gain_s=gain_s)
+    expects = replace(ours.expected, gain_s=gain_s)
+    return _Found(_instead(ours, better), expects, ours.weighed)
 
 
 def _budget(
@@ -339,26 +370,20 @@ def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
         )
 
 
-def _compared(
-    policy: str,
-    evidence: Evidence,
-    value: Array,
-    size: Array,
-    budget: int,
-    predictor: Predictor,
-) -> Compared:
-    is_chosen = choose(evidence, value, size, budget, policy).is_chosen
+def _compared(policy: str, evidence: Evidence, found: _Found) -> Compared:
+    is_chosen = found.choice.is_chosen
     return Compared(
         policy,
         int(is_chosen.sum()),
         int(evidence.size_bytes[is_chosen].sum()),
-        predictor.predict(is_chosen).gain_s,
+        found.expected.gain_s,
     )
 
 
-def _curve(predictor: Predictor, value: Array, size: Array, tell: Progress) -> Iterator[Point]:
+def _curve(
+    predictor: Predictor, value: Array, size: Array, order: Array, tell: Progress
+) -> Iterator[Point]:
     """The gain by bytes: of the files of most value per byte, more and more of them."""
-    order = np.argsort(-value / np.maximum(1, size), kind="stable")
     order = order[value[order] > 0]
     yield Point(0, 0.0)
     if not len(order):
@@ -390,8 +415,7 @@ def _real_path(told: str) -> str:
 
 def store(made: Plan, path: Path) -> None:
     """Writes a plan, whole or not at all.  Raises TierError."""
-    facts = {"penstock_plan": VERSION, **asdict(made)}
-    del facts["wanted"]
+    facts = {"penstock_plan": VERSION, **_facts(made)}
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(draft, "w", encoding="ascii") as file:
@@ -558,6 +582,10 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
 
 def facts_of(made: Plan) -> Mapping[str, Any]:
     """A plan as what JSON holds, without its files."""
-    facts = asdict(made)
-    facts["wanted"] = len(made.wanted)
+    return {**_facts(made), "wanted": len(made.wanted)}
+
+
+def _facts(made: Plan) -> dict[str, Any]:
+    facts = asdict(replace(made, wanted=()))  # asdict copies whatever there is
+    del facts["wanted"]
     return facts

@@ -18,15 +18,26 @@ from numpy.typing import NDArray
 from penstock.registry import Costs
 from penstock.stage.evidence import Batches, Evidence
 
-__all__ = ["Prediction", "Predictor", "kept_share", "waits_of"]
+__all__ = ["Expected", "Prediction", "Predictor", "expected", "waits_of"]
 
 Array = NDArray[Any]
 
-# A file's own times count as much as this many opens of its like: one slow read of one small file
-# would put it first otherwise, and the next run would not see it.  On two recorded epochs of single
-# opens, 4 made the best choice remove 2 to 8 % less of the remade wait than 16, and 64 no more.
-OPENS_OF_ITS_LIKE = 16.0
-STEPS_PER_OCTAVE = 2  # files are alike whose sizes lie in one step, on one device
+# What a file took when it was first looked at tells of that moment: one slow read of one small file
+# would put it first otherwise, and the next run would not see it.  What it took again tells of the
+# file, and counts against what its like took as much as this many looks.  On two recorded epochs of
+# single opens, 4 made the best choice remove 2 to 8 % less of the remade wait than 16, and 64 no
+# more.
+LOOKS_OF_ITS_LIKE = 16.0
+LOOK_BYTES = 4 << 20  # a stretch of a file that is read tells as much as an open of one
+STEPS_PER_OCTAVE = 2  # files are alike of which an open reads bytes in one step, on one device
+# What files of one size took counts against what its device shows by all sizes as this many opens:
+# of 30 opens of which 4 happen to be slow, else, a size seems twice as slow as it is.
+OPENS_OF_ITS_DEVICE = 64.0
+LEAST_KINDS, FITS = 4, 3
+CAP, CAPS = (
+    3.0,
+    3,
+)  # of the mean of its like is a file's time, and how often that mean is taken anew
 
 # A remade pipeline whose wait differs by more from the run's is said to be no good guide.
 UNLIKE = 0.15
@@ -47,40 +58,126 @@ class Prediction:
     off: float | None = None
 
 
-def alike(evidence: Evidence) -> Array:
-    """A number for each file: which others it is like, in size and device."""
-    size = np.maximum(1, evidence.size_bytes).astype(float)
-    step = np.floor(np.log2(size) * STEPS_PER_OCTAVE).astype(np.int64)
-    # By counting, not by sorting: of a million files this is asked ten times.
-    device = np.searchsorted(np.unique(evidence.device), evidence.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What files are expected to cost next time: columns, made once for a run and a tier.
+
+    like: a number for each file, which others it is like.  looks: how often it was seen again, so
+    how much its own times tell.  usual_s: its time in calls this time, at most what is usual among
+    its like.  time_s: that of the next time, where it lies now.  kept: what is left of it on the
+    fast tier, 0 to 1.
+    """
+
+    evidence: Evidence
+    like: Array
+    looks: Array
+    usual_s: Array
+    time_s: Array
+    kept: Array
+
+
+def expected(evidence: Evidence, fast: Costs) -> Expected:
+    """fast: what the fast tier costs."""
+    opens = np.maximum(1.0, evidence.opens)
+    is_read = evidence.read_bytes > 0  # others are mapped
+    each_bytes = np.maximum(
+        1.0, np.where(is_read, evidence.read_bytes / opens, evidence.size_bytes)
+    )
+    device, number = _numbers(evidence.device)
+    like = _alike(device, each_bytes)
+    looks = opens - 1 + evidence.read_bytes / LOOK_BYTES
+    usual_s = _usual_s(like, opens, evidence.time_s)
+    like_s = opens * _like_s(like, device, number, opens, each_bytes, usual_s)
+    # What is unusual comes again, but elsewhere: it is shared among all files of a device.
+    in_all_s = np.maximum(1e-12, np.bincount(device, like_s))
+    like_s *= (np.bincount(device, evidence.time_s) / in_all_s)[device]
+    own = looks / (looks + LOOKS_OF_ITS_LIKE)
+    time_s = own * evidence.time_s + (1 - own) * like_s
+    return Expected(evidence, like, looks, usual_s, time_s, _kept(evidence, time_s, fast))
+
+
+def _numbers(device: Array) -> tuple[Array, int]:
+    """Devices counted from 0, and how many there are."""
+    known = np.unique(device)
+    return np.searchsorted(known, device), len(known)
+
+
+def _alike(device: Array, each_bytes: Array) -> Array:
+    """A number for each file: alike are those of a device of which an open reads about as much."""
+    step = np.floor(np.log2(each_bytes) * STEPS_PER_OCTAVE).astype(np.int64)
     number = device * (64 * STEPS_PER_OCTAVE) + step
+    # By counting, not by sorting: there are a million.
     places = np.cumsum(np.bincount(number) > 0) - 1
     found: Array = places[number]
     return found
 
 
-def expected_s(evidence: Evidence) -> Array:
-    """The time in calls of each file, moved towards that of its like if it was opened seldom."""
-    like = alike(evidence)
-    opens = np.maximum(1.0, evidence.opens)
+def _usual_s(like: Array, opens: Array, time_s: Array) -> Array:
+    """Times without that by which a few are far longer than those of their like: a device was busy,
+    a server away."""
     count = np.bincount(like, opens)
-    mean_s = (np.bincount(like, evidence.time_s) / count)[like]
-    mean_bytes = np.maximum(1.0, (np.bincount(like, evidence.size_bytes * opens) / count)[like])
-    # Within a step sizes differ by a factor of 1.4: half of a read's time goes with its bytes.
-    like_s = mean_s * (0.5 + 0.5 * evidence.size_bytes / mean_bytes)
-    own = opens / (opens + OPENS_OF_ITS_LIKE)
-    found: Array = own * evidence.time_s + (1 - own) * like_s * opens
+    usual_s = time_s
+    for _ in range(CAPS):
+        mean_s = np.bincount(like, usual_s) / count
+        usual_s = np.minimum(time_s, CAP * opens * mean_s[like])
+    return usual_s
+
+
+def _like_s(
+    like: Array, device: Array, n_devices: int, opens: Array, each_bytes: Array, usual_s: Array
+) -> Array:
+    """What an open and the reads of it usually take, by what files of its kind took.
+
+    So much and so much a byte, as far as its device shows that; times by how much the files of its
+    own size were above or below, as far as there were many: else chance would put a whole size
+    before its neighbours.
+    """
+    count = np.bincount(like, opens)
+    mean_s = np.bincount(like, usual_s) / count
+    mean_bytes = np.bincount(like, each_bytes * opens) / count
+    device_of = np.zeros(len(count), np.int64)
+    device_of[like] = device
+    fixed_s, byte_s, pull = np.zeros(n_devices), np.zeros(n_devices), np.zeros(len(count))
+    for number in range(n_devices):
+        kinds = np.flatnonzero(device_of == number)
+        fixed_s[number], byte_s[number] = _line(mean_bytes[kinds], mean_s[kinds], count[kinds])
+        pull[kinds] = OPENS_OF_ITS_DEVICE if len(kinds) >= LEAST_KINDS else 0.0
+    of_line_s = np.maximum(1e-12, fixed_s[device_of] + byte_s[device_of] * mean_bytes)
+    above = (count * mean_s / of_line_s + pull) / (count + pull)
+    found: Array = (fixed_s[device] + byte_s[device] * each_bytes) * above[like]
     return found
 
 
-def kept_share(evidence: Evidence, fast: Costs) -> Array:
-    """For each file what is left of its time in calls once it lies on the fast tier: that of the
-    tier, and of asking at each open whether the source is unchanged."""
+def _line(x: Array, y: Array, count: Array) -> tuple[float, float]:
+    """y = a + b x, neither negative, of the least relative error; where x says too little, half and
+    half."""
+    mean_x, mean_y = float(count @ x / count.sum()), float(count @ y / count.sum())
+    fixed, slope = mean_y / 2, mean_y / 2 / mean_x
+    if len(x) < LEAST_KINDS:
+        return fixed, slope
+    for _ in range(FITS):
+        # Of what is fitted, not of what was seen: kinds that were fast by chance would count more.
+        weight = count / np.maximum(1e-12, fixed + slope * x) ** 2
+        weight = weight / weight.sum()
+        mean_x, mean_y = float(weight @ x), float(weight @ y)
+        slope = float(weight @ ((x - mean_x) * (y - mean_y)) / (weight @ (x - mean_x) ** 2))
+        if slope <= 0:
+            fixed, slope = mean_y, 0.0
+        elif slope * mean_x >= mean_y:
+            fixed, slope = 0.0, float(weight @ (x * y) / (weight @ x**2))
+        else:
+            fixed = mean_y - slope * mean_x
+    return fixed, slope
+
+
+def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
+    """What is left of its time in calls once a file lies on the fast tier: that of the tier, and of
+    asking at each open whether the source is unchanged."""
     fast_s = fast.of(evidence.opens, evidence.reads, evidence.read_bytes)
     fast_s = fast_s + evidence.opens * evidence.check_s
     # Of a mapped file, time is that of faults: by bytes, at the speed of reading in order.
     mapped_s = fast.byte_s * evidence.size_bytes
-    slow_s = np.where(evidence.is_mapped, evidence.blocking_s, expected_s(evidence))
+    slow_s = np.where(evidence.is_mapped, evidence.blocking_s, time_s)
     fast_s = np.where(evidence.is_mapped, mapped_s, fast_s)
     share: Array = np.clip(fast_s / np.maximum(slow_s, 1e-12), 0.0, 1.0)
     return share
@@ -89,13 +186,12 @@ def kept_share(evidence: Evidence, fast: Costs) -> Array:
 class Predictor:
     """Predicts for one run and one tier; what does not depend on the choice is computed once."""
 
-    def __init__(self, evidence: Evidence, fast: Costs) -> None:
-        self.evidence = evidence
-        self.kept = kept_share(evidence, fast)
+    def __init__(self, known: Expected) -> None:
+        self.evidence = evidence = known.evidence
         # What a file of no batch held up; where no wait was seen, its time in calls, as in `worth`.
-        held_up_s = expected_s(evidence) if evidence.wait_s is None else evidence.blocking_s
+        held_up_s = known.time_s if evidence.wait_s is None else evidence.blocking_s
         held_up_s = np.where(evidence.is_mapped, evidence.blocking_s, held_up_s)
-        self._summed_s = held_up_s * (1 - self.kept)
+        self._summed_s = held_up_s * (1 - known.kept)
         batches = evidence.batches
         self._is_in_batches = np.zeros(len(evidence), bool)
         self._pipeline: _Pipeline | None = None
@@ -106,13 +202,16 @@ class Predictor:
         # What a file is expected to take next time, of what it took in its batches this time.
         took_s = np.bincount(batches.file, batches.file_s, minlength=len(evidence))
         part = np.minimum(1.0, took_s / np.maximum(1e-12, evidence.time_s))
-        usual = expected_s(evidence) * part / np.maximum(1e-12, took_s)
+        usual = known.time_s * part / np.maximum(1e-12, took_s)
         self._usual_s = batches.file_s * usual[batches.file]
         self._batch_bytes = float((evidence.read_bytes * part).sum())
         self._is_in_batches &= ~evidence.is_mapped
+        saved = np.where(self._is_in_batches, 1 - known.kept, 0.0)
+        self._saved_s = self._usual_s * saved[batches.file]
         self._pipeline = _Pipeline(batches)
         recorded_s = float((batches.got_s - batches.asked_s)[batches.is_counted].sum())
-        self._before_s = self._pipeline.wait_s(batches.end_s - batches.start_s)
+        self._fetch_s = batches.end_s - batches.start_s
+        self._before_s = self._pipeline.wait_s(self._fetch_s)
         if recorded_s > 0:
             self.off = abs(self._before_s - recorded_s) / recorded_s
 
@@ -121,23 +220,25 @@ class Predictor:
         evidence = self.evidence
         is_summed = is_chosen & ~self._is_in_batches
         summed_s = float(self._summed_s[is_summed].sum())
-        if self._pipeline is None or evidence.batches is None:
+        batches = evidence.batches
+        if self._pipeline is None or batches is None:
             return Prediction(summed_s, "summed")
         if self._before_s <= 0:
             return Prediction(summed_s, "remade", self.off)
-        batches = evidence.batches
-        share = np.where(is_chosen & self._is_in_batches, self.kept, 1.0)
-        is_slow = ~is_chosen[batches.file]
-        relief, after_s = 1.0, self._before_s
-        for _ in range(ROUNDS):
-            factor = np.where(is_slow, relief, share[batches.file])
-            saved = np.bincount(batches.batch, self._usual_s * (1 - factor), minlength=len(batches))
-            fetch_s = np.maximum(0.0, batches.end_s - batches.start_s - saved)
-            after_s = self._pipeline.wait_s(fetch_s)
-            found = self._relief(float((batches.file_s * relief)[is_slow].sum()), after_s)
-            if abs(found - relief) < 0.01:
-                break
-            relief = found
+        is_moved = is_chosen[batches.file]
+        saved_s = np.bincount(batches.batch, self._saved_s * is_moved, minlength=len(batches))
+        after_s = self._pipeline.wait_s(np.maximum(0.0, self._fetch_s - saved_s))
+        if len(evidence.levels) > 1:
+            is_slow = ~is_moved
+            slow_s = np.bincount(batches.batch, self._usual_s * is_slow, minlength=len(batches))
+            under_way_s, relief = float(batches.file_s[is_slow].sum()), 1.0
+            for _ in range(ROUNDS):
+                found = self._relief(under_way_s * relief, after_s)
+                if abs(found - relief) < 0.01:
+                    break
+                relief = found
+                fetch_s = self._fetch_s - saved_s - slow_s * (1 - relief)
+                after_s = self._pipeline.wait_s(np.maximum(0.0, fetch_s))
         part = 1 - after_s / self._before_s
         return Prediction(part * (evidence.wait_s or 0.0) + summed_s, "remade", self.off)
 
@@ -181,7 +282,7 @@ class _Pass:
     busy_s: list[float]  # of the step loop before it asks for the batch
     hand_s: list[float]  # from the batch being there and asked for until the step loop has it
     ahead: int
-    is_counted: list[bool]
+    is_counted: Array
 
 
 class _Pipeline:
@@ -201,14 +302,7 @@ class _Pipeline:
 
     def wait_s(self, fetch_s: Array) -> float:
         """The data wait if fetching took so long."""
-        return sum(
-            sum(
-                wait
-                for wait, is_counted in zip(waits_of(one, fetch_s), one.is_counted, strict=True)
-                if is_counted
-            )
-            for one in self._passes
-        )
+        return sum(float(one.is_counted @ waits_of(one, fetch_s)) for one in self._passes)
 
 
 def _pass(batches: Batches, first: int, last: int) -> _Pass:
@@ -232,7 +326,7 @@ def _pass(batches: Batches, first: int, last: int) -> _Pass:
         busy.tolist(),
         np.maximum(0.0, got - np.maximum(end, asked)).tolist(),
         max(ahead, n_workers),
-        batches.is_counted[part].tolist(),
+        batches.is_counted[part].astype(float),
     )
 
 
@@ -250,13 +344,13 @@ def waits_of(one: _Pass, fetch_s: Array) -> list[float]:
     for number, (worker, busy_s, hand_s, duration_s) in enumerate(
         zip(one.worker, one.busy_s, one.hand_s, durations, strict=True)
     ):
-        begin_s = free[worker]
-        if number >= one.ahead:
-            begin_s = max(begin_s, got[number - one.ahead])
-        end_s = begin_s + duration_s
-        free[worker] = end_s
+        end_s = free[worker]
+        if number >= one.ahead and got[number - one.ahead] > end_s:
+            end_s = got[number - one.ahead]
+        free[worker] = end_s = end_s + duration_s
         asked_s = done_s + busy_s
-        done_s = max(end_s, asked_s) + hand_s
+        # No max() here: a plan of a million files comes by half a million times.
+        done_s = (end_s if end_s > asked_s else asked_s) + hand_s
         got.append(done_s)
         waits.append(done_s - asked_s)
     return waits

@@ -35,7 +35,7 @@ __all__ = [
 LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "ext3", "ext2", "zfs", "f2fs")
 LOCAL_TICK_NS, OTHER_TICK_NS = 20_000_000, 2_000_000_000
 
-ASKED_AT_ONCE, ASKED_TOGETHER = 16, 4096
+ASKED_AT_ONCE, ASKED_TOGETHER = 16, 16384
 
 # File systems whose inode numbers are made up at each mount.
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
@@ -121,7 +121,8 @@ def _asked(
     wanted: Iterable[Wanted], folders: dict[str, str], ours: str, place: Place
 ) -> Iterator[tuple[Wanted, str, os.stat_result | None, str]]:
     """What each file is, or why it cannot be copied; many are asked at once, as a server takes
-    milliseconds for each, and told in order."""
+    milliseconds for each, and told in order.  Those that are asked at once lie in many folders:
+    some file systems (FUSE) let one process at a time look into a folder."""
 
     def ask(want: Wanted) -> tuple[Wanted, str, os.stat_result | None, str]:
         try:
@@ -136,7 +137,15 @@ def _asked(
     left = iter(wanted)
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         while some := list(islice(left, ASKED_TOGETHER)):
-            yield from pool.map(ask, some)
+            seen: dict[str, int] = {}
+            turns = []  # how many of its folder come before it
+            for want in some:
+                folder = want.path[: want.path.rfind("/")]
+                turns.append(seen.setdefault(folder, 0))
+                seen[folder] += 1
+            order = sorted(range(len(some)), key=turns.__getitem__)
+            asked = dict(zip(order, pool.map(ask, [some[place] for place in order]), strict=True))
+            yield from (asked[place] for place in range(len(some)))
 
 
 def identity_in(told: "Found") -> Identity:

@@ -5,7 +5,7 @@ Knows threads and the manifest's lines; reads and writes no file's bytes.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -103,15 +103,16 @@ class Work:
             self.now(entry)
 
 
-def run_all(work: Work, tasks: Iterator[Callable[[], None]], n_threads: int) -> None:
-    """Does all tasks; raises the first error of a thread, once all have ended."""
+def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_threads: int) -> None:
+    """Does all tasks; raises the first error of a thread, once all have ended.  take: the next for
+    a thread, by its number; None: there are no more; it is asked by one thread at a time."""
     taking = threading.Lock()
 
-    def labour() -> None:
+    def labour(number: int) -> None:
         try:
             while not work.is_over:
                 with taking:
-                    task = next(tasks, None)
+                    task = take(number)
                 if task is None:
                     return
                 task()
@@ -121,7 +122,9 @@ def run_all(work: Work, tasks: Iterator[Callable[[], None]], n_threads: int) -> 
             work.is_over = True
             work.errors.append(error)
 
-    threads = [threading.Thread(target=labour, daemon=True) for _ in range(n_threads)]
+    threads = [
+        threading.Thread(target=labour, args=(number,), daemon=True) for number in range(n_threads)
+    ]
     try:
         for thread in threads:
             thread.start()
