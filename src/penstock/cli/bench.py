@@ -253,8 +253,8 @@ def data_command(
     """Make a data set with the sizes that a study published, in a folder that is not there yet.
 
     Kinds: imagenet, imagenet-chien, imagenet-stream, imagenet-alexnet, caltech101 (real JPEG
-    files), malware (listings of bytes), cifar10.  all: each of them in each form, counted again
-    from its files and removed; FOLDER gets data.md, .csv, .json and .png.
+    files), malware (listings of bytes), cifar10.  all: each of them, and each form, counted again
+    and removed; FOLDER gets data.md, .csv, .json and .png.
 
     \b
       penstock bench data imagenet-chien images              16,384 files, median 112 kB
