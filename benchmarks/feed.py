@@ -268,10 +268,10 @@ def by_tf(path: str, order: str, rank: int, world: int) -> Iterator[int]:
 
 # And what a reader imports: before the clock runs.
 READERS: dict[str, tuple[Callable[..., Iterator[int]], str]] = {
-    "feed": (by_feed, "penstock.feed"),
+    "feed": (by_feed, "penstock.feed numpy.random"),
     "lmdb": (by_lmdb, "lmdb penstock.feed.lmdb"),
     "pread": (by_pread, "penstock.feed"),
-    "ring": (by_ring, "penstock.feed"),
+    "ring": (by_ring, "penstock.feed numpy.random"),
     "hints": (by_hints, "lmdb penstock.feed.hint"),
     "loader": (by_loader, "torch.utils.data penstock.feed penstock.adapters.torch_feed"),
     "webdataset": (by_webdataset, "webdataset"),
