@@ -6,28 +6,35 @@
 --   reads         reads of data files, not served from a tier, that began then
 --   mean_read_s   their mean time
 --   slower        how much longer reads took beside the copying than reads of as many bytes (within a
---                 factor of two) in the pauses: of the sum, 0.02 is 2 %; NULL in the pauses, and where
---                 fewer than 100 reads are on either side
+--                 factor of two) in the pauses, bytes that were read before apart from those that were
+--                 not, as they may come from memory: of the sum, 0.02 is 2 %; NULL in the pauses, and
+--                 where fewer than 100 such reads are on either side
 --   slower_error  its standard error, from the spread within each size
 --   wait_share    the part of this time, from the first to the last data wait, that the step loop waited;
 --                 a mean over main processes
-WITH reads AS (
+WITH gets AS (
     SELECT
-        f.is_copying,
+        e.start_ns,
+        e.duration_ns / 1e9 AS s,
         floor(log2(greatest(1, e.moved_bytes))) AS size,
-        e.duration_ns / 1e9 AS s
+        row_number() OVER (PARTITION BY e.file, e.offset_bytes ORDER BY e.start_ns) > 1 AS is_again
     FROM events AS e
     JOIN files AS p ON p.file = e.file
-    ASOF JOIN fills AS f ON e.start_ns >= f.from_ns
     WHERE e.layer = 'posix' AND e.op_group = 'read' AND e.moved_bytes > 0
         AND p.path_class = 'data' AND p.kind = 'regular' AND p.served_from IS NULL
-        -- What is on its way when a pause begins is still copied: 4 MiB at 20 MB/s.
-        AND e.start_ns >= f.from_ns + CASE WHEN f.is_copying THEN 0 ELSE 200000000 END
-        AND e.start_ns < f.to_ns
+),
+reads AS (
+    SELECT f.is_copying, g.size, g.is_again, g.s
+    FROM gets AS g
+    ASOF JOIN fills AS f ON g.start_ns >= f.from_ns
+    -- What is on its way when a pause begins is still copied: 4 MiB at 20 MB/s.
+    WHERE g.start_ns >= f.from_ns + CASE WHEN f.is_copying THEN 0 ELSE 200000000 END
+        AND g.start_ns < f.to_ns
 ),
 sizes AS (
     SELECT
         size,
+        is_again,
         count(*) FILTER (WHERE is_copying) AS n,
         avg(s) FILTER (WHERE is_copying) AS mean_s,
         var_samp(s) FILTER (WHERE is_copying) AS var,
@@ -35,7 +42,7 @@ sizes AS (
         avg(s) FILTER (WHERE NOT is_copying) AS mean_paused_s,
         var_samp(s) FILTER (WHERE NOT is_copying) AS var_paused
     FROM reads
-    GROUP BY size
+    GROUP BY size, is_again
     HAVING n >= 5 AND n_paused >= 5
 ),
 compared AS (
