@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -211,18 +212,20 @@ def test_windows_in_memory_are_looked_for_together_and_counted_as_they_are_given
 def test_of_windows_that_are_not_all_in_memory_those_that_are_come_in_place(
     windows: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are asked for together first, then each by itself."""
-    asked: list[int] = []
+    """They are asked for together first, then each by itself, by two threads."""
+    calls = count()
+    asked: dict[int, int] = {}
 
     def holds(self: read._Files, file: NDArray[np.uint32], *_: Any) -> bool:
-        asked.append(len(file))
-        return len(asked) in (2, 3)
+        call = next(calls)  # one thread's alone
+        asked[call] = len(file)
+        return call in (1, 2)
 
     monkeypatch.setattr(read._Files, "holds", holds)
     before = windows.tally.in_place
     assert all_of(windows) == RECORDS
     assert windows.tally.in_place - before == 32
-    assert asked[1:3] == [16, 16]
+    assert [asked[call] for call in (1, 2)] == [16, 16]
 
 
 def test_batches_before_one_that_failed_are_given(windows: Feed) -> None:
