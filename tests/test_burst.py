@@ -624,7 +624,8 @@ def test_what_a_killed_drain_wrote_goes_though_the_program_has_removed_the_file(
         draft_of(new).write_bytes(b"a part")
     for path in (work / "a.safetensors", data, fast / "burst/home" / data.name):
         path.unlink()  # as native/burst.c removes a file
-    (fast / "burst/draft" / "odd").symlink_to(work / "kept")
+    (fast / "burst/draft").mkdir(exist_ok=True)
+    (fast / "burst/draft/odd").symlink_to(work / "kept")
     (work / "kept").touch()
     assert drained(fast) == []
     assert names(work) == ["kept"]
