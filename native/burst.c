@@ -1,6 +1,7 @@
 #include "burst.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -291,6 +292,20 @@ static bool keep_file(int parent, const char *base, const char *was)
     return !syscall(SYS_linkat, parent, base, parent, was, 0);
 }
 
+/* The new link for the one that was there when we looked.  The drain may have put the file itself in
+ * its place since: that is kept, until the new one counts. */
+static bool swap_link(struct work *work)
+{
+    if (syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->base,
+                RENAME_EXCHANGE))
+        return !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
+    if (syscall(SYS_newfstatat, work->parent, work->beside, &work->found, AT_SYMLINK_NOFOLLOW) ||
+        !S_ISREG(work->found.st_mode) ||
+        syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was))
+        syscall(SYS_unlinkat, work->parent, work->beside, 0);
+    return true;
+}
+
 /* The link at the program's path, in one moment; false: there is none. */
 static bool set_link(struct work *work, enum before before)
 {
@@ -300,8 +315,10 @@ static bool set_link(struct work *work, enum before before)
     if (syscall(SYS_symlinkat, work->data, work->parent, work->beside))
         return false;
     set_beside(work->was, work->base, BURST_WAS);
-    if ((before == OUR_LINK || keep_file(work->parent, work->base, work->was)) &&
-        !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base))
+    if (before == OUR_LINK ? swap_link(work)
+                           : keep_file(work->parent, work->base, work->was) &&
+                                 !syscall(SYS_renameat, work->parent, work->beside, work->parent,
+                                          work->base))
         return true;
     syscall(SYS_unlinkat, work->parent, work->beside, 0);
     if (before == A_FILE)

@@ -599,6 +599,24 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     assert on_tier(fast) == []
 
 
+def test_what_came_home_is_kept_until_what_replaced_it_there_is_whole(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    _made(fast, home, _safetensors(1), 1)
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        # A program that had found the link looks for no file to keep.
+        home.unlink()
+        _made(fast, home, _safetensors(2)[:500], 2)
+        assert drain.once() == []
+    assert home.read_bytes() == _safetensors(1)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(1)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+    assert on_tier(fast) == []
+
+
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
     fast: Path, work: Path
 ) -> None:

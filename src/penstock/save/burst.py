@@ -770,8 +770,10 @@ class Burst(Working):
         what is on the tier: then the link comes back."""
         for one in entries(self.fast.folder):
             before = self._gone.get(one.name)
-            if before is None or one.size_bytes is None or one.is_linked():
-                continue  # linked: a newer one was torn, and this is what was there before
+            if before is None or one.size_bytes is None or one.home.is_symlink():
+                # To it: a newer one was torn, and this is what was there before.  To a newer one:
+                # that may be torn yet, and have replaced this one without keeping it.
+                continue
             with _unwritten(one.data, self.settings.settle_s) as is_free:
                 is_same = _facts(one.data.stat()) == _facts(before)
             if is_same and is_free:
