@@ -292,6 +292,12 @@ static bool keep_file(int parent, const char *base, const char *was)
     return !syscall(SYS_linkat, parent, base, parent, was, 0);
 }
 
+static bool replace_file(struct work *work)
+{
+    return keep_file(work->parent, work->base, work->was) &&
+           !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
+}
+
 /* The new link for the one that was there when we looked.  The drain may have put the file itself in
  * its place since: that is kept, until the new one counts. */
 static bool swap_link(struct work *work)
@@ -315,10 +321,7 @@ static bool set_link(struct work *work, enum before before)
     if (syscall(SYS_symlinkat, work->data, work->parent, work->beside))
         return false;
     set_beside(work->was, work->base, BURST_WAS);
-    if (before == OUR_LINK ? swap_link(work)
-                           : keep_file(work->parent, work->base, work->was) &&
-                                 !syscall(SYS_renameat, work->parent, work->beside, work->parent,
-                                          work->base))
+    if (before == OUR_LINK ? swap_link(work) : replace_file(work))
         return true;
     syscall(SYS_unlinkat, work->parent, work->beside, 0);
     if (before == A_FILE)
