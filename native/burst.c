@@ -298,8 +298,8 @@ static bool replace_file(struct work *work)
            !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
 }
 
-/* The new link for the one that was there when we looked.  The drain may have put the file itself in
- * its place since: that is kept, until the new one counts. */
+/* The new link for the one that was there when we looked.  The drain may have put the file itself
+ * in its place since: that is kept, until the new one counts. */
 static bool swap_link(struct work *work)
 {
     if (syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->base,
