@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from pagecache import kept
-from penstock import machine, system
+from penstock import machine, registry, system, tiers
+from penstock.cli.stage import tiers_list
 from penstock.errors import LogError
 from penstock.findings import judge
 from penstock.measures import measure
@@ -483,3 +485,21 @@ def test_without_samples_nothing_is_said_of_idle_accelerators() -> None:
     known = measure(run).idle_waiting
     assert (known.share, known.accelerators) == (None, 0)
     assert not [one for one in report_of(measure(run)).stretches if one.key == "accelerator_idle"]
+
+
+def test_tiers_list_tells_of_nvme_that_holds_no_tier_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tiers.mount_of(tmp_path).point
+    monkeypatch.setenv("PENSTOCK_TIERS", str(tmp_path / "tiers.json"))
+    monkeypatch.setattr(
+        machine, "flash", lambda: [("/local", "nvme0n1", 900 << 30), (mount, "nvme1n1", 1 << 40)]
+    )
+    said = CliRunner().invoke(tiers_list, []).output
+    assert "no tier yet" in said
+    assert "/local is on NVMe of this node (nvme0n1, 966 GB free)" in said
+    assert "(nvme1n1" in said
+    registry.add("fast", tmp_path)
+    said = CliRunner().invoke(tiers_list, []).output
+    assert "(nvme0n1" in said
+    assert "(nvme1n1" not in said

@@ -27,6 +27,9 @@
 enum { DONE, WRONG_USE = 2, GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED, BROKEN };
 
 #define SEARCH_S 5.0
+/* After so long words on a stack that lead into the loader may be what a program's begin has left
+ * there: newer C libraries leave some on most stacks.  Threads in a system call are taken then. */
+#define STRICT_S 0.3
 #define THREADS_MAX 4096
 #define RTLD_NOW_GLOBAL 0x102
 
@@ -111,15 +114,17 @@ static int load_and_call(struct thread *thread, const struct target *target,
 }
 
 /* Ends this process: whatever of the other was not let go by then, the kernel lets go. */
-static _Noreturn void attempt(const struct request *request, const struct target *target, pid_t id)
+static _Noreturn void attempt(const struct request *request, const struct target *target, pid_t id,
+                              bool is_strict)
 {
     static struct thread thread;
     double begin_s = now_s();
     int returned = 0;
     int error = thread_stop(&thread, id);
 
-    if (!error &&
-        (thread_is_closed(&thread) || target_is_busy(target, thread.before.rsp, thread.before.rip)))
+    if (!error && (thread_is_closed(&thread) ||
+                   target_is_busy(target, thread.before.rsp, thread.before.rip,
+                                  !is_strict && (int64_t)thread.before.orig_rax >= 0)))
         error = -EAGAIN;
     if (!error)
         error = thread_borrow(&thread, target);
@@ -200,7 +205,8 @@ static size_t list_threads(pid_t pid, pid_t *ids, enum rank *ranks)
 }
 
 /* In a process of its own: a thread that stops too late is let go when that ends. */
-static int in_child(const struct request *request, const struct target *target, pid_t id)
+static int in_child(const struct request *request, const struct target *target, pid_t id,
+                    bool is_strict)
 {
     int status;
     pid_t child = fork();
@@ -208,7 +214,7 @@ static int in_child(const struct request *request, const struct target *target, 
     if (child < 0)
         return BROKEN;
     if (!child)
-        attempt(request, target, id);
+        attempt(request, target, id, is_strict);
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR)
             return BROKEN;
@@ -227,6 +233,7 @@ static int search(const struct request *request, const struct target *target)
         size_t n = list_threads(request->pid, ids, ranks);
         /* In its first half only threads that will not notice. */
         int last = now_s() - begin_s < SEARCH_S / 2 ? RUNS : DELICATE;
+        bool is_strict = now_s() - begin_s < STRICT_S;
         int rank;
 
         if (!n)
@@ -234,7 +241,7 @@ static int search(const struct request *request, const struct target *target)
         for (rank = WAITS; rank <= last; rank++)
             for (size_t i = 0; i < n; i++)
                 if ((int)ranks[i] == rank && now_s() - begin_s < SEARCH_S &&
-                    (result = in_child(request, target, ids[i])) != BUSY)
+                    (result = in_child(request, target, ids[i], is_strict)) != BUSY)
                     return result;
         nanosleep(&nap, NULL);
     } while (now_s() - begin_s < SEARCH_S);

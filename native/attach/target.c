@@ -331,6 +331,11 @@ static bool is_unsafe(const struct target *target, uint64_t address)
     return false;
 }
 
+static bool is_loaders(const struct target *target, uint64_t address)
+{
+    return address > target->loader.begin && address <= target->loader.end;
+}
+
 /* Whether a call ends right before an address: else a pointer to a function, as _start leaves one to
  * the loader's on every stack, would look like a return into it. */
 static bool follows_call(const struct target *target, uint64_t address)
@@ -366,7 +371,10 @@ static uint64_t mapping_end(pid_t pid, uint64_t address)
     return end;
 }
 
-bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next)
+/* What waits in a system call below the loader is a constructor or a destructor, and these may call
+ * dlopen: the loader's own system calls are in its own code, and whoever called dlopen or
+ * dl_iterate_phdr is found by that. */
+bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next, bool is_in_call)
 {
     uint64_t end = mapping_end(target->pid, stack);
     uint64_t words[512];
@@ -382,7 +390,8 @@ bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next)
         if (target_read(target, stack, words, size))
             return true;
         for (i = 0; i < size / sizeof *words; i++)
-            if (is_unsafe(target, words[i]) && follows_call(target, words[i]))
+            if (is_unsafe(target, words[i]) && !(is_in_call && is_loaders(target, words[i])) &&
+                follows_call(target, words[i]))
                 return true;
     }
     return false;

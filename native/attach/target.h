@@ -35,7 +35,8 @@ int target_write(const struct target *target, uint64_t address, const void *data
 uint64_t target_function(const struct target *target, const char *path, const char *name);
 
 /* Whether a thread with this stack pointer and this next instruction may hold a lock that loading a
- * library needs: the loader, the allocator or a fork is on its stack. */
-bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next);
+ * library needs: the loader, the allocator or a fork is on its stack.  is_in_call: it waits in a
+ * system call, and what of the loader is on its stack does not count. */
+bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next, bool is_in_call);
 
 #endif

@@ -40,7 +40,9 @@ PTRACE_SCOPE = PROC / "sys/kernel/yama/ptrace_scope"
 GONE, NOT_PERMITTED, BUSY, OTHER_KIND, NOT_LOADED = 3, 4, 5, 6, 7
 RETURNED = re.compile(r"returned (-?\d+)(?:; thread \d+ stood still for (\d+) us)?")
 ALREADY = -114  # EALREADY of native/recorder.h
-SCRIPT_S = 3.0  # in which a Python that makes progress runs a script that it was given
+# In which a Python that makes progress runs a script that it was given; one whose main thread waits
+# does not, and where there is another way that is gone soon.
+SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
 BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
 ELF64, X86_64 = 2, 62
 
@@ -240,11 +242,12 @@ def _call(
 
     Python's own door where both sides have it, else a system-call boundary of one thread, else gdb.
     """
+    injector = library.with_name("inject")
     if hasattr(sys, "remote_exec") and folder and _python_of(pid) == sys.version_info[:2]:
-        result = _by_python(pid, library, function, text, number, folder)
+        script_s = SCRIPT_S if injector.is_file() else SCRIPT_ALONE_S
+        result = _by_python(pid, library, function, text, number, folder, script_s)
         if result is not None:
             return result, "sys.remote_exec", None
-    injector = library.with_name("inject")
     with _signals_wait():
         if injector.is_file():
             return _by_injector(injector, pid, library, function, text, number)
@@ -322,7 +325,13 @@ def _quoted(text: str) -> str:
 
 
 def _by_python(
-    pid: int, library: Path, function: str, text: str, number: int, folder: Path
+    pid: int,
+    library: Path,
+    function: str,
+    text: str,
+    number: int,
+    folder: Path,
+    script_s: float,
 ) -> int | None:
     """None: the interpreter did not run the script in time; it may later, and does nothing then."""
     script, answer = folder / f"attach-{pid}.py", folder / f"attach-{pid}.result"
@@ -349,7 +358,7 @@ def _by_python(
     leave.touch()
     try:
         sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
-        said = _answer(pid, leave, answer)
+        said = _answer(pid, leave, answer, script_s)
     except (OSError, RuntimeError):
         said = ""  # the next way tells why, in its own words
     for path in (leave, answer):
@@ -359,10 +368,10 @@ def _by_python(
     return int(said) if said else None
 
 
-def _answer(pid: int, leave: Path, answer: Path) -> str | None:
+def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
     """What a script wrote; "": it will write nothing; None: it has not begun, and does nothing when
     it does."""
-    has_begun, until_s = False, time.monotonic() + SCRIPT_S
+    has_begun, until_s = False, time.monotonic() + script_s
     while is_running(pid):
         if answer.exists():
             return answer.read_text()
