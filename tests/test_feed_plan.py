@@ -220,13 +220,24 @@ def test_a_window_fits_or_is_one_batch(
         assert end == start + 1 or found.room <= most
 
 
+def test_the_first_windows_are_smaller() -> None:
+    """Of batches of 64 KiB and windows of a MiB, of which a page is kept for what two share."""
+    n = 1000
+    table = Table(np.zeros(n, np.uint32), np.arange(n) * 65536, np.full(n, 65536))
+    mine = plan.share(plan.order(table, Order(), 0), Order(), 0, Deal(1, 1), 0)
+    for first in (0, 500):
+        edges = plan.windows(table, mine, first, 1 << 20, 1, 1 << 30)
+        assert edges[0] == first
+        assert np.diff(edges)[:6].tolist() == [3, 3, 3, 3, 15, 15]
+
+
 def test_a_window_of_tiny_records_is_as_many_as_their_pages_fill() -> None:
     n = 1_300_000
     table = Table(np.zeros(n, np.uint32), np.arange(n) * 112, np.full(n, 96))
     for how, least in ((Order("global"), 7), (Order("none"), 200)):
         mine = plan.share(plan.order(table, how, 0), how, 0, Deal(1, 256), 0)
         edges = plan.windows(table, mine, 0, 8 << 20, 1, 1 << 26)
-        assert np.diff(edges)[:-1].min() >= least
+        assert np.diff(edges)[plan.SOON : -1].min() >= least
         records = mine.records[: int(edges[1]) * 256]
         assert plan.fitted(table, records, 4 << 20, plan.gap_of(table), 8 << 20).room <= 8 << 20
 

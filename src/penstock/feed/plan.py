@@ -58,6 +58,10 @@ PAGE_BITS = 12
 PAGE_BYTES = 1 << PAGE_BITS  # what O_DIRECT wants of offsets; native/feed/feed.h: FEED_PAGE
 # At 200 MB/s and 2,000 requests a second a request costs as much as 100 KB.
 MOST_GAP_BYTES = 64 << 10
+# The first windows are smaller: on slow storage a batch comes sooner, and less is read before the
+# depth fits it.
+SOON, SOONER = 4, 4
+MANY = 1 << 62  # windows: all of them
 MERGED_WHOLLY = 1 << 62  # a target that no read reaches: as little memory as merging can do with
 PERMUTED_BLOCKS = 1  # what the numbers of a seed are for: a new use needs a new number
 PERMUTED_RECORDS = 2
@@ -290,16 +294,19 @@ def windows(
 ) -> Records:
     """Where windows begin, as batch numbers from `first` on, and where the last one ends.
 
-    A window is as many batches as make target_bytes in memory, at least one; it never crosses a
-    round, and begins with one where a round is larger than a batch: a pool is read as a whole,
-    unless it needs more than most_bytes.  is_merged: records of one page are read together.
+    A window is as many batches as make target_bytes in memory, at least one, the first ones of
+    less; it never crosses a round, and begins with one where a round is larger than a batch: a pool
+    is read as a whole, unless it needs more than most_bytes.  is_merged: records of one page are
+    read together.
     """
     n_batches = len(mine)
     if first >= n_batches:
         return np.array([n_batches])
     upto = _room_upto(table, mine, is_merged)
     if a_round == 1:
-        return np.array(_filled(upto, first, n_batches, target_bytes), np.int64)
+        edges = _filled(upto, first, n_batches, target_bytes // SOONER, SOON)
+        edges += _filled(upto, edges[-1], n_batches, target_bytes)[1:]
+        return np.array(edges, np.int64)
     edges = [first]
     while edges[-1] < n_batches:
         start = edges[-1]
@@ -313,11 +320,14 @@ def windows(
     return np.array(edges, np.int64)
 
 
-def _filled(upto: NDArray[np.int64], first: int, last: int, target_bytes: int) -> list[int]:
-    """Batches first to last in windows of target_bytes at the most, or of one batch."""
+def _filled(
+    upto: NDArray[np.int64], first: int, last: int, target_bytes: int, most: int = MANY
+) -> list[int]:
+    """Batches first to last in windows of target_bytes at the most, or of one batch; the first
+    `most` of these windows."""
     edges = [first]
     target_bytes -= PAGE_BYTES  # the page that a window's first record shares with those before it
-    while edges[-1] < last:
+    while edges[-1] < last and len(edges) <= most:
         start = edges[-1]
         end = int(np.searchsorted(upto, upto[start] + target_bytes, side="right")) - 1
         edges.append(min(max(end, start + 1), last))
