@@ -91,10 +91,14 @@ def test_nothing_is_read_before_a_job_begins(tmp_path: Path, loader: str) -> Non
 def test_records_of_many_files_are_read_once_and_only_whole_batches_count(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     files = tuple(map(str, samples("resnet50", tmp_path)))
-    job = Job(files, threads=8, batch=128, prefetch=2, loader="tfrecord", calls=8, buffer=2)
+    job = Job(
+        files, threads=8, batch=128, prefetch=2, loader="tfrecord", calls=8, buffer=2,
+        record_bytes=114_660,
+    )  # fmt: skip
     done = pipeline.trained(job)
     assert done.samples == 4 * 128  # of 600
-    assert done.read_bytes == pytest.approx(512 * 114_660, rel=0.001)
+    assert done.read_bytes == 512 * 114_660
+    assert done.step_bytes == [128 * 114_660] * 4
 
 
 def test_files_come_in_dlios_order() -> None:

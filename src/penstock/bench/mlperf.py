@@ -328,6 +328,7 @@ def _by_pipeline(
         tuple(map(str, _ordered(workload, files, settings.seed))), workload.threads, "stand-in",
         batch, workload.prefetch, compute_s, steps=steps, seed=settings.seed, side=workload.side,
         loader=workload.loader, is_shuffled=False, calls=workload.calls, buffer=workload.buffer,
+        record_bytes=sum(_sizes(workload, settings.scale, settings.seed)) / (batch * steps),
     )  # fmt: skip
     done, row = inputs.loaded(place, job)
     return row | {
