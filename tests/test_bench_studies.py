@@ -1,6 +1,7 @@
 """Studies: what is kept and gone on with, what counts as different, and the shapes of results."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -294,7 +295,6 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
 @pytest.mark.alone
 @needs_fuse
 def test_one_head_jumps_between_files_and_not_within_one(tmp_path: Path) -> None:
-    import os
     import time
 
     for name in ("a", "b"):
@@ -414,6 +414,23 @@ def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["read", "control", "ladder", "checkpoint", "data"])
+def test_without_matplotlib_nothing_is_begun(name: str, tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "matplotlib.py").write_text(
+        "raise ModuleNotFoundError('No module named matplotlib', name='matplotlib')"
+    )
+    words = ["all", "out"] if name == "data" else ["out"]
+    path = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [PENSTOCK, "bench", name, *words, "--yes"], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "pip install 'penstock[bench]'" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:

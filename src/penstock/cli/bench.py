@@ -334,9 +334,10 @@ def ladder_command(
       penstock bench ladder quick --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
       penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
     """
-    from penstock.bench import ladder
+    from penstock.bench import ladder, study
     from penstock.bench.rungs import RUNGS
 
+    study.pyplot()
     settings = ladder.Settings(
         tuple(_chosen(rungs, list(RUNGS))),
         tuple(_numbers(processes)),
@@ -432,8 +433,9 @@ def checkpoint_command(
       penstock bench checkpoint work                   a slow tier is made; needs /dev/fuse
       penstock bench checkpoint quick --scale 0.1 --repeats 1 --compute 50ms
     """
-    from penstock.bench import checkpoint
+    from penstock.bench import checkpoint, study
 
+    study.pyplot()
     settings = checkpoint.Settings(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
         repeats, ratio,

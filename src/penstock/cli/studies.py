@@ -60,6 +60,7 @@ def _asked(folder: Path, sets: dict[str, dict[str, Any]], options: dict[str, Any
 def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
     from penstock.bench import study
 
+    study.pyplot()  # what the results need is asked for before anything is run
     with working(what) as progress:
         found = carry(progress.say)
         written = study.write_found(folder, found)
