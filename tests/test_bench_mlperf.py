@@ -121,6 +121,7 @@ for word; do case $word in hydra.run.dir=*) folder=${word#*=};; esac; done
 mkdir -p "$folder"
 echo '{"metric": {"train_au_mean_percentage": 42.5,
   "train_throughput_mean_samples_per_second": 10}}' > "$folder/summary.json"
+echo '{"1": {"proc": {"block1": [9, 9, 9, 9, 9, 0.01, 0.02, 0.03]}}}' > "$folder/0_output.json"
 """
 
 
@@ -140,6 +141,8 @@ def test_dlio_is_asked_for_the_same_case(
     monkeypatch.chdir(tmp_path)
     row = by_dlio(tmp_path, DLIO)
     assert (row["au"], row["images_hz"]) == (pytest.approx(0.425), 10)
+    # Four processes with a batch each, and the first step: then three steps of 20 ms.
+    assert row["au_settled"] == pytest.approx(0.323 / 7 / 16 / 0.02)
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[0] == "workload=unet3d_h100"
     assert f"++workload.dataset.data_folder={tmp_path}/data/unet3d-ci-1" in asked

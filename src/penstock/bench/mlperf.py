@@ -381,6 +381,9 @@ def _by_dlio(
         summary = json.loads((output / "summary.json").read_bytes())["metric"]
         return {
             "au": float(summary["train_au_mean_percentage"]) / 100,
+            "au_settled": _settled(
+                output, workload, _compute_s(workload, accelerator, settings.scale)
+            ),
             "images_hz": float(summary["train_throughput_mean_samples_per_second"]),
             "target": workload.target,
             "steps": steps,
@@ -393,6 +396,16 @@ def _by_dlio(
         raise RunError(f"dlio_benchmark: {lines[-1] if lines else error}") from error
     finally:
         shutil.rmtree(output, ignore_errors=True)
+
+
+def _settled(output: Path, workload: Workload, compute_s: float) -> float | None:
+    """The same without reading ahead, from the seconds of each step that it writes down."""
+    try:
+        told = json.loads((output / "0_output.json").read_bytes())
+        steps_s = [float(step) for step in told["1"]["proc"]["block1"]][1 + workload.ahead :]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return len(steps_s) * compute_s / sum(steps_s) if steps_s else None
 
 
 @contextmanager

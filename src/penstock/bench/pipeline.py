@@ -229,14 +229,14 @@ def _started(loader: Any) -> Batches:
 
 
 def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
-    """Pictures of one size as a tensor, which crosses processes in shared memory."""
-    import torch
+    """Pictures of one size as a tensor, made where it crosses processes: in shared memory."""
+    from torch.utils.data import default_collate
 
     values = [value for _, value in samples]
     shapes = {getattr(value, "shape", None) for value in values}
     batch: Any = values
     if len(shapes) == 1 and None not in shapes:
-        batch = torch.stack([torch.as_tensor(value) for value in values])
+        batch = default_collate(values)
     return sum(n_bytes for n_bytes, _ in samples), batch
 
 
