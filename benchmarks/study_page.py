@@ -30,7 +30,7 @@ STUDIES = (
 BEGIN = "<!-- measured: python benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
 INLINE = 16  # rows of a table that stands in the page itself
-MANY_AT_ONCE = 0.25  # of the processors, busy when a study began: what it says is not its own
+BUSY = 0.5  # of the processors when a study began: what it measures may not be its own
 
 Beside = list[tuple[str, str, str]]  # what, in the paper, here
 Points = Sequence[Point]
@@ -118,9 +118,8 @@ def _machine(machine: dict[str, Any]) -> str:
     ]
     said = f"Machine: {', '.join(facts)}."
     if load is not None:
-        is_busy = load > MANY_AT_ONCE * cpus
-        said += f" Load when it began: {load:g}" + (
-            "; it did other work too, which the figures have in them." if is_busy else "."
+        said += f" Load in the minute before: {load:g}" + (
+            "; if that went on, the figures have it in them." if load > BUSY * cpus else "."
         )
     return said
 
