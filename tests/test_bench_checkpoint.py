@@ -48,6 +48,17 @@ def test_every_way_saves_and_is_read_back_by_torch_alone(
         assert all((save.durable_s > save.block_s) or not late for save in one.saves)
 
 
+def test_no_product_of_a_step_is_slower_than_the_others() -> None:
+    """A power of the matrix has no numbers too small to be normal, however many products."""
+    import torch
+
+    product = matrix = checkpoint._matrix(torch)
+    for _ in range(1000):
+        product = product @ matrix
+    assert product.min() > 1e-6
+    assert product.max() < 1
+
+
 def test_runs_are_kept_and_nothing_else_stays(measured: tuple[Path, Path, list[Run]]) -> None:
     folder, slow, runs = measured
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "settings.json"}
