@@ -565,7 +565,8 @@ def read_results(folder: Path) -> list[Run]:
 class Summary:
     """The repeats of one way: medians, and the spread of total_s.  overhead_s: over no checkpoint,
     each repeat beside that repeat's; None where it was not run.  gain: the overhead of saving
-    straight to the slow tier / this one's; None where this one's is not above the noise."""
+    straight to the slow tier / this one's; None where this one's is not above the noise.  steps_s:
+    of the loop, without the saves."""
 
     way: str
     repeats: int
@@ -577,6 +578,7 @@ class Summary:
     save_s: float
     durable_at_s: float
     gain: float | None
+    steps_s: float
 
 
 def summaries_of(runs: Sequence[Run]) -> list[Summary]:
@@ -604,6 +606,7 @@ def summaries_of(runs: Sequence[Run]) -> list[Summary]:
                 median(blocks) if blocks else 0.0,
                 median(run.durable_at_s for run in mine),
                 None,
+                median(run.steps_s for run in mine),
             )
         )
     slow = next((one.overhead_s for one in found if one.way == "slow"), None)
@@ -653,15 +656,16 @@ def markdown_of(runs: Sequence[Run], machine: dict[str, Any]) -> str:
     lines += [f"| {key} | {value} |" for key, value in machine.items()]
     lines += [
         "",
-        "| way | loop, s | spread | overhead, s | blocked, s | a save blocks, s | last one on its "
-        "tier after, s | slow's overhead / this |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| way | loop, s | spread | its steps, s | overhead, s | blocked, s | a save blocks, s | "
+        "last one on its tier after, s | slow's overhead / this |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in summaries_of(runs):
         over = "–" if one.overhead_s is None else f"{one.overhead_s:.2f}"
         gain = "–" if one.gain is None else f"{one.gain:.1f}"
         lines.append(
-            f"| {one.way} | {one.total_s:.2f} | {one.least_s:.2f}–{one.most_s:.2f} | {over} | "
+            f"| {one.way} | {one.total_s:.2f} | {one.least_s:.2f}–{one.most_s:.2f} | "
+            f"{one.steps_s:.2f} | {over} | "
             f"{one.block_s:.2f} | {one.save_s:.3f} | "
             + (f"{one.durable_at_s:.1f}" if one.durable_at_s else "–")
             + f" | {gain} |"
@@ -686,6 +690,7 @@ def csv_of(runs: Sequence[Run]) -> str:
 # What `penstock bench compare` reads of a way: fields of its summary.
 MEASURES = (
     Measure("total_s", "loop", "s", -1),
+    Measure("steps_s", "its steps", "s"),
     Measure("overhead_s", "overhead", "s", -1),
     Measure("block_s", "blocked", "s", -1),
     Measure("save_s", "a save blocks", "s", -1),
