@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -295,7 +297,6 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
 @pytest.mark.alone
 @needs_fuse
 def test_one_head_jumps_between_files_and_not_within_one(tmp_path: Path) -> None:
-    import time
 
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(bytes(2 << 20))
@@ -431,6 +432,31 @@ def test_without_matplotlib_nothing_is_begun(name: str, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "pip install 'penstock[bench]'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [
+        PENSTOCK,
+        "bench",
+        "read",
+        "out",
+        "--scale",
+        "small",
+        "--on",
+        "disk",
+        "--repeats",
+        "9",
+    ]
+    job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    runs = tmp_path / "out" / "runs.jsonl"
+    while job.poll() is None and (not runs.exists() or runs.stat().st_size < 10):
+        time.sleep(0.05)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "what was measured is in out: the same command goes on" in said
+    assert len(study.rows_of(runs)) >= 1
+    assert not (tmp_path / "out" / "read.json").exists()
 
 
 def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:

@@ -385,6 +385,7 @@ def measure(
         place, tier = slow, None
         if slow is None and left:
             (folder / "slow").mkdir(exist_ok=True)
+            stack.callback(shutil.rmtree, folder / "slow", ignore_errors=True)
             tier = stack.enter_context(
                 slow_tiers.slow(folder / "slow", bandwidth=facts["slow_bps"])
             )
@@ -397,7 +398,6 @@ def measure(
             known[way, repeat] = run
             kept.write(json.dumps(asdict(run)) + "\n")
             kept.flush()
-    shutil.rmtree(folder / "slow", ignore_errors=True)
     return [known[key] for key in wanted]
 
 

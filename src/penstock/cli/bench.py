@@ -351,7 +351,7 @@ def ladder_command(
     source = given or folder / "lmdb"
     if given is None and not (source / "data.mdb").exists():
         asked(folder, 1.2 * data, yes)
-    with working("making the LMDB") as progress:
+    with studies.going_on(folder), working("making the LMDB") as progress:
         if given is None:
             ladder.make_lmdb(source, data, record, seed, progress.say)
         machine = ladder.machine_of(source)
@@ -443,7 +443,7 @@ def checkpoint_command(
     if checkpoint.is_one_device(folder, slow):
         say(f"{slow} is on the device of {folder}: neither is faster, and the result says so")
     asked(folder, checkpoint.written_bytes(settings), yes)
-    with working("measuring") as progress:
+    with studies.going_on(folder), working("measuring") as progress:
         runs = checkpoint.measure(folder, settings, slow, progress.say)
         machine = checkpoint.machine_of(folder)
         written = checkpoint.write_results(folder, runs, machine)

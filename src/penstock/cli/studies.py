@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import AS_JSON, NEW_FOLDER, asked, duration, print_json, rate, working
+from penstock.cli.shell import (
+    AS_JSON,
+    NEW_FOLDER,
+    asked,
+    duration,
+    print_json,
+    rate,
+    say,
+    short,
+    working,
+)
 
 if TYPE_CHECKING:
     from penstock.bench.study import Found
 
-__all__ = ["COMMANDS", "data_sets"]
+__all__ = ["COMMANDS", "data_sets", "going_on"]
 
 PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
@@ -57,11 +68,22 @@ def _asked(folder: Path, sets: dict[str, dict[str, Any]], options: dict[str, Any
     asked(folder, data.needed_bytes(counts, folder / "data", options["seed"]), options.pop("yes"))
 
 
+@contextmanager
+def going_on(folder: Path) -> Iterator[None]:
+    """Says what an interruption leaves, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "runs.jsonl").exists():
+            say(f"what was measured is in {short(folder)}: the same command goes on")
+        raise
+
+
 def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
     from penstock.bench import study
 
     study.pyplot()  # what the results need is asked for before anything is run
-    with working(what) as progress:
+    with going_on(folder), working(what) as progress:
         found = carry(progress.say)
         written = study.write_found(folder, found)
     click.echo(study.markdown_of(found), nl=False)
