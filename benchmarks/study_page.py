@@ -342,8 +342,12 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
         rows.append(("2,048 nodes over 512, strong (simulated, input alone)", "2.60 times",
                      f"{ratio:.2f} times"))  # fmt: skip
     for p in _of(points, launcher="simulated", scaling="weak", ranks=9216):
-        rows.append(("9,216 processes: waiting for input (simulated)", "up to 90 %, LMDB's readers",
-                     f"{per_cent(p['stall'])}, Penstock's readers"))  # fmt: skip
+        rows.append((
+            "9,216 processes, weak: waiting for input (simulated)",
+            "up to 90 % of the time, LMDB's readers",
+            f"{per_cent(p['stall_most'])}, the slowest rank, for which the others wait; "
+            f"{per_cent(p['efficiency'])} efficient; Penstock's readers",
+        ))  # fmt: skip
     for place in [place for place in _places(points) if place != "cluster"]:
         for launcher in dict.fromkeys(p["launcher"] for p in _of(points, place=place)):
             for scaling in ("weak", "strong"):
