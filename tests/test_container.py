@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,9 +216,13 @@ def image_of(engine: str, root: Path, place: Path, data: Path) -> Iterator[str]:
             pytest.skip(f"{engine} starts nothing here: {tried.stderr[-300:].decode()}")
         yield " ".join(words)
         return
-    own = ["--root", f"{place}/store", "--runroot", f"{place}/state", "--storage-driver", "vfs"]
+    state = tempfile.mkdtemp(prefix="pstk")  # of 50 characters at most
+    own = ["--root", f"{place}/store", "--runroot", state, "--storage-driver", "vfs"]
     base, name = [engine, *(own if engine == "podman" else [])], f"penstock-test:{os.getpid()}"
-    options = ["run", "--rm", "--network", "none", "-v", f"{data}:/data", name]
+    # Else podman asks for more than a root without all capabilities may have.
+    limits = ("nofile=1024:1024", "nproc=1024:1024") if engine == "podman" else ()
+    ours = [word for limit in limits for word in ("--ulimit", limit)]
+    options = ["run", "--rm", "--network", "none", *ours, "-v", f"{data}:/data", name]
     tar = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
     loaded = subprocess.run([*base, "import", "-", name], input=tar, capture_output=True)
     try:
@@ -229,6 +234,7 @@ def image_of(engine: str, root: Path, place: Path, data: Path) -> Iterator[str]:
     finally:
         if not loaded.returncode:
             subprocess.run([*base, "rmi", name], capture_output=True)
+        shutil.rmtree(state, ignore_errors=True)
 
 
 @pytest.mark.slow
