@@ -30,9 +30,8 @@ bring; here the same program is run on the copies, and what was said stands besi
 
 The slow tier is a FUSE file system that delays each request and shares a bandwidth; the fast one is
 in memory. A run reads every file once in a random order, in batches, by two worker processes; a
-step sleeps. Each run has a mount of its own, so that nothing is remembered of the one before, and
-below the slow tier the files are in memory before each. What is called predicted was written by the
-plan before the copies were made.
+step sleeps. Each run has a mount of its own, so that nothing is remembered of the one before. What
+is called predicted was written by the plan before the copies were made.
 """
 
 
@@ -126,7 +125,8 @@ def others(one: dict[str, Any]) -> list[str]:
         return []
     found = one["others"]
     return [
-        f"Files that were not staged took {found['more']:+.1%} in the second run; "
+        "Below the slow tier the files were in memory before each run. Those that were not staged "
+        f"took {found['more']:+.1%} in the second; "
         f"{found['by_few']:+.1%} in those that took 10 ms and a fifth more than in the first. "
         "The tier is the same, so that is what else went on in the machine.\n"
     ]
