@@ -480,3 +480,16 @@ os._exit(0)
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=40
     )
     assert told.stdout == "7\n", told.stderr
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="takes /proc away: needs root"
+)
+def test_without_proc_the_program_runs_and_the_reason_is_said(tmp_path: Path) -> None:
+    away = 'mount --make-rprivate / && umount -l /proc && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", away, "sh", PENSTOCK, "run", "-o", tmp_path / "run"]
+    done = subprocess.run([*words, "sh", "-c", "exit 5"], capture_output=True, text=True)
+    if "umount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"/proc stays: {done.stderr.strip()}")
+    assert done.returncode == 5
+    assert "/proc is not mounted here" in " ".join(done.stderr.split())

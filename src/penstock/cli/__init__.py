@@ -743,6 +743,8 @@ def _leave_all(folder: Path) -> int:
 
 def _unseen(folder: Path) -> str:
     """Why a program that ran left no log."""
+    if not Path("/proc/self").exists():
+        return f"nothing was recorded ({short(folder)} holds no log): /proc is not mounted here"
     return (
         f"nothing of the program was seen ({short(folder)} holds no log): it is static, "
         "set-user-ID, built for another libc, or cleans its environment; docs/limits.md says more"
