@@ -28,6 +28,7 @@ ON_FULL = ("wait", "skip")
 ALL = Keep(fast=1 << 30)
 TRAINER_STATE = "trainer_state.json"
 BLOCK_BYTES = 4096
+DRAIN_BLOCKS = 8  # its status, metrics, log and lock, and a draft of two of them
 log = logging.getLogger("penstock.save")
 AnyPath = str | os.PathLike[str]
 
@@ -102,9 +103,9 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
 
 
 def _next_bytes(sizes: Iterable[int]) -> int:
-    """What the next checkpoint may take: whole blocks, each file one more than in the last, and the
-    manifest.  What it says of its steps grows."""
-    return BLOCK_BYTES * (1 + sum(-(-size // BLOCK_BYTES) + 1 for size in sizes))
+    """What the next checkpoint may take: whole blocks, each file one more than in the last, as what
+    it says of its steps grows; the manifest; and what the drain beside it has yet to write."""
+    return BLOCK_BYTES * (1 + DRAIN_BLOCKS + sum(-(-size // BLOCK_BYTES) + 1 for size in sizes))
 
 
 def _is_of_trainer(one: Checkpoint) -> bool:
