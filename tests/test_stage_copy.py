@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -274,6 +275,26 @@ def test_files_of_several_folders_are_asked_for_at_once_and_told_in_order(
     assert [one.path for one in found] == [one.path for one in wanted]
     assert sorted(asked) == sorted(made)
     assert [Path(path).parent.name for path in asked] == ["class0", "class1"] * 10
+
+
+def test_folders_that_an_eviction_removes_as_they_are_made_are_made_again(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled(source, 4)
+    makedirs, calls = os.makedirs, dict.fromkeys(("class0", "class1"), 0)
+
+    def removed(path: str, *told: Any, **more: Any) -> None:
+        name = Path(path).name  # it calls itself for the folders above
+        if name in calls:
+            calls[name] += 1
+            if calls[name] < 3:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        makedirs(path, *told, **more)
+
+    monkeypatch.setattr(os, "makedirs", removed)
+    assert copy(tier, below(source), threads=1).copied == 4
+    assert set(calls.values()) == {3}
+    assert copies(tier) == made
 
 
 def test_ranks_copy_shares_that_are_disjoint_and_together_all(source: Path, tier: Tier) -> None:

@@ -29,6 +29,7 @@ __all__ = ["Changed", "Large", "Part", "Tasks", "sweep"]
 PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
 ATTEMPTS = 3
+PUT_ATTEMPTS = 100  # each takes microseconds, and an eviction that is at it as long
 
 
 class Part:
@@ -180,14 +181,23 @@ class Part:
         with suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
         self.work.tell(entry)
-        try:
-            os.rename(self.path, path)  # noqa: PTH104
-        except FileNotFoundError:
-            os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
-            os.rename(self.path, path)  # noqa: PTH104
+        self._put(path, folder)
         with suppress(OSError):
             self.known.unlink(missing_ok=True)
         self.work.finished(entry)
+
+    def _put(self, path: str, folder: str) -> None:
+        """Gives the part the copy's name.  An eviction removes folders as they become empty, also
+        those that are just being made; then they are made again."""
+        for _ in range(PUT_ATTEMPTS):
+            try:
+                os.rename(self.path, path)  # noqa: PTH104
+            except FileNotFoundError:
+                with suppress(FileNotFoundError):
+                    os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+            else:
+                return
+        os.rename(self.path, path)  # noqa: PTH104
 
     def close(self, is_kept: bool = False) -> None:
         """Lets go; what is no copy yet is removed, unless another attempt goes on with it."""
