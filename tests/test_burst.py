@@ -35,6 +35,7 @@ from penstock.save.burst import (
     mend,
     prepare,
 )
+from penstock.save.commit import exchange
 from penstock.save.drain import Settings, read_status
 from penstock.stores import draft_of
 
@@ -615,6 +616,60 @@ def test_what_came_home_is_kept_until_what_replaced_it_there_is_whole(
     assert home.read_bytes() == _safetensors(1)
     assert names(work) == ["a.safetensors", "a.safetensors.torn"]
     assert on_tier(fast) == []
+
+
+def test_a_file_that_is_made_while_the_drain_looks_is_left_alone(fast: Path, work: Path) -> None:
+    """The way home is there before the file."""
+    data = _made(fast, work / "a.safetensors", _safetensors(1))
+    whole, way = data.read_bytes(), fast / "burst/home" / data.name
+    for path in (data, work / "a.safetensors"):
+        path.unlink()
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain.once() == []
+        assert way.is_symlink()  # by a program that is making it, for all one knows
+        os.utime(way, (0, 0), follow_symlinks=False)
+        may_go = drain._may_go
+
+        def made(*words: Any) -> bool:
+            if not data.exists():
+                data.write_bytes(whole)
+                (work / "a.safetensors").symlink_to(data)
+            return may_go(*words)
+
+        drain._may_go = made  # type: ignore[method-assign]
+        assert drain.once() == []
+    assert not (work / "a.safetensors").is_symlink()
+    assert (work / "a.safetensors").read_bytes() == whole
+
+
+def test_a_program_that_is_quicker_twice_while_a_file_comes_home_keeps_its_newest(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = work / "a.safetensors"
+    _made(fast, home, _safetensors(1), 1)
+    left = [2, 3]
+
+    def exchanged(new: Path, old: Path) -> None:
+        if left[0] == 2:  # between the question and the exchange
+            _made(fast, home, _safetensors(left.pop(0)), 2)
+            exchange(new, old)
+            # It finds a file, and keeps that; then comes the second exchange.
+            was = home.with_name(f".{home.name}{WAS}")
+            was.unlink(missing_ok=True)
+            was.hardlink_to(home)
+            home.unlink()
+            _made(fast, home, _safetensors(left[0]), 3)
+        else:
+            exchange(new, old)
+
+    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    with Burst(fast, AT_ONCE) as drain:
+        drain._round()
+    assert home.read_bytes() == _safetensors(3)
+    assert drained(fast) == []
+    assert not home.is_symlink()
+    assert home.read_bytes() == _safetensors(3)
+    assert names(work) == ["a.safetensors"]
 
 
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(

@@ -263,6 +263,7 @@ def _put(new: Path, one: Entry) -> bool:
     elsewhere now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
         return False
+    ours = new.lstat()
     try:
         exchange(new, one.home)
     except FileNotFoundError:
@@ -276,10 +277,22 @@ def _put(new: Path, one: Entry) -> bool:
         new.replace(one.home)
         return True
     if _target(new) != os.fspath(one.data):
-        exchange(new, one.home)
+        _give_way(new, one.home, ours)
         return False
     new.unlink()
     return True
+
+
+def _give_way(new: Path, home: Path, put: os.stat_result) -> None:
+    """Back to the path goes what was there: the program has been quicker.  put: what we had put
+    there; where that does not come back the program was quicker again, and its newest counts."""
+    with suppress(FileNotFoundError):  # it has removed the path meanwhile
+        while True:
+            back = new.lstat()
+            exchange(new, home)
+            if os.path.samestat(new.lstat(), put):
+                return
+            put = back
 
 
 def _mark_home(one: Entry) -> Entry:
@@ -534,7 +547,9 @@ class Burst(Working):
         return [one for one in entries(self.fast.folder) if self._is_due(one)]
 
     def _is_due(self, one: Entry) -> bool:
-        return one.name not in self._gone and (one.size_bytes is None or one.is_linked())
+        if one.name in self._gone:
+            return False
+        return _has_moved(one) if one.size_bytes is None else one.is_linked()
 
     def unclaimed(self) -> list[Entry]:
         """Files to which no path leads any more.  Raises TierError."""
@@ -605,7 +620,8 @@ class Burst(Working):
 
     def _drain(self, one: Entry) -> None:
         if one.size_bytes is None:
-            self._end_moved(one)
+            if not os.path.lexists(one.data):  # else it was being made while we looked
+                self._end_moved(one)
             return
         path = one.data
         if self._is_torn(one):
@@ -741,7 +757,8 @@ class Burst(Working):
         """The program has written the path anew while this one was copied: it is what was there
         before, until the newer one counts.  Else its link went away, and the file with it."""
         newer = _target(one.home)
-        if newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data):
+        is_newer = newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data)
+        if is_newer and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
             # Older ones first: of what is left on the tier the newest is what was there before.
@@ -761,7 +778,12 @@ class Burst(Working):
             finally:
                 os.close(descriptor)
             one.was.unlink(missing_ok=True)
-        _drop(one)
+        _sweep(one.beside(NEW))
+        for place in (one.draft, one.way):
+            place.unlink(missing_ok=True)
+        if os.path.lexists(one.data):  # it is made at this moment, by a program that was held up
+            with suppress(FileExistsError):
+                one.way.symlink_to(one.home)
 
     # --- what needs no copy
 
@@ -827,6 +849,15 @@ def _age_s(left: Sequence[Entry]) -> float:
 
 def _facts(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _has_moved(one: Entry) -> bool:
+    """Whether a file that is not on the tier was there: the way home is made before the file."""
+    try:
+        made_s = one.way.lstat().st_mtime
+    except FileNotFoundError:
+        return False
+    return time.time() - made_s > LOOK_S or (one.home.is_file() and not one.home.is_symlink())
 
 
 def _is_bad(one: Entry) -> bool:
