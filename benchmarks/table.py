@@ -80,8 +80,9 @@ REASONS = """
 - Of the demonstration's 58,510 events nine in ten are the imports of torch; half of the report's
   second is the start of Python, DuckDB and NumPy and the making of tables.
 - What has no figure yet was not run on a quiet machine: a number taken under load says nothing.
-- The lines of feed and stage are older than what made planning, copying, reading from memory and the
-  processor's part of a read faster on 2026-11-22 (CHANGELOG.md); that was seen in pairs under load only.
+- The lines of feed and stage are older than what made planning, copying, reading from memory and
+  the processor's part of a read faster on 2026-11-22 (CHANGELOG.md): that was seen in pairs under
+  load only.
 - A line's machine is that of its day. On 2026-11-22 the same machine took 2.2 times as long for any
   work of a processor (a report, an import, a loop), so that bars in seconds were not taken again;
   in pairs with the code of 2026-11-20, under load, a window begins as fast as it did (median of
