@@ -687,22 +687,31 @@ def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_t
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 
+@pytest.mark.parametrize("removed", ["the path", "and the file"])
 def test_what_a_killed_drain_wrote_goes_though_the_program_has_removed_the_file(
-    fast: Path, work: Path
+    fast: Path, work: Path, removed: str
 ) -> None:
+    """In two steps, between which it may be killed."""
     data = _made(fast, work / "a.safetensors", _safetensors(1))
     with Burst(fast, AT_ONCE) as drain:
         (one,) = entries(fast)
         new = drain._copy(one, data.stat())
         draft_of(new).write_bytes(b"a part")
-    for path in (work / "a.safetensors", data, fast / "burst/home" / data.name):
-        path.unlink()  # as native/burst.c removes a file
+    (work / "a.safetensors").unlink()
+    if removed == "and the file":  # as native/burst.c does it
+        for path in (data, fast / "burst/home" / data.name):
+            path.unlink()
     (fast / "burst/draft").mkdir(exist_ok=True)
     (fast / "burst/draft/odd").symlink_to(work / "kept")
     (work / "kept").touch()
-    assert drained(fast) == []
+    left = drained(fast)
     assert names(work) == ["kept"]
-    assert names(fast / "burst") == ["data", "draft", "home"]
+    if removed == "and the file":
+        assert left == []
+        assert names(fast / "burst") == ["data", "draft", "home"]
+    else:
+        assert "no path leads to" in left[0]
+        assert on_tier(fast) == ["a.safetensors"]
 
 
 def test_only_formats_that_tell_say_torn(tmp_path: Path) -> None:

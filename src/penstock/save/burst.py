@@ -831,7 +831,9 @@ class Burst(Working):
                 with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
                     if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
                         _drop(one)
-            # Else the file stays: a link to it may be where we did not look.
+            else:  # the file stays: a link to it may be where we did not look
+                with suppress(OSError):
+                    _sweep(one.beside(NEW))
 
     def _backlog(self, left: Sequence[Entry]) -> None:
         self._say(
