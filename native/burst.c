@@ -341,8 +341,11 @@ static int make_file(struct work *work, int flags, mode_t mode, enum before befo
     if (fd >= 0) {
         if (before == A_FILE)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
-        if (set_link(work, before))
+        if (set_link(work, before)) {
+            /* Held up for long, the drain may have taken us for dead and removed the way home. */
+            syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
             return fd;
+        }
         syscall(SYS_close, fd);
         syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
     }
