@@ -54,13 +54,17 @@ for step in range(3):
 """
 
 
+def job_in(folder: Path) -> list[str]:
+    """The command of one rank, and its files."""
+    (folder / "program.py").write_text(PROGRAM)
+    for name in ("common", *(f"own-{rank}" for rank in range(RANKS))):
+        (folder / name).write_bytes(bytes(20_000))
+    return [sys.executable, str(folder / "program.py"), str(folder)]
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> list[str]:
-    """The command of one rank."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    for name in ("common", *(f"own-{rank}" for rank in range(RANKS))):
-        (tmp_path / name).write_bytes(bytes(20_000))
-    return [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    return job_in(tmp_path)
 
 
 def unlaunched() -> dict[str, str]:

@@ -21,7 +21,7 @@ from penstock.measures import measure
 from penstock.report import report_of
 from penstock.run import open_run
 from test_container import WHY_NO_CONTAINERS
-from test_ranks import PROGRAM, RANKS, each_rank_is_exact, unlaunched
+from test_ranks import RANKS, each_rank_is_exact, job_in, unlaunched
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -131,11 +131,7 @@ def _said(command: list[str], environment: Mapping[str, str]) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> list[str]:
-    """The command of one rank; test_ranks.py says what it does."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    for name in ("common", *(f"own-{rank}" for rank in range(RANKS))):
-        (tmp_path / name).write_bytes(bytes(20_000))
-    return [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    return job_in(tmp_path)
 
 
 def finished(

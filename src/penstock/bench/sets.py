@@ -91,8 +91,10 @@ def largest_bytes(settings: Settings) -> int:
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
-    """Raises TierError: no room, FOLDER holds other settings;
-    MissingDependency."""
+    """What a library is missing for is left out, with a remark.
+
+    Raises TierError: no room, FOLDER holds other settings.
+    """
     cases = _cases()
     mark = {
         "study": "data", "most_bytes": settings.most_bytes, "share": settings.scale,
