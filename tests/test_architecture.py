@@ -326,7 +326,7 @@ def test_the_reader_and_the_planner_agree_with_the_header() -> None:
     header = (NATIVE / "feed" / "feed.h").read_text()
     numbers = {name: int(n) for name, n in re.findall(r"(FEED_\w+)(?: =)? (\d+)", header)}
     assert numbers["FEED_PAGE"] == plan.PAGE_BYTES
-    assert (numbers["FEED_THREADS"], numbers["FEED_URING"]) == (read.THREADS, read.URING)
+    assert {name: numbers[f"FEED_{name.upper()}"] for name in read.ENGINES} == read.ENGINES
     assert (numbers["FEED_TRY_MEMORY"], numbers["FEED_WHOLE_FILES"]) == (
         read.TRY_MEMORY,
         read.WHOLE_FILES,

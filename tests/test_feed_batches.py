@@ -795,6 +795,24 @@ def test_on_a_tier_with_latency_more_requests_are_in_flight(tmp_path: Path) -> N
         assert feed.depth >= 16
 
 
+@needs_fuse
+@needs_uring
+def test_a_ring_is_used_where_it_pays(lmdb_path: Path, records: dict[bytes, bytes]) -> None:
+    """What the kernel reads through FUSE for a ring, threads of its own wait for."""
+
+    def by_uring(path: Path | str, depth: int, engine: str = "auto") -> bool:
+        evict(lmdb_path / "data.mdb")
+        with Feed(path, 50, engine=engine, depth=depth, coalesce_bytes=0, direct=False) as feed:
+            found = [pair for b in feed for pair in zip(b.keys, b.as_bytes(), strict=True)]
+            assert dict(found) == records
+            return feed.tally.by_uring > 0
+
+    with slow(lmdb_path) as tier:
+        assert [by_uring(tier.path, depth) for depth in (1, 8, 32)] == [False, False, True]
+        assert by_uring(tier.path, 8, "uring")
+    assert not by_uring(lmdb_path, 1)
+
+
 def test_what_memory_holds_is_seen_and_taken_from_it(lmdb_path: Path) -> None:
     path = lmdb_path / "data.mdb"
     path.read_bytes()
@@ -875,7 +893,8 @@ def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
         import sys, penstock
         from penstock.feed import Feed
         from penstock.tiers import evict
-        with Feed(sys.argv[1], 16, coalesce_bytes=0, direct=False, readers=0) as feed:
+        engine, asked = sys.argv[3], {"coalesce_bytes": 0, "direct": False, "readers": 0}
+        with Feed(sys.argv[1], 16, engine=engine, **asked) as feed:
             for is_recorded in (False, True, False):
                 evict(sys.argv[1] + "/data.mdb")
                 window = penstock.record(sys.argv[2]) if is_recorded else None
@@ -886,6 +905,7 @@ def test_in_a_window_the_reads_are_seen_and_after_it_the_ring_is_used_again(
         """,
         lmdb_path,
         tmp_path / "run",
+        "uring" if has_uring() else "threads",
     )
     reads, by_uring = zip(*(map(int, line.split()) for line in said.splitlines()), strict=True)
     assert reads == (N, N, N)

@@ -10,16 +10,19 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define STACK_BYTES (128 << 10) /* a thread here calls open, fstat and pread */
 #define MOST_THREADS 256
+#define FEW_IN_FLIGHT 8 /* so many threads that wait cost less than the kernel's for a ring */
 
 struct feed {
     struct ring *ring; /* NULL: threads only, or not yet */
     bool wants_ring;
+    bool may_choose; /* a ring only where it pays */
     unsigned most;
 
     pthread_mutex_t lock;
@@ -274,14 +277,17 @@ struct feed *penstock_feed_open(int kind, unsigned most, int *error)
     feed->most = most ? most : 1;
     if (feed->most > MOST_THREADS)
         feed->most = MOST_THREADS;
-    feed->wants_ring = kind == FEED_URING;
+    feed->wants_ring = kind != FEED_THREADS;
+    feed->may_choose = kind == FEED_AUTO;
     /* Trying a ring out is a call that a watcher would count as reads unseen: later, then. */
     if (feed->wants_ring && !penstock_feed_is_watched()) {
         *error = ring_open(&feed->ring, feed->most);
-        if (*error) {
+        if (*error && !feed->may_choose) {
             free(feed);
             return NULL;
         }
+        feed->wants_ring = !*error;
+        *error = 0;
     }
     pthread_mutex_init(&feed->lock, NULL);
     pthread_cond_init(&feed->work, NULL);
@@ -356,6 +362,35 @@ static uint32_t prepare(struct feed_request *requests, uint32_t n, bool tries_me
     return n_left;
 }
 
+/* Where a buffered read waits for its pages without a thread (Linux 5.9 and later).  Elsewhere, as
+ * on FUSE and NFS, the kernel hands each read of a ring to a thread of its own. */
+static bool waits_alone(int fd)
+{
+    struct statfs about;
+
+    if (fstatfs(fd, &about))
+        return true;
+    switch ((uint32_t)about.f_type) {
+    case 0xef53:     /* ext4 */
+    case 0x58465342: /* xfs */
+    case 0x9123683e: /* btrfs */
+    case 0xf2f52010: /* f2fs */ return true;
+    }
+    return false;
+}
+
+static bool needs_threads(const struct feed_request *requests, uint32_t n, uint32_t n_left,
+                          unsigned depth)
+{
+    if (n_left == 1 || depth == 1) /* the caller reads it */
+        return true;
+    for (uint32_t i = 0; depth <= FEW_IN_FLIGHT && i < n; i++) {
+        if (requests[i].how == FEED_NOT_DONE) /* as the others: they are of one data set */
+            return requests[i].direct_fd < 0 && !waits_alone(requests[i].fd);
+    }
+    return false;
+}
+
 static void count(const struct feed_request *requests, uint32_t n, struct feed_tally *tally)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -395,7 +430,8 @@ int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_
     }
     if (feed->wants_ring && !feed->ring && !is_watched)
         feed->wants_ring = ring_open(&feed->ring, feed->most) == 0;
-    if (n_left && feed->ring && !is_watched && !is_named) {
+    if (n_left && feed->ring && !is_watched && !is_named &&
+        !(feed->may_choose && needs_threads(requests, n, n_left, depth))) {
         ring_read(feed->ring, requests, n, depth);
         tally->used_uring = 1;
         n_left = 0;

@@ -10,7 +10,7 @@
 
 #define FEED_PAGE 4096 /* what O_DIRECT wants of offsets and memory where it wants most */
 
-enum feed_kind { FEED_THREADS = 1, FEED_URING = 2 };
+enum feed_kind { FEED_THREADS = 1, FEED_URING = 2, FEED_AUTO = 3 };
 
 enum feed_how {
     FEED_NOT_DONE = 0,
@@ -56,7 +56,8 @@ struct feed;
 #define FEED_API __attribute__((visibility("default")))
 
 /* most: requests in flight at the most.  Gives NULL and -errno; FEED_URING may be refused by the
- * kernel or a container, FEED_THREADS is not. */
+ * kernel or a container, the others are not.  FEED_AUTO takes threads there, and where they are
+ * quicker. */
 FEED_API struct feed *penstock_feed_open(int kind, unsigned most, int *error);
 
 /* Returns when every request has its bytes or its error.  0, or -errno when none was tried.

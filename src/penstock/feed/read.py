@@ -49,9 +49,7 @@ __all__ = [
     "table_of",
 ]
 
-ENGINES = ("auto", "uring", "threads")
-
-THREADS, URING = 1, 2  # enum feed_kind of native/feed/feed.h
+ENGINES = {"auto": 3, "uring": 2, "threads": 1}  # enum feed_kind of native/feed/feed.h
 TRY_MEMORY, WHOLE_FILES = 1, 2  # enum feed_flags
 MOST_IN_FLIGHT = 256  # MOST_THREADS of native/feed/engine.c
 
@@ -243,10 +241,7 @@ class Engine:
         self._library = library()
         self._pid = os.getpid()
         error = ctypes.c_int(0)
-        wanted = THREADS if kind == "threads" else URING
-        self._handle = self._library.penstock_feed_open(wanted, most, ctypes.byref(error))
-        if not self._handle and kind == "auto":
-            self._handle = self._library.penstock_feed_open(THREADS, most, ctypes.byref(error))
+        self._handle = self._library.penstock_feed_open(ENGINES[kind], most, ctypes.byref(error))
         if not self._handle:
             why = os.strerror(-error.value)
             raise FeedError(f"io_uring cannot be used here: {why}; engine='auto' does without")
