@@ -216,7 +216,7 @@ def _train(points: Points, told: dict[str, Any]) -> Beside:
                     stalls = [p["stall"] for p in chosen]
                     hidden = median(p["overlap"] for p in chosen)
                     rows.append((
-                        f"`{place}`, {threads} threads: {words}", paper,
+                        f"`{place}`, threads {threads}: {words}", paper,
                         f"stalled {per_cent(min(stalls))} to {per_cent(max(stalls))}; "
                         f"{per_cent(hidden)} of what can be is hidden",
                     ))  # fmt: skip

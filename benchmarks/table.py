@@ -80,13 +80,16 @@ REASONS = """
 - Of the demonstration's 58,510 events nine in ten are the imports of torch; half of the report's
   second is the start of Python, DuckDB and NumPy and the making of tables.
 - What has no figure yet was not run on a quiet machine: a number taken under load says nothing.
-- The lines of feed and stage are older than what made planning, copying, reading from memory and
-  the processor's part of a read faster on 2026-11-22 (CHANGELOG.md): that was seen in pairs under
-  load only.
-- A line's machine is that of its day. On 2026-11-22 the same machine took 2.2 times as long for any
-  work of a processor (a report, an import, a loop), so that bars in seconds were not taken again;
-  in pairs with the code of 2026-11-20, under load, a window begins as fast as it did (median of
-  three pairs of eleven: 37.8 ms against 43.1).
+- A line's machine is that of its day. On 2026-11-22 the same machine took twice as long as on
+  2026-11-20 for any work of a processor (a report, an import, a loop); a line says how long a loop
+  took. What is bound by the processor is slower by that beside a device that is not, as are
+  the processor's time a record and 3 KB in block order.
+- On the throttled volume three times py-lmdb with its read-ahead cannot be: the volume itself is
+  2.9 times as fast as that.
+- A copy of a record goes to memory of its own until its batch is over. py-lmdb's copies, of which
+  each is gone before the next one comes, stay in the processor's cache; held for a batch, as a
+  batch iterator's are, they are slower than Feed's, but for 3 KB in order. What is looked at in
+  full is bound by memory; what is not, `mapped=True` gives sooner than py-lmdb gives views.
 """
 
 

@@ -327,10 +327,8 @@ def test_the_reader_and_the_planner_agree_with_the_header() -> None:
     numbers = {name: int(n) for name, n in re.findall(r"(FEED_\w+)(?: =)? (\d+)", header)}
     assert numbers["FEED_PAGE"] == plan.PAGE_BYTES
     assert {name: numbers[f"FEED_{name.upper()}"] for name in read.ENGINES} == read.ENGINES
-    assert (numbers["FEED_TRY_MEMORY"], numbers["FEED_WHOLE_FILES"]) == (
-        read.TRY_MEMORY,
-        read.WHOLE_FILES,
-    )
+    for flag in ("TRY_MEMORY", "WHOLE_FILES", "STAY_DEEP"):
+        assert numbers[f"FEED_{flag}"] == getattr(read, flag)
     sizes = dict(re.findall(r"sizeof\(struct (\w+)\) == (\d+)", header))
     assert int(sizes["feed_request"]) == read.REQUEST.itemsize
     assert int(sizes["feed_tally"]) == read.TALLY.itemsize

@@ -17,6 +17,8 @@
 
 #define STACK_BYTES (128 << 10) /* a thread here calls open, fstat and pread */
 #define MOST_THREADS 256
+#define WAITED_NS 50000 /* a file that was opened and read sooner was in memory */
+#define ASKED_AGAIN_AFTER 8
 #define FEW_IN_FLIGHT 8 /* so many threads that wait cost less than the kernel's for a ring */
 
 struct feed {
@@ -29,7 +31,8 @@ struct feed {
     pthread_cond_t work, done;
     pthread_t threads[MOST_THREADS];
     unsigned n_threads;
-    /* The rest is written under the lock; a round's list does not change while `busy` is not 0. */
+    unsigned asks_again_in; /* rounds of names to come that wake threads at once */
+    /* The rest is written under the lock, the list while `busy` is 0 and told with the round. */
     bool is_closing;
     uint64_t round;
     unsigned wanted; /* threads with a lower number take part in the round */
@@ -124,13 +127,16 @@ static void read_named(struct feed_request *request, unsigned flags)
         request->error = errno;
         return;
     }
-    if (flags & FEED_WHOLE_FILES && (fstat(fd, &status) || status.st_size != request->length)) {
-        request->error = ESTALE;
-    } else if (request->length) { /* of an empty record nothing is left to be read */
+    if (request->length) { /* of an empty record nothing is left to be read */
         request->fd = fd;
         read_open(request);
         request->fd = -1;
     }
+    /* Afterwards: what was written to the file meanwhile shows too. */
+    if (flags & FEED_WHOLE_FILES &&
+        (fstat(fd, &status) || status.st_size != request->length ||
+         status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec != request->written_ns))
+        request->error = ESTALE;
     close(fd);
 }
 
@@ -181,6 +187,28 @@ static void take_requests(struct feed *feed)
             return;
         if (feed->requests[i].how == FEED_NOT_DONE)
             read_one(&feed->requests[i], feed->flags);
+    }
+}
+
+/* Files that are in memory are read sooner than a thread is woken.  True: all were. */
+static bool take_names_alone(struct feed *feed)
+{
+    if (feed->asks_again_in) {
+        feed->asks_again_in--;
+        return false;
+    }
+    for (;;) {
+        uint32_t i = atomic_fetch_add(&feed->next, 1);
+
+        if (i >= feed->n)
+            return true;
+        if (feed->requests[i].how != FEED_NOT_DONE)
+            continue;
+        read_one(&feed->requests[i], feed->flags);
+        if (feed->requests[i].latency_ns > WAITED_NS) {
+            feed->asks_again_in = ASKED_AGAIN_AFTER;
+            return false;
+        }
     }
 }
 
@@ -238,18 +266,20 @@ static void start_threads(struct feed *feed, unsigned wanted)
 }
 
 static void read_by_threads(struct feed *feed, struct feed_request *requests, uint32_t n,
-                            uint32_t n_left, unsigned depth, unsigned flags)
+                            uint32_t n_left, unsigned depth, unsigned flags, bool is_named)
 {
     unsigned helpers = (depth < n_left ? depth : n_left) - 1;
 
+    feed->requests = requests; /* no thread looks at the list before the round is told */
+    feed->n = n;
+    feed->flags = flags;
+    atomic_store(&feed->next, 0);
+    if (is_named && take_names_alone(feed))
+        return;
     helpers = helpers < MOST_THREADS ? helpers : MOST_THREADS;
     start_threads(feed, helpers);
     helpers = helpers < feed->n_threads ? helpers : feed->n_threads;
     pthread_mutex_lock(&feed->lock);
-    feed->requests = requests;
-    feed->n = n;
-    feed->flags = flags;
-    atomic_store(&feed->next, 0);
     feed->wanted = feed->busy = helpers;
     feed->round++;
     if (helpers)
@@ -432,14 +462,14 @@ int penstock_feed_read(struct feed *feed, struct feed_request *requests, uint32_
         feed->wants_ring = ring_open(&feed->ring, feed->most) == 0;
     if (n_left && feed->ring && !is_watched && !is_named &&
         !(feed->may_choose && needs_threads(requests, n, n_left, depth))) {
-        ring_read(feed->ring, requests, n, depth);
+        ring_read(feed->ring, requests, n, depth, flags & FEED_STAY_DEEP);
         tally->used_uring = 1;
         n_left = 0;
         for (uint32_t i = 0; i < n; i++)
             n_left += requests[i].how == FEED_NOT_DONE;
     }
     if (n_left)
-        read_by_threads(feed, requests, n, n_left, depth, flags);
+        read_by_threads(feed, requests, n, n_left, depth, flags, is_named);
     count(requests, n, tally);
     for (uint32_t i = 0; i < n; i++)
         has_direct += requests[i].direct_fd >= 0;

@@ -20,8 +20,11 @@ enum feed_how {
 };
 
 enum feed_flags {
-    FEED_TRY_MEMORY = 1, /* first ask the page cache, which answers at once */
-    FEED_WHOLE_FILES = 2 /* a request with a path is for all of that file: another size is ESTALE */
+    FEED_TRY_MEMORY = 1,  /* first ask the page cache, which answers at once */
+    FEED_WHOLE_FILES = 2, /* a request with a path is for all of that file: another size or time of
+                             its last write is ESTALE */
+    FEED_STAY_DEEP = 4    /* a request that has ended is followed at once, whatever that takes of
+                             the processor: to measure a depth */
 };
 
 /* One range of a file.  For O_DIRECT `destination` and `offset` must agree in their place in a
@@ -32,6 +35,7 @@ struct feed_request {
     int64_t moved;      /* out: bytes read */
     int64_t latency_ns; /* out */
     uint64_t path;      /* address of a name to open and to close again; 0: `fd` is open */
+    int64_t written_ns; /* of a whole file: when it was written last */
     int32_t fd;
     int32_t direct_fd; /* the same file opened with O_DIRECT, -1: none */
     int32_t error;     /* out: errno; ENODATA: the file ends before the range does */
@@ -48,7 +52,7 @@ struct feed_tally {
     uint32_t used_uring;                /* 0 or 1 */
 };
 
-_Static_assert(sizeof(struct feed_request) == 64, "Python lays requests out as an array");
+_Static_assert(sizeof(struct feed_request) == 72, "Python lays requests out as an array");
 _Static_assert(sizeof(struct feed_tally) == 48, "Python lays the tally out as an array");
 
 struct feed;
@@ -114,7 +118,8 @@ bool ring_is_usable(const struct ring *ring);
 void ring_close(struct ring *ring);
 void ring_forget(struct ring *ring);
 /* Leaves what it could not hand to the kernel as FEED_NOT_DONE. */
-void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth);
+void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth,
+               bool stays_deep);
 
 int64_t feed_now_ns(void);
 /* Where a direct read of the request begins and how long it is; false: it cannot be direct. */

@@ -139,7 +139,8 @@ static unsigned take_back(struct ring *ring)
     return taken;
 }
 
-void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth)
+void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth,
+               bool stays_deep)
 {
     const struct timespec nap = {0, 1000000};
     uint32_t next = 0;
@@ -162,7 +163,7 @@ void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, uns
             return;
         /* To be woken takes as much of the processor as half of a read: once for some of them
          * while others keep the device busy, and once for the rest. */
-        wait = next == n ? in_flight : in_flight < 8 ? 1 : in_flight / 4;
+        wait = next == n ? in_flight : stays_deep || in_flight < 8 ? 1 : in_flight / 4;
         got = enter(ring, ring->queued, wait);
         if (got >= 0) {
             ring->queued -= (unsigned)got;
@@ -181,7 +182,7 @@ static int try_out(struct ring *ring)
 {
     struct feed_request request = {.offset = 0, .length = 1, .direct_fd = -1, .fd = -1};
 
-    ring_read(ring, &request, 1, 1);
+    ring_read(ring, &request, 1, 1, false);
     return request.error == EBADF ? 0 : -ENOSYS;
 }
 
@@ -260,9 +261,10 @@ void ring_forget(struct ring *ring)
     (void)ring;
 }
 
-void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth)
+void ring_read(struct ring *ring, struct feed_request *requests, uint32_t n, unsigned depth,
+               bool stays_deep)
 {
-    (void)ring, (void)requests, (void)n, (void)depth;
+    (void)ring, (void)requests, (void)n, (void)depth, (void)stays_deep;
 }
 
 #endif

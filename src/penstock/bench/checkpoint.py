@@ -759,7 +759,8 @@ def picture_of(runs: Sequence[Run], path: Path) -> None:
         _trace(axis, run, is_last=number == len(traced) - 1)
         axis.set_xlim(0, 1.02 * max(end_s, max(one.total_s for one in runs)))
     if first is not None:
-        first.legend(loc="upper right", frameon=False, fontsize=8, ncols=3)
+        place = {"loc": "lower right", "bbox_to_anchor": (1, 1.0)}
+        first.legend(**place, frameon=False, fontsize=8, ncols=3)
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
 

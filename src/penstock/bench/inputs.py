@@ -286,7 +286,8 @@ def _train_derived(points: list[Point]) -> list[Point]:
 
 
 def _train_label(point: Point) -> str:
-    return f"{point['threads']} threads, prefetch {point['prefetch']}"
+    threads = point["threads"]
+    return f"{threads} thread{'s' * (threads != 1)}, prefetch {point['prefetch']}"
 
 
 def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
@@ -294,7 +295,8 @@ def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
     mine = [point for point in points if point["ratio"] is not None]
     for name, axis in study.panels(figure, names):
         here = sorted(
-            (point for point in mine if point["place"] == name), key=lambda point: point["ratio"]
+            (point for point in mine if point["place"] == name),
+            key=lambda point: (point["threads"], point["prefetch"], point["ratio"]),
         )
         study.lines_of(axis, here, "ratio", "stall", _train_label, 100)
         least = min((point["ratio"] for point in here), default=0.1)

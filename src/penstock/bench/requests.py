@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import cycle, islice, repeat
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ __all__ = ["METADATA", "Job", "measured"]
 WARM_S = 0.3
 METADATA = ("create", "stat", "open", "unlink")
 FILES_EACH = 200_000  # of a thread, at most
-BATCH_BYTES = 64 << 20  # of a queue
+BATCH_BYTES, BATCH_NS = 64 << 20, 50_000_000  # of a queue
 # What is looked at or removed is made first: as many files as that gives, on a slow tier few.
 MADE_FOR_S, MADE_EACH = 1.0, 2000
 
@@ -112,11 +112,17 @@ def _team(job: Job, work: Callable[[int, float], _Ended]) -> float:
     return sum(calls for _, calls in counted[1:]) / (counted[-1][0] - counted[0][0])
 
 
+def _own_of(job: Job, blocks: int, thread: int) -> range:
+    """The blocks that a thread reads or writes in their sequence."""
+    share = max(1, blocks // job.threads)
+    first = thread * share % blocks
+    return range(first, min(blocks, first + share))
+
+
 def _places(job: Job, blocks: int, thread: int) -> Iterator[int]:
     """Where requests go.  Past the page cache again and again; else no block twice, which would
     come from memory."""
-    share = max(1, blocks // job.threads)
-    own = range(thread * share % blocks, min(blocks, thread * share % blocks + share))
+    own = _own_of(job, blocks, thread)
     chance = random.Random(job.seed * 1000 + thread)
     if not job.is_direct:
         order = chance.sample(own, len(own)) if job.order == "random" else own
@@ -153,34 +159,44 @@ def _queued(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -
     """
     import numpy as np
 
-    from penstock.feed.read import REQUEST, Engine
+    from penstock.feed.read import REQUEST, STAY_DEEP, Engine
 
     if job.op != "read":
         raise TierError("a queue is for reads; writes have threads")
-    places, clock = _places(job, blocks, thread), time.perf_counter
+    own, clock = _own_of(job, blocks, thread), time.perf_counter
+    chance, n_asked = np.random.default_rng(job.seed * 1000 + thread), 0
     engine = Engine("auto", job.depth)
     times: list[float] = []
-    # Between two batches the queue runs empty for a moment; one of many bytes would take too long.
-    n = max(2 * job.depth, min(16 * job.depth, BATCH_BYTES // job.request_bytes))
+    counts: list[int] = []
+    # Between two batches the queue runs empty for a moment: they grow to what takes a while.
+    n = 2 * job.depth
+    most = max(n, min(256 * job.depth, BATCH_BYTES // job.request_bytes))
     try:
         with mmap.mmap(-1, job.depth * job.request_bytes) as memory:
             start = np.frombuffer(memory, np.uint8).ctypes.data
-            requests = np.zeros(n, REQUEST)
+            requests = np.zeros(most, REQUEST)
             # Requests in flight share no memory, those that come after use it again.
-            requests["destination"] = start + (np.arange(n) % job.depth) * job.request_bytes
+            requests["destination"] = start + (np.arange(most) % job.depth) * job.request_bytes
             requests["length"] = job.request_bytes
             requests["fd"] = descriptor
             requests["direct_fd"] = descriptor if job.is_direct else -1
             while clock() < end_s:
-                requests["offset"] = list(islice(places, n))
-                tally = engine.read(requests, job.depth, 0)
+                if job.order == "random":
+                    block = chance.integers(0, blocks, n)
+                else:
+                    block = own.start + (n_asked + np.arange(n)) % len(own)
+                n_asked += n
+                requests["offset"][:n] = block * job.request_bytes
+                tally = engine.read(requests[:n], job.depth, STAY_DEEP)
                 if tally["failed"]:
                     raise TierError(f"{job.path}: a request failed")
                 times.append(clock())
+                counts.append(n)
+                n = min(2 * n, most) if tally["elapsed_ns"] < BATCH_NS else n
             del requests
     finally:
         engine.close()
-    return _Ended(times, [n] * len(times))
+    return _Ended(times, counts)
 
 
 def _metadata(job: Job, is_ready: Callable[[], None]) -> dict[str, float]:

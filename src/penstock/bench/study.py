@@ -253,12 +253,17 @@ def points_of(study: Study, rows: Sequence[Row], order: Sequence[Case]) -> list[
     return study.derive(points) if study.derive else points
 
 
-def with_value(point: Point, key: str, value: float | None) -> Point:
+def with_value(
+    point: Point,
+    key: str,
+    value: float | None,
+    spread: tuple[float | None, float | None] = (None, None),
+) -> Point:
     return replace(
         point,
         values=point.values | {key: value},
-        least=point.least | {key: None},
-        most=point.most | {key: None},
+        least=point.least | {key: spread[0]},
+        most=point.most | {key: spread[1]},
     )
 
 
@@ -333,8 +338,8 @@ def markdown_of(found: Found) -> str:
         cells = [_factor(point.factors[key]) for key in factors]
         for measure in shown:
             cells.append(show(point.values.get(measure.key), measure.unit))
-            if measure is shown[0] and point.repeats > 1:
-                least, most = point.least[measure.key], point.most[measure.key]
+            least, most = point.least.get(measure.key), point.most.get(measure.key)
+            if measure is shown[0] and point.repeats > 1 and least is not None:
                 cells[-1] += f" ({show(least, measure.unit)} to {show(most, measure.unit)})"
         rows.append(cells)
     names = [*factors, *(measure.title for measure in shown)]

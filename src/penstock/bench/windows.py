@@ -129,8 +129,14 @@ def _derived(points: list[Point]) -> list[Point]:
     derived = []
     for point in points:
         without = plain.get((point["place"], point["data"], point["files"]))
-        share = point["epoch_s"] / without - 1 if without and point["recorder"] != "none" else None
-        derived.append(study.with_value(point, "overhead", share))
+        if not without or point["recorder"] == "none":
+            derived.append(study.with_value(point, "overhead", None))
+            continue
+        sides = point.values, point.least, point.most
+        share, least, most = (
+            side["epoch_s"] / without - 1 if side["epoch_s"] is not None else None for side in sides
+        )
+        derived.append(study.with_value(point, "overhead", share, (least, most)))
     return derived
 
 

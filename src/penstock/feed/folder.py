@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -18,7 +19,10 @@ __all__ = ["Listing", "listing", "stats"]
 # A stat of an inode that is not in memory is a request to the device: several at once, as loaders
 # with that many workers would.
 STAT_THREADS = 16
-STAT_CHUNK = 512
+STAT_CHUNK = 128
+WAITED_S = (
+    50e-6  # of a stat; in memory it takes a tenth, and threads would only wait for each other
+)
 
 
 class Listing(NamedTuple):
@@ -50,16 +54,30 @@ def stats(files: Sequence[str], progress: Advance | None = None) -> NDArray[np.i
     """
     chunks = [files[start : start + STAT_CHUNK] for start in range(0, len(files), STAT_CHUNK)]
     states: list[tuple[int, int, int, int]] = []
+    for part in _in_turn(chunks):
+        states += part
+        if progress is not None:
+            progress(len(states), len(files))
+    return np.array(states, np.int64).reshape(-1, 4)
+
+
+def _in_turn(chunks: list[Sequence[str]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """One after the other while they are in memory, from the first that is not several at once."""
+    n_done, waits = 0, False
+    while n_done < len(chunks) and not waits:
+        begun = time.perf_counter()
+        part = _stats(chunks[n_done])
+        waits = time.perf_counter() - begun > WAITED_S * len(part)
+        n_done += 1
+        yield part
+    if n_done == len(chunks):
+        return
     with ThreadPoolExecutor(STAT_THREADS, thread_name_prefix="penstock-list") as pool:
         try:
-            for part in pool.map(_stats, chunks):
-                states += part
-                if progress is not None:
-                    progress(len(states), len(files))
+            yield from pool.map(_stats, chunks[n_done:])
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return np.array(states, np.int64).reshape(-1, 4)
 
 
 def _walk(root: str) -> Iterator[str]:

@@ -84,6 +84,11 @@ class Index:
         """Of all records together."""
         return int(self.length.sum())
 
+    @property
+    def written_ns(self) -> NDArray[np.int64]:
+        """(files,): when each was written last, as it was indexed."""
+        return np.frombuffer(self.fingerprint, STATE)["mtime_ns"]
+
     def key(self, record: int) -> bytes:
         """The key of a record.  LMDB: its key; tar: the members' base name; TFRecord: file/number;
         folder: the path in it."""

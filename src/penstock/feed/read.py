@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 ENGINES = {"auto": 3, "uring": 2, "threads": 1}  # enum feed_kind of native/feed/feed.h
-TRY_MEMORY, WHOLE_FILES = 1, 2  # enum feed_flags
+TRY_MEMORY, WHOLE_FILES, STAY_DEEP = 1, 2, 4  # enum feed_flags
 MOST_IN_FLIGHT = 256  # MOST_THREADS of native/feed/engine.c
 
 REQUEST = np.dtype(
@@ -61,6 +61,7 @@ REQUEST = np.dtype(
         ("moved", "<i8"),
         ("latency_ns", "<i8"),
         ("path", "<u8"),
+        ("written_ns", "<i8"),
         ("fd", "<i4"),
         ("direct_fd", "<i4"),
         ("error", "<i4"),
@@ -327,13 +328,14 @@ class _Files:
         self._open: dict[int, tuple[int, int]] = {}
         self._metas: dict[int, pages.Meta] = {}
         self._names: NDArray[np.uint8] | None = None
-        self._name_at = np.zeros(0, np.int64)
+        self._name_at = self._written_ns = np.zeros(0, np.int64)
 
     def fill(self, requests: NDArray[np.void], file: NDArray[np.uint32]) -> None:
         requests["fd"], requests["direct_fd"] = -1, -1
         if self.is_named:
             names = self._names if self._names is not None else self._encoded()
             requests["path"] = names.ctypes.data + self._name_at[file]
+            requests["written_ns"] = self._written_ns[file]
             return
         for number, of_file in self.parts(file):
             requests["fd"][of_file], requests["direct_fd"][of_file] = self.descriptors(number)
@@ -468,6 +470,7 @@ class _Files:
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         self._name_at = np.cumsum(lengths) - lengths
         self._names = np.frombuffer(b"".join(encoded), np.uint8)
+        self._written_ns = self.index.written_ns
         return self._names
 
     def close(self) -> None:
@@ -720,34 +723,24 @@ class Reader:
     def confirmed(self, loaded: Loaded) -> Loaded:
         """What was read, if the files that it is of are as they were when they were indexed.
 
-        A file of a folder is one record: that one failed.  Raises FeedError: of any other file
-        nothing that was read can be believed.
+        A file of a folder is one record, which failed when it was read.  Raises FeedError: of any
+        other file nothing that was read can be believed.
         """
         _, files, _ = self._opened()
-        if self.index.kind != "folder":
-            for number in files.of(loaded.records):
-                try:
-                    files.check(number)
-                except FeedError as error:
-                    if loaded.failures:  # it names the record as well
-                        raise FeedError(loaded.failures[0].why) from error
-                    raise
-            return loaded
-        known = {failure.record for failure in loaded.failures}
-        found = list(loaded.failures)
-        for record in np.unique(loaded.records).tolist():
-            if record not in known:
-                try:
-                    self.index.check_file(int(self.table.file[record]))
-                except FeedError as error:
-                    found.append(Failure(record, str(error)))
-        return replace(loaded, failures=tuple(found))
+        for number in files.of(loaded.records) if self.index.kind != "folder" else []:
+            try:
+                files.check(number)
+            except FeedError as error:
+                if loaded.failures:  # it names the record as well
+                    raise FeedError(loaded.failures[0].why) from error
+                raise
+        return loaded
 
     def _said(self, error: int) -> str:
         if error == errno.ENODATA:
             return "the file ends before it; it was truncated since it was indexed"
         if error == errno.ESTALE and self.index.kind == "folder":
-            return "the file has another size since it was indexed; open the data set again"
+            return "the file has changed since it was indexed; open the data set again"
         return os.strerror(error)
 
     def _why(self, record: int, what: str) -> str:
