@@ -3,7 +3,7 @@
     python benchmarks/checkpointer_training.py             the rows of docs/performance.md
 
 A model of 190 MB of state on one thread, a core free; the drain is paced.  The paper's run is
-`penstock bench checkpoint`, here with one repeat of three of its ways.
+`penstock bench checkpoint`, here with two repeats of three of its ways.
 """
 
 import os
@@ -116,17 +116,18 @@ def lost_time() -> list[Bar]:
 def paper() -> list[Bar]:
     folder = scratch("checkpointer-paper")
     shutil.rmtree(folder)
-    settings = checkpoint.Settings(ways=("none", "slow", "checkpointer"), repeats=1)
+    settings = checkpoint.Settings(ways=("none", "slow", "checkpointer"), repeats=2)
     found = {one.way: one for one in checkpoint.summaries_of(checkpoint.measure(folder, settings))}
     shutil.rmtree(folder)
     ours = found["checkpointer"]
-    gain = ours.gain or 0.0
+    told = "no overhead" if ours.gain is None else f"×{ours.gain:.1f}"
+    is_met = ours.gain is None or ours.gain >= PAPER_RATIO
     return [
         Bar(
             f"paper: {settings.n_steps} steps, a save every {settings.every}, overhead to slow / "
             "through fast", f"≥ ×{PAPER_RATIO}",
-            f"×{gain:.1f} (none {found['none'].total_s:.1f}, slow {found['slow'].total_s:.1f}, "
-            f"ours {ours.total_s:.1f} s)", gain >= PAPER_RATIO, COMMAND,
+            f"{told} (none {found['none'].total_s:.1f}, slow {found['slow'].total_s:.1f}, "
+            f"ours {ours.total_s:.1f} s)", is_met, COMMAND,
         )
     ]  # fmt: skip
 

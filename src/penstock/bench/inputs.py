@@ -163,10 +163,8 @@ def _read_drawn(figure: Any, points: Sequence[Point]) -> None:
     for name, axis in study.panels(figure, names):
         mine = [point for point in points if point["place"] == name]
         study.lines_of(axis, mine, "threads", "images_hz", _read_label)
-        axis.set(xscale="log", yscale="log", xlabel="threads", ylabel="images/s")
-        ticks = sorted({point["threads"] for point in points})
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.xaxis.minorticks_off()
+        axis.set(xlabel="threads", ylabel="images/s")
+        study.logarithmic(axis, sorted({point["threads"] for point in points}))
         axis.legend(fontsize=7, frameon=False)
     figure.tight_layout()
 

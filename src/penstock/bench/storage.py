@@ -84,12 +84,21 @@ def _draw(figure: Any, points: Sequence[Point]) -> None:
     data = [point for point in points if point["op"] in ("read", "write") and point["depth"] == 1]
     kinds = dict.fromkeys((point["place"], point["op"]) for point in data)
     titles = [" ".join(kind) for kind in kinds]
+    labels = list(dict.fromkeys(map(_label, data)))
     for (place, op), (_, axis) in zip(kinds, study.panels(figure, titles), strict=True):
         mine = [point for point in data if (point["place"], point["op"]) == (place, op)]
-        study.lines_of(axis, mine, "threads", "bandwidth_bps", _label, 1e-6)
-        axis.set(xscale="log", yscale="log", xlabel="threads", ylabel="MB/s")
-        axis.legend(fontsize=7, frameon=False)
-    figure.tight_layout()
+        study.lines_of(axis, mine, "threads", "bandwidth_bps", _label, 1e-6, labels)
+        axis.set(xlabel="threads", ylabel="MB/s")
+        study.logarithmic(axis, sorted({point["threads"] for point in data}))
+    lines = {
+        label: line
+        for axis in figure.axes
+        for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        lines.values(), lines, loc="lower center", ncols=len(lines), fontsize=8, frameon=False
+    )
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
 
 
 STUDY = Study(

@@ -38,6 +38,7 @@ __all__ = [
     "carried_out",
     "csv_of",
     "lines_of",
+    "logarithmic",
     "machine_of",
     "markdown_of",
     "mixed",
@@ -465,8 +466,10 @@ def lines_of(
     y: str,
     label_of: Callable[[Point], str],
     scale: float = 1.0,
+    labels: Sequence[str] = (),
 ) -> None:
-    """A line for each label, with the spread of its repeats."""
+    """A line for each label, with the spread of its repeats.  labels: of all panels, where a label
+    has the same colour in each."""
     for label in dict.fromkeys(map(label_of, points)):
         mine = [point for point in points if label_of(point) == label and point[y] is not None]
         spreads = [
@@ -479,6 +482,7 @@ def lines_of(
         axis.errorbar(
             [point[x] for point in mine], [point[y] * scale for point in mine], spreads,
             label=label, marker="o", markersize=4, capsize=2,
+            color=f"C{labels.index(label)}" if labels else None,
         )  # fmt: skip
     axis.grid(alpha=0.3)
 
@@ -499,6 +503,17 @@ def bars_of(
     axis.set_yticks(range(len(shown)), [label_of(point) for point in shown], fontsize=8)
     axis.invert_yaxis()
     axis.grid(alpha=0.3, axis="x")
+
+
+def logarithmic(axis: Any, ticks: Sequence[int]) -> None:
+    """Both axes, with plain numbers; x has these ticks."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set(xscale="log", yscale="log")
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.xaxis.minorticks_off()
+    axis.yaxis.set_major_formatter(LogFormatter())
+    axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
 
 
 def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
