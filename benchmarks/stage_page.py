@@ -221,9 +221,9 @@ def fill(one: dict[str, Any]) -> str:
             *rows,
             "",
             f"Data wait by epoch: {waits}. Most of that fall is the page cache's: the slow tier "
-            "keeps what was read, and without filling a second epoch waits less, too. What filling is "
-            "shown to do here is not to disturb the first. `longer` compares reads of the same size; "
-            "the mean is over whichever files came then.",
+            "keeps what was read, and without filling a second epoch waits less, too. What filling "
+            "is shown to do here is not to disturb the first. `longer` compares reads of the same "
+            "size; the mean is over whichever files came then.",
             "",
         ]
     )
