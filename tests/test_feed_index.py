@@ -456,6 +456,59 @@ def test_shards_in_folders_are_not_taken_for_records(tmp_path: Path) -> None:
     assert len(open_index(tmp_path, kind="folder")) == 2
 
 
+BESIDE_SHARDS = (
+    "SHA256SUMS", "md5sums", "00000.parquet", "00000_stats.json", "labels.JSONL", "a.csv", "a.tsv",
+    "0.tar.idx", "features.pbtxt", "README.md", "README", "notes.txt", "_SUCCESS", ".DS_Store",
+    "make_tfrecords.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_shards_are_what_is_read_where_lists_and_sums_lie_beside_them(
+    tmp_path: Path, kind: str
+) -> None:
+    for shard in range(3):
+        path = tmp_path / f"{shard}.{kind}"
+        if kind == "tar":
+            tarred(path, samples(shard * 2, 2))
+        else:
+            path.write_bytes(tfrecords([b"1", b"2"]))
+    for beside in BESIDE_SHARDS:
+        (tmp_path / beside).write_bytes(b"beside")
+        index = open_index(tmp_path)
+        assert (index.kind, len(index)) == (kind, 6), beside
+    checked = verify.check(tmp_path)
+    assert (checked.kind, checked.n_records, checked.problems) == (kind, 6, [])
+
+
+@pytest.mark.parametrize("other", ["cat.npy", "cat.JPG", "class/cat.png", "val/0.tar", "b.tar.gz"])
+def test_shards_among_other_records_are_refused(tmp_path: Path, other: str) -> None:
+    tarred(tmp_path / "0.tar", samples(0, 2))
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_bytes(b"\x1f\x8b" + bytes(600))
+    for look in (open_index, verify.check):
+        with pytest.raises(FeedError, match=rf"other records, such as .*{other}|as a whole"):
+            look(tmp_path)
+    assert len(open_index(tmp_path / "*.tar")) == 2
+    (tmp_path / other).unlink()
+    (tmp_path / "a.tfrecord").write_bytes(tfrecords([b"1"]))
+    with pytest.raises(FeedError, match=r"tar and tfrecord together"):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/0.tar", "a/0.tar.gz", "a/train-tfrecord-1"])
+def test_a_container_among_the_files_of_a_folder_is_no_record(tmp_path: Path, name: str) -> None:
+    for each in ("a/cat.jpg", "b/dog.JPG", name):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_bytes(b"x" * 2000)
+    for look in (open_index, verify.check):
+        with pytest.raises(FeedError, match=f"{name}, called a t.* among other files"):
+            look(tmp_path)
+    assert len(open_index(tmp_path, kind="folder")) == 3
+    (tmp_path / name).rename(tmp_path / "a/about_tfrecords.txt")
+    assert len(open_index(tmp_path)) == 3
+
+
 def test_a_shard_that_its_neighbours_count_is_missed(tmp_path: Path) -> None:
     for shard in (0, 1, 3):
         path = tmp_path / f"train-{shard:05d}-of-00004"

@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FeedError
+from penstock.errors import FeedError, FeedRefused
 from penstock.feed import folder, pages, tar, tfrecord
 from penstock.feed.spans import Advance, Spans
 
@@ -36,6 +36,15 @@ Paths = AnyPath | Sequence[AnyPath]
 KINDS = ("lmdb", "tar", "tfrecord", "folder")
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+# What tools write beside containers: lists, labels, statistics (img2dataset's .parquet and .json),
+# descriptions (.pbtxt), places (.idx), sums, notes.  By the end of the name, in small letters.
+BESIDE_CONTAINERS = (
+    *("-lock", "lock.mdb", ".idx", ".index", ".parquet", ".csv", ".tsv", ".json", ".jsonl", ".txt"),
+    *(".md", ".rst", ".yaml", ".yml", ".toml", ".xml", ".html", ".pbtxt", ".log", ".py", ".sh"),
+    *("sums", "checksums", ".md5", ".sha1", ".sha256", ".sha512", "_success", "license", "readme"),
+)
+COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 MAGIC = b"PENSTIDX"
 VERSION = 1
@@ -195,12 +204,8 @@ def open_index(
         raise FeedError(f"{asked}: only an LMDB has databases, this is {kind}")
     if kind == "folder":  # a file's size may change without a trace in its folder: always looked at
         index = _index_of_folder(asked, files, progress)
-        if not is_folder and all(map(_kind_by_name, index.files)):
-            pattern = os.path.join(asked, "**", "*" + os.path.splitext(index.files[0])[1])
-            raise FeedError(
-                f"{asked}: its files are {_kind_by_name(index.files[0])}s in folders of their own; "
-                f"name them by a pattern, such as {pattern!r}, to read what is in them"
-            )
+        if not is_folder:
+            _refuse_containers(index)
         return index
     places = [] if cache is False else cache_paths(files, kind, name, cache)
     if cache == BESIDE_DATA and len(places) > 1:
@@ -430,7 +435,7 @@ def _look(name: str, kind: str | None) -> list[tuple[str, str]]:
         )
         if found:
             if kind is None:
-                _refuse_mixture(name, found)
+                _refuse_mixture(name, found, "an LMDB", _is_record)
             return [("lmdb", file) for file in found]
     if kind == "folder":
         return [(kind, name)]
@@ -438,23 +443,53 @@ def _look(name: str, kind: str | None) -> list[tuple[str, str]]:
     return shards_in or [("folder", name)]
 
 
-def _refuse_mixture(name: str, found: list[str]) -> None:
-    """Records beside an LMDB would be missed without a word; lists of labels and the like may lie
-    there."""
+def _refuse_mixture(
+    name: str, found: list[str], what: str, is_other: Callable[[str], bool]
+) -> None:
+    """Records beside the containers of a folder would be missed without a word; lists of labels and
+    the like may lie there."""
     other = []
-    top = _entries(name)
+    top, known = _entries(name), set(found)
     for entries in (top, *(_entries_or_none(entry.path) for entry in top if entry.is_dir())):
         for entry in entries:
-            if entry.path in found or entry.name.startswith(".") or not entry.is_file():
+            if entry.path in known or entry.name.startswith(".") or not entry.is_file():
                 continue
-            is_record = _kind_by_name(entry.name) or entry.name.lower().endswith(IMAGES)
-            if is_record and not _is_beside_data(entry.name):
+            if is_other(entry.name):
                 other.append(entry.path)
     if other:
         raise FeedError(
-            f"{name}: holds an LMDB and other records, such as {min(other)}; name those of one "
+            f"{name}: holds {what} and other records, such as {min(other)}; name those of one "
             f"kind, such as {found[0]}"
         )
+
+
+def _is_record(name: str) -> bool:
+    is_named = _kind_by_name(name) or name.lower().endswith(IMAGES)
+    return bool(is_named) and not _is_beside_data(name)
+
+
+def _refuse_containers(index: Index) -> None:
+    """A container in a folder of files would be one record of it, which nobody means."""
+    files = index.files
+    found = next((p for p in files if not p.endswith(IMAGES) and _is_container(p)), None)
+    if found is None:
+        return
+    kind = _kind_by_name(found)
+    pattern = os.path.join(index.path, "**", "*" + os.path.splitext(found)[1])
+    if all(map(_is_container, files)):
+        raise FeedRefused(
+            f"{index.path}: its files are {kind}s in folders of their own; "
+            f"name them by a pattern, such as {pattern!r}, to read what is in them"
+        )
+    raise FeedRefused(
+        f"{index.path}: holds {found}, called a {kind}, among other files; name those of one kind "
+        f"(such as {pattern!r}, or a folder), or say kind='folder' to take each file as a record"
+    )
+
+
+def _is_container(path: str) -> bool:
+    name = os.path.basename(path).lower()
+    return bool(_kind_by_name(name)) and not name.endswith(IMAGES) and not _is_beside_data(name)
 
 
 def _entries(name: str) -> list[os.DirEntry[str]]:
@@ -473,7 +508,7 @@ def _entries_or_none(name: str) -> list[os.DirEntry[str]]:
 
 
 def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
-    """Containers that lie directly in a folder; none where it holds anything else as well."""
+    """Containers that lie directly in a folder, beside which there may be what is no record."""
     entries = sorted(_entries(name), key=lambda entry: entry.name)
     files = [
         entry.path
@@ -482,14 +517,16 @@ def _shards_in(name: str, kind: str | None) -> list[tuple[str, str]]:
     ]
     kinds = {path: _kind_in_folder(path) for path in files}
     named = [path for path in files if kinds[path] and kind in (None, kinds[path])]
-    if kind is None and len(named) < len(files):
-        return []
+    if kind is None and named and len({kinds[path] for path in named}) == 1:
+        _refuse_mixture(
+            name, named, f"{kinds[named[0]]} files", lambda other: not _is_beside_data(other)
+        )
     _miss_no_shard(named)
     return [(kinds[path] or "", path) for path in named]
 
 
 def _is_beside_data(name: str) -> bool:
-    return name.endswith(("-lock", "lock.mdb", ".idx", ".index", ".json", ".txt", ".md", ".yaml"))
+    return name.lower().endswith(BESIDE_CONTAINERS)
 
 
 def shards(path: Paths) -> tuple[str, tuple[str, ...]]:
@@ -499,7 +536,7 @@ def shards(path: Paths) -> tuple[str, tuple[str, ...]]:
 
 def _kind_by_name(path: str) -> str:
     name = os.path.basename(path).lower()
-    if name.endswith(".tar"):
+    if name.endswith(TARS):
         return "tar"
     if "tfrecord" in name:
         return "tfrecord"
@@ -509,8 +546,11 @@ def _kind_by_name(path: str) -> str:
 
 
 def _kind_in_folder(path: str) -> str:
-    """By name; a file is opened only if it is called as TFRecords without a suffix are."""
-    named = _kind_by_name(path)
+    """By name; a file is opened only if it is called as TFRecords without a suffix are, or as
+    compressed."""
+    named = _kind_by_name(path) if _is_container(path) else ""
+    if named and path.lower().endswith(COMPRESSED):
+        return kind_of(path)
     if not named and re.search(r"\d+-of-\d+$", path):
         with suppress(FeedError):
             return kind_of(path)
@@ -524,7 +564,7 @@ def kind_of(path: AnyPath) -> str:
             head = file.read(512)
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
-    if head[:2] == b"\x1f\x8b" or head[:4] == b"\x28\xb5\x2f\xfd" or head[:3] == b"BZh":
+    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
         raise FeedError(
             f"{path} is compressed as a whole: its records have no place of their own; unpack it"
         )

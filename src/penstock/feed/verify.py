@@ -67,11 +67,12 @@ def check_files(
 ) -> Checked:
     """The same of files that are known to be of one kind."""
     problems: list[Problem] = []
+    said = None if kind == "folder" else kind  # a folder's files may be what is no record
     n_records = n_bytes = n_files = 0
     for number, file in enumerate(files):
         within = progress if len(files) == 1 else None
         try:
-            index = open_index(file, cache=False, kind=kind, database=database, progress=within)
+            index = open_index(file, cache=False, kind=said, database=database, progress=within)
             n_files += len(index.files)
             n_records += len(index)
             n_bytes += index.total_bytes
