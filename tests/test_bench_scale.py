@@ -75,6 +75,22 @@ def test_strong_scaling_keeps_the_batch_and_the_computing_of_all() -> None:
         assert scale._step({"scaling": "weak", "ranks": ranks}) == (32, 0.025)
 
 
+def test_which_storage_was_simulated_stands_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale.ladder, "make_lmdb", lambda *_: None)
+    monkeypatch.setattr(scale.study, "carried_out", lambda *_, **__: ([], []))
+    found = [
+        scale.measured(tmp_path, scale.Settings(bandwidth_bps=bandwidth)).settings
+        for bandwidth in (1e9, 2e9)  # one folder: what was measured is the same
+    ]
+    assert [one["bandwidth_bps"] for one in found] == [1e9, 2e9]
+    assert {key: one for key, one in found[0].items() if found[1][key] != one} == {
+        "bandwidth_bps": 1e9
+    }
+    assert set(scale.SIMULATED) <= set(found[0])
+
+
 def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
     def point(scaling: str, ranks: int, rate: float) -> Point:
         values = dict.fromkeys(measure.key for measure in scale.STUDY.measures)

@@ -179,6 +179,68 @@ def test_what_lies_within_the_spread_is_the_same(tmp_path: Path) -> None:
     assert "| disk | 2 | rate | 200 | 300 | 1.50x | better |" in said
 
 
+def judged(a: Point, b: Point, better: int = -1) -> Any:
+    return beside._difference(Measure("stall", "stall", "share", better), a, b)
+
+
+def point_of(value: Any, least: Any = None, most: Any = None, repeats: int = 3) -> Point:
+    return Point({"place": "disk"}, repeats, {"stall": value}, {"stall": least}, {"stall": most})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "ratio"),
+    [
+        # A range that begins at 0 begins there.
+        (point_of(0.3, 0.0, 0.5), point_of(0.05, 0.04, 0.06), "same", 1 / 6),
+        (point_of(20, 10, 95), point_of(100, 0, 300), "same", 5.0),
+        # Twice as much as nothing is nothing: there is no ratio, and a difference.
+        (point_of(0.0, 0.0, 0.0), point_of(0.9, 0.8, 0.95), "worse", None),
+        (point_of(0.9, 0.8, 0.95), point_of(0.0, 0.0, 0.0), "better", 0.0),
+        (point_of(0.0, 0.0, 0.0), point_of(0.0, 0.0, 0.0), "same", None),
+        (point_of(0.5, 0.4, 0.6), point_of(None), "only in A", None),
+        (point_of(None), point_of(0.5, 0.4, 0.6), "only in B", None),
+        # One run, and a number computed from several cases, have no spread.
+        (point_of(1.0, 1.0, 1.0, 1), point_of(2.0, 2.0, 2.0, 1), "no spread", 2.0),
+        (point_of(1.0), point_of(2.0), "no spread", 2.0),
+        (point_of(1.0, 0.9, 1.1), point_of(2.0), "no spread", 2.0),
+        (point_of(1.0), point_of(1.04), "same", 1.04),
+        (point_of(-1.0, -1.0, -1.0), point_of(2.0, 2.0, 2.0), "worse", -2.0),
+    ],
+)
+def test_a_difference_is_judged_by_what_is_known(
+    a: Point, b: Point, verdict: str, ratio: float | None
+) -> None:
+    found = judged(a, b)
+    assert found.verdict == verdict
+    assert found.ratio == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_what_only_one_result_has_and_what_has_no_spread_is_shown(tmp_path: Path) -> None:
+    first = study.write_found(tmp_path / "a", found_of({1: [100.0], 2: [100.0, 101.0]}))[0]
+    second = study.write_found(tmp_path / "b", found_of({1: [300.0], 2: [200.0, 201.0]}))[0]
+    value = json.loads(second.read_bytes())
+    value["points"][1]["values"]["wait"] = None
+    second.write_text(json.dumps(value))
+    said = beside.markdown_of(beside.compared(first, second), ("a", "b"))
+    assert "| disk | 1 | rate | 100 | 300 | 3.00x | no spread |" in said
+    assert "| – | – | only in A |" in said
+    assert "| better | same | worse | no spread | only in A |" in said
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 400])
+@pytest.mark.parametrize("which", ["values", "least", "repeats"])
+def test_what_is_no_finite_number_is_refused(number: str, which: str, tmp_path: Path) -> None:
+    path = study.write_found(tmp_path, found_of({1: [1.0, 2.0]}))[0]
+    value = json.loads(path.read_bytes())
+    if which == "repeats":
+        value["points"][0]["repeats"] = "HERE"
+    else:
+        value["points"][0][which]["rate"] = 12345.0
+    path.write_text(json.dumps(value).replace('"HERE"', number).replace("12345.0", number))
+    with pytest.raises(TierError, match="no finite number, so nothing to compare"):
+        beside.compared(path, path)
+
+
 def test_results_of_two_studies_and_without_a_common_case_are_refused(tmp_path: Path) -> None:
     a = study.write_found(tmp_path / "a", found_of({1: [1.0]}))[0]
     other = found_of({1: [1.0]})
@@ -190,6 +252,43 @@ def test_results_of_two_studies_and_without_a_common_case_are_refused(tmp_path: 
     c = study.write_found(tmp_path / "c", found_of({2: [1.0]}))[0]
     with pytest.raises(TierError, match="no case in common"):
         beside.compared(a, c)
+
+
+# A program that cannot be run
+
+
+@pytest.mark.parametrize(
+    ("missing", "job", "said"),
+    [
+        ("torch", {"loader": "torch"}, "the loader torch needs PyTorch: pip install torch"),
+        ("torch", {"model": "alexnet"}, "the model alexnet needs PyTorch: pip install torch"),
+        ("tensorflow", {"loader": "tf.data"}, "TensorFlow: pip install tensorflow-cpu"),
+    ],
+)
+def test_what_a_program_lacks_is_named(
+    missing: str, job: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{missing}.py").write_text(
+        f"raise ModuleNotFoundError('No module named {missing}', name='{missing}')"
+    )
+    (tmp_path / "file").write_bytes(bytes(4096))
+    path = os.pathsep.join([str(tmp_path), places.OUR_PATH["PYTHONPATH"]])
+    asked = {"files": [str(tmp_path / "file")], "work": "read"} | job
+    with pytest.raises(TierError, match=f"pipeline: cannot be run: .*{said}"):
+        places.answer_of(
+            "penstock.bench.pipeline", asked, Place("disk", tmp_path), lambda: None, 60.0,
+            environment={"PYTHONPATH": path},
+        )  # fmt: skip
+
+
+def test_what_a_program_said_before_it_ended_is_told(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit('no way')")
+    job = {"files": ["x" * 1000] * 1000}  # more than a pipe holds
+    with pytest.raises(TierError, match="broken: cannot be run: no way"):
+        places.answer_of(
+            "broken", job, Place("disk", tmp_path), lambda: None, 60.0,
+            environment={"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
 
 
 # The pipeline

@@ -119,6 +119,45 @@ def test_a_removed_file_that_is_open_can_still_be_used(folder: Path) -> None:
 
 
 @needs_fuse
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_what_another_user_makes_is_theirs(folder: Path) -> None:
+    for place in (folder, *folder.parents):  # pytest's own folders are for one user
+        if place.stat().st_mode & 0o77 != 0:
+            break
+        place.chmod(0o711)
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "group").mkdir()
+    os.chown(folder / "group", 0, 1234)
+    (folder / "group").chmod(0o2777)
+    program = """
+import os, sys
+os.setgroups([])
+os.setgid(65533)
+os.setuid(65534)
+for name in ("open", "group"):
+    os.chdir(sys.argv[1] + "/" + name)
+    for _ in range(2):
+        with open("file", "a") as file:
+            file.write("x")
+    os.mkdir("folder")
+    open("folder/file", "w").close()
+    os.symlink("file", "link")
+    os.chmod("file", 0o600)
+"""
+    with slow(folder) as tier:
+        Path(tier.path).parent.chmod(0o711)
+        subprocess.run([sys.executable, "-c", program, tier.path], check=True)
+        (Path(tier.path) / "open" / "roots").touch()
+    for name, group in (("open", 65533), ("group", 1234)):
+        made = [folder / name / part for part in ("file", "folder", "link", "folder/file")]
+        owners = {(path.lstat().st_uid, path.lstat().st_gid) for path in made}
+        assert owners == {(65534, group)}
+        assert (folder / name / "file").read_text() == "xx"
+    assert (folder / "open" / "roots").stat().st_uid == 0
+
+
+@needs_fuse
 def test_an_error_of_the_folder_is_the_tiers(folder: Path) -> None:
     with slow(folder) as tier:
         for name, error in (("no", FileNotFoundError), ("file/x", NotADirectoryError)):

@@ -1,12 +1,14 @@
 """Two results of one study, side by side: `penstock bench compare A.json B.json`.
 
 Knows points and their spread; knows no study.  What lies within the spread of the repeats of either
-is called the same, and so is what differs by less than repeats of one run usually do.
+is called the same, and so is what differs by less than repeats of one run usually do.  What has no
+spread (a single run, a ratio of two cases) and differs by more is not judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -19,21 +21,25 @@ from penstock.words import show
 
 __all__ = ["SAME", "Compared", "Difference", "compared", "markdown_of", "to_json"]
 
-# Between repeats of one case on a machine that did nothing else; a result of one repeat has no
-# spread of its own.
+# Between repeats of one case on a machine that did nothing else.
 SAME = 0.05
+
+BETTER, SAME_AS, WORSE, NO_SPREAD = "better", "same", "worse", "no spread"
+ONLY_A, ONLY_B = "only in A", "only in B"
+VERDICTS = (BETTER, SAME_AS, WORSE, NO_SPREAD, ONLY_A, ONLY_B)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One measure of one case.  ratio: b / a.  verdict: better, worse, same: of B."""
+    """One measure of one case.  a, b: None where that one has no number.  ratio: b / a, None where
+    that is no number.  verdict: one of VERDICTS, of B."""
 
     factors: dict[str, Any]
     measure: str
     unit: str
-    a: float
-    b: float
-    ratio: float
+    a: float | None
+    b: float | None
+    ratio: float | None
     verdict: str
 
 
@@ -51,10 +57,11 @@ class Compared:
 
 def compared(path_a: Path, path_b: Path) -> Compared:
     """B beside A.  Raises TierError: no results, of two studies, or without a common case."""
-    a, b = study.read_found(path_a), study.read_found(path_b)
+    a, b = _read(path_a), _read(path_b)
     if a.name != b.name:
         raise TierError(f"{path_a} is of the study {a.name}, {path_b} of {b.name}: not comparable")
     others = {_name(point): point for point in b.points}
+    measures = {measure.key: measure for measure in (*b.measures, *a.measures)}.values()
     found: list[Difference] = []
     common = 0
     for point in a.points:
@@ -62,7 +69,7 @@ def compared(path_a: Path, path_b: Path) -> Compared:
         if other is None:
             continue
         common += 1
-        for measure in a.measures:
+        for measure in measures:
             difference = _difference(measure, point, other)
             if difference is not None:
                 found.append(difference)
@@ -73,6 +80,33 @@ def compared(path_a: Path, path_b: Path) -> Compared:
         _different(a.machine | {"scale": a.scale}, b.machine | {"scale": b.scale}),
         _different(_settings(a), _settings(b)),
     )  # fmt: skip
+
+
+def _read(path: Path) -> Read:
+    """A result that can be computed with.  Raises TierError."""
+    read = study.read_found(path)
+    for measure in read.measures:
+        texts = (measure.key, measure.title, measure.unit)
+        if not all(isinstance(text, str) for text in texts) or measure.better not in (-1, 0, 1):
+            raise TierError(f"{path}: {measure.key!r} is no measure of penstock bench")
+    for point in read.points:
+        for key, number in _numbers(point):
+            if not _is_finite(number):
+                raise TierError(f"{path}: {key}: no finite number, so nothing to compare")
+    return read
+
+
+def _numbers(point: Point) -> Iterator[tuple[str, Any]]:
+    yield "repeats", point.repeats
+    for numbers in (point.values, point.least, point.most):
+        yield from ((key, number) for key, number in numbers.items() if number is not None)
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except (OverflowError, TypeError):  # an integer beyond all floats; no number
+        return False
 
 
 def _name(point: Point) -> str:
@@ -94,25 +128,34 @@ def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any
 
 def _difference(measure: Measure, a: Point, b: Point) -> Difference | None:
     left, right = a.values.get(measure.key), b.values.get(measure.key)
-    if not measure.better or not left or right is None:
+    if not measure.better or (left is None and right is None):
         return None
-    return Difference(
-        a.factors, measure.title, measure.unit, left, right, right / left,
-        _verdict(measure, a, b),
-    )  # fmt: skip
+    if left is None or right is None:
+        ratio, verdict = None, ONLY_B if left is None else ONLY_A
+    else:
+        ratio = right / left if left else math.inf
+        ratio = ratio if math.isfinite(ratio) else None
+        verdict = _verdict(measure, a, b)
+    return Difference(a.factors, measure.title, measure.unit, left, right, ratio, verdict)
 
 
 def _verdict(measure: Measure, a: Point, b: Point) -> str:
-    key = measure.key
-    left, right = a[key], b[key]
-    ranges = [
-        (point.least.get(key) or point[key], point.most.get(key) or point[key]) for point in (a, b)
-    ]
-    (least_a, most_a), (least_b, most_b) = ranges
-    is_apart = least_b > most_a or most_b < least_a
-    if not is_apart or abs(right / left - 1) < SAME:
-        return "same"
-    return "better" if (right > left) == (measure.better > 0) else "worse"
+    left, right = a[measure.key], b[measure.key]
+    # Of A and not of B / A: A may be 0.
+    if left == right or abs(right - left) < SAME * abs(left):
+        return SAME_AS
+    spread_a, spread_b = _spread(a, measure.key), _spread(b, measure.key)
+    if spread_a is None or spread_b is None:
+        return NO_SPREAD
+    if spread_b[0] <= spread_a[1] and spread_b[1] >= spread_a[0]:
+        return SAME_AS
+    return BETTER if (right > left) == (measure.better > 0) else WORSE
+
+
+def _spread(point: Point, key: str) -> tuple[float, float] | None:
+    """None: of one run, or of a number that is computed from several cases."""
+    least, most = point.least.get(key), point.most.get(key)
+    return None if point.repeats < 2 or least is None or most is None else (least, most)
 
 
 def markdown_of(found: Compared, names: tuple[str, str]) -> str:
@@ -140,17 +183,18 @@ def markdown_of(found: Compared, names: tuple[str, str]) -> str:
 
 
 def _summary(differences: Sequence[Difference]) -> str:
+    """How often each verdict fell; those that never did have no column."""
+    there = {one.verdict for one in differences}
+    shown = [verdict for verdict in VERDICTS if verdict in (*VERDICTS[:3], *there)]
     rows = []
     for name in dict.fromkeys(one.measure for one in differences):
         mine = [one for one in differences if one.measure == name]
-        ratios = [one.ratio for one in mine if one.ratio > 0]
+        ratios = [one.ratio for one in mine if one.ratio is not None and one.ratio > 0]
         verdicts = [one.verdict for one in mine]
-        rows.append([
-            name, show(geometric_mean(ratios), "x") if ratios else "–",
-            *(str(verdicts.count(verdict)) for verdict in ("better", "same", "worse")),
-        ])  # fmt: skip
-    names = ["measure", "B / A, geometric mean", "better", "same", "worse"]
-    return study.table_of(names, rows, [False, True, True, True, True])
+        mean = geometric_mean(ratios) if ratios else None
+        rows.append([name, show(mean, "x"), *(str(verdicts.count(one)) for one in shown)])
+    names = ["measure", "B / A, geometric mean", *shown]
+    return study.table_of(names, rows, [False, *[True] * (len(names) - 1)])
 
 
 def to_json(found: Compared) -> dict[str, Any]:

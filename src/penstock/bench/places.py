@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,10 +256,12 @@ def answer_of(
     try:
         assert program.stdin
         assert program.stdout
-        program.stdin.write(json.dumps(dict(job)) + "\n")
-        program.stdin.flush()
-        if program.stdout.readline() != "ready\n":
-            raise TierError(f"{what}: cannot be run: {_said(program)}")
+        with suppress(BrokenPipeError):  # it ended already; what it said comes next
+            program.stdin.write(json.dumps(dict(job)) + "\n")
+            program.stdin.flush()
+        line = program.stdout.readline()
+        if line != "ready\n":
+            raise TierError(f"{what}: cannot be run: {_refused(line) or _said(program)}")
         at_ready()
         if place.group is not None:
             place.group.add(program.pid)
@@ -276,6 +278,14 @@ def answer_of(
     if "error" in found:
         raise RunError(found["error"])
     return dict(found)
+
+
+def _refused(line: str) -> str:
+    """What a program answered in place of "ready"; nothing: it did not answer."""
+    try:
+        return str(json.loads(line)["error"])
+    except (ValueError, KeyError, TypeError):
+        return line.strip()
 
 
 def _said(program: subprocess.Popen[str]) -> str:

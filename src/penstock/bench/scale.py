@@ -39,6 +39,7 @@ GRADIENTS = 250_000  # numbers: a megabyte, summed after each step
 STEPS = {"ci": 16, "small": 60, "full": 240}
 RANKS = {"ci": (1, 2, 4), "small": (1, 2, 3, 4), "full": (1, 2, 3, 4)}
 TIMEOUT_S = 300.0
+SIMULATED = ("bandwidth_bps", "requests_hz", "latency_s", "link_bps")  # the storage, of Settings
 
 # What is simulated beyond: Bae 2019's strong scaling of ResNet-50 (a batch of 32 K on 512 to 2,048
 # nodes, 1.620 s for 512 images on four), and Pumma 2019's most processes, 36 a node.
@@ -149,7 +150,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "behaviours": {key: asdict(one) for key, one in known.items()},
     }
     which = replace(STUDY, draw=_drawn)
-    return Found(which, settings.scale, mark, machine, points + beyond, rows, remarks, more)
+    # Not of `mark`: what was measured is the same whatever is simulated beside it.
+    told = mark | {key: getattr(settings, key) for key in SIMULATED}
+    return Found(which, settings.scale, told, machine, points + beyond, rows, remarks, more)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -315,9 +318,7 @@ def _beyond(
     if not known:
         return []
     behaviour = next(iter(known.values()))
-    storage = Storage(
-        settings.bandwidth_bps, settings.requests_hz, settings.latency_s, settings.link_bps
-    )
+    storage = Storage(*(getattr(settings, key) for key in SIMULATED))
     wanted = [
         ("strong", nodes, Cluster(nodes, 1, 1), STRONG_BATCH // nodes,
          NODE_IMAGE_S * STRONG_BATCH / nodes)

@@ -223,6 +223,37 @@ static int answer(int result)
     return result < 0 ? -errno : 0;
 }
 
+/* Whose group new files of a folder have: the folder's own where its setgid bit says so. */
+static gid_t group_below(const char *path, gid_t callers)
+{
+    const char *name = below_root(path), *slash = strrchr(name, '/');
+    char *folder = slash ? strndup(name, (size_t)(slash - name)) : strdup(".");
+    struct stat status;
+    bool is_inherited =
+        folder && !fstatat(root, folder, &status, AT_SYMLINK_NOFOLLOW) && status.st_mode & S_ISGID;
+
+    free(folder);
+    return is_inherited ? (gid_t)-1 : callers; /* -1: as it is */
+}
+
+/* What root's tier has just made for another user is that user's, as it would be without the tier.
+ * Where the disk below keeps no owners it stays root's, as everything there does. */
+static void given(const char *path, int descriptor)
+{
+    const struct fuse_context *caller = fuse_get_context();
+    gid_t group;
+    int failed;
+
+    if (geteuid() || (!caller->uid && !caller->gid))
+        return;
+    group = group_below(path, caller->gid);
+    if (descriptor >= 0)
+        failed = fchown(descriptor, caller->uid, group);
+    else
+        failed = fchownat(root, below_root(path), caller->uid, group, AT_SYMLINK_NOFOLLOW);
+    (void)failed;
+}
+
 static int slow_getattr(const char *path, struct stat *status, struct fuse_file_info *file)
 {
     metadata();
@@ -243,8 +274,13 @@ static int slow_readlink(const char *path, char *target, size_t size)
 
 static int slow_mkdir(const char *path, mode_t mode)
 {
+    int failed;
+
     metadata();
-    return answer(mkdirat(root, below_root(path), mode));
+    failed = answer(mkdirat(root, below_root(path), mode));
+    if (!failed)
+        given(path, -1);
+    return failed;
 }
 
 static int slow_unlink(const char *path)
@@ -261,8 +297,13 @@ static int slow_rmdir(const char *path)
 
 static int slow_symlink(const char *target, const char *path)
 {
+    int failed;
+
     metadata();
-    return answer(symlinkat(target, root, below_root(path)));
+    failed = answer(symlinkat(target, root, below_root(path)));
+    if (!failed)
+        given(path, -1);
+    return failed;
 }
 
 static int slow_rename(const char *from, const char *to, unsigned flags)
@@ -340,7 +381,13 @@ static int slow_open(const char *path, struct fuse_file_info *file)
 
 static int slow_create(const char *path, mode_t mode, struct fuse_file_info *file)
 {
-    return opened(path, file->flags | O_CREAT, mode, file);
+    int failed = opened(path, file->flags | O_CREAT | O_EXCL, mode, file);
+
+    if (failed == -EEXIST && !(file->flags & O_EXCL)) /* somebody made it meanwhile: it is theirs */
+        return slow_open(path, file);
+    if (!failed)
+        given(path, (int)file->fh);
+    return failed;
 }
 
 static int slow_release(const char *path, struct fuse_file_info *file)

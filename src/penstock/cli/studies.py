@@ -358,7 +358,8 @@ def compare_command(a: Path, b: Path, as_json: bool) -> None:
     """Compare two results of one study: two machines, two tiers, before and after.
 
     A case is better or worse where the two differ by more than 5 % and their repeats do not
-    overlap.  What differs between the machines stands first.
+    overlap; without repeats there is no verdict.  What differs between the machines and the
+    settings stands first.
 
     \b
       penstock bench compare old/read.json new/read.json
