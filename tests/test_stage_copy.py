@@ -11,7 +11,9 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from penstock.stage import manifest, map_of, part
 from penstock.stage import source as sources
 from penstock.stage.copy import copy
 from penstock.stage.held import evict, status, verify
-from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
+from penstock.stage.manifest import Entry, Identity, Map, Place, hash_of, hashes, write_map
 from penstock.stage.part import Large
 from penstock.stage.source import Wanted, below, find
 from penstock.stage.work import Pace, Work
@@ -776,6 +778,7 @@ def test_hashes_of_many_are_those_of_each() -> None:
     chance = random.Random(0)
     paths = [b"", b"a", *(chance.randbytes(chance.randrange(200)) for _ in range(200))]
     assert hashes(paths).tolist() == [fnv(path) for path in paths]
+    assert [hash_of(path) for path in paths] == hashes(paths).tolist()
     assert hashes([]).tolist() == []
 
 
@@ -906,3 +909,77 @@ def test_the_format_in_the_docs_is_that_of_the_code() -> None:
         for name, (_, offset, *_) in dtype.fields.items()
     }
     assert {name: told.get(name) for name in known} == known
+
+
+# The manifest's lines
+
+
+def _entries(n: int) -> list[Entry]:
+    return [Entry(f"/d/{at}", f"d/{at}", Identity(at, 1, 1, 1, 1), f"a:{at}") for at in range(n)]
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 20
+    while not is_so() and time.monotonic() < ends_s:
+        time.sleep(0.001)
+
+
+def _told(work: Work, entries: list[Entry]) -> list[BaseException | None]:
+    """What came of telling each in a thread of its own, all at once."""
+    came: list[BaseException | None] = []
+
+    def tell(entry: Entry) -> None:
+        try:
+            work.tell(entry)
+            came.append(None)
+        except BaseException as error:
+            came.append(error)
+
+    threads = [threading.Thread(target=tell, args=(one,)) for one in entries]
+    with work.place.locked():  # one waits for this, the others for that one
+        threads[0].start()
+        _until(lambda: work._telling.locked() and not work._untold)
+        for thread in threads[1:]:
+            thread.start()
+        _until(lambda: len(work._untold) == len(entries) - 1)
+    for thread in threads:
+        thread.join()
+    return came
+
+
+def test_lines_that_threads_tell_meanwhile_are_written_together(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tier)
+    place.make()
+    counts, append = [], Place.append
+
+    def counted(self: Place, entries: Any = (), gone: Any = ()) -> None:
+        known = list(entries)
+        counts.append(len(known))
+        append(self, known, gone)
+
+    monkeypatch.setattr(Place, "append", counted)
+    entries = _entries(8)
+    assert _told(Work(place, Pace(None), 0, None), entries) == [None] * 8
+    assert counts == [1, 7]
+    assert place.entries() == {entry.copy: entry for entry in entries}
+
+
+@pytest.mark.parametrize("kind", [OSError, MemoryError])
+def test_a_line_that_could_not_be_written_is_an_error_to_each_that_told_it(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    place = Place(tier)
+    place.make()
+
+    def refused(self: Place, entries: Any = (), gone: Any = ()) -> None:
+        with self.locked():
+            if kind is OSError:
+                raise TierError("full") from OSError(errno.ENOSPC, "full")
+            raise kind
+
+    monkeypatch.setattr(Place, "append", refused)
+    came = _told(Work(place, Pace(None), 0, None), _entries(8))
+    assert [type(error) for error in came] == [kind] * 8
+    assert not place.entries()

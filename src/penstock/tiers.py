@@ -215,11 +215,19 @@ class _Descriptor:
         os.close(self.number)
 
 
+@cache
+def _libc() -> Any:
+    """The C library, found once: that takes a tenth of a millisecond, and each file is asked."""
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _cachestat(descriptor: int) -> tuple[int | None, int]:
     """Bytes in the page cache, or why not: needs Linux 6.5."""
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     whole = (ctypes.c_uint64 * 2)(0, 0)  # offset and length; 0: to the end
     answer = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
     if libc.syscall(CACHESTAT, descriptor, whole, answer, 0):

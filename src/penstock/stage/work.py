@@ -55,6 +55,15 @@ class Stopped(Exception):  # noqa: N818 - no error: another thread has one, or t
 
 
 @dataclass(slots=True)
+class _Line:
+    """Of the manifest, and what came of writing it."""
+
+    entry: Entry
+    is_told: bool = False
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
 class Work:
     """What the threads of one copying share."""
 
@@ -75,6 +84,8 @@ class Work:
     fresh: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     large: list["Large"] = field(default_factory=list)
+    _telling: threading.Lock = field(default_factory=threading.Lock)
+    _untold: list["_Line"] = field(default_factory=list)
 
     def moved(self, n_bytes: int) -> None:
         with self.lock:
@@ -87,11 +98,29 @@ class Work:
 
     def tell(self, entry: Entry) -> None:
         """Appends to the manifest, before the copy is in its place: so whoever finds a copy finds
-        its line.  Raises OSError."""
+        its line.  What other threads tell meanwhile is written together, by whom comes first.
+        Raises OSError."""
+        line = _Line(entry)
+        with self.lock:
+            self._untold.append(line)
+        with self._telling:
+            if not line.is_told:
+                with self.lock:
+                    lines, self._untold = self._untold, []
+                self._append(lines)
+        if line.error is not None:
+            raise line.error
+
+    def _append(self, lines: list["_Line"]) -> None:
+        error: BaseException | None = None
         try:
-            self.place.append([entry])
-        except TierError as error:
-            raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
+            self.place.append(one.entry for one in lines)
+        except TierError as refused:
+            error = refused.__cause__ if isinstance(refused.__cause__, OSError) else refused
+        except BaseException as whatever:  # no line was written: nobody may go on
+            error = whatever
+        for one in lines:
+            one.is_told, one.error = True, error
 
     def finished(self, entry: Entry) -> None:
         """A copy is in its place."""
