@@ -1,16 +1,22 @@
 """FeedDataset, the stream and hints under torch's DataLoader: the same items as py-lmdb gives."""
 
+import gc
+import io
 import json
 import os
 import random
 import subprocess
 import sys
+import tarfile
 import textwrap
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 
 import penstock
@@ -147,6 +153,135 @@ def test_items_are_the_records_of_the_keys_that_are_given(tmp_path: Path) -> Non
     assert FeedDataset(tmp_path, keys=[b"299", b"2", b"2"])[-1] == b"record 2"
     with pytest.raises(FeedError, match="no record with the key b'300'"):
         FeedDataset(tmp_path, keys=["0", "300"])
+
+
+# Threads that share a data set, and what items refer to
+
+
+@pytest.fixture(scope="module", params=["lmdb", "folder", "tar"])
+def container(
+    request: pytest.FixtureRequest, path: Path, records: list[bytes], tmp_path_factory: Any
+) -> Path:
+    if request.param == "lmdb":
+        return path
+    root: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "folder":
+        for i, value in enumerate(records):
+            (root / f"{i:06}.bin").write_bytes(value)
+        return root
+    with tarfile.open(root / "train.tar", "w") as tar:
+        for i, value in enumerate(records):
+            member = tarfile.TarInfo(f"{i:06}.bin")
+            member.size = len(value)
+            tar.addfile(member, io.BytesIO(value))
+    return root / "train.tar"
+
+
+def _is_whole(item: Any, value: bytes) -> bool:
+    """A tar's record is its member with the head before it."""
+    found = bytes(item)
+    return found == value or (len(found) > 512 and found[512 : 512 + len(value)] == value)
+
+
+@pytest.mark.parametrize("decode", [None, np.asarray, memoryview])
+def test_threads_that_share_a_data_set_each_get_their_own_records(
+    container: Path, records: list[bytes], decode: Any
+) -> None:
+    dataset = FeedDataset(container, decode)
+    numbers = random.Random(2).choices(range(N), k=600)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(dataset.__getitem__, numbers))
+        batches = [numbers[i : i + 30] for i in range(0, 600, 30)]
+        found += [item for items in pool.map(dataset.__getitems__, batches) for item in items]
+    wrong = [
+        number
+        for number, item in zip(numbers * 2, found, strict=True)
+        if not _is_whole(item, records[number])
+    ]
+    assert not wrong
+
+
+def test_threads_that_ended_leave_no_descriptor_and_a_data_set_can_be_closed_beside_them(
+    path: Path, records: list[bytes]
+) -> None:
+    def opened() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    dataset = FeedDataset(path)
+    assert dataset[3] == records[3]
+    before = opened()
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(dataset.__getitem__, i % N) for i in range(400)]
+        for _ in range(20):
+            dataset.close()
+        assert [answer.result() for answer in answers] == [records[i % N] for i in range(400)]
+    assert dataset[5] == records[5]
+    assert opened() <= before
+    del dataset
+    assert opened() < before
+
+
+def test_a_worker_that_is_forked_while_threads_read_gets_its_records(
+    path: Path, records: list[bytes]
+) -> None:
+    dataset, is_over = FeedDataset(path), threading.Event()
+
+    def read_on() -> None:
+        while not is_over.is_set():
+            dataset.__getitems__([1, 2, 3])
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(read_on)
+        loader = data.DataLoader(dataset, 16, collate_fn=list, num_workers=2)
+        found = [item for batch in loader for item in batch]
+        is_over.set()
+    assert found == records
+
+
+@pytest.mark.parametrize("look", [np.asarray, memoryview, torch.from_numpy, lambda r: r[:]])
+def test_items_that_refer_to_their_record_stay_as_they_are(
+    path: Path, records: list[bytes], look: Any
+) -> None:
+    """A batch of several parts, batches after each other, and items one by one."""
+    dataset = FeedDataset(path, look, buffer_bytes=64 << 10)
+    items = dataset.__getitems__(list(range(N)))
+    items += [dataset[i] for i in range(50)]
+    found = [bytes(memoryview(getattr(item, "numpy", lambda item=item: item)())) for item in items]
+    assert found == [*records, *records[:50]]
+
+
+def test_a_batch_of_parts_is_collated_whole(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(24):
+            txn.put(b"%03d" % i, bytes([i]) * (1 << 20))
+    dataset = FeedDataset(tmp_path, np.asarray, buffer_bytes=8 << 20)
+    rows = [row for batch in data.DataLoader(dataset, 12) for row in batch]
+    assert [row.unique().tolist() for row in rows] == [[i] for i in range(24)]
+
+
+def test_memory_that_no_item_refers_to_is_used_again(path: Path) -> None:
+    places: set[int] = set()
+
+    def place(record: Record) -> int:
+        places.add(record.ctypes.data)
+        return 0
+
+    dataset = FeedDataset(path, place)
+    large = [i for i in range(N) if dataset.index.length[i] == 20_000]
+    for i in large:
+        dataset[i]
+    assert len({found // (1 << 16) for found in places}) <= 2  # one buffer, whatever is read
+
+
+def test_a_second_thread_is_refused_by_a_reader(path: Path) -> None:
+    reader = FeedDataset(path)._of_thread.reader
+    memory = np.zeros(1 << 20, np.uint8)[-(1 << 19) :]
+    reader.read(np.arange(3), memory)
+    assert reader._engine is not None
+    with reader._engine._in_use, pytest.raises(FeedError, match="another thread reads"):
+        reader.read(np.arange(3), memory)
 
 
 # A stream
@@ -519,7 +654,7 @@ def test_small_records_are_read_and_not_what_lies_between_them(tmp_path: Path) -
     first = index.offset[numbers] // 4096
     last = (index.offset[numbers] + 2999) // 4096
     needed = 4096 * len({*first.tolist(), *last.tolist()})
-    assert dataset._reader.reading.tally.read_bytes < 1.3 * needed
+    assert dataset._of_thread.reader.reading.tally.read_bytes < 1.3 * needed
 
 
 def test_an_item_is_named_by_a_whole_number(path: Path, records: list[bytes]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from penstock.errors import FeedError, MissingDependency
 from penstock.feed import ranks
 from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of, load
 from penstock.feed.index import Index
-from penstock.feed.read import Buffer, Options, Reader
+from penstock.feed.read import Buffer, Options, Reader, Reading
 from penstock.feed.share import RankFeed
 
 if TYPE_CHECKING:
@@ -50,18 +51,30 @@ def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
     return records
 
 
+class _OfThread(threading.local):
+    """What a thread reads with: a reader and its memory are for one at a time.  It goes when the
+    thread ends."""
+
+    def __init__(
+        self, index: Index, options: Options, reading: Reading, buffer_bytes: int
+    ) -> None:  # called in each thread that comes
+        self.reader = Reader(index, options, reading)
+        self.buffer = Buffer(buffer_bytes, spares=True)
+        self.pid = os.getpid()
+
+
 class FeedDataset:
     """Map-style: item i is decode(record i), in key order for LMDB.
 
     data: a path, a pattern, a list, or an Index.  decode: takes a Record (its bytes as an array of
-    uint8, `.key`), which is overwritten when the same process fetches its next batch; what it
-    returns by reference must be copied before that, as the default collate function does.  Without
-    it, items are bytes.  buffer_bytes: memory in each process; larger batches are read in parts.
+    uint8, `.key`); what it returns by reference stays as it is, and keeps the memory of its batch
+    as long.  Without it, items are bytes.  buffer_bytes: memory in each thread that reads, beside
+    what items refer to; larger batches are read in parts.
     keys: item i is the record with keys[i] instead, for sets whose keys are `str(i)` or that hold
     other records (`__len__`) too.
 
-    Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler.
-    Raises FeedError where a record cannot be read.
+    Works with workers by fork and by spawn, with samplers of any kind and with DistributedSampler,
+    and with threads that share it.  Raises FeedError where a record cannot be read.
     """
 
     def __init__(
@@ -81,12 +94,15 @@ class FeedDataset:
         self.index = index_of(data)
         self.decode = decode or _as_bytes
         self._records = None if keys is None else _records_of(self.index, keys)
-        options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
-        self._reader = Reader(self.index, options)
-        self._buffer = Buffer(buffer_bytes)
-        self._pid = os.getpid()
+        self._options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
+        self._buffer_bytes = buffer_bytes
+        self._begin()
         if isinstance(data, Index):  # else it is this moment's
             self.index.check()
+
+    def _begin(self) -> None:
+        reading = Reader(self.index, self._options).reading
+        self._of_thread = _OfThread(self.index, self._options, reading, self._buffer_bytes)
 
     def __len__(self) -> int:
         return len(self.index if self._records is None else self._records)
@@ -108,24 +124,27 @@ class FeedDataset:
             raise IndexError(f"item {numbers} of a data set of {n:,}")
         if self._records is not None:
             records = self._records[records]
-        if self._pid != os.getpid():  # pages that are shared with the parent are copied at a write
-            self._buffer, self._pid = Buffer(self._buffer.limit_bytes), os.getpid()
+        mine = self._of_thread
+        if mine.pid != os.getpid():  # pages that are shared with the parent are copied at a write
+            mine.buffer, mine.pid = Buffer(self._buffer_bytes, spares=True), os.getpid()
+        # By these two alone: close() in another thread takes them from `mine`.
+        reader, buffer = mine.reader, mine.buffer
         items: list[Any] = []
-        for part in self._parts(records):
-            items += self._read(part)
+        for part in self._parts(reader, records):
+            items += self._read(reader, part, buffer)
         return items
 
-    def _parts(self, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    def _parts(self, reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Halves of halves, until each fits the buffer."""
-        if len(records) < 2 or self._reader.fits(records, self._buffer.limit_bytes):
+        if len(records) < 2 or reader.fits(records, self._buffer_bytes):
             yield records
             return
         half = len(records) // 2
-        yield from self._parts(records[:half])
-        yield from self._parts(records[half:])
+        yield from self._parts(reader, records[:half])
+        yield from self._parts(reader, records[half:])
 
-    def _read(self, records: NDArray[np.int64]) -> list[Any]:
-        loaded = load(self._reader, records, self._buffer)
+    def _read(self, reader: Reader, records: NDArray[np.int64], buffer: Buffer) -> list[Any]:
+        loaded = load(reader, records, buffer)
         if loaded.failures:
             raise FeedError(loaded.failures[0].why)
         batch = Batch(self.index, loaded.memory, records, loaded.at)
@@ -134,13 +153,17 @@ class FeedDataset:
         return [self.decode(record) for record in batch]
 
     def close(self) -> None:
-        """Gives descriptors back; the next item opens them again."""
-        self._reader.close()
+        """Gives descriptors and memory back, of all threads; the next item opens them again."""
+        self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_buffer"] = Buffer(self._buffer.limit_bytes)
+        del state["_of_thread"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
 
 def feed_stream(

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,13 +235,15 @@ def is_watched() -> bool:
 
 
 class Engine:
-    """Reads in flight.  For one thread at a time; after a fork the child makes its own."""
+    """Reads in flight.  For one thread at a time, a second one is refused; after a fork the child
+    makes its own."""
 
     def __init__(self, kind: str = "auto", most: int = MOST_IN_FLIGHT) -> None:
         import ctypes
 
         self._library = library()
         self._pid = os.getpid()
+        self._in_use = threading.Lock()
         error = ctypes.c_int(0)
         self._handle = self._library.penstock_feed_open(ENGINES[kind], most, ctypes.byref(error))
         if not self._handle:
@@ -250,9 +253,17 @@ class Engine:
     def read(self, requests: NDArray[np.void], depth: int, flags: int) -> NDArray[np.void]:
         """Fills the requests, an array of REQUEST, and gives one TALLY."""
         tally = np.zeros(1, TALLY)
-        failed = self._library.penstock_feed_read(
-            self._handle, requests.ctypes.data, len(requests), depth, flags, tally.ctypes.data
-        )
+        if not self._in_use.acquire(blocking=False):
+            raise FeedError(
+                "another thread reads with this reader; give each thread a Feed or Reader of its "
+                "own, or share a FeedDataset"
+            )
+        try:
+            failed = self._library.penstock_feed_read(
+                self._handle, requests.ctypes.data, len(requests), depth, flags, tally.ctypes.data
+            )
+        finally:
+            self._in_use.release()
         if failed:
             raise FeedError(f"the reader cannot read: {os.strerror(-failed)}; please report it")
         done: NDArray[np.void] = tally[0]
@@ -276,33 +287,49 @@ class Engine:
 
 
 class Buffer:
-    """Memory that reads go into; grows to what a window needs, up to a limit."""
+    """Memory that reads go into; grows to what a window needs, up to a limit.
 
-    def __init__(self, limit_bytes: int) -> None:
+    spares: memory that somebody still refers to is left to them, and new memory taken.
+    """
+
+    def __init__(self, limit_bytes: int, spares: bool = False) -> None:
         self.limit_bytes = limit_bytes
-        self._memory = np.zeros(0, np.uint8)
+        self._spares = spares
+        self._memory: mmap.mmap | None = None
+        self._given: Callable[[], NDArray[np.uint8] | None] = lambda: None
 
     def room(self, needed: int) -> NDArray[np.uint8]:
         """At least so many bytes, beginning on a page.  What was in it before is gone."""
         if needed > self.limit_bytes:
             raise FeedError(f"{needed:,} bytes do not fit the buffer of {self.limit_bytes:,}")
-        if needed > len(self._memory) and needed > available_bytes():
+        if self._spares and self._given() is not None:
+            self._memory = None
+        has = len(self._memory) if self._memory is not None else 0
+        if needed > has and needed > available_bytes():
             raise FeedError(
                 f"no memory for {needed:,} bytes: {available_bytes():,} are free; lower batch_size"
             )
-        if needed > len(self._memory):
-            step = HUGE_PAGE_BYTES if needed > HUGE_PAGE_BYTES else PAGE_BYTES
-            size = min(-(-(needed + needed // 8) // step) * step, self.limit_bytes)
-            self._memory = np.zeros(0, np.uint8)  # the old one goes before the new one comes
-            try:
-                memory = mmap.mmap(-1, -(-size // PAGE_BYTES) * PAGE_BYTES)
-            except (OSError, ValueError) as error:
-                raise FeedError(f"no memory for {size:,} bytes; lower buffer_bytes") from error
-            if step == HUGE_PAGE_BYTES:
-                # A request into memory of one piece is one request at the device as well.
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            self._memory = np.frombuffer(memory, np.uint8)
-        return self._memory
+        if needed > has:
+            self._memory = None  # the old one goes before the new one comes
+            self._memory = self._new(needed)
+        if self._memory is None:
+            return np.zeros(0, np.uint8)
+        # A new array each time: all that refers to the memory, however, keeps this one alive.
+        given = np.frombuffer(self._memory, np.uint8)
+        self._given = weakref.ref(given)
+        return given
+
+    def _new(self, needed: int) -> mmap.mmap:
+        step = HUGE_PAGE_BYTES if needed > HUGE_PAGE_BYTES else PAGE_BYTES
+        size = min(-(-(needed + needed // 8) // step) * step, self.limit_bytes)
+        try:
+            memory = mmap.mmap(-1, -(-size // PAGE_BYTES) * PAGE_BYTES)
+        except (OSError, ValueError) as error:
+            raise FeedError(f"no memory for {size:,} bytes; lower buffer_bytes") from error
+        if step == HUGE_PAGE_BYTES:
+            # A request into memory of one piece is one request at the device as well.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -481,6 +508,9 @@ class _Files:
         self._open.clear()
         self._metas.clear()
 
+    def __del__(self) -> None:  # of a thread that has ended
+        self.close()
+
 
 def _advise(descriptor: int, advice: int) -> None:
     try:
@@ -505,6 +535,7 @@ class Reading:
     is_held: bool = False  # the page cache has all, as far as is known
     tally: Tally = field(default_factory=Tally)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    pid: int = field(default_factory=os.getpid)
 
     def note(self, native: NDArray[np.void], loaded: Tally, asked_memory: bool) -> None:
         with self.lock:
@@ -524,7 +555,7 @@ class Reading:
 
 
 class Reader:
-    """Reads records of one data set.  For one thread at a time.
+    """Reads records of one data set.  For one thread at a time; a second one's read is refused.
 
     After a fork it opens what it needs anew; pickled, it does so where it arrives.
     """
@@ -756,7 +787,8 @@ class Reader:
             if engine is not None:  # forked: the descriptors are good, and shared with the parent
                 engine.close()
             engine = self._engine = Engine(self.options.engine)
-            self.reading.lock = threading.Lock()
+        if self.reading.pid != os.getpid():  # a thread that is not here may have held the lock
+            self.reading.lock, self.reading.pid = threading.Lock(), os.getpid()
         if files is None:
             files = self._files = _Files(self.index, self._is_direct())
         return engine, files, self.reading
