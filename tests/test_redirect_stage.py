@@ -2,15 +2,19 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import PENSTOCK
+from penstock.measures import measure
+from penstock.run import open_run
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("penstock.registry") is None,
@@ -61,8 +65,6 @@ def staged(command: Callable[..., Any], tmp_path: Path, work: Path) -> Path:
 
 
 def opens_of(folder: Path) -> dict[str, int]:
-    from penstock.run import open_run
-
     with open_run(folder) as run:
         return dict(run.sql("select outcome, sum(opens)::bigint from staged group by 1").fetchall())
 
@@ -145,3 +147,89 @@ def test_a_tier_that_is_none_is_said_before_anything_runs(
     assert (done.returncode, (work / "ran").exists()) == (2, False)
     assert "no such tier" in done.stderr
     assert command("run", "-q", "--verify", "touch", "ran").returncode == 2
+
+
+@contextmanager
+def memory_at(folder: Path) -> Iterator[None]:
+    """A file system of its own at a folder, which is there without it too."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    folder.mkdir(exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_an_unmounted_tier_is_refused_and_nothing_is_written_below_it(
+    command: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    """The mount point stays, as /mnt/nvme does after a start of the machine."""
+    for name in ("a", "b"):
+        (work / name).write_bytes(name.encode() * 100)
+        os.utime(work / name, ns=(OLD_NS, OLD_NS))
+    tier, run = tmp_path / "nvme", tmp_path / "run"
+    program = "open('a', 'rb').read(); open('b', 'rb').read(); open('b', 'rb').read()"
+    with memory_at(tier):
+        assert command("tiers", "add", "nv", tier, "--no-measure").returncode == 0
+        assert command("stage", "copy", work, "--to", "nv").stdout.startswith("2 files copied")
+        assert command("stage", "status", "nv").stdout.startswith("2 files staged")
+    # Copies of an earlier time below the mount point are not the tier's either.
+    for left in (False, True):
+        if left:
+            shutil.copytree(work, f"{tier}/staged{work}")
+            (tier / ".penstock").mkdir()
+            (tier / ".penstock" / "manifest.jsonl").write_bytes(b'{"version": 1, "tier": "nv"}\n')
+        before = sorted(tier.rglob("*"))
+        for words in (
+            ("stage", "status", "nv"),
+            ("stage", "verify", "nv"),
+            ("stage", "evict", "nv"),
+            ("stage", "copy", work, "--to", "nv"),
+            ("stage", "fill", work, "--to", "nv", "--limit", "50MB/s"),
+            ("tiers", "measure", "nv"),
+            ("run", "-q", "--burst-buffer", "nv", "true"),
+        ):
+            done = command(*words)
+            assert done.returncode == 2, (words, done.stdout)
+            assert f"tier nv is not mounted: it lay on {tier}" in done.stderr, words
+            assert f"mount it, or if copies are to lie here: penstock tiers add nv {tier}" in (
+                done.stderr
+            )
+        assert "not there" in command("tiers", "list").stdout
+        folder = Path(f"{run}-{left}")
+        done = command(
+            "run", "-o", folder, "--verify", "--staged", "nv", sys.executable, "-c", program
+        )
+        assert done.returncode == 0, done.stderr
+        assert "the originals are read" in done.stderr
+        with open_run(folder) as opened:
+            told = [(one.outcome, one.opens) for one in measure(opened).staged]
+        assert told == [("lost", 3)]
+        assert sorted(tier.rglob("*")) == before
+    # What is made anew at the mount point is the tier, empty; and so is what is said to be it.
+    with memory_at(tier):
+        assert command("stage", "status", "nv").stdout.startswith("0 files staged")
+    assert command("tiers", "add", "nv", tier, "--no-measure").returncode == 0
+    assert command("stage", "copy", work, "--to", "nv").returncode == 0
+
+
+def test_a_tier_that_is_mounted_elsewhere_is_known_by_its_mark(
+    command: Callable[..., Any], staged: Path, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root may mount a folder")
+    done = subprocess.run(["mount", "--bind", staged, staged], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        said = command("stage", "status", "fast").stdout
+        assert said.startswith(f"{len(NAMES)} files staged")
+        (staged / ".penstock" / "tier").write_text("of another tier")
+        assert command("stage", "status", "fast").returncode == 2
+    finally:
+        subprocess.run(["umount", "-l", staged], check=True)

@@ -617,7 +617,11 @@ def test_tiers_are_named_kept_and_forgotten(tier: Tier, tmp_path: Path) -> None:
     assert [one.name for one in registry.registered()] == ["fast", "slow"]
     assert registry.tier_of("fast") == registry.tier_of(tier.path) == tier
     assert registry.add("fast", tier.path, 5).costs == tier.costs
+    assert registry.add("fast", tier.path).capacity_bytes == 5
     registry.remove("slow")
+    with pytest.raises(TierError, match=r"fast: is the tier in .*; penstock stage evict fast"):
+        registry.add("fast", other)
+    registry.remove("fast")
     assert registry.add("fast", other).costs is None
     registry.remove("fast")
     with pytest.raises(TierError, match=r"no such tier \(none yet\)"):
@@ -635,6 +639,7 @@ def test_tiers_are_named_kept_and_forgotten(tier: Tier, tmp_path: Path) -> None:
             b'{"version": 1, "tiers": {"a": {"path": "/", "capacity_bytes": -1}}}',
             b'{"version": 1, "tiers": {"a": {"path": "/", "costs": {"open_s": "1"}}}}',
             b'{"version": 1, "tiers": {"a": {"path": "/", "read_bps": 1e999}}}',
+            b'{"version": 1, "tiers": {"a": {"path": "/", "mount": 1}}}',
         ]
     )
 )
@@ -649,6 +654,11 @@ def test_a_damaged_registry_says_so(text: bytes) -> None:
 def test_a_folder_is_one_tier_and_one_that_takes_no_file_is_none(tier: Tier) -> None:
     with pytest.raises(TierError, match="is the tier fast, and copies have one owner"):
         registry.add("two", tier.path)
+    within = tier.path / "within"
+    within.mkdir()
+    for folder, how in ((within, "lies in"), (tier.path.parent, "holds")):
+        with pytest.raises(TierError, match=f"{how} the tier fast .*, and copies have one owner"):
+            registry.add("three", folder)
     with pytest.raises(TierError, match="cannot be written"):
         registry.add("four", "/proc")
     assert [one.name for one in registry.registered()] == ["fast"]

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -577,7 +578,7 @@ def test_a_device_that_gives_its_folders_another_number_is_the_same(overlay: Pat
 
 def test_a_tier_that_is_gone_or_read_only_says_so(tmp_path: Path, tier: Tier, source: Path) -> None:
     filled(source, 2)
-    tier.path.rmdir()
+    shutil.rmtree(tier.path)
     with pytest.raises(TierError, match="is not there"):
         copy(tier, below(source))
     with pytest.raises(TierError, match="is not there"):

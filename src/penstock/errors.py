@@ -10,6 +10,7 @@
     ├── FeedError            a data set: missing, damaged, of an unknown kind, changed since
     │   └── FeedRefused      one that may be whole, and is not read here or not without a word more
     ├── TierError            a place for bytes: missing, full, read-only, nothing in it to read
+    │   ├── TierGone         a tier that the user named is not there: gone, not mounted
     │   └── TierFull         no room; has .path and .wanted_bytes
     ├── SaveError            a checkpoint: not whole, not found, not to be written or removed
     └── MissingDependency    an optional package is needed; also an ImportError
@@ -31,6 +32,7 @@ __all__ = [
     "StartError",
     "TierError",
     "TierFull",
+    "TierGone",
 ]
 
 
@@ -76,6 +78,10 @@ class FeedRefused(FeedError):  # noqa: N818 - it is nobody's error: nothing is w
 
 class TierError(PenstockError):
     """A place where bytes lie, or should, cannot be used."""
+
+
+class TierGone(TierError):  # noqa: N818 - as one says it
+    """A tier's folder is not there, or is that of another file system."""
 
 
 class TierFull(TierError):  # noqa: N818 - as one says it

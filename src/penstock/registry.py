@@ -7,6 +7,7 @@ opening, reading and closing files of two sizes, one at a time, that were evicte
 import json
 import os
 import re
+import secrets
 import statistics
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import tiers
-from penstock.errors import TierError
+from penstock.errors import TierError, TierGone
 from penstock.tiers import Ceiling
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Costs",
     "Tier",
     "add",
+    "look",
     "measure_costs",
     "registered",
     "remove",
@@ -42,6 +44,9 @@ LARGE_BYTES, N_LARGE = 4 << 20, 8
 REQUEST_BYTES = 1 << 20
 
 _PREFIX = ".penstock-costs-"
+
+MARK = ".penstock/tier"  # below a tier's folder: a number by which it is known again
+MOST_MARK_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,9 @@ class Costs:
 class Tier:
     """A folder that holds copies.  capacity_bytes: what they may take; None: all that is free.
 
-    read_bps, write_bps: the best that was measured; None: not measured.
+    read_bps, write_bps: the best that was measured; None: not measured.  mount: the mount point
+    that the folder lay on when it was added; mark: what was written there then; None: of a list
+    that was made by hand or before these were kept, and is not compared.
     """
 
     name: str
@@ -72,6 +79,8 @@ class Tier:
     read_bps: float | None = None
     write_bps: float | None = None
     measured_unix_ns: int | None = None
+    mount: str | None = None
+    mark: str | None = None
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -118,6 +127,9 @@ def _tier(name: str, facts: Mapping[str, Any]) -> Tier:
         value = facts.get(key)
         if value is not None and not (type(value) is int and 0 <= value < 1 << 63):
             raise ValueError(f"{key} is {value!r}")
+    for key in ("mount", "mark"):
+        if not isinstance(facts.get(key), str | None):
+            raise ValueError(f"{key} is {facts[key]!r}")
     return Tier(
         name,
         Path(str(facts["path"])),
@@ -126,6 +138,8 @@ def _tier(name: str, facts: Mapping[str, Any]) -> Tier:
         numbers["read_bps"],
         numbers["write_bps"],
         facts.get("measured_unix_ns"),
+        facts.get("mount"),
+        facts.get("mark"),
     )
 
 
@@ -163,10 +177,11 @@ def _facts(tier: Tier) -> dict[str, Any]:
 
 
 def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> Tier:
-    """Makes a folder a tier; one of this name is replaced, what was measured of it stays if the
-    folder does.
+    """Makes a folder a tier.  One that is added again keeps what was measured of it, and its
+    capacity where none is told; it is from now on the one that is mounted there now.
 
-    Raises TierError: no such folder, one that cannot be written, a name that is none.
+    Raises TierError: no such folder, one that cannot be written, a name that is none or that of
+    another folder, a folder within another tier's or around it.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise TierError(f"{name!r}: a tier's name is letters, digits, dots and dashes")
@@ -184,19 +199,88 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
         raise TierError(
             f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
         ) from error
-    tier = Tier(name, path, capacity_bytes)
     with _changed() as known:
-        other = next((one for one in known.values() if one.path == path), tier)
-        if other.name != name:
-            raise TierError(
-                f"{path}: is the tier {other.name}, and copies have one owner; "
-                f"penstock tiers remove {other.name}, then add {name}"
-            )
         before = known.get(name)
-        if before is not None and before.path == path:
-            tier = replace(before, capacity_bytes=capacity_bytes)
+        if before is not None and before.path != path:
+            raise TierError(
+                f"{name}: is the tier in {before.path}; penstock stage evict {name} and "
+                f"penstock tiers remove {name}, then add it in {path}, or give another name"
+            )
+        for other in known.values():
+            if other.name != name:
+                _check_apart(other, name, path)
+        tier = before or Tier(name, path)
+        if capacity_bytes is not None:
+            tier = replace(tier, capacity_bytes=capacity_bytes)
+        tier = replace(tier, mount=tiers.mount_of(path).point, mark=_marked(path))
         known[name] = tier
     return tier
+
+
+def _check_apart(other: Tier, name: str, path: Path) -> None:
+    """Raises TierError: the folder is another tier's, lies in one or holds one."""
+    if other.path == path:
+        raise TierError(
+            f"{path}: is the tier {other.name}, and copies have one owner; "
+            f"penstock tiers remove {other.name}, then add {name}"
+        )
+    if path in other.path.parents or other.path in path.parents:
+        how = "lies in" if other.path in path.parents else "holds"
+        raise TierError(
+            f"{path}: {how} the tier {other.name} ({other.path}), and copies have one owner; "
+            f"name a folder beside it, or penstock tiers remove {other.name}"
+        )
+
+
+def _marked(folder: Path) -> str:
+    """The mark of a tier's folder, which is made where there is none."""
+    if found := _mark_in(folder):
+        return found
+    mark = secrets.token_hex(16)
+    path = folder / MARK
+    draft = path.with_name(f".tier-{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft.write_text(mark)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise TierError(
+            f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
+        ) from error
+    return mark
+
+
+def _mark_in(folder: Path) -> str:
+    """Empty: there is none that could be read."""
+    try:
+        with open(folder / MARK, "rb") as file:
+            return file.read(MOST_MARK_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def look(tier: Tier) -> None:
+    """Raises TierGone: the tier is not there, or its folder is that of another file system, as the
+    mount point that a file system was taken off is.
+
+    It is the one that was added if it bears its mark, wherever it is mounted now, or if it lies on
+    the mount point that it lay on then: what was made anew there, as memory after a start of the
+    machine is, may hold copies too.
+    """
+    cure = f"mount it, or penstock tiers remove {tier.name}"
+    if not tier.path.is_dir():
+        raise TierGone(f"{tier.path}: tier {tier.name} is not there; {cure}")
+    if tier.mount is None or (tier.mark and _mark_in(tier.path) == tier.mark):
+        return
+    now = tiers.mount_of(tier.path).point
+    if now != tier.mount:
+        raise TierGone(
+            f"{tier.path}: tier {tier.name} is not mounted: it lay on {tier.mount} when it was "
+            f"added, and this folder is on {now}; mount it, or if copies are to lie here: "
+            f"penstock tiers add {tier.name} {tier.path}"
+        )
 
 
 def remove(name: str) -> Tier:

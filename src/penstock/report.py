@@ -997,8 +997,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "staged": (
         "Opens of staged files",
         "outcome opens files read_bytes time_s tier",
-        "Served: the staged copy was opened. Any other: the file itself, and why. `penstock stage"
-        " status` shows the copies.",
+        "Served: the staged copy was opened. Any other: the file itself, and why; lost: the tier"
+        " was not there, all opens of data files. `penstock stage status` shows the copies.",
     ),
     "filling": (
         "Filling a tier meanwhile",

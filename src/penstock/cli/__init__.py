@@ -429,7 +429,19 @@ def _end_filling(filling: subprocess.Popen[bytes]) -> None:
 
 
 def _map_of(tier: str, is_verified: bool) -> Path:
-    """The map of a tier's copies.  Ends here if a copy is not what was staged."""
+    """The map of a tier's copies; of a tier that is not there, one that is none: each process then
+    notes that it lost it.  Ends here if a copy is not what was staged."""
+    from penstock.errors import TierGone
+
+    try:
+        return _checked_map_of(tier, is_verified)
+    except TierGone as error:
+        say(f"the originals are read: {error}")
+        # Not the map's own name: below a mount point may lie one of another time.
+        return Path("/proc/self/penstock-tier-gone")
+
+
+def _checked_map_of(tier: str, is_verified: bool) -> Path:
     from penstock import stage
 
     if is_verified:

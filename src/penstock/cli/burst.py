@@ -22,7 +22,7 @@ __all__ = ["burst_of", "drained_beside"]
 
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     """The folder that checkpoints go to first, and which files do.  Ends here if it cannot be."""
-    from penstock.registry import tier_of
+    from penstock.registry import look, tier_of
     from penstock.save.burst import PATTERNS, prepare
 
     if any(not one.strip("*/") or ":" in one for one in patterns):
@@ -31,7 +31,9 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
         )
     path = Path(tier).expanduser()
     if "/" not in tier:
-        path = tier_of(tier).path
+        there = tier_of(tier)
+        look(there)
+        path = there.path
     folder = prepare(path)
     if Path.cwd().stat().st_dev == folder.stat().st_dev:
         say(f"{path} is on the device of this folder: checkpoints that go here gain nothing by it")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.shell import AS_JSON, here, print_json, print_rich, rate, say, size, working
-from penstock.errors import TierError
+from penstock.errors import TierError, TierGone
 
 if TYPE_CHECKING:
     import subprocess
@@ -76,7 +76,9 @@ def tiers_measure(name: str) -> None:
     """
     from penstock import registry
 
-    print_rich(_tiers_table([_measured(registry.tier_of(name))]))
+    tier = registry.tier_of(name)
+    registry.look(tier)
+    print_rich(_tiers_table([_measured(tier)]))
 
 
 def _measured(tier: Tier) -> Tier:
@@ -153,9 +155,10 @@ def _tiers_table(known: list[Tier]) -> Any:
     for tier in known:
         staged, state = 0, "not there"
         try:
-            if tier.path.is_dir():
-                state = "ready"
-                staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
+            staged = sum(one.identity.size_bytes for one in Place(tier).entries().values())
+            state = "ready"
+        except TierGone:
+            pass
         except TierError:
             state = "damaged"
         if tier.costs is None and state == "ready":

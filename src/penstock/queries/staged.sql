@@ -1,7 +1,8 @@
 -- Opens of files of which a tier holds a copy, by what came of them.
 --   tier       the name of the tier; NULL: its log does not name it
 --   outcome    served from the copy; or why the original was opened: changed, dropped, absent, gone,
---              damaged, direct, denied; written: opened to be written, the copy is dropped
+--              damaged, direct, denied; written: opened to be written, the copy is dropped; lost: the
+--              tier was not there when the process began, so all its opens of data files are told
 --   opens      calls, exact also past the trace budget
 --   files, read_bytes, time_s  of the copies: what was read, and time in calls; of POSIX and STDIO, for
 --              each file, the layer that read more; NULL: not served
@@ -28,4 +29,16 @@ SELECT
 FROM staged AS s
 CROSS JOIN read AS r
 GROUP BY s.outcome
-ORDER BY s.outcome <> 'served', opens DESC, s.outcome
+UNION ALL
+SELECT NULL, 'lost', CAST(coalesce(sum(c.calls), 0) AS BIGINT), NULL, NULL, NULL
+FROM (SELECT DISTINCT process FROM notes WHERE key = 'tier lost') AS l
+LEFT JOIN (
+    SELECT c.process, sum(c.calls - c.errors) AS calls
+    FROM calls AS c
+    JOIN ops AS o ON o.op_number = c.op_number
+    JOIN files AS f ON f.file = c.file
+    WHERE o.op IN ('open', 'fopen', 'freopen') AND f.path_class = 'data'
+    GROUP BY c.process
+) AS c ON c.process = l.process
+HAVING count(l.process) > 0
+ORDER BY outcome <> 'served', opens DESC, outcome

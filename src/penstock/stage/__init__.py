@@ -9,7 +9,8 @@ __all__ = ["map_of"]
 def map_of(tier: str | Path) -> Path:
     """The map of a tier's copies, up to date: what `penstock run --staged` hands to the program.
 
-    tier: its name, or its folder.  Raises TierError: no such tier, it is gone, nothing is staged.
+    tier: its name, or its folder.  Raises TierError: no such tier, nothing is staged; TierGone:
+    the tier is not there.
     """
     from penstock.registry import tier_of
     from penstock.stage import manifest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TierError
-from penstock.registry import Tier
+from penstock.registry import Tier, look
 
 __all__ = [
     "CHUNK_BYTES",
@@ -177,12 +177,8 @@ class Place:
         self.map = self.own / "staged.map"
 
     def look(self) -> None:
-        """Raises TierError: the tier is not there."""
-        if not self.tier.path.is_dir():
-            raise TierError(
-                f"{self.tier.path}: tier {self.tier.name} is not there; mount it, or "
-                f"penstock tiers remove {self.tier.name}"
-            )
+        """Raises TierGone: the tier is not there, see registry.look."""
+        look(self.tier)
 
     def make(self) -> None:
         """Makes its folders, for their owner only: a copy may be of a file in a private folder."""
@@ -239,8 +235,9 @@ class Place:
     def entries(self) -> dict[str, Entry]:
         """All copies that the manifest knows, by `copy`; the last line of each counts.
 
-        Raises TierError: it cannot be read, or is of another version.
+        Raises TierError: it cannot be read, or is of another version; TierGone.
         """
+        self.look()  # what lies below a mount point is not the tier's
         found: dict[str, Entry] = {}
         try:
             with open(self.manifest, "rb") as file:
@@ -248,7 +245,6 @@ class Place:
                     if line.endswith(b"\n"):
                         self._take(line, found)
         except FileNotFoundError:
-            self.look()
             return {}
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be read: {error.strerror}") from error
@@ -620,13 +616,10 @@ class Map:
 def current_map(tier: Tier) -> Path:
     """The tier's map, written anew if the manifest is younger (a copying that was killed).
 
-    Raises TierError: the tier is not there, nothing is staged.
+    Raises TierGone: the tier is not there; TierError: nothing is staged.
     """
     place = Place(tier)
-    if not tier.path.is_dir():
-        raise TierError(
-            f"{tier.path}: tier {tier.name} is not there; mount it, or run without --staged"
-        )
+    place.look()
     if place.is_filling():
         with suppress(TierError), Map(place.map):
             return place.map
