@@ -5,7 +5,7 @@
 #   JOBS       how many tests `make test` runs side by side; auto: as many as there are processors
 #   STUDY      which studies `make experiments` makes, such as "read train"
 #   OPTIONS    what it hands to `penstock bench` for each, such as "--repeats 1"
-#   SCALE      ci: it makes each study at its smallest, and holds the shape of what it finds
+#   SCALE      ci: it makes each (or STUDY) at its smallest, and holds the shape of what it finds
 #   TESTS      what `make test` hands to pytest, such as tests/test_log.py or "-m 'not slow'"
 PYTHON ?= python3
 PIP_EXTRA ?=
@@ -102,12 +102,17 @@ soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power 
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py
 
-experiments: $(venv)/.package $(venv)/.tested ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: each at its smallest, and the shape of what it finds
+experiments: $(venv)/.package $(venv)/.tested ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: at their smallest, and the shape of what it finds
 ifeq ($(SCALE),ci)
-	$(bin)/python -m pytest -m experiment
-else
+	$(bin)/python -m pytest -m "$(if $(filter file,$(origin STUDY)),experiment,$(foreach study,$(STUDY),experiment(study='$(study)') or) experiment(study=''))"
+else ifeq ($(SCALE),)
 	$(MAKE) $(addprefix experiment-,$(STUDY))
+else
+	$(error SCALE=$(SCALE): ci, or nothing; OPTIONS="--scale $(SCALE)" is handed to the studies)
 endif
+
+experiment-provenance:
+	$(bin)/penstock bench provenance build/experiments/provenance
 
 experiment-ladder:
 	$(bin)/penstock bench ladder build/experiments/ladder --yes $(OPTIONS)

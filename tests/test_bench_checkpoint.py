@@ -132,7 +132,7 @@ def test_the_command_makes_a_slow_tier_of_its_own(
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.experiment
+@pytest.mark.experiment(study="checkpoint")
 @needs_fuse
 def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
     import subprocess

@@ -251,7 +251,7 @@ def test_the_command_line_says_what_was_made(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "set" / "dataset.json").read_text())["records"] == 60
 
 
-@pytest.mark.experiment
+@pytest.mark.experiment(study="data")
 @pytest.mark.slow
 def test_every_set_and_every_form_is_counted_again_and_is_as_published(tmp_path: Path) -> None:
     command = [PENSTOCK, "bench", "data", "all", tmp_path / "out", "--scale", "0.01"]

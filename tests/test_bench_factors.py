@@ -90,7 +90,7 @@ def test_nodes_read_every_record_once_an_epoch(lmdb: Path, shuffle: str) -> None
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="factors")
 @pytest.mark.slow
 @needs_fuse
 def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_no_rung_takes_an_index_from_a_cache(
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="ladder")
 @needs_fuse
 def test_on_the_latency_tier_faults_are_requests_and_readers_need_fewer(
     data: Path, tmp_path: Path
@@ -332,7 +332,7 @@ def test_a_ladder_without_the_tier_that_counts_is_refused_with_what_is_missing()
 # The command line
 
 
-@pytest.mark.experiment
+@pytest.mark.experiment(study="ladder")
 @needs_fuse
 def test_the_command_line_climbs_and_extends(tmp_path: Path) -> None:
     def say(*words: str) -> str:

@@ -158,7 +158,7 @@ def test_a_dlio_that_fails_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.experiment
+@pytest.mark.experiment(study="mlperf")
 @needs_fuse
 def test_the_workload_that_asks_for_most_waits_most(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -122,7 +122,7 @@ def test_9216_processes_are_simulated_in_seconds() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="scale")
 @pytest.mark.slow
 @needs_fuse
 @pytest.mark.skipif(

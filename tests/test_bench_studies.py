@@ -458,7 +458,7 @@ def points(found: dict[str, Any], **factors: Any) -> list[Point]:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="read")
 @needs_fuse
 def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
     found = bench(tmp_path, "read", "--on", "latency")
@@ -472,7 +472,7 @@ def test_more_threads_read_faster_where_each_file_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="train")
 @needs_fuse
 def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
     found = bench(tmp_path, "train", "--on", "latency")
@@ -485,7 +485,7 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="ceiling")
 @pytest.mark.slow
 @needs_fuse
 def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> None:
@@ -507,6 +507,14 @@ def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> N
         (["read", "out", "--on", "moon"], "'moon' is not one of"),
         (["read", "out", "--scale", "huge"], "'huge' is not one of"),
         (["compare", "a.json", "b.json"], "a.json"),
+        (["scale", "out", "--iops", "nan"], "nan is no number for this"),
+        (["checkpoint", "out", "--scale", "inf"], "inf is not in the range"),
+        (["data", "all", "out", "--scale", "nan"], "nan is no number for this"),
+        (["data", "all", "out", "--scale", "2"], "more than 0, at most 1"),
+        (["data", "all", "out", "--raw"], "leave out --as and --raw"),
+        (["data", "all", "out", "--as", "tar"], "leave out --as and --raw"),
+        (["data", "cifar10", ""], "an empty name"),
+        (["tier", "make", "t", ".", "--iops", "nan"], "nan is no number for this"),
     ],
 )
 def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
@@ -569,7 +577,7 @@ def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="control")
 @pytest.mark.slow
 def test_a_training_that_computes_is_not_called_io_bound(tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -634,7 +642,7 @@ def test_a_window_spans_from_the_last_step_before_it_to_its_own_last() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="window")
 @pytest.mark.slow
 @needs_fuse
 def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None:
@@ -658,7 +666,7 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
 
 
 @pytest.mark.alone
-@pytest.mark.experiment
+@pytest.mark.experiment(study="cases")
 @pytest.mark.slow
 @needs_fuse
 def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path) -> None:

@@ -346,6 +346,60 @@ def test_a_mount_over_other_files_is_refused(folder: Path, tmp_path: Path) -> No
 
 
 @needs_fuse
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_folder_that_was_there_stays_and_one_that_was_made_goes(
+    folder: Path, tmp_path: Path, is_there: bool, is_beside: bool
+) -> None:
+    mount = tmp_path / ("data-slow" if is_beside else "elsewhere")
+    if is_there:
+        mount.mkdir()
+    at = None if is_beside else mount
+    assert make("slow", folder, Speed(), at=at, is_verified=False).path == str(mount)
+    remove("slow")
+    assert mount.exists() == is_there
+    assert sorted(os.listdir(folder)) == ["file"]
+
+
+@needs_fuse
+def test_one_name_that_is_wrong_does_not_keep_the_others(folder: Path) -> None:
+    for name in ("a1", "a2"):
+        make(name, folder, Speed(), is_verified=False)
+    with pytest.raises(TierError, match="wrong: no such tier"):
+        remove("a1", "wrong", "a2")
+    assert made() == []
+
+
+@needs_fuse
+def test_what_a_damaged_note_is_of_is_removed(folder: Path) -> None:
+    for name in ("slow", "other"):
+        make(name, folder, Speed(), is_verified=False)
+    slow_tiers._note("slow").write_text('{"name": "sl')
+    with pytest.raises(TierError, match="penstock bench tier remove slow"):
+        make("slow", folder, Speed(), is_verified=False)
+    remove("slow")
+    assert f"{folder}-slow" not in mounts()
+    assert [one.is_alive() for one in made()] == [True]
+    assert not list(slow_tiers._note("slow").parent.glob("slow*"))
+    make("slow", folder, Speed(), is_verified=False)
+    remove("slow", "other")
+
+
+def test_a_tier_that_would_hold_itself_is_refused(folder: Path) -> None:
+    with pytest.raises(TierError, match="/: a tier of all there is would be seen through itself"):
+        make("slow", "/", Speed(), is_verified=False)
+    (folder / "in").mkdir()
+    (folder.parent / "link").symlink_to(folder)
+    for at in (folder / "in", folder / "new", folder.parent / "link" / "new"):
+        with pytest.raises(TierError, match="would be seen through itself; --at FOLDER"):
+            make("slow", folder, Speed(), at=at, is_verified=False)
+        with pytest.raises(TierError, match="would be seen through itself"), slow(folder, at=at):
+            pass
+    assert made() == []
+    assert sorted(os.listdir(folder)) == ["file", "in"]
+
+
+@needs_fuse
 @pytest.mark.parametrize("killed", ["maker", "server", "both"])
 def test_a_killed_tier_leaves_nothing_after_the_next(folder: Path, killed: str) -> None:
     program = f"""
@@ -402,6 +456,23 @@ def test_a_tier_whose_server_died_is_told_and_removed(folder: Path) -> None:
 def test_a_tier_that_cannot_be_is_refused(folder: Path, name: str, speed: Speed, said: str) -> None:
     with pytest.raises(TierError, match=said):
         make(name, folder, speed)
+    assert made() == []
+
+
+@pytest.mark.parametrize(
+    ("speed", "at", "said"),
+    [
+        (Speed(latency_s=5e-3, seek_s=2e-3), None, "a latency, jumps of a head: leave that out"),
+        (Speed(stream_bps=1e6, metadata_s=1e-3), None, "of one request, a time of an open: leave"),
+        (Speed(jitter=0.1, slots=2), None, "jitter, slots: leave"),
+        (Speed(bandwidth_bps=1e8), "there", r"a place of its own \(--at\): leave"),
+    ],
+)
+def test_what_a_control_group_cannot_do_is_refused(
+    folder: Path, speed: Speed, at: str | None, said: str
+) -> None:
+    with pytest.raises(TierError, match=said):
+        make("slow", folder, speed, kind="cgroup", at=at, is_verified=False)
     assert made() == []
 
 

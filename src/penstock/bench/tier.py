@@ -129,7 +129,7 @@ class SlowTier:
 
     kind: fuse, or cgroup: then path is the folder itself, and only what runs in the group is slow.
     pid, start_ticks, boot: the process that serves it, or that made it.  stats: its counters.
-    measured: what `verify` found.
+    measured: what `verify` found.  is_mount_ours: path was made for it and goes with it.
     """
 
     name: str
@@ -145,6 +145,7 @@ class SlowTier:
     group: Group | None
     measured: str = ""
     is_temporary: bool = False
+    is_mount_ours: bool = False
 
     def requests(self) -> Requests:
         """What was asked of it so far.  Raises TierError."""
@@ -317,8 +318,10 @@ def slow(
     place = Path(tempfile.mkdtemp(prefix=PLACE))
     server: subprocess.Popen[bytes] | None = None
     note: Path | None = None
-    mount = str(place / "tier") if at is None else str(Path(at).absolute())
+    mount = str(place / "tier")
     try:
+        if at is not None:
+            mount = _mount_of(found, place.name, at)
         if at is None:
             Path(mount).mkdir()
         server = _serve(found, mount, place / "stats", speed, is_watching=True)
@@ -386,14 +389,16 @@ def make(
     nothing): the name is taken, no rights, or the tier does not keep its speed; MissingDependency.
     """
     _checked(speed, name)
+    if kind == "cgroup":
+        _limited(speed, at)
     _sweep()
     if _note(name).exists():
         raise TierError(f"{name}: there is such a tier; penstock bench tier remove {name}")
     found = _folder(folder)
-    mount = str(Path(at).absolute()) if at else f"{found.rstrip('/')}-{name}"
+    path = _mount_of(found, name, at) if kind == "fuse" else found
     tier = SlowTier(
-        name, kind, found, mount if kind == "fuse" else found, speed, memory_bytes, os.getpid(),
-        _start_ticks(os.getpid()), _boot(), "", None,
+        name, kind, found, path, speed, memory_bytes, os.getpid(), _start_ticks(os.getpid()),
+        _boot(), "", None, is_mount_ours=not os.path.lexists(path),
     )  # fmt: skip
     _write(tier)  # before anything is made: what is written down can be undone
     try:
@@ -411,6 +416,35 @@ def make(
         _undo(tier)
         raise
     return tier
+
+
+def _limited(speed: Speed, at: AnyPath | None) -> None:
+    """Raises TierError: a control group cannot have it."""
+    has = {
+        "a latency": speed.latency_s,
+        "jitter": speed.jitter,
+        "a bandwidth of one request": speed.stream_bps,
+        "a time of an open": speed.metadata_s,
+        "slots": speed.slots != Speed().slots,
+        "jumps of a head": speed.seek_s,
+        "a place of its own (--at)": at,
+    }
+    wrong = [what for what, value in has.items() if value]
+    if wrong:
+        raise TierError(
+            f"a control group limits bandwidth, requests, memory; {', '.join(wrong)}: leave that "
+            "out, or make the tier by fuse"
+        )
+
+
+def _mount_of(folder: str, name: str, at: AnyPath | None) -> str:
+    """Where a tier of the folder is mounted.  Raises TierError: it would be seen through itself."""
+    mount = str(Path(at).absolute()) if at else f"{folder}-{name}"
+    if folder == "/":
+        raise TierError("/: a tier of all there is would be seen through itself; name a folder")
+    if Path(folder) in Path(os.path.realpath(mount)).parents:
+        raise TierError(f"{mount}: lies in {folder} and would be seen through itself; --at FOLDER")
+    return mount
 
 
 def _mounted(tier: SlowTier) -> SlowTier:
@@ -440,9 +474,44 @@ def tier_of(name: str) -> SlowTier:
     return known[name]
 
 
-def remove(name: str) -> None:
-    """Undoes a tier, whatever is left of it.  Raises TierError: no such tier, or still in use."""
-    _undo(tier_of(name))
+def remove(*names: str) -> None:
+    """Undoes tiers, whatever is left of them, of a damaged note too.  Raises TierError, when all
+    were tried: no such tier, or still in use."""
+    wrong = []
+    for name in names:
+        try:
+            if name in _damaged():
+                _undo_damaged(name)
+            else:
+                _undo(tier_of(name))
+        except TierError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise TierError("; ".join(wrong))
+
+
+def _damaged() -> set[str]:
+    """Names of notes that cannot be read."""
+    notes = {path.stem for path in _note("x").parent.glob("*.json")}
+    return notes - {tier.name for tier in _noted()}
+
+
+def _undo_damaged(name: str) -> None:
+    """Ends the server that counts where that tier's does, and forgets the note.  Raises TierError:
+    still mounted."""
+    stats = _note(name).with_suffix(".stats")
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[3:4] == [os.fsencode(stats)] and b"slowfs" in words[0]:
+            path = os.fsdecode(words[2])
+            _end(pid, path)
+            if _is_mounted(path):
+                raise TierError(f"{path}: cannot be unmounted: not the user who mounted it?")
+    stats.unlink(missing_ok=True)
+    _note(name).unlink(missing_ok=True)
 
 
 def requests_of(tier: SlowTier) -> Requests:
@@ -474,8 +543,8 @@ def _undo(tier: SlowTier) -> None:
         _end(tier.pid if serves and tier.pid != os.getpid() else 0, tier.path)
         if _is_mounted(tier.path):
             raise TierError(f"{tier.path}: cannot be unmounted: not the user who mounted it?")
-        if tier.path != tier.folder and tier.path == f"{tier.folder.rstrip('/')}-{tier.name}":
-            with suppress(OSError):  # it was there before, or is not empty
+        if tier.is_mount_ours:
+            with suppress(OSError):  # somebody put files there
                 Path(tier.path).rmdir()
     if tier.group is not None and tier.boot == _boot():
         tier.group.remove()
@@ -602,6 +671,8 @@ def _noted() -> list[SlowTier]:
 def _tier_from(value: Any, name: str) -> SlowTier:
     """A note read back; what is not as written raises ValueError, TypeError or KeyError."""
     known = {field.name for field in fields(SlowTier)}
+    if isinstance(value, dict):  # a note of before there was this: what was there stays there
+        value = {"is_mount_ours": False} | value
     if not isinstance(value, dict) or set(value) != known or value["name"] != name:
         raise ValueError(name)
     for key in ("kind", "folder", "path", "boot", "stats", "measured"):

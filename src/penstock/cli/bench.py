@@ -10,6 +10,7 @@ from penstock.cli import studies
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FOLDER,
+    Number,
     asked,
     duration,
     print_json,
@@ -49,11 +50,9 @@ def tier() -> None:
 @click.argument("name")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--bandwidth", type=rate, metavar="RATE", help="Of all users together: 200MB/s.")
-@click.option(
-    "--iops", type=click.FloatRange(min=1), metavar="N", help="Reads and writes a second."
-)
+@click.option("--iops", type=Number(min=1), metavar="N", help="Reads and writes a second.")
 @click.option("--latency", type=duration, metavar="TIME", help="Of each read and write: 1ms.")
-@click.option("--jitter", type=click.FloatRange(0, 100), default=0, metavar="PERCENT")
+@click.option("--jitter", type=Number(0, 100), default=0, metavar="PERCENT")
 @click.option("--stream", type=rate, metavar="RATE", help="Of one request alone.")
 @click.option(
     "--metadata",
@@ -189,15 +188,15 @@ def tier_list(as_json: bool) -> None:
 @tier.command("remove", short_help="Undo slow tiers.")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def tier_remove(names: tuple[str, ...]) -> None:
-    """Undo slow tiers: unmount, take the groups away.  The folder's files stay.
+    """Undo slow tiers: unmount, take the groups away.  The folder's files stay.  One that cannot be
+    undone does not keep the others.
 
     \b
       penstock bench tier remove slow
     """
     from penstock.bench import tier as tiers
 
-    for name in names:
-        tiers.remove(name)
+    tiers.remove(*names)
 
 
 @tier.command(
@@ -220,10 +219,10 @@ def tier_run(name: str, command: tuple[str, ...]) -> int:
 
 @bench.command("data", short_help="Make a data set with the sizes that a study published.")
 @click.argument("kind")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NEW_FOLDER)
 @click.option(
     "--scale",
-    type=float,
+    type=Number(),
     default=1.0,
     show_default=True,
     metavar="SHARE",
@@ -266,6 +265,8 @@ def data_command(
     from penstock.bench import data
 
     if kind == "all":
+        if is_raw or form != "folder":
+            raise click.UsageError("all: makes every form, raw ones too; leave out --as and --raw")
         studies.data_sets(folder, most, scale, seed, yes)
         return
     planned = data.plan(kind, form, scale, seed, is_raw)
@@ -389,7 +390,7 @@ def _numbers(text: str) -> list[int]:
 )
 @click.option(
     "--ratio",
-    type=click.FloatRange(1.01, 1000),
+    type=Number(1.01, 1000),
     default=3.85,
     show_default=True,
     help="How much slower the tier is that is made.",
@@ -401,7 +402,7 @@ def _numbers(text: str) -> list[int]:
 @click.option("--asleep", is_flag=True, help="A step sleeps, as beside an accelerator.")
 @click.option(
     "--scale",
-    type=click.FloatRange(0.001, 100),
+    type=Number(0.001, 100),
     default=1.0,
     show_default=True,
     metavar="SHARE",
@@ -468,7 +469,7 @@ def checkpoint_command(
 @click.option("--per-node", type=click.IntRange(1, 1024), default=36, show_default=True)
 @click.option("--cores", type=click.IntRange(1, 1024), metavar="N", help="[default: per node]")
 @click.option("--bandwidth", type=rate, default="10GB/s", show_default=True, metavar="RATE")
-@click.option("--iops", type=click.FloatRange(min=1), default=200_000, show_default=True)
+@click.option("--iops", type=Number(min=1), default=200_000, show_default=True)
 @click.option("--latency", type=duration, default="1ms", show_default=True, metavar="TIME")
 @click.option("--link", type=rate, default="10GB/s", show_default=True, metavar="RATE")
 def model_command(

@@ -7,6 +7,7 @@ error, one line for an error.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ __all__ = [
     "RUN_FOLDER",
     "RUN_OR_URL",
     "RUN_TO_COME",
+    "Number",
     "Progress",
     "asked",
     "debug",
@@ -86,6 +88,16 @@ class _New(click.Path):
         if str(value) == "":
             self.fail("an empty name; say where it goes")
         return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in a range; nan is in every one for click, and infinity in most."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number for this")
+        return number
 
 
 RUN_FOLDER = _RunFolder(exists=True, file_okay=False, path_type=Path)

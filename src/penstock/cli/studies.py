@@ -12,6 +12,7 @@ import click
 from penstock.cli.shell import (
     AS_JSON,
     NEW_FOLDER,
+    Number,
     asked,
     duration,
     print_json,
@@ -94,6 +95,8 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
     """`penstock bench data all`: every set in every form, and what is found in them."""
     from penstock.bench import sets
 
+    if not 0 < scale <= 1:
+        raise click.BadParameter(f"a scale of {scale:g}: more than 0, at most 1")
     settings = sets.Settings(most_bytes, scale, seed)
     asked(folder, sets.largest_bytes(settings), yes)
     _carried_out(folder, "making", lambda say: sets.measured(folder, settings, say))
@@ -320,9 +323,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     "--bandwidth", "bandwidth_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of the simulated storage.",
 )  # fmt: skip
-@click.option(
-    "--iops", "requests_hz", type=click.FloatRange(min=1), default=200_000, show_default=True
-)
+@click.option("--iops", "requests_hz", type=Number(min=1), default=200_000, show_default=True)
 @click.option(
     "--latency", "latency_s", type=duration, default="1ms", show_default=True, metavar="TIME"
 )
