@@ -27,7 +27,8 @@ def run(way: str, repeat: int, total_s: float, *blocks_s: float) -> Run:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Run]]:
     folder = tmp_path_factory.mktemp("bench")
     slow = folder / "slow tier"
-    slow.mkdir()
+    (slow / "penstock-bench").mkdir(parents=True)
+    (slow / "penstock-bench" / "mine").write_text("x")
     return folder / "out", slow, measure(folder / "out", SMALL, slow)
 
 
@@ -62,12 +63,41 @@ def test_no_product_of_a_step_is_slower_than_the_others() -> None:
 def test_runs_are_kept_and_nothing_else_stays(measured: tuple[Path, Path, list[Run]]) -> None:
     folder, slow, runs = measured
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "settings.json"}
-    assert [*slow.iterdir()] == []
+    assert [*slow.rglob("*")] == [slow / "penstock-bench", slow / "penstock-bench" / "mine"]
     with (folder / "runs.jsonl").open("a") as file:
         file.write('{"way": "none", "cut o')  # as a kill leaves it
     assert measure(folder, SMALL, slow) == runs
     with pytest.raises(TierError, match="other settings"):
         measure(folder, replace(SMALL, every=2), slow)
+
+
+def test_the_slow_tier_is_the_users(tmp_path: Path) -> None:
+    mine = tmp_path / "slow" / "penstock-bench-slow" / "mine"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("x")
+    with pytest.raises(TierError, match="was not made by penstock bench"):
+        measure(tmp_path / "out", replace(SMALL, ways=("slow",)), tmp_path / "slow")
+    assert mine.read_text() == "x"
+    assert [*(tmp_path / "slow").iterdir()] == [mine.parent]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ('{"study": "read", "scale": "ci"}', "or of another study; name another folder"),
+        ('{"study": "checkp', "is cut off"),
+        ("[]", "is cut off, or no study's"),
+    ],
+)
+def test_a_folder_of_another_study_or_without_settings_is_refused(
+    head: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "settings.json").write_text(head)
+    (tmp_path / "runs.jsonl").write_text('{"place": "disk"}\n')
+    with pytest.raises(TierError, match=said):
+        measure(tmp_path, SMALL)
+    assert (tmp_path / "settings.json").read_text() == head
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_results_are_a_table_a_file_of_numbers_and_a_picture(

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import tarfile
@@ -21,6 +22,7 @@ from conftest import PENSTOCK
 from penstock import tiers
 from penstock.bench import data, sets
 from penstock.bench.data import FORMS, KINDS, make, plan
+from penstock.bench.folders import scratch
 from penstock.errors import TierError
 from penstock.feed import tfrecord
 from test_bench_studies import result_of
@@ -199,11 +201,22 @@ def test_half_a_data_set_is_never_seen(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_attempt_left_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "set.partial").mkdir()
-    (tmp_path / "set.partial" / "junk").write_text("x")
+    with scratch(tmp_path / "set.partial") as work:
+        shutil.copytree(work, tmp_path / "left")
+    (tmp_path / "left" / "junk").write_text("x")
+    (tmp_path / "left").rename(tmp_path / "set.partial")
     make(plan("cifar10", "tar", 0.001), tmp_path / "set")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
     assert sorted(os.listdir(tmp_path / "set")) == ["000000.tar", "dataset.json"]
+
+
+def test_what_others_call_partial_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "set.partial").mkdir()
+    (tmp_path / "set.partial" / "mine").write_text("x")
+    with pytest.raises(TierError, match="was not made by penstock bench"):
+        make(plan("cifar10", "tar", 0.001), tmp_path / "set")
+    assert (tmp_path / "set.partial" / "mine").read_text() == "x"
+    assert not (tmp_path / "set").exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:

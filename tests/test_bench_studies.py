@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
+from penstock import cli
 from penstock.bench import (
     beside,
     control,
@@ -30,6 +31,7 @@ from penstock.bench import (
     study,
     windows,
 )
+from penstock.bench.folders import scratch
 from penstock.bench.pipeline import Job
 from penstock.bench.places import Place, PlaceError, RunError
 from penstock.bench.study import Found, Kept, Measure, Point, Study
@@ -522,6 +524,95 @@ def test_a_wrong_wish_is_refused(words: list[str], said: str, tmp_path: Path) ->
     assert done.returncode == 2
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+STUDIES = (
+    "ceiling", "read", "train", "control", "window", "cases", "mlperf", "factors", "scale", "data",
+    "ladder", "checkpoint",
+)  # fmt: skip
+# What studies make in a folder, or made there once.
+NAMES = (
+    "fast", "fast-below", "slow", "saved", "recorded", "recorded-staged", "config", "data", "dlio",
+    "lmdb", "lmdb.partial", "penstock-bench", "ranks", "set", "set.partial",
+)  # fmt: skip
+
+
+def penstock(*words: str) -> int:
+    """The status of a command, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["penstock", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_folder_of_somebody_else_stays_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name in ("control", "checkpoint"):
+        pytest.importorskip("torch")
+    for each in NAMES:
+        (tmp_path / "out" / each).mkdir(parents=True)
+        (tmp_path / "out" / each / "mine").write_text(each)
+    (tmp_path / "out" / f"{name}.json").write_text("{}")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    monkeypatch.chdir(tmp_path)
+    assert penstock("bench", name, *(["all"] if name == "data" else []), "out", "--yes") == 2
+    said = capsys.readouterr().err
+    assert "out: is not empty, and what is in it is no study's" in said
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_folder_that_is_removed_was_made_by_a_study(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    with scratch(place) as work:
+        (work / "saved").mkdir()
+        with pytest.raises(TierError, match="another study works there"), scratch(place):
+            pass
+        assert (work / "saved").is_dir()
+        shutil.copytree(work, tmp_path / "killed")
+    assert not place.exists()
+    (tmp_path / "killed").rename(place)
+    with scratch(place) as work:
+        assert not (work / "saved").exists()
+    place.mkdir()  # killed in its first moment
+    with scratch(place):
+        pass
+    (tmp_path / "mine").write_text("x")
+    (tmp_path / "folder").mkdir()
+    for target in ("mine", "folder"):
+        place.symlink_to(target)
+        with pytest.raises(TierError, match="was not made by penstock bench"), scratch(place):
+            pass
+        place.unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "mine"]
+
+
+def test_lmdbs_of_the_formula_lie_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "provenance-lmdb").mkdir()
+    (tmp_path / "provenance-lmdb" / "mine").write_text("x")
+    assert penstock("bench", "provenance", str(tmp_path), "--records", "10") == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["provenance-lmdb", "mine"]
+
+
+@pytest.mark.skipif(not shutil.which("fio"), reason="fio is not there")
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_fio_is_given_the_file_and_no_other(op: str, tmp_path: Path) -> None:
+    """It takes a:b for two files."""
+    (tmp_path / "a:b").mkdir()
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    file = tmp_path / "a:b" / "file"
+    file.write_bytes(bytes(1 << 20))
+    job = requests.Job(str(file), op, "sequential", 1 << 16, 1, 1, True, 0.1, 1)
+    with places.at("disk", file.parent) as place:
+        assert storage._by_fio(job, place) > 0
+    assert (tmp_path / "a").read_bytes() == bytes(1 << 20)
+    assert any(file.read_bytes()) == (op == "write")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "a:b", "file"]
 
 
 @pytest.mark.parametrize("name", ["read", "control", "ladder", "checkpoint", "data"])

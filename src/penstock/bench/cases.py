@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from penstock.bench import data, inputs, places, study, windows
 from penstock.bench import tier as slow_tiers
+from penstock.bench.folders import work_in
 from penstock.bench.pipeline import Job, files_below
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
@@ -79,8 +79,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
+    mark = {"study": "cases", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    machine = kept.machine()
     sets = {
         "images": data.made(
             "imagenet-alexnet", folder / "data", IMAGES[settings.scale][0], settings.seed, progress
@@ -89,8 +90,6 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
             "malware", folder / "data", MALWARE[settings.scale][0], settings.seed, progress
         ),
     }
-    mark = {"study": "cases", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
     cases = [
         {"place": place, "data": kind, "how": how}
         for place in settings.places
@@ -105,7 +104,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     ]
 
     def run(place: Place, case: Case) -> Row:
-        return _measured(place, folder, sets[case["data"]], case, settings)
+        with work_in(folder) as work:
+            return _measured(place, work, sets[case["data"]], case, settings)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -155,10 +155,10 @@ def _label(point: Point) -> str:
 STUDY_DERIVED = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
 
 
-def _measured(place: Place, folder: Path, root: Path, case: Case, settings: Settings) -> Row:
+def _measured(place: Place, work: Path, root: Path, case: Case, settings: Settings) -> Row:
     threads = int(case["how"].split()[0])
     batch = (IMAGES if case["data"] == "images" else MALWARE)[settings.scale][1]
-    names = tuple(str(path.relative_to(folder / "data")) for path in files_below(root))
+    names = tuple(str(path.relative_to(root.parent)) for path in files_below(root))
     job = Job(
         names,
         threads,
@@ -175,16 +175,11 @@ def _measured(place: Place, folder: Path, root: Path, case: Case, settings: Sett
     small = [path for path in files_below(root) if path.stat().st_size < SMALL_BYTES]
     budget = sum(-(-path.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for path in small)
     # Mounted at one path each time: under that the tier is known.
-    fast, below = folder.absolute() / "fast", folder / "fast-below"
-    try:
-        for made in (fast, below):
-            shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
-        with slow_tiers.slow(below, bandwidth=FAST_BPS, latency_s=FAST_LATENCY_S, at=fast) as tier:
-            row, told = _staged(place, folder, fast, tier, job, case, budget)
-    finally:
-        shutil.rmtree(below, ignore_errors=True)
-        shutil.rmtree(fast, ignore_errors=True)
+    fast, below = work.absolute() / "fast", work / "fast-below"
+    for made in (fast, below):
+        made.mkdir()
+    with slow_tiers.slow(below, bandwidth=FAST_BPS, latency_s=FAST_LATENCY_S, at=fast) as tier:
+        row, told = _staged(place, work, fast, tier, job, case, budget)
     total = sum(path.stat().st_size for path in files_below(root))
     return row | {
         "staged_files": told["copied"],
@@ -195,15 +190,13 @@ def _measured(place: Place, folder: Path, root: Path, case: Case, settings: Sett
 
 
 def _staged(
-    place: Place, folder: Path, fast: Path, tier: SlowTier, job: Job, case: Case, budget: int
+    place: Place, work: Path, fast: Path, tier: SlowTier, job: Job, case: Case, budget: int
 ) -> tuple[Row, dict[str, Any]]:
     """The job again, with what was staged from its recording; and what staging said."""
-    recorded, again = folder / "recorded", folder / "recorded-staged"
-    for made in (recorded, again):
-        shutil.rmtree(made, ignore_errors=True)
+    recorded, again = work / "recorded", work / "recorded-staged"
     policy = "small" if "below" in case["how"] else "gain"
     # Tiers of this study's own: the user's list of them stays as it is.
-    own = {"XDG_CONFIG_HOME": str(folder / "config")}
+    own = {"XDG_CONFIG_HOME": str(work / "config")}
     _called(own, "tiers", "add", "fast", str(fast))
     inputs.loaded(place, job, [*PENSTOCK, "run", "-q", "-o", str(recorded), "--"])
     told = _called(

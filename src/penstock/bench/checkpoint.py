@@ -28,8 +28,9 @@ from typing import Any
 
 from penstock import tiers
 from penstock.bench import tier as slow_tiers
+from penstock.bench.folders import WORK, scratch, work_in
 from penstock.bench.groups import device_of
-from penstock.bench.study import Measure, Point, pyplot, write_texts
+from penstock.bench.study import Kept, Measure, Point, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import MissingDependency, SaveError, TierError
 from penstock.words import show
@@ -367,37 +368,34 @@ def measure(
     MissingDependency.
     """
     _refuse(settings)
-    folder.mkdir(parents=True, exist_ok=True)
+    mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
+    kept = Kept(folder, {"study": "checkpoint", "mark": mark})
     n_bytes = settings.scale * STATE_BYTES * (settings.n_steps // settings.every + 1)
     for place, share in ((folder, 1.0 if slow else 2.0), (slow, 1.0)):
         if place is not None and tiers.free_bytes(place) < 1.2 * share * n_bytes:
             raise TierError(f"{place}: needs {show(1.2 * share * n_bytes, 'B')} of room")
-    facts = _facts(folder, settings, slow)
+    facts = _facts(kept, settings, slow)
     known = {(run.way, run.repeat): run for run in read_results(folder)}
     wanted = [
         (way, repeat) for repeat in range(settings.repeats) for way in _mixed(settings, repeat)
     ]
     left = [key for key in wanted if key not in known]
-    with ExitStack() as stack, (folder / "runs.jsonl").open("a") as kept:
-        if kept.tell():
-            kept.write("\n")  # the last line may have been cut off
-        fast = folder / "fast"
-        place, tier = slow, None
-        if slow is None and left:
-            (folder / "slow").mkdir(exist_ok=True)
-            stack.callback(shutil.rmtree, folder / "slow", ignore_errors=True)
-            tier = stack.enter_context(
-                slow_tiers.slow(folder / "slow", bandwidth=facts["slow_bps"])
-            )
+    if not left:
+        return [known[key] for key in wanted]
+    with ExitStack() as stack:
+        work, tier = stack.enter_context(work_in(folder)), None
+        if slow is None:
+            (work / "slow").mkdir()
+            tier = stack.enter_context(slow_tiers.slow(work / "slow", bandwidth=facts["slow_bps"]))
             place = Path(tier.path)
+        else:  # the user's, with files of theirs
+            place = stack.enter_context(scratch(slow / f"{WORK}-slow"))
         for number, (way, repeat) in enumerate(left):
             if progress:
                 progress(f"{way}, {repeat + 1} of {settings.repeats}", number / len(left))
-            assert place is not None
-            run = _run(way, repeat, settings, fast, place / "penstock-bench", tier, facts)
+            run = _run(way, repeat, settings, work / "fast", place / "saves", tier, facts)
             known[way, repeat] = run
-            kept.write(json.dumps(asdict(run)) + "\n")
-            kept.flush()
+            kept.add(asdict(run))
     return [known[key] for key in wanted]
 
 
@@ -428,26 +426,21 @@ def is_one_device(folder: Path, slow: Path | None) -> bool:
     return slow is not None and there.stat().st_dev == slow.stat().st_dev
 
 
-def _facts(folder: Path, settings: Settings, slow: Path | None) -> dict[str, Any]:
+def _facts(kept: Kept, settings: Settings, slow: Path | None) -> dict[str, Any]:
     """Of all runs of a folder: measured before the first, the same for the others."""
-    mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
-    head = folder / "settings.json"
-    if head.exists():
-        facts: dict[str, Any] = json.loads(head.read_bytes())
-        if facts["mark"] != json.loads(json.dumps(mark)):
-            raise TierError(f"{folder}: holds runs of other settings; name another folder")
-        return facts
+    folder = kept.folder
+    if "n_products" in kept.settings:
+        return kept.settings
     # Never more than it can give beside the copying that a FUSE tier costs.
     fast_bps = max(one.bandwidth_bps for one in tiers.write_ceiling(folder, 1.0))
     facts = {
-        "mark": mark,
         "fast_bps": fast_bps,
         "slow_bps": fast_bps / settings.ratio,
         "is_one_device": is_one_device(folder, slow),
         "n_products": -1 if settings.is_asleep else _asked({"seconds": settings.compute_s})["n"],
     }
-    head.write_text(json.dumps(facts, indent=1))
-    return facts
+    kept.add_settings(facts)
+    return kept.settings
 
 
 def _asked(job: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench import data, places, study, windows
+from penstock.bench.folders import work_in
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import MissingDependency, PenstockError
@@ -88,11 +89,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         import torch  # noqa: F401 - so that its absence is told before anything is made
     except ModuleNotFoundError as error:
         raise MissingDependency("the control job needs PyTorch: pip install torch") from error
-    machine = study.machine_of(_there(folder))
-    n = RECORDS[settings.scale]
-    root = data.made("cifar10", folder / "data", n, settings.seed, progress)
     mark = {"study": "control", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
+    machine = kept.machine()
+    n = RECORDS[settings.scale]
+    root = data.made("cifar10", folder / "data", n, settings.seed, progress)
     cases = [
         {"place": place, "recorder": recorder}
         for place in settings.places
@@ -100,7 +101,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     ]
 
     def run(place: Place, case: Case) -> Row:
-        return _measured(place, folder, case["recorder"], settings)
+        with work_in(folder) as work:
+            return _measured(place, work, case["recorder"], settings)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, root),
@@ -122,18 +124,10 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
 
-def _there(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _measured(
-    place: Place, folder: Path, recorder: str, settings: Settings
+    place: Place, work: Path, recorder: str, settings: Settings
 ) -> Row:  # fmt: skip
-    saved, recorded, log = folder / "saved", folder / "recorded", folder / "job.darshan"
-    for made in (saved, recorded):
-        shutil.rmtree(made, ignore_errors=True)
-    log.unlink(missing_ok=True)
+    saved, recorded, log = work / "saved", work / "recorded", work / "job.darshan"
     saved.mkdir()
     files = sorted(place.path.glob("*.bin"))
     job = {
@@ -160,8 +154,6 @@ def _measured(
         row |= _told(recorded)
     elif recorder == "darshan":
         row |= _kept_by_darshan(log)
-        log.unlink()
-    shutil.rmtree(saved, ignore_errors=True)
     return row
 
 

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import random
-import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock import tiers
+from penstock.bench.folders import scratch
 from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
@@ -356,31 +356,28 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TierError(f"{folder}: is there already; name a folder that is not")
-    draft = folder.with_name(f"{folder.name}.partial")
-    try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(draft, ignore_errors=True)
-        room = int(tiers.free_bytes(folder.absolute().parent) * SHARE_OF_ROOM)
-        if planned.disk_bytes > room:
-            raise TierError(
-                f"{folder}: needs {show(planned.disk_bytes, 'B')}, and {show(room, 'B')} can be "
-                "used there; --scale makes less"
-            )
-        draft.mkdir()
-        content = _content(planned)
-        records = _told(((number, content(number)) for number in range(len(planned.sizes))),
-                        planned, progress)  # fmt: skip
-        sizes = _WRITERS[planned.form](planned, draft, records)
-        found = _described(planned, sizes)
-        (draft / "dataset.json").write_text(json.dumps(asdict(found), indent=1))
-        if folder.exists():
-            folder.rmdir()
-        draft.replace(folder)
-    except OSError as error:
-        where = error.filename or draft
-        raise TierError(f"{where}: cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with scratch(folder.with_name(f"{folder.name}.partial")) as work:
+        draft = work / "set"
+        try:
+            room = int(tiers.free_bytes(work) * SHARE_OF_ROOM)
+            if planned.disk_bytes > room:
+                raise TierError(
+                    f"{folder}: needs {show(planned.disk_bytes, 'B')}, and {show(room, 'B')} can "
+                    "be used there; --scale makes less"
+                )
+            draft.mkdir()
+            content = _content(planned)
+            records = _told(((number, content(number)) for number in range(len(planned.sizes))),
+                            planned, progress)  # fmt: skip
+            sizes = _WRITERS[planned.form](planned, draft, records)
+            found = _described(planned, sizes)
+            (draft / "dataset.json").write_text(json.dumps(asdict(found), indent=1))
+            if folder.exists():
+                folder.rmdir()
+            draft.replace(folder)
+        except OSError as error:
+            where = error.filename or draft
+            raise TierError(f"{where}: cannot be written: {error.strerror}") from error
     return found
 
 

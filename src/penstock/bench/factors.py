@@ -197,10 +197,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
     mark = {"study": "factors", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
+    machine = kept.machine()
     for name in _names(settings.scale):
         record_bytes = DATA[name][1]
         n_bytes = _records(name, settings.scale) * record_bytes

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.bench import data, places, storage, study
 from penstock.bench.pipeline import Done, Job, files_below
 from penstock.bench.places import Place
-from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock.bench.study import Case, Found, Kept, Measure, Point, Progress, Row, Study
 
 __all__ = [
     "READ",
@@ -192,7 +192,8 @@ def read(folder: Path, settings: Settings, progress: Progress | None = None) -> 
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    machine = study.machine_of(_there(folder))
+    kept = study.Kept(folder, _mark("read", settings))
+    machine = kept.machine()
     root = data.made(
         "imagenet-chien", folder / "data", READ_FILES[settings.scale], settings.seed, progress
     )
@@ -208,20 +209,13 @@ def read(folder: Path, settings: Settings, progress: Progress | None = None) -> 
         ceiling = ceilings.get(place.name)
         return row | {"of_ceiling": row["bandwidth_bps"] / ceiling if ceiling else None}
 
-    return _found(READ, "read", folder, root, settings, cases, run, machine, ceilings, progress)
-
-
-def _there(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return _found(READ, kept, root, settings, cases, run, machine, ceilings, progress)
 
 
 def _found(
-    which: Study, name: str, folder: Path, root: Path, settings: Settings, cases: Sequence[Case],
+    which: Study, kept: Kept, root: Path, settings: Settings, cases: Sequence[Case],
     run: Any, machine: dict[str, Any], ceilings: dict[str, float], progress: Progress | None,
 ) -> Found:  # fmt: skip
-    mark = _mark(name, settings)
-    kept = study.Kept(folder, mark)
     size = sum(path.stat().st_size for path in files_below(root))
     rows, remarks = study.carried_out(
         kept, cases, run, lambda place: places.at(place, root, size, 200 << 20),
@@ -230,7 +224,7 @@ def _found(
     points = study.points_of(which, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
     more = {"ceilings": ceilings, "data_bytes": size}
-    return Found(which, settings.scale, mark, machine, points, rows, remarks, more)
+    return Found(which, settings.scale, kept.settings, machine, points, rows, remarks, more)
 
 
 # --- bench train ---------------------------------------------------------------------------------
@@ -330,7 +324,8 @@ def train(folder: Path, settings: Settings, progress: Progress | None = None) ->
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    machine = study.machine_of(_there(folder))
+    kept = study.Kept(folder, _mark("train", settings))
+    machine = kept.machine()
     root = data.made(
         "caltech101", folder / "data", TRAIN_FILES[settings.scale], settings.seed, progress
     )
@@ -347,4 +342,4 @@ def train(folder: Path, settings: Settings, progress: Progress | None = None) ->
         done, row = loaded(place, job)
         return row | {"computed_s": done.compute_s}
 
-    return _found(TRAIN, "train", folder, root, settings, cases, run, machine, {}, progress)
+    return _found(TRAIN, kept, root, settings, cases, run, machine, {}, progress)

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock import tiers
 from penstock.bench import places, study
+from penstock.bench.folders import scratch
 from penstock.bench.places import LATENCY_BPS, THROTTLED_BPS, THROTTLED_HZ, Place
 from penstock.bench.rungs import RUNGS, Done, Job
 from penstock.errors import MissingDependency, TierError
@@ -34,6 +35,7 @@ __all__ = [
     "climb",
     "make_lmdb",
     "markdown_of",
+    "opened",
     "picture_of",
     "points_of",
     "read_results",
@@ -130,40 +132,33 @@ def make_lmdb(
         ) from error
     if (folder / "data.mdb").exists():
         return
-    draft = folder.with_name(f"{folder.name}.partial")
     if folder.exists() and any(folder.iterdir()):
         raise TierError(f"{folder}: is there and no LMDB; name a folder that is not")
-    draft.mkdir(parents=True, exist_ok=True)
-    for left in draft.iterdir():
-        left.unlink()
-    try:
-        if tiers.free_bytes(draft) < 1.2 * data_bytes + (64 << 20):
+    chance = random.Random(seed)
+    pool = chance.randbytes(max(1 << 20, 4 * record_bytes))
+    n = max(1, data_bytes // record_bytes)
+    with scratch(folder.with_name(f"{folder.name}.partial")) as work:
+        if tiers.free_bytes(work) < 1.2 * data_bytes + (64 << 20):
             raise TierError(f"{folder}: needs {show(1.2 * data_bytes, 'B')} of room")
-        chance = random.Random(seed)
-        pool = chance.randbytes(max(1 << 20, 4 * record_bytes))
-        n = max(1, data_bytes // record_bytes)
-        with lmdb.open(str(draft), map_size=3 * data_bytes + (64 << 20), sync=False) as database:
-            for first in range(0, n, 1000):
-                with database.begin(write=True) as transaction:
-                    for record in range(first, min(n, first + 1000)):
-                        size = max(8, round(record_bytes * chance.uniform(0.7, 1.3)))
-                        start = chance.randrange(len(pool) - size)
-                        value = record.to_bytes(8, "big") + pool[start : start + size - 8]
-                        transaction.put(b"%08d" % record, value, append=True)
-                if progress:
-                    progress("making the LMDB", first / n)
-            database.sync(True)
-        (draft / "lock.mdb").unlink(missing_ok=True)
-        if folder.exists():
-            folder.rmdir()
-        draft.replace(folder)
-    except OSError as error:
-        raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
-    finally:
-        if draft.exists():
-            for left in draft.iterdir():
-                left.unlink()
-            draft.rmdir()
+        draft, room = work / "lmdb", 3 * data_bytes + (64 << 20)
+        try:
+            with lmdb.open(str(draft), map_size=room, sync=False) as database:
+                for first in range(0, n, 1000):
+                    with database.begin(write=True) as transaction:
+                        for record in range(first, min(n, first + 1000)):
+                            size = max(8, round(record_bytes * chance.uniform(0.7, 1.3)))
+                            start = chance.randrange(len(pool) - size)
+                            value = record.to_bytes(8, "big") + pool[start : start + size - 8]
+                            transaction.put(b"%08d" % record, value, append=True)
+                    if progress:
+                        progress("making the LMDB", first / n)
+                database.sync(True)
+            (draft / "lock.mdb").unlink(missing_ok=True)
+            if folder.exists():
+                folder.rmdir()
+            draft.replace(folder)
+        except OSError as error:
+            raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 # --- all runs ------------------------------------------------------------------------------------
@@ -179,7 +174,8 @@ def climb(
     holds runs of other settings.
     """
     _refuse_empty(lmdb)
-    kept = study.Kept(output, _mark(settings, lmdb))
+    kept = opened(output, settings)
+    kept.add_settings(_facts(lmdb))
     kept.rows = [row for row in kept.rows if _is_run(row)]
     cases = [
         {"place": place, "rung": rung, "processes": processes}
@@ -216,13 +212,22 @@ def _refuse_empty(lmdb: Path) -> None:
         raise TierError(f"{lmdb}: holds no record, so there is nothing to measure; name another")
 
 
-def _mark(settings: Settings, lmdb: Path) -> dict[str, Any]:
-    """What runs of one folder have in common."""
-    status = (lmdb / "data.mdb").stat()
-    return {
-        "seconds": settings.seconds, "batch": settings.batch, "compute_s": settings.compute_s,
-        "seed": settings.seed, "size": status.st_size, "mtime_ns": status.st_mtime_ns,
+def opened(output: Path, settings: Settings) -> study.Kept:
+    """The runs that a folder holds; before its LMDB is made.
+
+    Raises TierError: they are of other settings, or the folder is no study's.
+    """
+    mark = {
+        "study": "ladder", "seconds": settings.seconds, "batch": settings.batch,
+        "compute_s": settings.compute_s, "seed": settings.seed,
     }  # fmt: skip
+    return study.Kept(output, mark)
+
+
+def _facts(lmdb: Path) -> dict[str, Any]:
+    """Of the file that all runs of one folder read."""
+    status = (lmdb / "data.mdb").stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _is_run(row: dict[str, Any]) -> bool:
@@ -324,10 +329,10 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
     )  # fmt: skip
 
 
-def machine_of(lmdb: Path) -> dict[str, Any]:
-    """What the numbers were measured on; no name of it."""
+def machine_of(lmdb: Path, kept: study.Kept | None = None) -> dict[str, Any]:
+    """What the numbers were measured on, or are now; no name of it."""
     return {
-        **study.machine_of(lmdb),
+        **(kept.machine(lmdb) if kept else study.machine_of(lmdb)),
         "lmdb": _lmdb_version(),
         "data_bytes": (lmdb / "data.mdb").stat().st_size,
     }

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 from penstock import tiers
 from penstock.bench import inputs, places, study
 from penstock.bench.data import SHARE_OF_ROOM, example_of
+from penstock.bench.folders import scratch, work_in
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
@@ -170,24 +170,22 @@ def _made(
     place = _place_of(workload, folder, settings)
     sizes = _sizes(workload, settings.scale, settings.seed)
     if not place.exists():
-        draft = place.with_name(f"{place.name}.partial")
-        shutil.rmtree(draft, ignore_errors=True)
-        try:
-            (draft / "train").mkdir(parents=True)
-            (draft / "valid").mkdir()  # dlio_benchmark looks for both
-            room = int(tiers.free_bytes(draft) * SHARE_OF_ROOM)
-            if sum(sizes) > room:
-                raise TierError(
-                    f"{place}: needs {show(sum(sizes), 'B')}, and {show(room, 'B')} can be used "
-                    "there; a smaller --scale makes less"
-                )
-            _write(workload, draft / "train", sizes, settings.seed, progress)
-            draft.replace(place)
-        except OSError as error:
-            where = error.filename or draft
-            raise TierError(f"{where}: cannot be written: {error.strerror}") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        with scratch(place.with_name(f"{place.name}.partial")) as work:
+            draft = work / "set"
+            try:
+                (draft / "train").mkdir(parents=True)
+                (draft / "valid").mkdir()  # dlio_benchmark looks for both
+                room = int(tiers.free_bytes(draft) * SHARE_OF_ROOM)
+                if sum(sizes) > room:
+                    raise TierError(
+                        f"{place}: needs {show(sum(sizes), 'B')}, and {show(room, 'B')} can be "
+                        "used there; a smaller --scale makes less"
+                    )
+                _write(workload, draft / "train", sizes, settings.seed, progress)
+                draft.replace(place)
+            except OSError as error:
+                where = error.filename or draft
+                raise TierError(f"{where}: cannot be written: {error.strerror}") from error
     return tuple(path.relative_to(folder / "data") for path in sorted((place / "train").iterdir()))
 
 
@@ -258,10 +256,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
     mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
+    machine = kept.machine()
     files = {
         name: _made(WORKLOADS[name], folder, settings, progress) for name in settings.workloads
     }
@@ -275,8 +272,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     def run(place: Place, case: Case) -> Row:
         workload = WORKLOADS[case["workload"]]
-        how = _by_dlio if case["by"] == "dlio_benchmark" else _by_pipeline
-        return how(place, folder, files[workload.name], workload, case["accelerator"], settings)
+        told = files[workload.name], workload, case["accelerator"], settings
+        if case["by"] == "penstock":
+            return _by_pipeline(place, *told)
+        with work_in(folder) as work:
+            return _by_dlio(place, work / "dlio", *told)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -319,7 +319,7 @@ def _compute_s(workload: Workload, accelerator: str, scale: str) -> float:
 
 
 def _by_pipeline(
-    place: Place, folder: Path, files: Sequence[Path], workload: Workload, accelerator: str,
+    place: Place, files: Sequence[Path], workload: Workload, accelerator: str,
     settings: Settings,
 ) -> Row:  # fmt: skip
     batch, divisor, steps = workload.sizes[settings.scale]
@@ -350,14 +350,12 @@ def _ordered(workload: Workload, files: Sequence[Path], seed: int) -> list[Path]
 
 
 def _by_dlio(
-    place: Place, folder: Path, files: Sequence[Path], workload: Workload, accelerator: str,
+    place: Place, output: Path, files: Sequence[Path], workload: Workload, accelerator: str,
     settings: Settings,
 ) -> Row:  # fmt: skip
     """The same files, batch and computing by dlio_benchmark's own program."""
     batch, divisor, steps = workload.sizes[settings.scale]
     there = [place.path / path for path in files]
-    output = folder / "dlio"
-    shutil.rmtree(output, ignore_errors=True)
     told = {
         "workflow.generate_data": False,
         "workflow.checkpoint": False,
@@ -394,8 +392,6 @@ def _by_dlio(
     except (OSError, ValueError, KeyError, TypeError) as error:
         lines = said.decode(errors="replace").strip().splitlines()
         raise RunError(f"dlio_benchmark: {lines[-1] if lines else error}") from error
-    finally:
-        shutil.rmtree(output, ignore_errors=True)
 
 
 def _settled(output: Path, workload: Workload, compute_s: float) -> float | None:

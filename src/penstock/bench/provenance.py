@@ -7,13 +7,14 @@ beside its error: nothing in `feed` uses it, an index of the leaf pages is exact
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.bench.folders import work_in
 
 __all__ = ["HISTORIES", "SIZES", "Measured", "Provenance", "markdown", "measure", "predicted_pages"]
 
@@ -174,12 +175,9 @@ def measure(
     index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times."""
     found = []
     for number, (history, size) in enumerate((each, size) for each in histories for size in sizes):
-        path = folder / "provenance-lmdb"
-        try:
-            tree_pages = _write(path, history, n, size, np.random.default_rng(seed))
-            found.append(_compared(path, history, n, size, tree_pages))
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+        with work_in(folder) as work:
+            tree_pages = _write(work / "lmdb", history, n, size, np.random.default_rng(seed))
+            found.append(_compared(work / "lmdb", history, n, size, tree_pages))
         if progress is not None:
             progress(number + 1, len(histories) * len(sizes))
     return found
@@ -200,8 +198,7 @@ def _write(path: Path, history: _History, n: int, size: int, random: np.random.G
     """The pages of the tree."""
     import lmdb
 
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    path.mkdir()
     order = random.permutation(n) if history.is_shuffled else np.arange(n)
     again = np.arange(0, n, history.put_again) if history.put_again else np.arange(0)
     least = size - int(history.varies_by * size)

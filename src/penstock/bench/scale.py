@@ -22,6 +22,7 @@ from typing import Any
 
 from penstock import tiers
 from penstock.bench import ladder, model, places, study
+from penstock.bench.folders import work_in
 from penstock.bench.model import Behaviour, Cluster, Storage, Training
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
@@ -122,10 +123,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
     mark = {"study": "scale", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
+    machine = kept.machine()
     lmdb = _lmdb_of(folder, settings)
     lmdb.parent.mkdir(exist_ok=True)
     n_bytes = BATCH * MOST * STEPS[settings.scale] * RECORD_BYTES
@@ -172,17 +172,14 @@ def _at(name: str, folder: Path) -> Iterator[Place]:
 def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
     batch, compute_s = _step(case)
     places.warmed([path for path in lmdb.iterdir() if path.suffix == ".mdb"])
-    work = folder / "ranks"
-    with _at(case["place"], lmdb) as place:  # a new mount: nothing is in its cache
+    # A new mount: nothing is in its cache.
+    with work_in(folder) as work, _at(case["place"], lmdb) as place:
         job = Job(
             str(lmdb), str(place.path), case["launcher"], batch, STEPS[settings.scale], compute_s,
             GRADIENTS, settings.seed,
         )  # fmt: skip
         before = places.device(place)
-        try:
-            done = _ranks(work, job, case["ranks"])
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        done = _ranks(work, job, case["ranks"])
         after = places.device(place)
     samples = sum(one.samples for one in done)
     if any(one.held >= max(1, tiers.COLD_SHARE * samples) for one in done):
@@ -206,8 +203,6 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
 
 def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
     """Ranks of a job, started as users start them.  Raises RunError."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     (work / "job.json").write_text(json.dumps(asdict(job)))
     program = [str(work / "job.json")]
     if job.launcher == "mpirun":

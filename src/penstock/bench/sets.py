@@ -7,7 +7,6 @@ what was planned: a set is what other programs find in its folder.
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from penstock.bench import data, study
 from penstock.bench.data import FORMS, KINDS, RAW_BYTES, SUFFIX
+from penstock.bench.folders import work_in
 from penstock.bench.study import Case, Found, Measure, Progress, Row, Study
 from penstock.errors import MissingDependency, TierError
 from penstock.feed import open_index
@@ -101,7 +101,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         "seed": settings.seed,
     }  # fmt: skip
     kept = study.Kept(folder, mark)
-    machine = study.machine_of(folder)
+    machine = kept.machine()
     known = {_name(row): row for row in kept.rows}
     remarks = []
     for number, case in enumerate(cases):
@@ -110,7 +110,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         if progress:
             progress(f"{case['kind']} as {case['form']}", number / len(cases))
         try:
-            row = case | {"repeat": 0} | _measured(folder, _plan(case, settings), case)
+            with work_in(folder) as work:
+                row = case | {"repeat": 0} | _measured(work / "set", _plan(case, settings), case)
         except MissingDependency as error:
             remarks.append(f"{case['kind']} as {case['form']}: left out: {error}")
             continue
@@ -129,16 +130,11 @@ def _name(row: Case) -> tuple[str, ...]:
     return tuple(str(row.get(key)) for key in STUDY.factors)
 
 
-def _measured(folder: Path, planned: data.Plan, case: Case) -> Row:
-    place = folder / "set"
-    shutil.rmtree(place, ignore_errors=True)
+def _measured(place: Path, planned: data.Plan, case: Case) -> Row:
     begun = time.perf_counter()
-    try:
-        data.make(planned, place)
-        seconds = time.perf_counter() - begun
-        sizes = sizes_in(place, case["form"], case["content"])
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    data.make(planned, place)
+    seconds = time.perf_counter() - begun
+    sizes = sizes_in(place, case["form"], case["content"])
     kind, wanted = planned.kind, round(planned.kind.n * planned.scale)
     middle, total = median(sizes), sum(sizes)
     published = kind.total_bytes * len(sizes) / kind.n if kind.total_bytes else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock import tiers
 from penstock.bench import places, study
+from penstock.bench.folders import work_in
 from penstock.bench.places import Place
 from penstock.bench.requests import METADATA, Job
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
@@ -122,9 +123,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     """
     if settings.is_beside_fio and not shutil.which("fio"):
         raise MissingDependency("beside fio needs fio: apt install fio, or leave --fio out")
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
     kept = study.Kept(folder, _mark(settings))
+    machine = kept.machine()
     cases = cases_of(settings.scale, settings.places)
     with _file(folder, FILE_BYTES[settings.scale]) as file:
 
@@ -176,13 +176,14 @@ def _by_fio(job: Job, place: Place) -> float:
     words = {"sequential": {"read": "read", "write": "write"}}.get(
         job.order, {"read": "randread", "write": "randwrite"}
     )
+    path = Path(job.path)  # fio splits names at ":", so that it is told the last part alone
     engine = "io_uring" if job.depth > 1 else "psync"
-    size = Path(job.path).stat().st_size
+    size = path.stat().st_size
     share = size // job.threads // job.request_bytes * job.request_bytes
     # Sequential: each thread has its own part, as ours.
     part = [f"--size={share}", f"--offset_increment={share}"] if job.order == "sequential" else []
     command = [
-        "fio", "--name=x", f"--filename={job.path}", f"--rw={words[job.op]}", "--direct=1",
+        "fio", "--name=x", f"--filename={path.name}", f"--rw={words[job.op]}", "--direct=1",
         "--time_based", f"--runtime={1e3 * job.seconds:.0f}ms", "--ramp_time=300ms",
         f"--ioengine={engine}",
         f"--iodepth={job.depth}", "--thread", "--group_reporting", "--output-format=json",
@@ -191,7 +192,9 @@ def _by_fio(job: Job, place: Place) -> float:
     ]  # fmt: skip
     if place.group is not None:
         command = place.group.wrapped(command)
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=path.parent
+    )
     try:
         told = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][job.op]
         return float(told["bw_bytes"])
@@ -203,21 +206,18 @@ def _by_fio(job: Job, place: Place) -> float:
 @contextmanager
 def _file(folder: Path, size: int) -> Iterator[Path]:
     """A file of random bytes in a folder of its own, which is removed again."""
-    made = folder / f"ceiling-{os.getpid()}"
-    try:
-        if tiers.free_bytes(folder) < 2 * size + (64 << 20):
-            raise TierError(f"{folder}: measuring needs {show(2 * size + (64 << 20), 'B')} free")
-        made.mkdir()
-        data = os.urandom(LARGE)
-        with open(made / "file", "wb", buffering=0) as file:
-            for _ in range(size // LARGE):
-                file.write(data)
-            os.fsync(file.fileno())
-        yield made / "file"
-    except OSError as error:
-        raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    if tiers.free_bytes(folder) < 2 * size + (64 << 20):
+        raise TierError(f"{folder}: measuring needs {show(2 * size + (64 << 20), 'B')} free")
+    with work_in(folder) as work:
+        try:
+            data = os.urandom(LARGE)
+            with open(work / "file", "wb", buffering=0) as file:
+                for _ in range(size // LARGE):
+                    file.write(data)
+                os.fsync(file.fileno())
+            yield work / "file"
+        except OSError as error:
+            raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 # --- of a place, for the other studies -----------------------------------------------------------

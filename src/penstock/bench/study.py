@@ -119,31 +119,85 @@ class Found:
 class Kept:
     """The runs of a folder, one line each; a last line that was cut off is left out.
 
-    Raises TierError: the folder holds runs of other settings.
+    mark: what all of them have in common; `settings` holds it, and what `add_settings` adds.
+
+    Raises TierError, and nothing is made: the folder is not empty and no study's, or holds runs of
+    another study or other settings.
     """
 
     def __init__(self, folder: Path, mark: Mapping[str, Any]) -> None:
+        self.folder = folder
         self.file = folder / "runs.jsonl"
         self.head = folder / "settings.json"
-        wanted = json.loads(json.dumps(dict(mark)))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if self.head.exists() and _json(self.head.read_bytes()) != wanted:
-                raise TierError(
-                    f"{folder}: holds runs of other settings or data; name another folder"
-                )
-            self.head.write_text(json.dumps(wanted))
             self.rows = rows_of(self.file)
+            self.settings = self._known()
+            wanted = _plain(mark)
+            # Before 0.1.0's end the ladder and checkpoint did not write which study they are.
+            known = {"study": wanted.get("study")} | self.settings
+            if self.settings and any(known.get(key) != value for key, value in wanted.items()):
+                raise self._other()
+            self.add_settings(wanted)
             with open(self.file, "a") as file:
                 if file.tell():
                     file.write("\n")  # the last line may have been cut off
         except OSError as error:
             raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
 
+    def _known(self) -> dict[str, Any]:
+        """Those of the runs that are there; empty for a folder without any.  Raises TierError."""
+        if not self.head.exists():
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                raise TierError(
+                    f"{self.folder}: is not empty, and what is in it is no study's; name a folder "
+                    "that is not there yet, or an empty one"
+                )
+            return {}
+        known = _json(self.head.read_bytes())
+        if not isinstance(known, dict):
+            raise TierError(
+                f"{self.head}: is cut off, or no study's: which runs are kept cannot be known; "
+                "name another folder"
+            )
+        return known if self.rows or "study" not in known else {}  # no run: nothing to keep apart
+
+    def add_settings(self, more: Mapping[str, Any]) -> None:
+        """What is known only later, such as of data that is made first.
+
+        Raises TierError: the runs that are there were made with others.
+        """
+        wanted = _plain(more)
+        if any(self.settings.get(key, value) != value for key, value in wanted.items()):
+            raise self._other()
+        self.settings |= wanted
+        write_texts(self.folder, {self.head.name: json.dumps(self.settings)})
+
+    def _other(self) -> TierError:
+        return TierError(
+            f"{self.folder}: holds runs of other settings or data, or of another study; "
+            "name another folder"
+        )
+
+    def machine(self, path: Path | None = None) -> dict[str, Any]:
+        """What the runs were made on, as it was when the first of them began.  path: of the data;
+        FOLDER unless told."""
+        file = self.folder / "machine.json"
+        known = _json(file.read_bytes()) if self.rows and file.exists() else None
+        if isinstance(known, dict):
+            return known
+        found = machine_of(path or self.folder)
+        write_texts(self.folder, {file.name: json.dumps(found)})
+        return found
+
     def add(self, row: Row) -> None:
         self.rows.append(row)
         with open(self.file, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is read back."""
+    return dict(json.loads(json.dumps(dict(values))))
 
 
 def _json(data: bytes) -> Any:

@@ -6,7 +6,6 @@ Knows the cases and a sampler; the pipeline reads and makes the windows.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from penstock.bench import data, inputs, places, study
+from penstock.bench.folders import work_in
 from penstock.bench.pipeline import Done, Job, files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
@@ -72,16 +72,15 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = study.machine_of(folder)
+    mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    machine = kept.machine()
     sets = {
         kind: data.made(
             kind, folder / "data", sizes[settings.scale][0], settings.seed, progress
         )
         for kind, sizes in SETS.items()
     }  # fmt: skip
-    mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
-    kept = study.Kept(folder, mark)
     cases = [
         {
             "place": place,
@@ -96,7 +95,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     ]
 
     def run(place: Place, case: Case) -> Row:
-        return _measured(place, folder, sets[case["data"]], case, settings)
+        with work_in(folder) as work:
+            return _measured(place, work / "recorded", sets[case["data"]], case, settings)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -141,13 +141,11 @@ def _derived(points: list[Point]) -> list[Point]:
 
 
 def _measured(
-    place: Place, folder: Path, root: Path, case: Case, settings: Settings
+    place: Place, recorded: Path, root: Path, case: Case, settings: Settings
 ) -> Row:  # fmt: skip
-    recorded = folder / "recorded"
-    shutil.rmtree(recorded, ignore_errors=True)
     most, batch = SETS[case["data"]][settings.scale]
     files = files_below(root)[:: most // case["files"]]
-    names = tuple(str(path.relative_to(folder / "data")) for path in files)
+    names = tuple(str(path.relative_to(root.parent)) for path in files)
     job = Job(names, THREADS, "read", batch, PREFETCH, seed=settings.seed, read_bytes=SEGMENT_BYTES)
     before: Sequence[str] = ()
     if case["recorder"] == "whole run":

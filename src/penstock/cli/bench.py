@@ -353,9 +353,10 @@ def ladder_command(
     if given is None and not (source / "data.mdb").exists():
         asked(folder, 1.2 * data, yes)
     with studies.going_on(folder), working("making the LMDB") as progress:
+        kept = ladder.opened(folder, settings)
         if given is None:
             ladder.make_lmdb(source, data, record, seed, progress.say)
-        machine = ladder.machine_of(source)
+        machine = ladder.machine_of(source, kept)
         runs, remarks = ladder.climb(source, settings, folder, progress.say)
         written = ladder.write_results(folder, runs, machine, remarks)
     click.echo(ladder.markdown_of(runs, machine, remarks), nl=False)
