@@ -269,6 +269,28 @@ def test_torch_files_without_crc_are_not_called_damaged(torch: Any, tmp_path: Pa
     assert verdict.is_whole
     assert verdict.remarks == ("written without CRC-32: content not checked",)
     assert verdict.unprotected_bytes > 0
+    assert verdict.checked_bytes == 0
+
+
+def test_dcp_without_crc_is_counted_as_unprotected(torch: Any, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    state = {"w": torch.randn(10_000), "none": torch.zeros(0)}
+    counted = {}
+    for has_crc in (False, True):
+        torch.serialization.set_crc32_options(has_crc)
+        try:
+            dcp.save(state, checkpoint_id=tmp_path / f"{has_crc}" / "step-1", no_dist=True)
+        finally:
+            torch.serialization.set_crc32_options(True)
+        verdict = verify(only(tmp_path / f"{has_crc}"), "full")
+        assert verdict.is_whole
+        counted[has_crc] = verdict.checked_bytes, verdict.unprotected_bytes
+        assert bool(verdict.remarks) != has_crc
+    assert counted[False][0] == 0
+    assert counted[False][1] >= 40_000
+    assert counted[True][0] >= 40_000
+    assert counted[True][1] == 0
 
 
 def test_old_torch_files_are_said_to_be_unprotected(torch: Any, tmp_path: Path) -> None:
@@ -423,6 +445,122 @@ def test_a_trainers_folder_holds_a_model_and_checkpoints_beside_it(tmp_path: Pat
     assert found == {"output": 2, "output/checkpoint-10": 3, "output/checkpoint-20": 3}
 
 
+def trained(root: Path, *names: str) -> None:
+    """A Trainer's files without torch: called as its own, and whole by their formats."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".safetensors"):
+            path.write_bytes((2).to_bytes(8, "little") + b"{}")
+        elif name.endswith(".json"):
+            path.write_text("{}")
+        else:
+            archive(path)
+
+
+def archive(path: Path, **numbers: int) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"module": [1.5], **numbers}, 2))
+        file.writestr("archive/version", "3\n")
+
+
+MODEL = ("config.json", "model.safetensors")
+
+
+def test_a_trainers_checkpoint_that_was_not_ended_is_not_whole(tmp_path: Path) -> None:
+    rest = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
+    trained(tmp_path / "checkpoint-500", *MODEL, *rest)
+    for there in (MODEL, (*MODEL, "optimizer.pt"), ("config.json",)):
+        trained(tmp_path / "checkpoint-1000", *there)
+        choice = latest_valid(tmp_path, level="full")
+        assert choice.step == 500, there
+        assert "no trainer_state.json" in choice.rejected[0][1]
+    trained(tmp_path / "checkpoint-1000", *MODEL, *rest)
+    assert latest_valid(tmp_path, level="full").step == 1000
+    (tmp_path / "checkpoint-1000" / "optimizer.pt").unlink()
+    choice = latest_valid(tmp_path, level="full")
+    assert choice.step == 500
+    assert choice.rejected[0][1] == "no optimizer.pt, which checkpoint-500 beside it has"
+
+
+def test_models_of_another_program_are_no_unfinished_checkpoints(tmp_path: Path) -> None:
+    for name in ("checkpoint-1", "checkpoint-2"):  # model.save_pretrained(name)
+        trained(tmp_path / name, *MODEL)
+    assert latest_valid(tmp_path, level="full").step == 2
+    trained(tmp_path / "output", *MODEL)
+    assert all(verify(one).is_whole for one in find(LocalStore(tmp_path)))
+    trained(tmp_path / "output" / "checkpoint-9", *MODEL)  # of a Trainer, which was killed
+    found = {one.name: (len(one.files), one.problem) for one in find(LocalStore(tmp_path))}
+    assert found["output"] == (2, "")
+    assert found["output/checkpoint-9"][1]
+
+
+def test_dcp_below_hugging_face_is_judged_as_dcp(torch: Any, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "checkpoint-10"
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        dcp.save({"w": torch.randn(500)}, checkpoint_id=folder / part, no_dist=True)
+    trained(folder, "trainer_state.json")
+    verdict = verify(only(tmp_path), "full")
+    assert (verdict.checkpoint.kind, verdict.problems) == ("hf", ())
+    assert verdict.checked_bytes >= 4000
+    part = folder / "optimizer_0"
+    (data,) = part.glob("*.distcp")
+    for path in (data, part / ".metadata"):
+        for cut in cuts(path):
+            assert not is_whole(tmp_path, "sizes"), (path, cut)
+        content = path.read_bytes()
+        path.unlink()
+        assert f"optimizer_0/{path.name}" in verify(only(tmp_path), "sizes").problems[0]
+        path.write_bytes(content)
+    assert is_whole(tmp_path)
+    (part / ".metadata").write_bytes(b"garbage, not a pickle")
+    assert not is_whole(tmp_path, "sizes")
+
+
+@pytest.mark.parametrize("root", ["global_step10", "checkpoint-10/global_step10"])
+def test_deepspeed_has_a_file_of_each_rank(torch: Any, tmp_path: Path, root: str) -> None:
+    folder = tmp_path / root
+    folder.mkdir(parents=True)
+    if "/" in root:
+        trained(folder.parent, "trainer_state.json")
+    model = folder / "mp_rank_00_model_states.pt"
+    torch.save({"module": {"w": torch.ones(3)}, "dp_world_size": 4, "mp_world_size": 1}, model)
+    optims = [folder / f"bf16_zero_pp_rank_{n}_mp_rank_00_optim_states.pt" for n in range(4)]
+    for path in optims:
+        archive(path)
+    assert is_whole(tmp_path)
+    for gone in ((2,), (3,), (1, 2, 3), (0, 1, 2)):
+        for rank in gone:
+            optims[rank].unlink()
+        problem = verify(only(tmp_path), "sizes").problems[0]
+        assert f"bf16_zero_pp_rank_{gone[0]}_mp_rank_00_optim_states.pt: is missing" in problem
+        for rank in gone:
+            archive(optims[rank])
+    model.unlink()
+    if "/" not in root:
+        assert "mp_rank_00_model_states.pt: is missing" in verify(only(tmp_path)).problems[0]
+    archive(model)  # tells no number
+    assert is_whole(tmp_path)
+    # Two groups of tensor parallelism, stage 3: a model's and an optimizer's file of each rank.
+    for path in folder.iterdir():
+        path.unlink()
+    for mp_rank in (0, 1):
+        for rank in (0, 1):
+            for kind in ("model", "optim"):
+                name = f"zero_pp_rank_{rank}_mp_rank_{mp_rank:02d}_{kind}_states.pt"
+                archive(folder / name, dp_world_size=2)
+    assert is_whole(tmp_path)
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        assert not is_whole(tmp_path, "sizes"), path.name
+        path.write_bytes(content)
+
+
 MADE = """
     import sys, os
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -502,6 +640,17 @@ def test_orbax_steps_are_known_and_their_json_is_looked_at(tmp_path: Path) -> No
     for path in (root / "20").rglob("manifest.ocdbt"):
         for cut in cuts(path):
             assert latest_valid(root, level="sizes").step == 10, (path, cut)
+    for pattern in ("default/d", "default/ocdbt.process_*/d", "**/d"):
+        data = {
+            path: path.read_bytes() for d in (root / "20").glob(pattern) for path in d.iterdir()
+        }
+        assert data
+        for path in data:
+            path.unlink()
+        assert latest_valid(root, level="sizes").step == 10, pattern
+        for path, content in data.items():
+            path.write_bytes(content)
+    assert latest_valid(root, level="full").step == 20
     (root / "20").rename(root / "20.orbax-checkpoint-tmp-1")
     assert latest_valid(root).step == 10
 

@@ -30,6 +30,7 @@ __all__ = [
     "check_zip",
     "dcp_slices",
     "tf_entries",
+    "torch_number",
 ]
 
 READ_BYTES = 1 << 20
@@ -37,6 +38,7 @@ SAMPLE_PARTS = 16  # of a file, at level sample
 MOST_METADATA_BYTES = 512 << 20
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MOST_PICKLED = 50_000_000  # operations
+MOST_STATE_BYTES = 16 << 20  # of a pickle that only one number is wanted from
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
     "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -90,8 +92,10 @@ def check_json(data: bytes, name: str) -> Any:
 # --- zip: torch.save, Keras -----------------------------------------------------------------------
 
 
-def check_zip(file: BinaryIO, name: str, scope: Scope) -> None:
-    """A zip archive by its directory, and by the CRC-32 of its records.  Raises Damage."""
+def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = False) -> None:
+    """A zip archive by its directory, and by the CRC-32 of its records.  Raises Damage.
+
+    is_chosen: it is a part that was drawn already: all of its records are read."""
     try:
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
@@ -99,13 +103,15 @@ def check_zip(file: BinaryIO, name: str, scope: Scope) -> None:
         raise Damage(f"{name}: no whole zip archive ({error}): cut short or damaged") from error
     if not infos:
         raise Damage(f"{name}: an empty archive")
-    wanted = scope.chosen(infos)
-    wrong, right = [], 0
+    wanted = infos if is_chosen else scope.chosen(infos)
+    wrong, right, right_bytes = [], 0, 0
     for info in wanted:
         why = _wrong_record(archive, info, scope)
-        right += not why
         if why:
             wrong.append(f"{name}: record {info.filename!r}: {why}")
+        elif info.file_size:  # of nothing, any CRC is right
+            right, right_bytes = right + 1, right_bytes + info.file_size
+    scope.read_bytes += right_bytes
     if wrong and not right and len(wanted) > 2 and all("CRC" in one for one in wrong):
         # torch.serialization.set_crc32_options(False) writes no CRC at all.
         scope.unprotected_bytes += sum(info.file_size for info in infos)
@@ -125,7 +131,7 @@ def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope)
             while data := record.read(READ_BYTES):
                 crc = crc32(data, crc)
                 size += len(data)
-                scope.add(len(data))
+                scope.told(len(data))
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
         return f"cannot be read: {error}"
     except (RuntimeError, OSError, struct.error) as error:  # encrypted; past the end
@@ -221,13 +227,31 @@ def check_dcp(
             file.close()
 
 
+def torch_number(file: BinaryIO, key: str) -> int | None:
+    """A number at the top of what torch.save has written, as it says of itself; None: it has none,
+    or it cannot be told without unpickling."""
+    try:
+        archive = zipfile.ZipFile(file)
+        (info,) = (one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
+        if info.file_size > MOST_STATE_BYTES:
+            return None
+        top = _inert(archive.read(info))
+    except (Damage, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError):
+        return None
+    except (RuntimeError, OSError, struct.error):  # encrypted; past the end
+        return None
+    for name, value in top.pairs if isinstance(top, (_Map, _Thing)) else ():
+        if name == key and isinstance(value, int):
+            return int(value)
+    return None
+
+
 def _check_slice(file: BinaryIO, one: Slice, scope: Scope) -> None:
     where = f"{one.path} at {one.offset:,}"
     window = io.BufferedReader(_Window(file, one.offset, one.length), READ_BYTES)
     head = window.peek(4)[:4]
     if head == b"PK\x03\x04":
-        check_zip(window, where, Scope("full", told=scope.told))
-        scope.read_bytes += one.length
+        check_zip(window, where, scope, is_chosen=True)
     elif one.length and not any(head):
         raise Damage(f"{where}: zeros where an item begins: never written")
     else:
@@ -368,6 +392,8 @@ class _Machine:
         elif name in ("SETITEM", "SETITEMS"):
             more = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self._group()
             stack[-1].pairs.extend(_pairs(more))
+        elif name == "BINPERSID":  # where torch has a tensor's bytes
+            stack.append(_Thing("persistent", stack.pop()))
         elif name == "POP":
             stack.pop()
         elif name == "POP_MARK":

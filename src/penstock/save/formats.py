@@ -29,6 +29,11 @@ _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.inco
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
 _HF_STATE, _DCP, _ORBAX = "trainer_state.json", ".metadata", "_CHECKPOINT_METADATA"
+_HF_FOLDER = re.compile(r"checkpoint-\d+")
+_HF_SIGNS = {_HF_STATE, "training_args.bin", "optimizer.pt", "scheduler.pt"}  # of a Trainer
+_HF_PARTS = {
+    *_HF_SIGNS, "optimizer.bin", "scaler.pt", "optimizer_#", "pytorch_model_fsdp_#", "global_step#",
+}  # fmt: skip
 _HF_CONFIGS = ("config.json", "adapter_config.json")
 _STEP_WORDS = re.compile(
     r"(?:global_?step|step|iter|ckpt|checkpoint|epoch)[=_\-]*(\d+)", re.IGNORECASE
@@ -145,6 +150,7 @@ class _Tree:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
+        self._trainers: dict[str, dict[str, set[str]]] = {}
         for found in store.list():
             parts = found.name.split("/")
             if parts[0] == STATE or any(part.endswith(PART_SUFFIX) for part in parts[:-1]):
@@ -177,8 +183,20 @@ class _Tree:
             return []
         return [f"{name}/{one}" for one in sorted(here.folders) if self._is_hf(f"{name}/{one}")]
 
+    def trainers(self, above: str) -> dict[str, set[str]]:
+        """Folders called as the Trainer calls its checkpoints, and what parts are in each."""
+        if above not in self._trainers:
+            self._trainers[above] = {
+                one: _parts_of(self.folders[f"{above}/{one}" if above else one])
+                for one in sorted(self.folders[above].folders)
+                if _HF_FOLDER.fullmatch(one)
+            }
+        return self._trainers[above]
+
     def _is_hf(self, name: str) -> bool:
-        return _HF_STATE in self.folders[name].files
+        """A checkpoint of its own; the Trainer's also before it has ended it."""
+        is_named = _HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
+        return is_named or _HF_STATE in self.folders[name].files
 
     def all_files(self, name: str, skip: Callable[[str], bool] = lambda name: False) -> list[Found]:
         found: list[Found] = []
@@ -263,13 +281,44 @@ def _hf(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
         one in _HF_CONFIGS or one.endswith((".safetensors.index.json", ".bin.index.json"))
         for one in here.files
     )
-    if _HF_STATE not in here.files and not (has_weights and has_config):
+    above, _, last = name.rpartition("/")
+    is_beside_one = _HF_FOLDER.fullmatch(last) is not None and any(
+        _HF_STATE in parts for parts in tree.trainers(above).values()
+    )
+    if _HF_STATE not in here.files and not (has_weights and has_config) and not is_beside_one:
         return None
-    return tree.checkpoint(name, "hf", tree.all_files(name, tree._is_hf))
+    files = tree.all_files(name, tree._is_hf)
+    return tree.checkpoint(name, "hf", files, _unlike_its_neighbours(tree, name))
+
+
+def _unlike_its_neighbours(tree: _Tree, name: str) -> str:
+    """What a Trainer's checkpoint lacks, empty where that is nothing: it writes its state last, and
+    one run's checkpoints have the same parts."""
+    above, _, last = name.rpartition("/")
+    if not _HF_FOLDER.fullmatch(last):
+        return ""
+    run = tree.trainers(above)
+    own = run[last]
+    # Several without any of the Trainer's parts are somebody else's.
+    if _HF_STATE not in own and (len(run) == 1 or any(_HF_SIGNS & one for one in run.values())):
+        return f"no {_HF_STATE}: the Trainer has not ended it"
+    for part in sorted(set().union(*run.values()) - own):
+        neighbour = max((one for one in run if part in run[one]), key=lambda one: (len(one), one))
+        return f"no {part.replace('#', '0')}, which {neighbour} beside it has"
+    return ""
+
+
+def _parts_of(here: _Folder) -> set[str]:
+    """What a training needs to go on, of what is in a folder; numbers as #."""
+    names = {re.sub(r"\d+", "#", one) for one in (*here.files, *here.folders)}
+    return names & _HF_PARTS
 
 
 def _deepspeed(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
-    if any(re.fullmatch(r"(?:zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one) for one in here.files):
+    if any(
+        re.fullmatch(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one)
+        for one in here.files
+    ):
         return tree.checkpoint(name, "deepspeed", tree.all_files(name))
     return None
 

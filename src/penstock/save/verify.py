@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from penstock.save.foreign import (
     check_safetensors,
     check_tf,
     check_zip,
+    torch_number,
 )
 from penstock.save.formats import Checkpoint, find, newest_first
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
@@ -55,6 +57,7 @@ LOCAL_READERS = 4
 BLOCK_BYTES = 1 << 20
 REMOTE_READERS = 8
 MOST_REMEMBERED = 1000
+MOST_RANKS = 1_000_000
 MOST_SMALL_BYTES = 64 << 20  # of JSON and text that a framework keeps beside its tensors
 
 Progress = Callable[[int, int], None]
@@ -352,8 +355,65 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
+    """Each file by its own format; what belongs together in a folder, together."""
+    _check_dcp_folders(checkpoint, scope)
+    for folder, files in _by_folder(checkpoint).items():
+        _check_ranks(checkpoint, folder, files)
+        for name, found in files.items():
+            if not name.endswith(_TEXTS) and not _is_dcp(name):
+                _check_file(checkpoint, found, scope)
+
+
+_TEXTS = (".txt", ".md", ".jinja")
+
+
+def _by_folder(checkpoint: Checkpoint) -> dict[str, dict[str, Found]]:
+    """Files by their own names, by their folder within the checkpoint, which ends in a slash."""
+    folders: dict[str, dict[str, Found]] = {}
     for found in checkpoint.files:
-        _check_file(checkpoint, found, scope)
+        folder, slash, name = checkpoint.inner(found).rpartition("/")
+        folders.setdefault(folder + slash, {})[name] = found
+    return folders
+
+
+_ZERO = re.compile(r"(bf16_|fp16_|)zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim)_states\.pt")
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+
+
+def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, Found]) -> None:
+    """Of DeepSpeed's files each rank's is there, by their names and by what the model's file says
+    of the number of ranks.  Raises Damage."""
+    zero = [(match, name) for name in files if (match := _ZERO.fullmatch(name))]
+    if not zero:
+        return
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for match, _ in zero:
+        ranks.setdefault((match[1], match[4]), set()).add(int(match[2]))
+    models = {match[1] for name in files if (match := _MODEL.fullmatch(name))}
+    models |= {match[3] for match, _ in zero if match[4] == "model"}
+    told = _told_ranks(checkpoint, files)
+    width = len(zero[0][0][3])
+    mp_ranks = sorted({int(match[3]) for match, _ in zero} | {int(one) for one in models})
+    for mp_rank in range(mp_ranks[-1] + 1):
+        mp_name = f"{mp_rank:0{width}d}"
+        if mp_name not in models:
+            raise Damage(f"{folder}mp_rank_{mp_name}_model_states.pt: is missing")
+        for (start, kind), known in ranks.items():
+            for rank in range(max(max(known) + 1, told)):
+                name = f"{start}zero_pp_rank_{rank}_mp_rank_{mp_name}_{kind}_states.pt"
+                if name not in files:
+                    raise Damage(f"{folder}{name}: is missing, of {max(max(known) + 1, told)}")
+
+
+def _told_ranks(checkpoint: Checkpoint, files: dict[str, Found]) -> int:
+    """How many ranks the model's file has been written by; 0: it does not tell."""
+    for name, found in sorted(files.items()):
+        if name.endswith("_model_states.pt"):
+            with closing(checkpoint.store.open(found.name)) as file:
+                n = torch_number(file, "dp_world_size")
+            if n is not None:
+                return n if 0 < n <= MOST_RANKS else 0
+    return 0
 
 
 def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -369,14 +429,39 @@ def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
         scope.unprotected_bytes += found.size_bytes
 
 
-def _check_dcp_folder(checkpoint: Checkpoint, scope: Scope) -> None:
-    by_name = {checkpoint.inner(found): found for found in checkpoint.files}
-    sizes = {name: found.size_bytes for name, found in by_name.items()}
+def _is_dcp(name: str) -> bool:
+    return name == ".metadata" or name.endswith(".distcp")
+
+
+def _check_dcp_folders(checkpoint: Checkpoint, scope: Scope) -> None:
+    """DCP's files, in whichever folder of the checkpoint they lie.  Raises Damage."""
+    folders = _by_folder(checkpoint)
+    roots = tuple(folder for folder, files in folders.items() if ".metadata" in files)
+    for folder, files in folders.items():
+        if any(name.endswith(".distcp") for name in files) and not folder.startswith(roots):
+            raise Damage(f"{folder}.metadata: is missing: the save did not end")
+    for root in roots:
+        below = {
+            folder[len(root) :] + name: found
+            for folder, files in folders.items()
+            if folder.startswith(root)
+            for name, found in files.items()
+        }
+        _check_dcp_files(checkpoint, root, below, scope)
+
+
+def _check_dcp_files(
+    checkpoint: Checkpoint, root: str, files: dict[str, Found], scope: Scope
+) -> None:
+    sizes = {name: found.size_bytes for name, found in files.items()}
 
     def opened(name: str) -> BinaryIO:
-        return checkpoint.store.open(by_name[name].name)
+        return checkpoint.store.open(files[name].name)
 
-    check_dcp(checkpoint.store.read(by_name[".metadata"].name), sizes, opened, scope)
+    try:
+        check_dcp(checkpoint.store.read(files[".metadata"].name), sizes, opened, scope)
+    except Damage as damage:
+        raise Damage(f"{root}{damage}") from damage
 
 
 def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -391,8 +476,7 @@ def _check_hf(checkpoint: Checkpoint, scope: Scope) -> None:
             for shard in sorted({str(one) for one in shards.values()}):
                 if shard not in names:
                     raise Damage(f"{shard}: named in {name} and not there")
-        if not name.endswith((".txt", ".md", ".jinja")):
-            _check_file(checkpoint, found, scope)
+    _check_files(checkpoint, scope)
 
 
 _ORBAX_JSON = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", "metadata")
@@ -400,6 +484,7 @@ _ORBAX_JSON = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", "met
 
 def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
     """What Orbax writes as JSON, and the roots of its trees; its arrays carry no checksum."""
+    _check_arrays(_by_folder(checkpoint))
     for found in checkpoint.files:
         name = checkpoint.inner(found)
         last = name.rsplit("/", 1)[-1]
@@ -413,6 +498,36 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
             scope.unprotected_bytes += found.size_bytes
 
 
+_ORBAX_NO_DATA = ("_METADATA", "_sharding", "commit_success.txt")
+
+
+def _check_arrays(folders: dict[str, dict[str, Found]]) -> None:
+    """Where Orbax describes arrays there are some.  (Which data files a tree needs stands in
+    compressed nodes.)  Raises Damage."""
+
+    def below(start: str) -> list[str]:
+        return [
+            folder + name for folder, files in folders.items() if folder.startswith(start)
+            for name in files
+        ]  # fmt: skip
+
+    for folder, files in folders.items():
+        is_part = _OCDBT_PART.search(folder) is not None  # what a process wrote may be nothing
+        if "manifest.ocdbt" in files and not is_part and not below(f"{folder}d/"):
+            raise Damage(f"{folder}d: the data files of manifest.ocdbt are missing")
+        inner = [name[len(folder) :] for name in below(folder)] if not is_part else []
+        parts = [name for name in inner if _OCDBT_PART.match(name)]
+        if parts and not any("/d/" in name for name in parts):
+            raise Damage(f"{folder}ocdbt.process_*: the data files are missing")
+        if "_METADATA" in files and all(
+            name in _ORBAX_NO_DATA or name.startswith("array_metadatas/") for name in inner
+        ):
+            raise Damage(f"{folder}_METADATA: describes arrays, and there are none")
+
+
+_OCDBT_PART = re.compile(r"(?:^|(?<=/))ocdbt\.process_[^/]+/")
+
+
 def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
     index, data = checkpoint.files[-1], checkpoint.files[:-1]
     check_tf(
@@ -424,7 +539,7 @@ def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 _CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
-    "dcp": _check_dcp_folder,
+    "dcp": _check_dcp_folders,
     "deepspeed": _check_files,
     "files": _check_files,
     "hdf5": _check_hdf5,
