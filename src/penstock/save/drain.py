@@ -48,9 +48,18 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
+from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, prune
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
-from penstock.stores import Found, LocalStore, Store, beside, fsync_folder, open_store
+from penstock.stores import (
+    Found,
+    LocalStore,
+    Store,
+    beside,
+    draft_of,
+    fsync_folder,
+    open_store,
+)
 
 __all__ = [
     "Drain",
@@ -127,6 +136,10 @@ class Status:
 
 class Stopped(Exception):  # noqa: N818 - an order, not an accident
     """The drain was told to end."""
+
+
+class Unwanted(Exception):  # noqa: N818 - an order, too
+    """What is being copied may go, and a newer one is there: the copy ends, and leaves nothing."""
 
 
 # --- how fast -------------------------------------------------------------------------------------
@@ -362,10 +375,18 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> tuple[str, M
     What an earlier attempt has copied is kept where its checksums fit.  An older copy of the same
     name from the same tier is replaced in one moment; where a store cannot, or where the name is
     taken by what is not ours to replace, the new one gets the next free name, NAME.2 and so on.
-    Raises TierError, SaveError.
+    Raises TierError, SaveError, and what trip.held() raises.
     """
     target = _Target(source, dest)
     target.begin()
+    try:
+        return target.name, _copied(source, target, trip)
+    except Unwanted:
+        target.abandon()
+        raise
+
+
+def _copied(source: Checkpoint, target: "_Target", trip: Trip) -> Manifest:
     wanted = source.files
     if source.manifest is not None:
         names = {file.name for file in source.manifest.files}
@@ -375,7 +396,7 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> tuple[str, M
     sums, unread = [], []
     for found in wanted:
         made, is_confirmed = copy_file(
-            source, found, dest, target.prefix + target.inner(source.inner(found)), trip
+            source, found, target.store, target.prefix + target.inner(source.inner(found)), trip
         )
         made = replace(made, name=target.inner(made.name))
         sums.append(made)
@@ -387,7 +408,7 @@ def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> tuple[str, M
     _read_back(target, replace(manifest, files=tuple(unread)), trip)
     manifest = replace(manifest, verified_unix_ns=time.time_ns())
     target.commit(to_json(manifest))
-    return target.name, manifest
+    return manifest
 
 
 def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
@@ -510,6 +531,21 @@ class _Target:
                 make_part(part, self.store.folder).close()
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
+
+    def abandon(self) -> None:
+        """Removes what there is of a copy.  Raises TierError."""
+        if self.is_folder and isinstance(self.store, LocalStore):
+            discard(self.store.path(self.place), self.store.folder)
+            return
+        for found in self._source.files:
+            name = self.prefix + self.inner(self._source.inner(found))
+            if isinstance(self.store, LocalStore):
+                draft = draft_of(self.store.path(name))
+                self.store.delete(os.fspath(draft.relative_to(self.store.folder)))
+            self.store.delete(name)
+        self.store.delete(
+            f"{self.place}/{INCOMPLETE}" if self.is_folder else beside(self.name, HALF)
+        )
 
     def commit(self, manifest: bytes) -> None:
         if not self.is_folder:
@@ -711,6 +747,9 @@ class Drainer(Working):
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
         self._proven, self._is_swept = Proven(), False
+        self._removals = Removals(self.fast, self.slow)
+        self._current: Checkpoint | None = None
+        self._looked_s = -math.inf
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -727,6 +766,7 @@ class Drainer(Working):
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
         on_slow, self._listed_s = find(self.slow), self._clock()
+        self._removals.saw(on_slow)
         self._arrived = {
             mark
             for one in on_slow
@@ -788,6 +828,7 @@ class Drainer(Working):
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
         failed, is_new = dict[str, str](), self._listed_s == -math.inf
+        self._removals.carry_out(is_new)
         left = self.backlog()
         if isinstance(self.slow, LocalStore) and not self._is_swept:
             self._is_swept = True
@@ -813,8 +854,11 @@ class Drainer(Working):
                 if isinstance(error, SaveError):
                     damaged = dict.fromkeys((*self.status.damaged, one.name))
                     self._say(damaged=tuple(damaged))
+            except Unwanted:
+                pass
             is_new = True
             self._prune()
+            self._removals.carry_out()
             left = [other for other in self.backlog() if other.name not in {*failed, one.name}]
             self._backlog(left)
         if is_new and not failed:
@@ -822,6 +866,19 @@ class Drainer(Working):
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
         return failed
+
+    def _held(self) -> None:
+        """Also ends a copy that nobody wants any more."""
+        super()._held()
+        with self._lock:
+            one, now_s = self._current, self._clock()
+            if one is None or now_s - self._looked_s < LOOK_S:
+                return
+            self._looked_s = now_s
+        with suppress(TierError):
+            self._removals.thin(one)
+            if self._removals.is_over(one):
+                raise Unwanted
 
     def _prune(self) -> None:
         self._pruned_s = self._clock()
@@ -833,7 +890,11 @@ class Drainer(Working):
         self._say(state="draining", current=one.name, done_bytes=0, total_bytes=one.size_bytes)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
         with recorder.span("drain", -1 if one.step is None else one.step):
-            name, manifest = copy_checkpoint(one, self.slow, trip)
+            self._current = one
+            try:
+                name, manifest = copy_checkpoint(one, self.slow, trip)
+            finally:
+                self._current = None
         self._proven.note(self.slow.where(name), manifest.identity)
         self._say(
             drained=self.status.drained + 1,

@@ -22,6 +22,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, draft_of, forget_note, forget_orphans, replace_file
 from penstock.save.formats import step_of
+from penstock.save.removals import Removals
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
 
@@ -89,9 +90,16 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         return found
 
     def remove_checkpoint(self, path: AnyPath) -> None:
-        """From both; what the drain has under way it does not finish."""
+        """From both tiers, by the drain: from the fast one once a newer one lies on either, from
+        the slow one once a newer one is verified there.  Raises TierError."""
         below = self._below(path)
-        for folder in (self._fast, self._slow):
+        fast, slow = self._tiers.fast, self._tiers.slow
+        assert fast is not None
+        assert slow is not None
+        if Removals(fast, slow).note(os.fspath(below)):
+            drain_beside(self._fast, self._slow, self._keep, self._drain)
+            return
+        for folder in (self._fast, self._slow):  # no checkpoint, as we know them: nothing is copied
             target = folder / below
             forget_note(target)
             if target.is_file():

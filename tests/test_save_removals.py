@@ -1,0 +1,186 @@
+"""What a framework removes by its own count goes when nothing durable is lost by it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.save.adopting import adopt_files
+from penstock.save.drain import Drainer, Settings, Status
+from penstock.save.formats import find
+from penstock.save.manifest import CHUNK_BYTES
+from penstock.save.removals import Removals
+from penstock.save.verify import latest_valid
+from penstock.stores import LocalStore
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    (tmp_path / "fast").mkdir()
+    return tmp_path / "fast"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    (tmp_path / "slow").mkdir()
+    return tmp_path / "slow"
+
+
+def saved(fast: Path, step: int, n_bytes: int = 1000) -> str:
+    name = f"step={step}.ckpt"
+    (fast / name).write_bytes(b"%d" % (step % 10) * n_bytes)
+    adopt_files(fast, name, [name], step, "torch")
+    return name
+
+
+def removals(fast: Path, slow: Path) -> Removals:
+    return Removals(LocalStore(fast), LocalStore(slow))
+
+
+def drain(fast: Path, slow: Path, **options: Any) -> None:
+    with Drainer(fast, slow, Settings(concurrency=1), **options) as drainer:
+        assert drainer.once() == []
+
+
+def files(folder: Path) -> list[str]:
+    """All of them, unfinished ones too."""
+    found = [path.name for path in folder.iterdir() if path.name != ".penstock"]
+    return sorted(found)
+
+
+def whole(folder: Path) -> list[str]:
+    return sorted(one.name for one in find(LocalStore(folder)) if one.manifest and not one.problem)
+
+
+def test_the_only_durable_one_stays_until_a_newer_one_is_durable(fast: Path, slow: Path) -> None:
+    old = saved(fast, 10)
+    drain(fast, slow)
+    new = saved(fast, 20)
+    assert removals(fast, slow).note(old)
+    removals(fast, slow).carry_out()
+    assert whole(fast) == [new]  # it has served there
+    assert whole(slow) == [old]
+    drain(fast, slow)
+    assert whole(fast) == whole(slow) == [new]
+    assert files(slow) == [new, f"{new}.penstock.json"]
+    assert not list((fast / ".penstock" / "removed").iterdir())
+
+
+def test_the_last_one_stays_on_both_until_there_is_another(fast: Path, slow: Path) -> None:
+    old = saved(fast, 10)
+    assert removals(fast, slow).note(old)
+    drain(fast, slow)
+    assert whole(fast) == whole(slow) == [old]
+    saved(fast, 20)
+    drain(fast, slow)
+    assert whole(fast) == whole(slow) == ["step=20.ckpt"]
+
+
+def test_a_newer_one_that_was_removed_too_or_is_damaged_replaces_none(
+    fast: Path, slow: Path
+) -> None:
+    saved(fast, 10)
+    saved(fast, 20)
+    drain(fast, slow)
+    notes = removals(fast, slow)
+    notes.note("step=10.ckpt")
+    notes.note("step=20.ckpt")
+    saved(fast, 30)
+    notes.carry_out()
+    assert whole(slow) == ["step=10.ckpt", "step=20.ckpt"]
+    drain(fast, slow)
+    assert whole(slow) == ["step=30.ckpt"]
+    removals(fast, slow).note("step=30.ckpt")
+    saved(fast, 40)
+    drain_only = removals(fast, slow)
+    (slow / "step=40.ckpt").write_bytes(b"4")  # no copy of ours: nobody has compared it
+    drain_only.carry_out()
+    assert "step=30.ckpt" in whole(slow)
+
+
+def test_a_copy_of_what_was_removed_ends_when_a_newer_one_is_there(fast: Path, slow: Path) -> None:
+    saved(fast, 20)
+    drain(fast, slow)
+    old = saved(fast, 10, 4 * CHUNK_BYTES)
+    most = 0
+
+    def told(status: Status) -> None:
+        nonlocal most
+        if status.current == old and status.done_bytes:
+            if not most:
+                removals(fast, slow).note(old)
+            most = max(most, status.done_bytes)
+
+    drain(fast, slow, told=told, clock=itertools.count().__next__)
+    assert 0 < most < 4 * CHUNK_BYTES, "it went on to its end"
+    assert files(fast) == files(slow) == ["step=20.ckpt", "step=20.ckpt.penstock.json"]
+
+
+def test_a_drain_slower_than_the_saves_still_makes_some_of_them_durable(
+    fast: Path, slow: Path
+) -> None:
+    saved(fast, 10, 8 * CHUNK_BYTES)
+    steps = iter((20, 30, 40))
+    durable: set[str] = set()
+    removed: list[str] = []
+
+    def told(status: Status) -> None:
+        """During the first copy three more are saved, each in place of the one before."""
+        now = set(whole(slow))
+        assert now or not durable, "there was a durable one, and there is none"
+        durable.update(now)
+        if status.current == "step=10.ckpt" and status.done_bytes:
+            for step in itertools.islice(steps, 1):
+                new = saved(fast, step, 2 * CHUNK_BYTES)
+                removed.append(f"step={step - 10}.ckpt")
+                removals(fast, slow).note(removed[-1])
+                assert new in whole(fast)
+
+    drain(fast, slow, told=told, clock=itertools.count().__next__)
+    assert removed == ["step=10.ckpt", "step=20.ckpt", "step=30.ckpt"]
+    assert durable == {"step=10.ckpt", "step=40.ckpt"}
+    assert files(fast) == files(slow) == ["step=40.ckpt", "step=40.ckpt.penstock.json"]
+
+
+def test_what_came_from_elsewhere_is_left(fast: Path, slow: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    saved(other, 10)
+    drain(other, slow)
+    saved(fast, 20)
+    assert removals(fast, slow).note("step=10.ckpt")
+    drain(fast, slow)
+    assert whole(slow) == ["step=10.ckpt", "step=20.ckpt"]
+
+
+def test_notes_that_are_damaged_remove_nothing(fast: Path, slow: Path) -> None:
+    saved(fast, 10)
+    saved(fast, 20)
+    folder = fast / ".penstock" / "removed"
+    folder.mkdir(parents=True)
+    for number, text in enumerate(("", "[]", '{"name": "step=10.ckpt"}', "[" * 100_000, "\xff")):
+        (folder / f"{number}.json").write_text(text)
+    drain(fast, slow)
+    assert whole(fast) == whole(slow) == ["step=10.ckpt", "step=20.ckpt"]
+
+
+def test_lightning_keeps_one_and_one_is_durable_all_the_while(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning", reason="make test installs it")
+    from penstock.adapters.save import lightning
+
+    started = []
+    monkeypatch.setattr(lightning, "drain_beside", lambda *places: started.append(places))
+    plugin = lightning.TieredCheckpointIO(fast, slow)
+    for step in (10, 20, 30):
+        plugin.save_checkpoint({"global_step": step}, slow / f"step={step}.ckpt")
+        if step > 10:
+            plugin.remove_checkpoint(slow / f"step={step - 10}.ckpt")
+            assert latest_valid(slow).step == step - 10
+        drain(fast, slow)
+        assert latest_valid(slow).step == step
+        assert plugin.latest() == str(slow / f"step={step}.ckpt")
+    assert len(started) == 5
+    assert whole(fast) == whole(slow) == ["step=30.ckpt"]
