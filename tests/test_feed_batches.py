@@ -270,6 +270,19 @@ def test_a_pass_that_another_one_ended_does_not_look_complete(lmdb_path: Path) -
             next(first)
 
 
+@pytest.mark.parametrize("readers", [0, 2])
+def test_set_epoch_ends_the_pass_that_goes_on(lmdb_path: Path, readers: int) -> None:
+    with Feed(lmdb_path, 10, shuffle="global", readers=readers) as feed:
+        going = iter(feed)
+        next(going)
+        feed.set_epoch(3)
+        with pytest.raises(FeedError, match="by set_epoch"):
+            next(going)
+        state = feed.state_dict()
+        assert (state["epoch"], state["parts"][-1][-1]) == (3, 0)
+        assert sum(map(len, feed)) == N
+
+
 def test_a_feed_is_pickled_with_the_place_where_it_stands(
     lmdb_path: Path, records: dict[bytes, bytes]
 ) -> None:

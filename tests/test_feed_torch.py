@@ -362,6 +362,92 @@ def _key(record: Record) -> str:
     return record.key.decode()
 
 
+def _resumed(path: Path) -> tuple[Any, list[str]]:
+    """A stream with a state of epoch 2 after 64 items, and all of the epoch in order."""
+    stream, whole = (feed_stream(path, 16, _key, shuffle="global") for _ in range(2))
+    for each in (stream, whole):
+        each.set_epoch(2)
+    going = iter(stream)
+    for _ in range(64):
+        next(going)
+    other = feed_stream(path, 16, _key, shuffle="global")
+    other.load_state_dict(stream.state_dict())
+    return other, list(whole)
+
+
+def test_a_state_is_kept_by_set_epoch_of_its_own_epoch(path: Path) -> None:
+    stream, expected = _resumed(path)
+    stream.set_epoch(2)
+    assert list(stream) == expected[64:]
+    stream.set_epoch(2)  # it was used
+    assert list(stream) == expected
+    stream, expected = _resumed(path)
+    stream.set_epoch(3)
+    assert sorted(stream) == sorted(expected)
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+@pytest.mark.parametrize("stays", [False, True])
+def test_workers_go_on_from_a_state_once(path: Path, stays: bool, is_seeded: bool) -> None:
+    stream, expected = _resumed(path)
+    loader = data.DataLoader(stream, 8, num_workers=2, persistent_workers=stays)
+
+    def keys() -> list[str]:
+        if is_seeded:
+            torch.manual_seed(0)  # each loader then tells its workers the same
+        return [key for batch in loader for key in batch]
+
+    assert sorted(keys()) == sorted(expected[48:])  # with two ranks the batch begun comes again
+    assert sorted(keys()) == sorted(expected)
+    stream.set_epoch(2)
+    assert sorted(keys()) == sorted(expected)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_after_a_break_workers_begin_anew_and_the_parent_has_no_state(
+    path: Path, stays: bool
+) -> None:
+    stream = feed_stream(path, 16, _key, shuffle="global")
+    assert stream.state_dict()["parts"][-1][-1] == 0  # nobody reads yet
+    loader = data.DataLoader(stream, 8, num_workers=2, persistent_workers=stays)
+    for _ in loader:
+        break
+    with pytest.raises(FeedError, match="StatefulDataLoader"):
+        stream.state_dict()
+    for _ in range(2):
+        found = [key for batch in loader for key in batch]
+        assert sorted(found) == [f"{i:06}" for i in range(N)]
+    stream.set_epoch(4)
+    assert stream.state_dict()["epoch"] == 4
+
+
+# Errors of decode
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_record_that_cannot_be_decoded_is_named(path: Path, workers: int) -> None:
+    stream = feed_stream(path, 8, _undecodable)
+    for dataset in (FeedDataset(path, _undecodable), stream):
+        with pytest.raises(ValueError, match="no picture") as raised:
+            list(data.DataLoader(dataset, 8, num_workers=workers))
+        told = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
+        assert "record b'000005' of " in told
+        assert str(path / "data.mdb") in told
+
+
+def _undecodable(record: Record) -> int:
+    if record.key == b"000005":
+        raise ValueError("no picture")
+    return 0
+
+
+def test_data_sets_are_added(path: Path, records: list[bytes]) -> None:
+    both = FeedDataset(path) + FeedDataset(path, np.asarray)
+    assert len(both) == 2 * N
+    found = [item for batch in data.DataLoader(both, 16, collate_fn=list) for item in batch]
+    assert list(map(bytes, found)) == records * 2
+
+
 # Ranks
 
 
@@ -512,6 +598,20 @@ def test_subsets_and_keys_are_followed(path: Path, records: list[bytes]) -> None
     sampler = hinted_loader.batch_sampler
     assert sampler._hints._records([0, 1]).tolist() == [N - 1, N - 6]
     assert sampler.batch_size == 1
+
+
+def test_hints_of_a_feed_dataset_are_of_the_records_of_its_keys(path: Path) -> None:
+    asked = [b"%06d" % i for i in (7, 3, 3, 199)]
+    loader = hinted(data.DataLoader(FeedDataset(path, keys=asked), 2))
+    assert loader.batch_sampler._hints._records(range(4)).tolist() == [7, 3, 3, 199]
+
+    class Keyed(Plain):
+        keys = np.array([b"%06d" % i for i in reversed(range(N))])
+
+    loader = hinted(data.DataLoader(Keyed(path), 2))
+    assert loader.batch_sampler._hints._records([0, 5]).tolist() == [N - 1, N - 6]
+    with pytest.raises(FeedError, match="needs no hints"):
+        hinted(data.DataLoader(FeedDataset(path, direct=True), 2))
 
 
 def test_an_image_folder_is_hinted_by_its_samples(tmp_path: Path) -> None:

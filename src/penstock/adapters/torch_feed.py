@@ -29,9 +29,23 @@ __all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
 Decode = Callable[[Record], Any]
 
+# What a stream's copies share: the epoch, how often one was set, which workers use the state that
+# was loaded (their loader's seed), whether workers read, and of each worker whether it used it.
+EPOCH, N_SET, USER, BY_WORKERS, USED = range(5)
+NOBODY = -1
+MOST_WORKERS = 4096
+
 
 def _as_bytes(record: Record) -> bytes:
     return record.tobytes()
+
+
+def _decoded(decode: Decode, record: Record) -> Any:
+    try:
+        return decode(record)
+    except Exception as error:
+        error.add_note(f"while decoding {record.where}")
+        raise
 
 
 def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
@@ -107,6 +121,19 @@ class FeedDataset:
     def __len__(self) -> int:
         return len(self.index if self._records is None else self._records)
 
+    def __add__(self, other: Any) -> Any:
+        """Both, one after the other, as torch's own data sets; reads item by item."""
+        return _torch().utils.data.ConcatDataset([self, other])
+
+    def record_of(self, number: int) -> int:
+        """Which record of the index item `number` is."""
+        return number if self._records is None else int(self._records[number])
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether records are read past the page cache."""
+        return self._of_thread.reader.is_direct and self.index.kind != "folder"
+
     def __getitem__(self, number: int) -> Any:
         return self.__getitems__([number])[0]
 
@@ -150,7 +177,7 @@ class FeedDataset:
         batch = Batch(self.index, loaded.memory, records, loaded.at)
         if self.decode is _as_bytes:  # all at once takes a third as long
             return batch.as_bytes()
-        return [self.decode(record) for record in batch]
+        return [_decoded(self.decode, record) for record in batch]
 
     def close(self) -> None:
         """Gives descriptors and memory back, of all threads; the next item opens them again."""
@@ -181,10 +208,12 @@ def feed_stream(
     batch_size: of the reading.  rank, world_size: default: torch.distributed's, if it is
     initialised.  Each worker of a DataLoader is a rank of its own below these.  set_epoch(epoch)
     before each epoch makes orders differ, as with DistributedSampler, also in workers that stay
-    (persistent_workers).  decode must return something of its own: the record is overwritten.
+    (persistent_workers); of the epoch of a state that was just loaded it keeps the state.
+    decode must return something of its own: the record is overwritten.
     Other options: see Feed.  state_dict and load_state_dict as torchdata's StatefulDataLoader uses
     them: the items given so far are done; with another world or batch size those of the batch that
-    was begun come again.
+    was begun come again.  A state is gone on from once.  Raises FeedError: state_dict where workers
+    read, which alone know.
     """
     index = index_of(data)
     if rank is None or world_size is None:
@@ -201,6 +230,11 @@ def _torch() -> Any:
             "a stream for torch needs torch: pip install 'penstock[torch]'"
         ) from error
     return torch
+
+
+def _worker() -> Any:
+    """torch's words about the worker that this process is; None: it is none."""
+    return _torch().utils.data.get_worker_info()
 
 
 def _rank_and_world() -> tuple[int, int]:
@@ -238,49 +272,95 @@ class _Stream:
     ) -> None:
         self._arguments = (index, batch_size, decode, rank, world_size, options)
         self._state = state  # to go on from
-        # The epoch, and how often one was set, in shared memory: workers that stay have copies
-        # of this object, which set_epoch() does not reach.
-        self._asked = _torch().zeros(2, dtype=_torch().int64) if asked is None else asked
-        self._asked.share_memory_()
+        self._loaded_in = 0  # the process; in another one the state came with this copy
+        # In shared memory: workers have copies of this object, which set_epoch() does not reach,
+        # and which do not reach this one.
+        if asked is None:
+            asked = _torch().zeros(USED + MOST_WORKERS, dtype=_torch().int64)
+            asked[USER] = NOBODY
+        self._asked = asked.share_memory_()
         self._n_asked = 0
+        self._next_epoch = 0  # of a worker that stays
         self._feed: Feed | None = None
         self._given = 0  # items of the batch that was begun
 
     def set_epoch(self, epoch: int) -> None:
-        self._asked[0] = epoch
-        self._asked[1] += 1
+        state = self._unused()
+        if state is not None and state.get("epoch") != epoch:
+            self._state = None
+        self._asked[EPOCH] = epoch
+        self._asked[N_SET] += 1
+        self._asked[BY_WORKERS] = 0
+
+    def _unused(self) -> dict[str, Any] | None:
+        """The state that was loaded, if nobody went on from it yet."""
+        worker, user = _worker(), int(self._asked[USER])
+        if self._state is None or (worker and self._loaded_in == os.getpid()):
+            return self._state
+        if worker is None:
+            is_used = user != NOBODY
+        else:  # by workers of an earlier pass, or by this one's namesake under the same seed
+            is_used = user not in (NOBODY, worker.seed - worker.id)
+            is_used = is_used or bool(self._asked[USED + worker.id % MOST_WORKERS])
+        if is_used:
+            self._state = None
+        return self._state
+
+    def _use(self) -> None:
+        """From now on the state is used."""
+        worker = _worker()
+        if worker and self._loaded_in != os.getpid():
+            self._asked[USER] = worker.seed - worker.id
+            self._asked[USED + worker.id % MOST_WORKERS] = 1
         self._state = None
 
     def _opened(self) -> Feed:
         index, batch_size, _, rank, world_size, options = self._arguments
-        worker = _torch().utils.data.get_worker_info()
+        worker = _worker()
         n_workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         place, n_places = rank * n_workers + number, world_size * n_workers
         feed = self._feed
         if feed is None or feed.request.world_size != n_places:
             feed = Feed(index, batch_size, rank=place, world_size=n_places, **options)
             self._feed, self._n_asked = feed, 0
-        epoch, n_asked = self._asked.tolist()
+        epoch, n_asked = self._asked[[EPOCH, N_SET]].tolist()
         if n_asked != self._n_asked:
             feed.set_epoch(epoch)
-            self._n_asked, self._given = n_asked, 0
+            self._n_asked, self._given, self._next_epoch = n_asked, 0, epoch
         return feed
 
     def __iter__(self) -> Iterator[Any]:
         decode, feed, n_done = self._arguments[2], self._opened(), 0
-        if self._given or self._state is not None:
-            n_done = _gone_on(feed, self.state_dict())
-            self._state = None
+        state, is_worker = self._unused(), _worker() is not None
+        self._asked[BY_WORKERS] = int(is_worker)
+        if state is not None:
+            n_done = _gone_on(feed, state)
+            self._use()
+        elif is_worker:
+            # What it read ahead for a pass that was left is lost with that pass: each begins anew.
+            feed.set_epoch(self._next_epoch)
+            self._given = 0
+        elif self._given:
+            n_done = _gone_on(feed, self._stand(feed))
+        self._next_epoch = feed.epoch + 1
         for batch in feed:
             for place in range(n_done, len(batch)):
                 self._given = place + 1
-                yield decode(batch[place])
+                yield _decoded(decode, batch[place])
             n_done = self._given = 0
 
     def state_dict(self) -> dict[str, Any]:
-        feed = self._opened()
-        if self._state is not None:
-            return self._state
+        feed, loaded = self._opened(), self._unused()
+        if loaded is not None:
+            return loaded
+        if _worker() is None and self._asked[BY_WORKERS]:
+            raise FeedError(
+                "the stream is read by workers, and only they know how far: use torchdata's "
+                "StatefulDataLoader and its state_dict(), or num_workers=0"
+            )
+        return self._stand(feed)
+
+    def _stand(self, feed: Feed) -> dict[str, Any]:
         state = feed.state_dict()
         if self._given:  # to the feed the whole batch is done
             state["parts"][-1][-1] -= 1
@@ -288,7 +368,10 @@ class _Stream:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = state
+        self._state, self._loaded_in = state, os.getpid()
+        if _worker() is None:
+            self._asked[USER], self._asked[BY_WORKERS] = NOBODY, 0
+            self._asked[USED:] = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make_stream, (*self._arguments, self._state, self._asked)

@@ -149,6 +149,13 @@ class Record(np.ndarray):  # (length,) of uint8
     def key(self) -> bytes:
         return self._index.key(self.number)
 
+    @property
+    def where(self) -> str:
+        """Key, file and place, for a message."""
+        index, number = self._index, self.number
+        path, offset = index.files[index.file[number]], int(index.offset[number])
+        return f"record {self.key[:80]!r} of {path} at {offset:,} with {self.size:,} bytes"
+
 
 class Batch(Sequence[Record]):
     """Records in memory that is read-only, and overwritten when the next batch is asked for.
@@ -552,7 +559,7 @@ class _Pass:
         if self._is_over:
             raise StopIteration
         if not self.close.alive:
-            raise FeedError("this pass over the data set was ended by another one, or by an error")
+            raise FeedError("this pass was ended by another one, by set_epoch or by an error")
         if self._batch >= len(self._epoch.share):
             self._end()
             raise StopIteration
@@ -725,9 +732,12 @@ class Feed:
     # Where it stands
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch, from its beginning."""
+        """The next pass is this epoch, from its beginning; one that goes on ends."""
         if epoch < 0:
             raise FeedError(f"epoch {epoch}; epochs count from 0")
+        previous = self._pass()
+        if previous is not None:
+            previous.close()  # its batches would be counted as this epoch's
         self._stand = Stand(epoch)
 
     @property

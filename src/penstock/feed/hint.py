@@ -211,7 +211,8 @@ def hinted(
     ImageFolder's samples).  record_of: the record, by place or key, of a number of the data set,
     where it is not number i in key order and the data set has no list `keys`.  ahead: records.
 
-    Raises FeedError: the loader has no sampler, or where its data lies cannot be told.
+    A FeedDataset needs none of this.  Raises FeedError: the loader has no sampler, where its data
+    lies cannot be told, or a FeedDataset reads past the page cache.
     """
     is_batched = getattr(loader, "batch_sampler", None) is not None
     which = "batch_sampler" if is_batched else "sampler"
@@ -224,6 +225,11 @@ def hinted(
             "DataLoader over a data set with __getitem__; Feed reads streams"
         )
     base, place_of = _unwrapped(dataset)
+    if getattr(base, "is_direct", False) is True:
+        raise FeedError(
+            f"{type(base).__name__} reads past the page cache (O_DIRECT), and many records at a "
+            "time: what is hinted would be read twice; it needs no hints"
+        )
     index = _index_for(base, path)
     if record_of is None:
         record_of = _mapping(base, index)
@@ -292,7 +298,12 @@ def _is_environment(value: Any) -> bool:
 
 def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes] | None:
     """What the data set's number i is in the index.  Raises FeedError: it cannot be told."""
+    record_of: Callable[[int], int] | None = getattr(dataset, "record_of", None)
+    if callable(record_of):  # FeedDataset's
+        return record_of
     keys = getattr(dataset, "keys", None)
+    if isinstance(keys, np.ndarray):
+        keys = keys.tolist()
     if isinstance(keys, list | tuple) and keys and isinstance(keys[0], bytes | str):
         named = [key.encode() if isinstance(key, str) else key for key in keys]
         return lambda number: named[number]

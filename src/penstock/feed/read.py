@@ -589,7 +589,7 @@ class Reader:
             gap_bytes = self._gap_bytes
         if self.reading.is_warm:  # a gap is copied for nothing, and a call costs a microsecond
             gap_bytes = min(gap_bytes, PAGE_BYTES)
-        if piece_bytes and not self._is_direct():
+        if piece_bytes and not self.is_direct:
             # Through the page cache a large read is many requests one after the other: on storage
             # that is far away, pieces beside each other are what counts.
             depth = self.options.depth or self.reading.depth.value
@@ -790,11 +790,12 @@ class Reader:
         if self.reading.pid != os.getpid():  # a thread that is not here may have held the lock
             self.reading.lock, self.reading.pid = threading.Lock(), os.getpid()
         if files is None:
-            files = self._files = _Files(self.index, self._is_direct())
+            files = self._files = _Files(self.index, self.is_direct)
         return engine, files, self.reading
 
-    def _is_direct(self) -> bool:
-        """Decided once: what is free changes with what is read."""
+    @property
+    def is_direct(self) -> bool:
+        """Whether O_DIRECT is asked for.  Decided once: what is free changes with what is read."""
         if self._direct is None:
             self._direct = self.options.direct
         if self._direct is None:
