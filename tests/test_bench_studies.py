@@ -98,6 +98,19 @@ def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
         Kept(tmp_path, {"x": 2})
 
 
+def test_the_machine_is_that_of_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 1})
+    kept = Kept(tmp_path, {})
+    assert kept.machine() == {"unix_s": 1}
+    monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 2})
+    assert Kept(tmp_path, {}).machine() == {"unix_s": 2}  # no run was made then
+    kept.add({"rate": 1.0})
+    monkeypatch.setattr(study, "machine_of", lambda path: {"unix_s": 3})
+    assert Kept(tmp_path, {}).machine() == {"unix_s": 2}
+
+
 def test_a_run_without_a_result_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     def run(place: Place, case: dict[str, Any]) -> dict[str, float]:
         if case["threads"] == 2:
@@ -657,12 +670,14 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "read.json").exists()
 
 
-def test_much_data_is_asked_for_before_it_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_much_data_is_asked_for_before_it_is_made(answer: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [PENSTOCK, "bench", "cases", "out", "--scale", "full"],
-        capture_output=True, text=True, cwd=tmp_path, input="n\n",
+        capture_output=True, text=True, cwd=tmp_path, input=answer,
     )  # fmt: skip
     assert done.returncode == 130  # as after Ctrl-C
+    assert "nothing was written; --yes goes on without asking" in done.stderr
     assert "out: 49.2 GB will be written; go on?" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

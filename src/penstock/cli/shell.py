@@ -253,7 +253,13 @@ def asked(folder: Path, n_bytes: float, yes: bool) -> None:
 
     if n_bytes > ASK_ABOVE_BYTES and not yes:
         said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
-        click.confirm(said, abort=True, err=True)
+        try:
+            is_wanted = click.confirm(said, err=True)
+        except click.Abort:  # Ctrl-C, or nobody is there to answer
+            click.echo(err=True)
+            is_wanted = False
+        if not is_wanted:
+            fail("not begun, nothing was written; --yes goes on without asking", INTERRUPTED)
 
 
 class Progress:
