@@ -793,7 +793,7 @@ def test_a_data_set_that_memory_cannot_hold_is_read_past_the_page_cache(
     for free, is_direct in ((10 * index.total_bytes, False), (index.total_bytes, True)):
         monkeypatch.setattr(read, "available_bytes", lambda free=free: free)
         with Feed(index, 16) as feed:
-            assert feed._readers[0]._is_direct() == is_direct
+            assert feed._readers[0].is_direct == is_direct
 
 
 @needs_fuse
