@@ -19,7 +19,7 @@ from penstock.stage import plan as plans
 from penstock.stage import predict
 from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
-from penstock.stage.evidence import Batches, Evidence, evidence_of
+from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
 from penstock.stage.held import stored_bytes
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Wanted
@@ -404,6 +404,23 @@ def test_bandwidth_by_readers_is_that_of_the_ceilings_if_there_are_some() -> Non
         run.ceilings[-1]["threads"] = threads
     run.ceiling("/other", "read", 9e9)
     assert evidence_of(run).levels == ((1.0, 90e6), (2.0, 94e6), (4.0, 80e6))
+
+
+def test_ceilings_are_those_of_where_the_files_lie() -> None:
+    """A faster mount that was measured as often, with a name that comes first, says nothing."""
+    run = two_file_run(True)
+    for mount, factor in (("/", 20), ("/data", 1), ("/other", 10)):
+        for threads, bps in ((1, 40e6), (4, 50e6)):
+            run.ceiling(mount, "read", factor * bps)
+            run.ceilings[-1]["threads"] = threads
+    assert evidence_of(run).levels == ((1.0, 40e6), (4.0, 50e6))
+    assert mounts_of(run) == [Mounted("/data", 2, 50e6)]
+    # Of two the one that is not measured is told too.
+    run = two_file_run(True)
+    run.ceiling("/data", "read", 50e6)
+    run.file("/far/c", size=MIB)
+    run.call("read", 0, 1, path="/far/c", moved=10)
+    assert mounts_of(run) == [Mounted("/data", 2, 50e6), Mounted(None, 1, None)]
 
 
 def test_files_that_the_job_wrote_and_libraries_are_no_candidates() -> None:

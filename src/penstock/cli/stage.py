@@ -428,7 +428,7 @@ def _tell_copied(found: Copied, tier: Tier, as_json: bool, is_url: bool = False)
     "--limit",
     type=rate,
     metavar="SIZE/s",
-    help="At most so much of the slow tier.  [default: a quarter of its measured ceiling]",
+    help="At most so much of the slow tier.  [default: a quarter of the least measured]",
 )
 @click.option("--background", is_flag=True, help="Returns as soon as programs can be started.")
 @click.option("--follow", is_flag=True, help="RUN goes on: what it reads, until it ends.")
@@ -450,7 +450,7 @@ def stage_fill(
     """Copy while the job reads: each copy is served as soon as it is there.
 
     What is staged already gives way to what is worth more.  Of a RUN whose storage was measured
-    (penstock ceiling RUN) the limit is a quarter of that unless told.
+    (penstock ceiling RUN) the limit is a quarter of that, of the slowest that its files lie on.
 
     \b
       penstock stage fill plan.jsonl --to fast --limit 50MB/s --background
@@ -500,22 +500,30 @@ def stage_fill(
 
 
 def quarter(what: str) -> int:
-    """A quarter of what the run's storage was measured to give."""
+    """A quarter of what the slowest of the file systems that the run's files lie on gave."""
     from penstock.bench.ceiling import is_run
-    from penstock.measures import measure
     from penstock.run import open_run
+    from penstock.stage.evidence import mounts_of
+    from penstock.words import count
 
     path = Path(what)
-    known: list[float] = []
-    if path.is_dir() and is_run(path):
-        with contextlib.closing(open_run(path)) as opened:
-            known = [one.read_ceiling_bps or 0.0 for one in measure(opened).storage]
-    if not any(known):
+    if not (path.is_dir() and is_run(path)):
         raise click.UsageError(
             "how much of the slow tier it may take is not known: give --limit 50MB/s, or of a RUN "
             "measure it: penstock ceiling RUN"
         )
-    return int(max(known) / 4)
+    with contextlib.closing(open_run(path)) as opened:
+        found = mounts_of(opened)
+    unknown = [one for one in found if not one.read_bps]
+    if unknown or not found:
+        where = (
+            f"{count(unknown[0].files, 'file')} on {unknown[0].mount or what}" if unknown else what
+        )
+        raise click.UsageError(
+            f"how much of the slow tier it may take is not known of {where}: give --limit 50MB/s, "
+            f"or measure it: penstock ceiling {what}"
+        )
+    return int(min(one.read_bps or 0.0 for one in found) / 4)
 
 
 def start_filling(

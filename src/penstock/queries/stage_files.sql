@@ -7,6 +7,7 @@
 --   open_s        the time of its opens
 --   is_asked      the run asked for it by path (stat, access) at most a minute before it first opened
 --                 it: what a client keeps of a file's attributes is there when it is opened
+--   is_served     it was read from its copy on a tier: device and times are the tier's
 --   mapped_bytes  the longest mapping of it; 0: read by calls
 WITH mapped AS (
     SELECT c.file, max(c.asked_bytes) AS bytes, count(*) AS calls
@@ -87,7 +88,8 @@ SELECT
     ) / greatest(1, (SELECT count(*) FROM mains)) AS blocking_s,
     CAST(c.mapped_bytes AS DOUBLE) AS mapped_bytes,
     CAST(coalesce(w.s, 0) AS DOUBLE) AS open_s,
-    c.file IN (SELECT file FROM asked) AS is_asked
+    c.file IN (SELECT file FROM asked) AS is_asked,
+    f.served_from IS NOT NULL AS is_served
 FROM chosen AS c
 CROSS JOIN faults
 LEFT JOIN files AS f ON f.file = c.file

@@ -1,5 +1,6 @@
 -- stage_levels: bandwidth by how many read at once, as `penstock ceiling` measured it with files of the
--- run: of the mount that was measured most often.  Empty: not measured.
+-- run: of the mount on which the files lie; of several, the one that they took most time on.  Empty: not
+-- measured.
 WITH cold AS (
     SELECT mount, threads, bandwidth_bps
     FROM ceilings
@@ -7,7 +8,11 @@ WITH cold AS (
         AND bandwidth_bps > 0
 ),
 chosen AS (
-    SELECT mount FROM cold GROUP BY mount ORDER BY count(*) DESC, mount LIMIT 1
+    SELECT mount
+    FROM stage_mounts
+    WHERE mount IN (SELECT mount FROM cold)
+    ORDER BY time_s DESC, mount
+    LIMIT 1
 )
 SELECT threads AS level, max(bandwidth_bps) AS bandwidth_bps
 FROM cold

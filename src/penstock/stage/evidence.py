@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import QueryError
 from penstock.questions import prepare, query
 
-__all__ = ["MOST_BATCHES", "Batches", "Evidence", "evidence_of"]
+__all__ = ["MOST_BATCHES", "Batches", "Evidence", "Mounted", "evidence_of", "mounts_of"]
 
 Array = NDArray[Any]
 
@@ -24,7 +24,7 @@ LEAST_SLOTS = 3  # of the run's time: bandwidth that was seen less often is chan
 
 _QUERIES = (
     "stage_files", "stage_batches", "stage_reads", "stage_levels", "training", "concurrency",
-    "epochs",
+    "epochs", "stage_mounts",
 )  # fmt: skip
 
 
@@ -100,6 +100,7 @@ def evidence_of(run: Tables) -> Evidence:
     """Asks the tables of a run.  Raises QueryError."""
     with run.connection.cursor() as engine:
         prepare(engine, _QUERIES)
+        _see_mounts(engine)
         files = _columns(engine, "stage_files")
         training = _columns(engine, "training")
         levels = _levels(engine)
@@ -132,6 +133,33 @@ def evidence_of(run: Tables) -> Evidence:
         max(1, len(_plain(epochs["epoch"]))),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """Files of a run on one file system.  mount: None: none was noted.  read_bps: the most that was
+    measured there; None: not measured."""
+
+    mount: str | None
+    files: int
+    read_bps: float | None
+
+
+def mounts_of(run: Tables) -> list[Mounted]:
+    """Where the files lie that staging is about, without those that were read from a tier's copies.
+
+    Raises QueryError.
+    """
+    with run.connection.cursor() as engine:
+        prepare(engine, ("stage_mounts",))
+        _see_mounts(engine)
+        rows = engine.execute("SELECT mount, files, read_bps FROM stage_mounts").fetchall()
+    return [Mounted(*row) for row in rows]
+
+
+def _see_mounts(engine: duckdb.DuckDBPyConnection) -> None:
+    """stage_levels reads it; no report does, so that it is none of what is prepared for all."""
+    engine.execute(f"CREATE OR REPLACE TEMP VIEW stage_mounts AS\n{query('stage_mounts')}")
 
 
 def _levels(engine: duckdb.DuckDBPyConnection) -> tuple[tuple[float, float], ...]:
