@@ -398,6 +398,28 @@ def test_one_device_is_said_by_the_command_and_by_the_drain(tmp_path: Path, work
     assert not (work / "a.pt").is_symlink()
 
 
+def test_a_drain_that_ends_too_early_is_told_by_the_status(tmp_path: Path, work: Path) -> None:
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    program = f"""
+import json, os, pathlib, signal, time
+status = pathlib.Path({str(fast)!r}, ".penstock/drain.json")
+with open("a.pt", "wb") as file:  # open: nobody drains it
+    file.write(b"weights")
+    while not status.exists() or not json.loads(status.read_text())["pid"]:
+        time.sleep(0.01)
+    os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
+"""
+    words = ["run", "-q", "-o", tmp_path / "run", "--burst-buffer", fast, sys.executable, "-c"]
+    ended = penstock(*words, program, status=1, cwd=work)
+    assert "not all checkpoints were drained" in ended.stderr
+    penstock("save", "recover", fast)
+    assert (work / "a.pt").read_bytes() == b"weights"
+    words[3] = tmp_path / "again"
+    (fast / ".penstock" / "drain.json").unlink()
+    penstock(*words, program + "raise SystemExit(7)", status=7, cwd=work)
+
+
 def test_a_tier_that_goes_away_takes_no_program_with_it(
     burst: Callable[..., Any], fast: Path, work: Path
 ) -> None:

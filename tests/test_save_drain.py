@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -948,3 +949,21 @@ def test_sweeping_leaves_parts_that_are_still_to_be_filled(fast: Path, slow: Pat
     assert (slow / "step-00000001.part").exists()
     sweep(slow)
     assert not (slow / "step-00000001.part").exists()
+
+
+def test_what_keep_fast_cannot_let_go_is_said(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    fast.mkdir()
+    slow.mkdir()
+    for step in range(3):
+        with zipfile.ZipFile(fast / f"model_{step}.pt", "w") as file:
+            file.writestr("archive/data.pkl", b"x")
+    ended = penstock("drain", fast, slow, "--keep-fast", 2, status=0)
+    assert "--foreign lets them go" in ended.stderr
+    assert "same device" in ended.stderr
+    assert len(list(fast.glob("*.pt"))) == 3
+    ended = penstock("drain", fast, slow, "--keep-fast", 2, "--foreign", status=0)
+    assert "--foreign" not in ended.stderr
+    assert len(list(fast.glob("*.pt"))) == 2
+    none = tmp_path / "none"
+    assert "does not exist" in penstock("drain", fast, slow, "--run", none, status=2).stderr

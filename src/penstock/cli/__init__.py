@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from penstock.cli.bench import bench
-from penstock.cli.burst import burst_of, drained_beside
+from penstock.cli.burst import DrainedBeside, burst_of
 from penstock.cli.feed import feed
 from penstock.cli.save import save
 from penstock.cli.shell import (
@@ -278,7 +278,7 @@ def run_command(
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
     draining: Any = contextlib.nullcontext()
     if burst is not None and folder is not None:
-        draining = drained_beside(burst[0].parent, folder, budget, burst_limit)
+        draining = DrainedBeside(burst[0].parent, folder, budget, burst_limit)
     try:
         status = _run_beside(folder, started, environ, facts, draining, box, job, data)
     except StartError as error:
@@ -290,7 +290,7 @@ def run_command(
             _end_filling(filling)
     if folder is not None:
         _finish(folder, facts, status, quiet, job, is_reduced)
-    _exit_like(status)
+    _exit_like(status or getattr(draining, "status", 0))
 
 
 def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.save.burst import BurstDrain
 
-__all__ = ["burst_of", "drained_beside"]
+__all__ = ["DrainedBeside", "burst_of"]
 
 
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
@@ -40,30 +40,44 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
     return folder, patterns or PATTERNS
 
 
-@contextlib.contextmanager
-def drained_beside(tier: Path, folder: Path, budget: int, limit: int | None) -> Iterator[None]:
-    """A process that brings checkpoints to their paths, waited for when the program has ended."""
-    from penstock import launch
-    from penstock.save.burst import BurstDrain
+class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
+    """A process that brings checkpoints to their paths, waited for when the program has ended.
 
-    drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder))
-    try:
-        drain.start(launch.environment(folder, budget, os.environ))
-    except PenstockError as error:
-        say(f"{error}; afterwards: penstock save drain {short(tier)}")
-    try:
-        yield
-    finally:
-        drain.leave()
+    status: after that, 1 if something could not be brought there."""
+
+    def __init__(self, tier: Path, folder: Path, budget: int, limit: int | None) -> None:
+        from penstock import launch
+        from penstock.save.burst import BurstDrain
+
+        self.status = 0
+        self._drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder))
+        self._environ = launch.environment(folder, budget, os.environ)
+
+    def __enter__(self) -> Self:
         try:
-            _wait_for(drain)
+            self._drain.start(self._environ)
+        except PenstockError as error:
+            say(f"{error}; afterwards: penstock save drain {short(Path(self._drain.fast))}")
+            self.status = 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._drain.leave()
+        tier = short(Path(self._drain.fast))
+        try:
+            if not _has_drained(self._drain):
+                self.status = 1
         except KeyboardInterrupt:
-            say(
-                f"the drain goes on without us (pid {drain.pid}); {short(tier)}/.penstock/drain.log"
-            )
+            say(f"the drain goes on without us (pid {self._drain.pid}); {tier}/.penstock/drain.log")
 
 
-def _wait_for(drain: BurstDrain) -> None:
+def _has_drained(drain: BurstDrain) -> bool:
+    """Waits for it, and whether it has brought all there is to its path."""
     begun_s = time.monotonic()
     has_said = False
     with ended_like_ctrl_c(), Progress("draining", is_of_bytes=True) as bar:
@@ -83,3 +97,4 @@ def _wait_for(drain: BurstDrain) -> None:
         log = Path(drain.fast) / ".penstock/drain.log"
         again = f"penstock save drain {short(Path(drain.fast))}"
         say(f"not all checkpoints were drained: {log} says why; {again}")
+    return not ended

@@ -44,7 +44,7 @@ def save() -> None:
     ever, the drain runs beside it.
 
     \b
-      penstock save drain /nvme/run1 /lustre/run1 --watch &
+      penstock save drain /nvme/run1 /lustre/run1 --watch --keep-fast 2 --foreign &
       python train.py --output /nvme/run1
       penstock save recover /nvme/run1 /lustre/run1      after a crash, before the next job
     """
@@ -244,7 +244,7 @@ def _keep(
 @click.option("--quiet-io", is_flag=True, help="With the least priority of processor and disk.")
 @click.option(
     "--run",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="RUN",
     help="Pause while the data wait of this recorded run rises.",
 )
@@ -288,11 +288,13 @@ def drain_command(
     SLOW is a folder or a URL (s3://, gs://, sftp://).  Without SLOW: what `penstock run
     --burst-buffer FAST` has left there goes to the paths that the program gave it.  What a killed
     drain has copied is not copied again.  Nothing is removed unless --keep-fast or --keep-last says
-    so.  What it does stands in FAST/.penstock/drain.json, and in OpenMetrics in drain.prom there.
+    so; what other programs saved, as torch.save does, only with --foreign.  What it does stands in
+    FAST/.penstock/drain.json, and in OpenMetrics in drain.prom there.
 
     \b
       penstock save drain /nvme/run1 /lustre/run1
-      penstock save drain /nvme/run1 /lustre/run1 --watch --limit 300MB/s --keep-fast 2 &
+      penstock save drain /nvme/run1 /lustre/run1 --watch --limit 300MB/s &
+      penstock save drain /nvme/run1 /lustre/run1 --watch --keep-fast 2 --foreign &
       penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
       penstock save drain /nvme/tier                         after `penstock run --burst-buffer`
     """  # fmt: skip
@@ -309,7 +311,7 @@ def drain_command(
         draining.be_quiet()
     share = _share_of(run) if run is not None else None
     with Progress("draining", is_of_bytes=True) as bar:
-        told = functools.partial(_told, bar)
+        told = functools.partial(_told if once else _warned_once(), bar)
         if slow is None:
             from penstock.save.burst import Burst
 
@@ -318,7 +320,7 @@ def drain_command(
             )
         else:
             working = draining.Drainer(fast, slow, settings, share=share, told=told)
-            click.echo(f"penstock: durable on {slow}: {working.slow.durable}", err=True)
+            _tell_slow(fast, slow, working.slow.durable)
         over = _input_ended if follow_input else _ended(follow)
         with working, _stopped_by_signals(working):
             try:
@@ -332,6 +334,29 @@ def drain_command(
     for line in failed:
         click.echo(f"penstock: not drained: {line}", err=True)
     return NOT_WHOLE if failed else 0
+
+
+def _tell_slow(fast: Path, slow: str, durable: str) -> None:
+    from penstock.save.drain import same_device
+
+    click.echo(f"penstock: durable on {slow}: {durable}", err=True)
+    is_there = "://" not in slow and os.path.isdir(slow)  # noqa: PTH112 - a text, as it was given
+    said = same_device(fast, Path(slow)) if is_there else ""
+    if said:
+        click.echo(f"penstock: {said}", err=True)
+
+
+def _warned_once() -> Callable[[Progress, Status], None]:
+    """Says a drain's warning when it comes: one that watches may never end by itself."""
+    said = {""}
+
+    def tell(progress: Progress, status: Status) -> None:
+        if status.warning not in said:
+            said.add(status.warning)
+            click.echo(f"penstock: {status.warning}", err=True)
+        _told(progress, status)
+
+    return tell
 
 
 def _input_ended() -> bool:
@@ -394,7 +419,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     monitors: list[Monitor] = []
 
     def share() -> float | None:
-        with contextlib.suppress(PenstockError):  # the run may begin later than the drain
+        with contextlib.suppress(PenstockError):  # its first log may come later than the drain
             if not monitors:
                 monitors.append(Monitor(run))
             seconds = monitors[0].look().seconds

@@ -775,6 +775,9 @@ class Drainer(Working):
         }
         missing = [one for one in on_fast if one.identity not in self._arrived]
         keep = self.settings.keep
+        if keep is not None and not keep.foreign:
+            is_held = sum(not one.is_ours for one in on_fast) > keep.fast
+            self._say(warning=HELD_BACK if is_held else "")
         if keep is None or not missing:
             return missing
         # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
@@ -944,6 +947,22 @@ def _apart(fast: LocalStore, slow: Store) -> None:
         here, there = fast.folder.resolve(), slow.folder.resolve()
         if here == there or here in there.parents or there in here.parents:
             raise SaveError(f"{fast.url} and {slow.url}: one lies in the other; name two folders")
+
+
+HELD_BACK = (
+    "checkpoints of another program stay on the fast tier, more of them than --keep-fast says; "
+    "--foreign lets them go once they are drained"
+)
+
+
+def same_device(fast: Path, slow: Path) -> str:
+    """A sentence where a drain from one to the other protects from no disk's death, else empty."""
+    if fast.stat().st_dev != slow.stat().st_dev:
+        return ""
+    return (
+        f"{fast} and {slow} are on the same device: a save is copied there once more, and is no "
+        "safer for it"
+    )
 
 
 def read_status(fast: str | os.PathLike[str]) -> Status | None:

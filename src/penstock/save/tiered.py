@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE, Claim, claim
-from penstock.save.drain import Drain, fetch
+from penstock.save.drain import Drain, fetch, same_device
 from penstock.save.formats import Checkpoint, find
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
@@ -121,12 +121,7 @@ class Tiers:
         fast, slow = self.fast.folder, self.slow.folder
         if fast.resolve() == slow.resolve():
             raise SaveError(f"{fast}: fast and slow are one folder; give one of them only")
-        if fast.stat().st_dev == slow.stat().st_dev:
-            return (
-                f"{fast} and {slow} are on the same device: a save is copied there once more, and "
-                "is no safer for it"
-            )
-        return ""
+        return same_device(fast, slow)
 
     # What goes
 
