@@ -1,12 +1,14 @@
 """What a framework removes by its own count goes when nothing durable is lost by it."""
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.save.adopting import adopt_files
+from penstock.errors import SaveError
+from penstock.save.adopting import adopt_files, adopt_folder
 from penstock.save.drain import Drainer, Settings, Status
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES
@@ -184,3 +186,56 @@ def test_lightning_keeps_one_and_one_is_durable_all_the_while(
         assert plugin.latest() == str(slow / f"step={step}.ckpt")
     assert len(started) == 5
     assert whole(fast) == whole(slow) == ["step=30.ckpt"]
+
+
+def test_tensorflow_gives_up_on_fast_only_what_has_arrived(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorflow", reason="make test installs it")
+    import tensorflow as tf
+
+    from penstock.adapters.save import tensorflow
+
+    keeps = []
+    monkeypatch.setattr(tensorflow, "drain_beside", lambda *places: keeps.append(places[2]))
+    step = tf.Variable(0, dtype=tf.int64)
+    made = tf.train.Checkpoint(step=step)
+    manager = tensorflow.TieredCheckpointManager(made, slow, 2, fast=fast)
+    for number in range(1, 6):
+        step.assign(number)
+        manager.save(number)
+    kept = [str(fast / f"ckpt-{number}") for number in range(1, 6)]
+    assert manager.checkpoints == kept, "the drain has had none of them"
+    with Drainer(fast, slow, Settings(keep=keeps[-1])) as drainer:
+        assert drainer.once() == []
+    assert whole(slow) == [f"ckpt-{number}" for number in range(1, 6)]
+    assert manager.checkpoints == kept[3:]
+
+
+def orbax_step(root: Path, step: int, data: bytes, is_adopted: bool = False) -> None:
+    folder = root / str(step)
+    folder.mkdir()
+    (folder / "_CHECKPOINT_METADATA").write_text("{}")
+    (folder / "data").write_bytes(data)
+    if is_adopted:
+        adopt_folder(folder, step, "orbax")
+
+
+def test_orbax_is_never_given_another_run_s_step(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.adapters.save import orbax
+
+    monkeypatch.setattr(orbax, "drain_beside", lambda *places: None)
+    for step in (1, 2):
+        orbax_step(slow, step, b"theirs")
+        orbax_step(fast, step, b"ours", is_adopted=True)
+    drain(fast, slow)
+    shutil.rmtree(fast)  # the node is lost
+    found = orbax.TieredSteps(fast, slow).latest()
+    assert found is not None
+    assert found.step == 2
+    assert (found.folder / "2" / "data").read_bytes() == b"ours"
+    (fast / "2" / "data").write_bytes(b"new!")  # damaged, and has the name
+    with pytest.raises(SaveError, match=r"Orbax would restore .*/fast/2, .* move"):
+        orbax.TieredSteps(fast, slow).latest()

@@ -320,7 +320,7 @@ class _Walk:
         if isinstance(value, self.torch.Tensor):
             raise _Refused(
                 f"a tensor of type {kind.__name__} is not saved here; sharded ones go through "
-                "torch.distributed.checkpoint with penstock.adapters.dcp.TieredWriter"
+                "torch.distributed.checkpoint with penstock.adapters.save.torch.TieredWriter"
             )
         try:
             return copy.deepcopy(value)  # the training may change it

@@ -165,6 +165,15 @@ class Tiers:
         assert self.fast is not None
         return fetch(found.checkpoint, self.fast.folder)
 
+    def fetched(self, path: Path) -> Path:
+        """A checkpoint on either tier, on the fast one.  Raises TierError, SaveError."""
+        assert self.fast is not None
+        if path.is_relative_to(self.fast.folder):
+            return path
+        assert isinstance(self.slow, LocalStore)
+        name = os.fspath(path.relative_to(self.slow.folder))
+        return fetch(next(one for one in find(self.slow) if one.name == name), self.fast.folder)
+
     def damage(self, chosen: Chosen, why: str) -> str:
         """Reads the chosen one, which could not be loaded, in full.  What is wrong with it, which
         is remembered, so that it is not chosen again; empty: it is whole."""

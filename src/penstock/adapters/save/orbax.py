@@ -17,10 +17,12 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.errors import SaveError, TierError
 from penstock.save.adopting import adopt_folder
 from penstock.save.manifest import INSIDE
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.stores import fsync_folder
 
 __all__ = ["Step", "TieredSteps"]
 
@@ -51,11 +53,31 @@ class TieredSteps:
     def latest(self, level: str = "full") -> Step | None:
         """The newest step that is whole, on any tier; None: there is none.
 
-        Orbax itself takes the highest number, and raises when that one is not whole."""
+        Orbax itself takes the highest number, and raises when that one is not whole.  Raises
+        SaveError: another run's step has its name there, and Orbax would restore that one."""
         chosen = self._tiers.choose(level, lambda one: one.kind == "orbax")
         if chosen.path is None or chosen.step is None:
             return None
-        return Step(chosen.path.parent, chosen.step)
+        path, step = chosen.path, chosen.step
+        if path.name != str(step):  # Orbax looks for a step by that name only
+            path = self._under_its_number(path, step)
+        return Step(path.parent, step)
+
+    def _under_its_number(self, path: Path, step: int) -> Path:
+        """A checked copy on the fast tier, which appears in one moment."""
+        wanted = self._fast / str(step)
+        if wanted.exists():
+            raise SaveError(
+                f"{path} is the newest whole checkpoint, of step {step}, and Orbax would restore "
+                f"{wanted}, which is another one: move {wanted} away"
+            )
+        fetched = self._tiers.fetched(path)
+        try:
+            fetched.rename(wanted)
+            fsync_folder(self._fast)
+        except OSError as error:
+            raise TierError(f"{wanted}: {error.strerror}") from error
+        return wanted
 
     def finished(self, manager: Any) -> list[int]:
         """Waits until Orbax has written what it was given, syncs all of it (Orbax leaves out the

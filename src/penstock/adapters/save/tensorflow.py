@@ -9,24 +9,30 @@ manager.save()
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, forget_orphans
-from penstock.save.formats import step_of
+from penstock.save.formats import Checkpoint, find, step_of
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.stores import LocalStore
 
 __all__ = ["TieredCheckpointManager"]
+
+GROWTH = 1.05  # from one save to the next, at most
 
 AnyPath = str | os.PathLike[str]
 
 
 class TieredCheckpointManager:
     """checkpoint, directory, max_to_keep, checkpoint_name, step_counter: as CheckpointManager's;
-    max_to_keep counts on the fast tier, keep= rules the slow one.
+    max_to_keep counts on the fast tier, where the older go once they are verified on the slow one;
+    keep= rules the slow one.  Where the fast tier has no room, a save waits for the drain.
 
     TensorFlow writes its own files to `fast`, blocking; they are synced, which TensorFlow leaves
     out, get a manifest, and are drained to `directory`.
@@ -49,12 +55,16 @@ class TieredCheckpointManager:
         self._fast.mkdir(parents=True, exist_ok=True)
         claim_for_process(self._fast)
         self._checkpoint = checkpoint
+        if max_to_keep < 1:
+            raise SaveError(f"max_to_keep is 1 or more, not {max_to_keep!r}")
+        # TensorFlow would remove by its own count what the drain has not copied yet.
         self._manager = tf.train.CheckpointManager(
-            checkpoint, str(self._fast), max_to_keep,
+            checkpoint, str(self._fast), None,
             checkpoint_name=checkpoint_name, step_counter=step_counter,
         )  # fmt: skip
-        self._slow, self._keep, self._drain = directory, keep, drain
-        drain_beside(fast, directory, keep, drain)
+        self._keep = replace(keep or Keep(), fast=max_to_keep)
+        self._slow, self._drain = directory, drain
+        drain_beside(fast, directory, self._keep, drain)
 
     @property
     def checkpoint(self) -> Any:
@@ -70,10 +80,16 @@ class TieredCheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """Those on the fast tier, oldest first."""
-        return list(self._manager.checkpoints)
+        return [str(self._fast / one.name) for one in self._found()][::-1]
+
+    def _found(self) -> list[Checkpoint]:
+        """On the fast tier, newest first."""
+        return [one for one in find(LocalStore(self._fast)) if one.kind == "tensorflow"]
 
     def save(self, checkpoint_number: int | None = None, **options: Any) -> str | None:
-        """Writes a checkpoint; its path on the fast tier.  Raises TierError."""
+        """Writes a checkpoint; its path on the fast tier.  Raises TierError, TierFull."""
+        wanted_bytes = max((one.size_bytes for one in self._found()[:1]), default=0)
+        self._tiers.room(int(wanted_bytes * GROWTH), self._keep, "wait")
         with full_said(self._fast):
             path: str | None = self._manager.save(checkpoint_number, **options)
         if path is None:
