@@ -19,7 +19,7 @@ from penstock.save.formats import Checkpoint, find
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
-from penstock.stores import LocalStore, Store, open_store
+from penstock.stores import LocalStore, Store, fsync_folder, open_store
 
 __all__ = [
     "Chosen",
@@ -165,14 +165,19 @@ class Tiers:
         assert self.fast is not None
         return fetch(found.checkpoint, self.fast.folder)
 
-    def fetched(self, path: Path) -> Path:
-        """A checkpoint on either tier, on the fast one.  Raises TierError, SaveError."""
+    def fetch_as(self, path: Path, wanted: Path) -> None:
+        """A checkpoint on either tier takes this name on the fast one, checked and in one moment.
+        Raises TierError, SaveError."""
         assert self.fast is not None
-        if path.is_relative_to(self.fast.folder):
-            return path
-        assert isinstance(self.slow, LocalStore)
-        name = os.fspath(path.relative_to(self.slow.folder))
-        return fetch(next(one for one in find(self.slow) if one.name == name), self.fast.folder)
+        if not path.is_relative_to(self.fast.folder):
+            assert isinstance(self.slow, LocalStore)
+            name = os.fspath(path.relative_to(self.slow.folder))
+            path = fetch(next(one for one in find(self.slow) if one.name == name), self.fast.folder)
+        try:
+            path.rename(wanted)
+            fsync_folder(wanted.parent)
+        except OSError as error:
+            raise TierError(f"{wanted}: {error.strerror}") from error
 
     def damage(self, chosen: Chosen, why: str) -> str:
         """Reads the chosen one, which could not be loaded, in full.  What is wrong with it, which

@@ -17,12 +17,11 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.errors import SaveError, TierError
+from penstock.errors import SaveError
 from penstock.save.adopting import adopt_folder
 from penstock.save.manifest import INSIDE
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
-from penstock.stores import fsync_folder
 
 __all__ = ["Step", "TieredSteps"]
 
@@ -71,12 +70,7 @@ class TieredSteps:
                 f"{path} is the newest whole checkpoint, of step {step}, and Orbax would restore "
                 f"{wanted}, which is another one: move {wanted} away"
             )
-        fetched = self._tiers.fetched(path)
-        try:
-            fetched.rename(wanted)
-            fsync_folder(self._fast)
-        except OSError as error:
-            raise TierError(f"{wanted}: {error.strerror}") from error
+        self._tiers.fetch_as(path, wanted)
         return wanted
 
     def finished(self, manager: Any) -> list[int]:

@@ -20,7 +20,6 @@ from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.formats import Checkpoint, find, step_of
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
-from penstock.stores import LocalStore
 
 __all__ = ["TieredCheckpointManager"]
 
@@ -84,7 +83,8 @@ class TieredCheckpointManager:
 
     def _found(self) -> list[Checkpoint]:
         """On the fast tier, newest first."""
-        return [one for one in find(LocalStore(self._fast)) if one.kind == "tensorflow"]
+        assert self._tiers.fast is not None
+        return [one for one in find(self._tiers.fast) if one.kind == "tensorflow"]
 
     def save(self, checkpoint_number: int | None = None, **options: Any) -> str | None:
         """Writes a checkpoint; its path on the fast tier.  Raises TierError, TierFull."""
