@@ -650,7 +650,9 @@ class Checkpointer:
 
     def at_risk(self) -> AtRisk:
         """What would be lost if the node died now."""
-        saves = [save for save in self.saves if save.durable_s is not None]
+        # Not through self.saves: what each has cost takes a walk over all steps.
+        with self._lock:
+            saves = [save for save in self._saves.values() if save.durable_s is not None]
         backlog = len(self._pending)
         if not saves:
             return AtRisk(None, time.time() - self._begin_unix_s, backlog)
