@@ -14,6 +14,7 @@ Orbax writes and names its files; nothing of it is imported or patched here.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ class TieredSteps:
         if chosen.path is None or chosen.step is None:
             return None
         path, step = chosen.path, chosen.step
-        if path.name != str(step):  # Orbax looks for a step by that name only
+        # The drain calls a step so where another run's has its name; other names are Orbax's own.
+        if re.fullmatch(rf"{step}\.\d+", path.name):
             path = self._under_its_number(path, step)
         return Step(path.parent, step)
 
