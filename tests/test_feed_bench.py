@@ -6,10 +6,15 @@ import subprocess
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 
 import penstock
 from conftest import PENSTOCK
+from penstock.bench import feed as bench_feed
+from penstock.errors import FeedError
+from penstock.feed import Feed, Index, open_index
+from penstock.tiers import Warmth
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
@@ -97,3 +102,83 @@ def test_the_page_has_a_title_and_is_for_light_and_dark(path: Path, tmp_path: Pa
     page = (tmp_path / "speed.html").read_text()
     assert "<title>small.lmdb: MB/s of records</title>" in page
     assert '<meta name="color-scheme" content="light dark">' in page
+
+
+class Storage:
+    """A clock, and two readers that share storage of 10 MB/s: windows of 10 MB come in pairs."""
+
+    def __init__(self, n_windows: int) -> None:
+        self.now_s, self.n_windows = 0.0, n_windows
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def windows(self) -> bench_feed.Given:
+        self.now_s += 0.5  # until it has begun
+        for number in range(self.n_windows):
+            self.now_s += 0 if number % 2 else 2.0
+            yield 100, 10_000_000
+
+
+@pytest.mark.parametrize(("n_windows", "records", "seconds"), [(100, 200, 2.0), (3, 300, 4.5)])
+def test_what_was_read_ahead_at_the_cut_is_not_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch, n_windows: int, records: int, seconds: float
+) -> None:
+    """And what the kernel counted for nobody, as on FUSE, is not measured, and not nothing."""
+    storage = Storage(n_windows)
+    monkeypatch.setattr(bench_feed, "time", storage)
+    monkeypatch.setattr(bench_feed, "_device_bytes", lambda: 7)
+    index = open_index(path)
+    for is_cold in (True, False):
+        storage.now_s = 0.0
+        warmth = Warmth(0, 1, is_cold, "")
+        monkeypatch.setattr(bench_feed.tiers, "warmth_of", lambda files, seen=warmth: seen)
+        rate = bench_feed._rate(index, "one", "none", storage.windows, seconds=3)
+        assert (rate.n_records, rate.seconds) == (records, seconds)
+        assert rate.amplification == (None if is_cold else 0)
+    if n_windows == 100:
+        assert rate.bandwidth_bps == 10e6
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """64 files of 2 MB, sparse but for two bytes: a batch of all is more than a window."""
+    for i in range(64):
+        with (tmp_path / f"{i:02d}.bin").open("wb") as file:
+            file.write(b"a")
+            file.truncate(2_000_000)
+    return tmp_path
+
+
+def test_a_batch_that_does_not_fit_is_made_smaller_and_told(large: Path) -> None:
+    told = json.loads(bench(large, "--json"))
+    assert told["batch_size"] == 32
+    assert [rate["n_records"] for rate in told["rates"]] == [64] * 3
+    assert "batches are of 32 records: 64 of the largest do not fit" in bench(large)
+
+
+def one_larger(index: Index, n_bytes: int) -> Index:
+    """With a last record, as if the file had it."""
+    length = index.length.copy()
+    length[-1] = n_bytes
+    return Index(
+        index.path, index.kind, index.files, index.file, index.offset, length, index.keys,
+        index.key_end, index.fingerprint,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block", "global"])
+def test_a_batch_that_does_not_fit_is_refused_before_the_first_is_given(
+    large: Path, shuffle: str
+) -> None:
+    index = open_index(large)
+    with Feed(index, 4, shuffle=shuffle, buffer_bytes=32 << 20) as feed:
+        assert sum(map(len, feed)) == 64
+    index = one_larger(index, 11 << 20)
+    with (
+        Feed(index, 1, shuffle=shuffle, buffer_bytes=32 << 20) as feed,
+        pytest.raises(FeedError, match=r"63\.bin.*raise buffer_bytes, or lower batch_size"),
+    ):
+        iter(feed)
+    sizes = np.sort(index.length)
+    assert sizes[0] < (32 << 20) // 3 < sizes[-1]

@@ -1,7 +1,7 @@
 """How fast a data set can be read here: by Feed, by py-lmdb, and by nothing but large reads.
 
-Knows the reader and the tiers.  Each row is a reader with a time limit, its files evicted before;
-what was in memory all the same is said.
+Knows the reader and the tiers.  Each row is a reader with its time, its files evicted before; what
+was in memory all the same is said.
 """
 
 from __future__ import annotations
@@ -9,23 +9,29 @@ from __future__ import annotations
 import html
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock import tiers
 from penstock.errors import FeedError, MissingDependency, TierError
-from penstock.feed import Feed, Index, pages
+from penstock.feed import Feed, Index, pages, plan
+from penstock.feed.feed import BUFFER_BYTES, Stand, epoch_of
 from penstock.tiers import Ceiling
 
 __all__ = ["Benched", "Rate", "measure", "page_of", "to_json"]
 
 Progress = Callable[[int, int], None]
+Given = Generator[tuple[int, int]]  # records and bytes, of what comes together
 
 EVICTED_FILES = 5000  # of a folder of images: evicting each is a call, and the first ones are read
 SEED = 1
+READERS = 2  # of a Feed, its own default: their windows come together
 
 
 PAGE = """<!doctype html>
@@ -42,9 +48,10 @@ PAGE = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one reader gave.  order: none, block, global.  bandwidth_bps: of records.
-    device_bytes: that the process' reads fetched from a device, None: not told; is_cold and
-    why_not_cold: of the files before it began."""
+    """What one reader gave in `seconds`: all, from its beginning; or what came after the first that
+    it had read ahead.  order: none, block, global.  bandwidth_bps: of records.  device_bytes: that
+    the process' reads fetched from a device meanwhile, None: not told; is_cold and why_not_cold: of
+    the files before it began."""
 
     reader: str
     order: str
@@ -74,12 +81,13 @@ class Rate:
 @dataclass(frozen=True, slots=True)
 class Benched:
     """Rates beside the ceiling: the best of `ceilings`, None where nothing large enough is there.
-    missing: what was not measured, and why."""
+    batch_size: records, as Feed read them.  missing: what was not measured as asked, and why."""
 
     path: str
     kind: str
     n_records: int
     record_bytes: int
+    batch_size: int
     ceilings: tuple[Ceiling, ...]
     rates: tuple[Rate, ...]
     missing: tuple[str, ...]
@@ -96,14 +104,21 @@ def measure(
     progress: Progress | None = None,
     database: str | None = None,
 ) -> Benched:
-    """Reads for at most `seconds` with each reader.  database: of the LMDB, that the index is of.
+    """Reads for `seconds` with each reader, or until enough was given to tell.  batch_size: fewer
+    where so many do not fit a Feed's buffer.  database: of the LMDB, that the index is of.
 
     Raises FeedError: it cannot be read."""
-    works: list[tuple[str, str, Callable[[], Iterator[int]]]] = [
-        ("penstock.feed", order, partial(_by_feed, index, order, batch_size))
+    missing: list[str] = []
+    asked, (batch_size, buffer_bytes) = batch_size, _fitting(index, batch_size)
+    if batch_size < asked:
+        missing.append(
+            f"batches are of {batch_size:,} records: {asked:,} of the largest do not fit the "
+            f"memory that a Feed takes by default, {BUFFER_BYTES >> 20} MiB"
+        )
+    works: list[tuple[str, str, Callable[[], Given]]] = [
+        ("penstock.feed", order, partial(_by_feed, index, order, batch_size, buffer_bytes))
         for order in ("none", "block", "global")
     ]
-    missing: list[str] = []
     try:
         works += _lmdb_works(index, database)
     except MissingDependency as error:
@@ -125,31 +140,59 @@ def measure(
         kind=index.kind,
         n_records=len(index),
         record_bytes=index.total_bytes,
+        batch_size=batch_size,
         ceilings=tuple(ceilings),
         rates=tuple(rates),
         missing=tuple(missing),
     )
 
 
-def _rate(
-    index: Index, reader: str, order: str, work: Callable[[], Iterator[int]], seconds: float
-) -> Rate:
+def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
+    """(batch_size, buffer_bytes) with which any batch fits one of a Feed's windows."""
+    slots = READERS + 1
+    needs = np.sort(index.length)[::-1][:batch_size] + 2 * plan.PAGE_BYTES
+    upto = np.cumsum(needs)
+    while batch_size > 1 and int(upto[min(batch_size, len(upto)) - 1]) * slots > BUFFER_BYTES:
+        batch_size //= 2
+    return batch_size, max(BUFFER_BYTES, slots * int(needs[0] + plan.PAGE_BYTES))
+
+
+def _rate(index: Index, reader: str, order: str, work: Callable[[], Given], seconds: float) -> Rate:
+    """All of the epoch where that takes no longer.  Else from a moment when what a reader had read
+    ahead first was given, to another such moment: what is read and not given is the same at both,
+    where at the cut it is all that storage of 10 MB/s gives in seconds."""
     files = index.files[:EVICTED_FILES]
     for path in files:
         tiers.evict(path, is_synced=True)
     warmth = tiers.warmth_of(files)
-    before, n_records, n_bytes = _device_bytes(), 0, 0
-    begun = time.perf_counter()
-    for record_bytes in work():
-        n_records += 1
-        n_bytes += record_bytes
-        if time.perf_counter() - begun > seconds:
-            break
-    took = time.perf_counter() - begun
-    after = _device_bytes()
-    device = None if before is None or after is None else after - before
+    n_records = n_bytes = 0
+    is_all = True
+    with closing(work()) as given:
+        begun = since = (0, 0, _device_bytes(), time.perf_counter())
+        for number, (more, more_bytes) in enumerate(given, 1):
+            n_records, n_bytes = n_records + more, n_bytes + more_bytes
+            if number % READERS:
+                continue
+            now = time.perf_counter()
+            if since is begun:
+                since = (n_records, n_bytes, _device_bytes(), now)
+            elif now - begun[-1] > seconds:
+                is_all = False
+                break
+        end = (n_records, n_bytes, _device_bytes(), time.perf_counter())
+    since = begun if is_all else since
+    device = None if end[2] is None or since[2] is None else end[2] - since[2]
+    if warmth.is_cold and n_bytes and end[2] == begun[2]:
+        device = None  # FUSE and network file systems: fetched, and counted as nobody's
     return Rate(
-        reader, order, warmth.is_cold, warmth.why_not_cold, n_records, n_bytes, device, took
+        reader=reader,
+        order=order,
+        is_cold=warmth.is_cold,
+        why_not_cold=warmth.why_not_cold,
+        n_records=end[0] - since[0],
+        record_bytes=end[1] - since[1],
+        device_bytes=device,
+        seconds=end[3] - since[3],
     )
 
 
@@ -161,15 +204,25 @@ def _device_bytes() -> int | None:
     return int(text.partition("\nread_bytes:")[2].split()[0])
 
 
-def _by_feed(index: Index, order: str, batch_size: int) -> Iterator[int]:
-    with Feed(index, batch_size, shuffle=order, seed=SEED) as feed:
-        for batch in feed:
-            yield from map(len, batch.views())
+def _by_feed(index: Index, order: str, batch_size: int, buffer_bytes: int) -> Given:
+    """Window after window: what is read at once is given at once."""
+    feed = Feed(index, batch_size, shuffle=order, seed=SEED, buffer_bytes=buffer_bytes)
+    edges = set(epoch_of(index, feed.request, Stand()).edges.tolist())
+    return _windows(feed, edges)
 
 
-def _lmdb_works(
-    index: Index, database: str | None
-) -> list[tuple[str, str, Callable[[], Iterator[int]]]]:
+def _windows(feed: Feed, edges: set[int]) -> Given:
+    n_records = n_bytes = 0
+    with feed:
+        for number, batch in enumerate(feed, 1):
+            n_records += len(batch)
+            n_bytes += sum(map(len, batch.views()))
+            if number in edges:
+                yield n_records, n_bytes
+                n_records = n_bytes = 0
+
+
+def _lmdb_works(index: Index, database: str | None) -> list[tuple[str, str, Callable[[], Given]]]:
     """py-lmdb as data sets use it.  Raises MissingDependency, FeedError."""
     if index.kind != "lmdb" or len(index.files) != 1:
         return []
@@ -182,7 +235,7 @@ def _lmdb_works(
 
     name = pages.name_in(index.files[0], database.encode() if database else None)
 
-    def by_lmdb(is_ahead: bool) -> Iterator[int]:
+    def by_lmdb(is_ahead: bool) -> Given:
         keys = list(range(len(index)))
         random.Random(SEED).shuffle(keys)
         try:
@@ -201,7 +254,7 @@ def _lmdb_works(
                 value = txn.get(index.key(key))
                 if value is None:
                     raise FeedError(f"{index.path}: py-lmdb has no {index.key(key)!r}")
-                yield len(value)
+                yield 1, len(value)
 
     return [
         ("py-lmdb readahead=False", "global", partial(by_lmdb, False)),

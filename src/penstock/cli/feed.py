@@ -130,7 +130,7 @@ def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -
     type=click.FloatRange(0.1, 600),
     default=3.0,
     show_default=True,
-    help="For each reader, at the most.",
+    help="For each reader; one that reads ahead goes on until four of its windows were given.",
 )
 @click.option("--batch", type=click.IntRange(1), default=64, show_default=True, metavar="RECORDS")
 @click.option(

@@ -247,7 +247,9 @@ class Stand:
 
 
 def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
-    """The plan of one rank for what is left of an epoch: the same wherever it is made."""
+    """The plan of one rank for what is left of an epoch: the same wherever it is made.
+
+    Raises FeedError: a batch of it does not fit the buffer, which it would else tell half way."""
     table, how = table_of(index), request.order
     whole = plan.order(table, how, stand.epoch, stand.held)
     sequence = plan.remaining(whole, how, stand.epoch, stand.history)
@@ -265,6 +267,18 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
         request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of its own
         is_merged=request.options.coalesce_bytes > 0,
     )
+    # What is given where the page cache has it needs no buffer.
+    found = None
+    if not request.options.mapped:
+        found = plan.too_large(table, mine, edges, request.slot_bytes)
+    if found is not None:
+        records, room = found
+        largest = int(records[np.argmax(table.length[records])])
+        raise FeedError(
+            f"{index.path}: a batch of {len(records):,} records needs {room:,} bytes, the largest "
+            f"is {index.key(largest)[:80]!r} with {int(table.length[largest]):,}; a window may "
+            f"have {request.slot_bytes:,}: raise buffer_bytes, or lower batch_size"
+        )
     return Epoch(mine, min(stand.steps, len(mine)), edges, deal)
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "remaining",
     "round_of",
     "share",
+    "too_large",
     "windows",
 ]
 
@@ -318,6 +319,26 @@ def windows(
                 continue
         edges.append(end)
     return np.array(edges, np.int64)
+
+
+def too_large(
+    table: Table, mine: Share, edges: NDArray[np.int64], most_bytes: int
+) -> tuple[Records, int] | None:
+    """The first window whose records need more than most_bytes however they are merged, and what
+    they need; None: each has room.  Windows of several batches have it by their making."""
+    size = mine.batch_size
+    if size * (int(table.length.max(initial=0)) + 2 * PAGE_BYTES) <= most_bytes:
+        return None  # no need to look at each
+    alone = edges[:-1][np.diff(edges) == 1]
+    upto = np.concatenate(([0], np.cumsum(table.length[mine.records] + 2 * PAGE_BYTES)))
+    n = len(mine.records)
+    needs = upto[np.minimum((alone + 1) * size, n)] - upto[np.minimum(alone * size, n)]
+    for batch in alone[needs > most_bytes].tolist():
+        records = mine.records[batch * size : (batch + 1) * size]
+        room = _pages_bytes(table, records)
+        if room > most_bytes:
+            return records, room
+    return None
 
 
 def _filled(
