@@ -62,6 +62,9 @@ A difference is the median of paired differences, its range the quartiles: the c
 recorder and the one without alternate, and each is compared with its neighbours in time. What the
 recorder's benchmarks read is hot and in memory, which is its worst case: on a real disk the
 nanoseconds stay and the ratios shrink.
+
+A ratio of the feed's lines is the median of the pairs' ratios, so it is not the quotient of the two
+medians that stand beside it.
 """
 
 REASONS = """

@@ -182,3 +182,27 @@ def test_a_batch_that_does_not_fit_is_refused_before_the_first_is_given(
         iter(feed)
     sizes = np.sort(index.length)
     assert sizes[0] < (32 << 20) // 3 < sizes[-1]
+
+
+def test_what_was_measured_is_told_where_the_page_has_no_room(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="a plot needs plotly: penstock[html]")
+    finished = subprocess.run(
+        ["bash", "-c", 'ulimit -f 600; exec "$0" feed bench "$1" --seconds 0.1 --plot "$2"',
+         PENSTOCK, path, tmp_path / "page.html"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert finished.returncode == 2, finished.stderr
+    assert "ceiling: " in finished.stdout
+    assert "the page was not written" in finished.stderr
+    assert not list(tmp_path.glob("*page.html*"))
+
+
+def test_inspect_reads_the_beginning_of_a_record_and_no_more(tmp_path: Path) -> None:
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(60_000_000_000)
+    finished = subprocess.run(
+        ["bash", "-c", 'ulimit -v 6000000; exec "$0" feed inspect "$1"', PENSTOCK, tmp_path],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert "60.0 GB" in finished.stdout

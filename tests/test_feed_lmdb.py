@@ -459,3 +459,15 @@ def test_a_key_has_one_value(tmp_path: Path) -> None:
         assert list(cursor.iternext_dup()) == [b"5"]
         assert list(cursor.iternext_dup(keys=True)) == [(b"a", b"5")]
         assert not cursor.set_range_dup(b"a", b"6")
+
+
+def test_keys_and_paths_are_what_py_lmdb_takes(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 20) as env, env.begin(write=True) as txn:
+        txn.put(b"\0" * 7, b"zeros")
+    for module in (lmdb, ours):
+        named = os.fsencode(tmp_path)
+        with module.open(named, readonly=True, lock=False) as env, env.begin() as txn:
+            assert txn.get(b"\0" * 7) == txn.get(bytearray(7)) == b"zeros"
+            for wrong in (7, "text", None, [0]):
+                with pytest.raises(TypeError):
+                    txn.get(wrong)

@@ -23,6 +23,7 @@ DAMAGED = 1  # the exit status of `verify` that found something
 SHOWN_PROBLEMS = 20
 PRINTED_AT_ONCE = 4096  # records, of a list of all
 LOOKED_AT = 64  # records whose first bytes are looked at, spread over the data set
+LOOKED_AT_BYTES = 1 << 20  # of each at the most: most are seen whole, as what is told by an end is
 
 DATA_SET = click.argument("path", nargs=-1, required=True)
 DATABASE = click.option(
@@ -165,14 +166,14 @@ def bench_command(
         index = open_index(_asked(path), progress=bar.advance, database=database)
     with Progress("reading") as bar:
         benched = measure(index, seconds, batch, bar.advance, database)
-    if plot is not None:
-        plot.write_text(page_of(benched))
     if as_json:
         import json
 
         click.echo(json.dumps(to_json(benched), indent=1))
-        return
-    _print_benched(benched)
+    else:
+        _print_benched(benched)
+    if plot is not None:  # last: what was measured is told, whatever becomes of the page
+        _write_plot(page_of(benched), plot)
 
 
 def _refuse_plot(plot: Path) -> None:
@@ -186,6 +187,20 @@ def _refuse_plot(plot: Path) -> None:
         raise FeedError(f"{plot}: there is no folder {plot.parent}; make it, or name another")
     if not os.access(nearest, os.W_OK):
         raise FeedError(f"{plot}: {nearest} may not be written to by you; name another place")
+
+
+def _write_plot(page: str, plot: Path) -> None:
+    """All of it or nothing.  Raises FeedError: there is no room for it."""
+    from penstock.errors import FeedError
+
+    draft = plot.with_name(f".{plot.name}.{os.getpid()}")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(plot)
+    except OSError as error:
+        raise FeedError(f"{plot}: {error.strerror}; the page was not written") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _print_benched(benched: Benched) -> None:
@@ -254,12 +269,17 @@ def _facts(index: Index) -> dict[str, Any]:
 
 
 def _looks(record: bytes) -> str:
+    from penstock.errors import FeedError
     from penstock.feed.decode import SAMPLE, content_of, sample
 
     content = content_of(record)
     if content != SAMPLE:
         return content
-    return " + ".join(f"{name} ({content_of(part)})" for name, part in sample(record).items())
+    try:
+        members = sample(record)
+    except FeedError:  # a long one, whose beginning alone was read, or no sample but a whole tar
+        return content
+    return " + ".join(f"{name} ({content_of(part)})" for name, part in members.items())
 
 
 def _is_in_file_order(index: Index) -> bool:
@@ -284,9 +304,10 @@ def _lmdb_facts(file: str) -> dict[str, Any]:
 
 
 def _record(index: Index, place: int) -> bytes:
+    """A record, or as much of its beginning as is looked at."""
     with open(index.files[index.file[place]], "rb", buffering=0) as file:
         file.seek(int(index.offset[place]))
-        return file.read(int(index.length[place]))
+        return file.read(min(int(index.length[place]), LOOKED_AT_BYTES))
 
 
 def _text(key: bytes) -> str:

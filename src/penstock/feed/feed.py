@@ -246,10 +246,11 @@ class Stand:
     held: NDArray[np.bool_] | None = None
 
 
-def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
+def epoch_of(index: Index, request: Request, stand: Stand, is_checked: bool = True) -> Epoch:
     """The plan of one rank for what is left of an epoch: the same wherever it is made.
 
-    Raises FeedError: a batch of it does not fit the buffer, which it would else tell half way."""
+    Raises FeedError if it is checked: a batch of it does not fit the buffer, which would else be
+    told half way."""
     table, how = table_of(index), request.order
     whole = plan.order(table, how, stand.epoch, stand.held)
     sequence = plan.remaining(whole, how, stand.epoch, stand.history)
@@ -269,7 +270,7 @@ def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
     )
     # What is given where the page cache has it needs no buffer.
     found = None
-    if not request.options.mapped:
+    if is_checked and not request.options.mapped:
         found = plan.too_large(table, mine, edges, request.slot_bytes)
     if found is not None:
         records, room = found

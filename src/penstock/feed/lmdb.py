@@ -578,7 +578,7 @@ class Environment:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         map_size: int = 10485760,
         subdir: bool = True,
         readonly: bool = True,
@@ -588,7 +588,7 @@ class Environment:
         unknown = set(ignored) - _IGNORED
         if unknown:
             raise TypeError(f"open() got an unexpected argument {sorted(unknown)[0]!r}")
-        self._path = os.fspath(path)
+        self._path = os.fsdecode(path)
         inside = os.path.join(self._path, "data.mdb")
         self._file = os.path.abspath(inside if os.path.isdir(self._path) else self._path)
         self._max_readers = ignored.get("max_readers", 126)
@@ -829,7 +829,7 @@ class Transaction:
 def _key(key: Any) -> bytes:
     if isinstance(key, str):
         raise TypeError(f"a key is bytes, and {key!r} is text; encode it")
-    found = bytes(key)
+    found = bytes(memoryview(key))  # bytes(7) would be seven zeros
     if not found:
         raise BadValsizeError("an empty key; LMDB has none")
     return found

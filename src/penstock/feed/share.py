@@ -236,7 +236,8 @@ class _Node:
         return Stand(self.terms.epoch, self.terms.steps, self.terms.history)
 
     def plan(self, place: int, stand: Stand) -> Epoch:
-        return epoch_of(self.index, self.request(place), stand)
+        # A reader tells what does not fit to the rank that waits for it, and serves the others.
+        return epoch_of(self.index, self.request(place), stand, is_checked=False)
 
     def request(self, place: int) -> Request:
         return replace(self.terms.request, rank=self.terms.ranks[place])

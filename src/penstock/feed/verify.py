@@ -43,7 +43,8 @@ class Checked(NamedTuple):
 
 
 NOT_SEEN = {
-    "lmdb": "LMDB keeps no sums: a byte that is flipped inside a value is not seen",
+    "lmdb": "LMDB keeps no sums: a byte that is flipped inside a value is not seen, nor a "
+    "value's length that was changed within its pages",
     "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen, nor "
     "files of its last 10 KiB that have become zeros",
     "tfrecord": "",
