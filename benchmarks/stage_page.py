@@ -112,13 +112,37 @@ def workload(name: str, one: dict[str, Any]) -> str:
             *rows,
             "",
             *others(one),
-            f"`penstock stage copy`: {one['copied']}. `penstock compare before after`:\n",
+            f"`penstock stage copy`: {copied(one)}. `penstock compare before after`:\n",
             "```",
             *(line.rstrip() for line in one["compare"].rstrip().splitlines()),
             "```",
             "",
         ]
     )
+
+
+def copying_said(plan: Any) -> str:
+    """How long a plan says that copying takes."""
+    least_s, most_s = plan.get("copy_least_s"), plan["copy_s"]
+    if most_s is None:
+        return "not known"
+    if least_s is None or least_s == most_s:
+        return f"{most_s:.2f} s"
+    return f"{least_s:.2f} to {most_s:.2f} s"
+
+
+def copied(one: dict[str, Any]) -> str:
+    """What copying took, beside what the plan said of it."""
+    told = one["copied"]
+    if isinstance(told, str):  # as the command printed it
+        taken, said = told, "before it counted what files cost"
+    else:
+        taken = (
+            f"{told['copied']:,} files, {told['copied_bytes'] / 1e6:,.0f} MB in "
+            f"{told['seconds']:.2f} s"
+        )
+        said = ""
+    return f"{taken}; the plan{', ' + said + ',' if said else ''} said {copying_said(one['plan'])}"
 
 
 def others(one: dict[str, Any]) -> list[str]:

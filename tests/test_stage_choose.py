@@ -3,6 +3,8 @@
 import itertools
 import os
 import random
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import registry
+from penstock.bench.tier import slow
 from penstock.errors import TierError
 from penstock.registry import Costs, Tier
 from penstock.stage import plan as plans
 from penstock.stage import predict
+from penstock.stage import source as sources
 from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
@@ -692,3 +696,74 @@ def test_costs_are_those_of_a_clock_that_counts(tmp_path: Path) -> None:
 
 def test_wanted_is_a_plain_value() -> None:
     assert Wanted("/a") == Wanted("/a", 0.0)
+
+
+# How long copying takes
+
+
+def read_through(paths: list[Path]) -> Evidence:
+    """What a run knows that read these files one after the other."""
+    open_s, time_s = [], []
+    for path in paths:
+        begun_s = time.perf_counter()
+        descriptor = os.open(path, os.O_RDONLY)
+        open_s.append(time.perf_counter() - begun_s)
+        while os.read(descriptor, MIB):
+            pass
+        time_s.append(time.perf_counter() - begun_s)
+        os.close(descriptor)
+    known = evidence([path.stat().st_size for path in paths], time_s, paths=tuple(map(str, paths)))
+    return replace(known, open_s=np.array(open_s))
+
+
+@pytest.mark.alone
+def test_copying_is_said_to_take_about_as_long_as_it_takes(
+    tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(sources, "OTHER_TICK_NS", 0)  # just made, and not to be waited for
+    aside = tempfile.TemporaryDirectory(dir="/dev/shm")  # where syncing waits for nobody else
+    request.addfinalizer(aside.cleanup)
+    registry.add("aside", Path(aside.name))
+    measured = registry.set_measured("aside", tier.costs or FREE, [])
+    fast = replace(measured, write_bps=1e9)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}").write_bytes(bytes(50 * KIB))
+    with slow(folder, latency_s=0.02) as found:
+        known = read_through(sorted(Path(found.path).iterdir()))
+    with slow(folder, latency_s=0.02) as found:
+        names = [f"{found.path}/{Path(path).name}" for path in known.paths]
+        known = replace(known, paths=tuple(names))
+        with_ceiling = plans.plan("run", known, fast, slow_bps=1e9)
+        without = plans.plan("run", known, fast)
+    with slow(folder, latency_s=0.02) as found:
+        took = copy(fast, [Wanted(f"{found.path}/{n}") for n in range(60)])
+    assert took.copied == 60
+    assert with_ceiling.copy_s == with_ceiling.copy_least_s
+    assert with_ceiling.copy_s is not None
+    assert without.copy_s is not None
+    assert without.copy_least_s is not None
+    # By bytes and ceilings alone it would be 3 ms.
+    assert took.seconds / 2.5 < with_ceiling.copy_s < 2.5 * took.seconds
+    assert without.copy_least_s / 2.5 < took.seconds < 2.5 * without.copy_s
+
+
+def test_what_is_not_known_of_copying_is_not_said(tier: Tier) -> None:
+    known = evidence([MIB, MIB], [0.1, 0.1])
+    made = plans.plan("run", known, tier)  # the tier's own ceiling was not measured
+    assert made.copy_s is None
+    assert "the time of copying is not known" in plans._sentence(made)
+    fast = replace(tier, write_bps=1e9)
+    made = plans.plan("run", replace(known, read_bytes=np.zeros(2)), fast)
+    assert made.copy_s is None  # no call read them
+    made = plans.plan("run", known, fast)
+    assert made.copy_least_s is not None
+    assert made.copy_s is not None
+    assert made.copy_s >= 0.2
+    assert made.copy_least_s < made.copy_s
+    assert "penstock ceiling RUN tells more" in plans._sentence(made)
+    made = plans.plan("run", known, fast, slow_bps=1e6)
+    assert made.copy_s == made.copy_least_s
+    assert made.copy_s == pytest.approx(2.1, rel=0.3)  # 2 MiB at 1 MB/s

@@ -287,7 +287,12 @@ def stage_plan(
 @BUDGET
 @POLICY
 @click.option("--limit", type=rate, metavar="SIZE/s", help="At most so many bytes a second.")
-@click.option("--threads", type=click.IntRange(1, 64), default=8, show_default=True, metavar="N")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="[default: 8; 32 where files lie on a server's or a FUSE file system]",
+)
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Copies a share.")
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, metavar="N", help="Of so many."
@@ -300,7 +305,7 @@ def stage_copy(
     budget: int | None,
     policy: str,
     limit: int | None,
-    threads: int,
+    threads: int | None,
     rank: int,
     world_size: int,
     is_mpi: bool,

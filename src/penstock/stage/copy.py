@@ -28,9 +28,11 @@ from penstock.words import show
 if TYPE_CHECKING:
     from penstock.stores import Store
 
-__all__ = ["THREADS", "Copied", "copy", "summed"]
+__all__ = ["FAR_THREADS", "THREADS", "Copied", "copy", "summed"]
 
-THREADS = 8  # enough for a server that answers in a millisecond; a disk gets no more from 16
+# A disk gets no more from 16.  Of a server or FUSE each request takes milliseconds, and a small
+# file three of them: so many at once hide them.
+THREADS, FAR_THREADS = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def copy(
     rank: int = 0,
     world_size: int = 1,
     limit_bps: float | None = None,
-    threads: int = THREADS,
+    threads: int | None = None,
     progress: Progress | None = None,
     pace: Pace | None = None,
     is_live: bool = False,
@@ -65,6 +67,7 @@ def copy(
 
     store: copies all that is in it instead (s3://, gs://, sftp:// and other URLs of fsspec); these
     copies are found under their own path on the tier, as programs cannot open a URL.
+    threads: None is THREADS, or FAR_THREADS where sources lie on a server's or a FUSE file system.
     What is there already and unchanged stays.  progress is called with bytes done and bytes in all.
     is_live: in the order given, with a map that programs may use from the beginning (`ready` is
     called then): each copy is served as soon as it is there.
@@ -90,6 +93,9 @@ def copy(
         work.now = live.serve
     if ready is not None:
         ready()
+    if threads is None:
+        is_far = any(one.store is None and one.is_far for one in missing)
+        threads = FAR_THREADS if is_far else THREADS
     try:
         _copy_all(work, missing, threads)
     except OSError as error:

@@ -23,6 +23,7 @@ from penstock import tiers
 from penstock.errors import MissingDependency, TierError
 from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
+from penstock.stage.duration import duration
 from penstock.stage.evidence import Evidence
 from penstock.stage.held import stored_bytes
 from penstock.stage.manifest import Place
@@ -102,8 +103,9 @@ class Plan:
     """gain_s: data wait that is expected to be gone, of wait_s in wall_s (None: not measured).
 
     how: remade or summed, see Prediction.  of_best: at least this share of what any choice could
-    reach.  files, size_bytes: chosen; all_files, all_bytes: what the run read.  copy_s: at the
-    slower of the tiers' ceilings; None: not measured.  wanted: the files, by gain per byte.
+    reach.  files, size_bytes: chosen; all_files, all_bytes: what the run read.  copy_s,
+    copy_least_s: of those that are not there yet, at most and at least, see Duration; None: not
+    known.  wanted: the files, by gain per byte.
     """
 
     run: str
@@ -121,6 +123,7 @@ class Plan:
     wait_s: float | None
     wall_s: float | None
     epochs: int
+    copy_least_s: float | None
     copy_s: float | None
     curve: tuple[Point, ...]
     compared: tuple[Compared, ...]
@@ -181,13 +184,12 @@ def plan(
     if not len(chosen):
         notes.append("nothing is worth staging: no file's reads were waited for")
     total = int(evidence.size_bytes[chosen].sum())
-    missing = int(evidence.size_bytes[ours.choice.is_chosen & ~is_held].sum())
-    speeds = [bps for bps in (slow_bps, tier.write_bps) if bps]
+    copying = duration(evidence, ours.choice.is_chosen & ~is_held, tier, slow_bps)
     return Plan(
         run, tier.name, policy, budget, len(chosen), total, len(evidence),
         int(evidence.size_bytes.sum()), ours.expected.gain_s, ours.expected.how, ours.expected.off,
         ours.choice.of_best, evidence.wait_s, evidence.wall_s, evidence.epochs,
-        missing / min(speeds) if speeds else None, tuple(curve),
+        copying.least_s if copying else None, copying.most_s if copying else None, tuple(curve),
         tuple(_compared(name, evidence, one) for name, one in others.items()), tuple(notes),
         Files([_real_path(evidence.paths[place]) for place in chosen.tolist()], value[chosen]),
     )  # fmt: skip
@@ -508,13 +510,17 @@ def _sentence(made: Plan) -> str:
     if made.of_best is not None:
         share = f"{100 * made.of_best:.1f} %"
         parts.append(f"at least {share} of the files' worth that any choice could have")
-    if made.copy_s is not None:
-        parts.append(f"copying takes {show(made.copy_s, 's')}")
+    if made.copy_s is None or made.copy_least_s is None:
+        parts.append("the time of copying is not known")
+    else:
+        least, most = show(made.copy_least_s, "s"), show(made.copy_s, "s")
+        span = least if least == most else f"{least} to {most} (penstock ceiling RUN tells more)"
+        parts.append(f"copying takes {span}")
         per_epoch_s = made.gain_s / made.epochs
         if per_epoch_s > 0:
             epochs = math.ceil(made.copy_s / per_epoch_s)
             parts.append(f"paid back after {count(max(1, epochs), 'epoch')}")
-    return ", ".join(parts) or "the time of copying is not known"
+    return ", ".join(parts)
 
 
 def picture(made: Plan, path: Path) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.stores import Found, Store
 
 __all__ = [
+    "ASKED_AT_ONCE",
+    "LOCAL",
     "Source",
     "Wanted",
     "below",
@@ -60,6 +62,7 @@ class Source:
     is_ino_kept: bool
     tick_ns: int
     before: tuple[int, int] | None = None  # the copy that was there when it was found wanting
+    is_far: bool = False  # on a file system of a server, or FUSE
     store: "Store | None" = None  # where it is, if not in this machine's file systems
     name: str = ""  # in the store
 
@@ -113,6 +116,7 @@ def find(
             want.gain_s + (before.gain_s if before else 0.0),
             kind not in FORGETFUL,
             LOCAL_TICK_NS if kind in LOCAL else OTHER_TICK_NS,
+            is_far=kind not in LOCAL,
         )
     return list(found.values()), skipped
 
@@ -167,9 +171,8 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
             0.0,
             True,
             0,
-            None,
-            store,
-            told.name,
+            store=store,
+            name=told.name,
         )
         if {"", ".", ".."} & set(source.copy.split("/")):
             count(skipped, "a name that no path can have")
