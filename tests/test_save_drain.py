@@ -890,12 +890,6 @@ def test_a_drain_with_nothing_to_copy_still_prunes(fast: Path, slow: Path) -> No
     assert names(fast) == ["step-00000002"]
 
 
-def test_a_run_that_is_not_there_pauses_nothing(fast: Path, slow: Path) -> None:
-    saved(fast, 1)
-    said = penstock("drain", fast, slow, "--run", fast / "no-run", "--quiet-io").stdout
-    assert said.startswith("1 drained")
-
-
 def test_a_drain_beside_the_training_follows_it_and_ends_after_it(fast: Path, slow: Path) -> None:
     program = textwrap.dedent("""
         import sys
