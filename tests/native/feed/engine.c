@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MUST(condition)                                                                            \
@@ -109,9 +110,9 @@ static void tells_what_is_not_there(int kind, const char *path)
 {
     char memory[3][4096];
     struct feed_request requests[] = {
-        {(uint64_t)(uintptr_t)memory[0], SIZE - 10, 100, 0, 0, 0, -1, -1, 0, 0},
-        {(uint64_t)(uintptr_t)memory[1], SIZE + 5, 1, 0, 0, 0, -1, -1, 0, 0},
-        {(uint64_t)(uintptr_t)memory[2], 0, 100, 0, 0, 0, 12345, -1, 0, 0},
+        {(uint64_t)(uintptr_t)memory[0], SIZE - 10, 100, 0, 0, 0, 0, -1, -1, 0, 0},
+        {(uint64_t)(uintptr_t)memory[1], SIZE + 5, 1, 0, 0, 0, 0, -1, -1, 0, 0},
+        {(uint64_t)(uintptr_t)memory[2], 0, 100, 0, 0, 0, 0, 12345, -1, 0, 0},
     };
     int error, fd = open(path, O_RDONLY);
     struct feed *feed = penstock_feed_open(kind, 8, &error);
@@ -158,20 +159,27 @@ static void tells_where_a_direct_read_ends(int kind, const char *path)
 static void reads_named_files(const char *path)
 {
     static char memory[SIZE + FEED_PAGE];
-    struct feed_request requests[] = {
-        {(uint64_t)(uintptr_t)memory, 0, SIZE, 0, 0, (uint64_t)(uintptr_t)path, -1, -1, 0, 0},
-        {(uint64_t)(uintptr_t)memory, 0, 10, 0, 0, (uint64_t)(uintptr_t)path, -1, -1, 0, 0},
-        {(uint64_t)(uintptr_t)memory, 0, 1, 0, 0, (uint64_t)(uintptr_t)"/nowhere", -1, -1, 0, 0},
+    uint64_t address = (uint64_t)(uintptr_t)path, nowhere = (uint64_t)(uintptr_t)"/nowhere";
+    uint64_t destination = (uint64_t)(uintptr_t)memory;
+    struct stat status;
+    MUST(!stat(path, &status));
+    int64_t written = status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec;
+    struct feed_request requests[4] = {
+        {destination, 0, SIZE, 0, 0, address, written, -1, -1, 0, 0},
+        {destination, 0, 10, 0, 0, address, written, -1, -1, 0, 0},
+        {destination, 0, SIZE, 0, 0, address, written - 1, -1, -1, 0, 0},
+        {destination, 0, 1, 0, 0, nowhere, written, -1, -1, 0, 0},
     };
     int error;
     struct feed *feed = penstock_feed_open(FEED_THREADS, 8, &error);
     struct feed_tally tally;
 
     MUST(feed);
-    MUST(!penstock_feed_read(feed, requests, 3, 1, FEED_WHOLE_FILES, &tally));
+    MUST(!penstock_feed_read(feed, requests, 4, 1, FEED_WHOLE_FILES, &tally));
     MUST(!requests[0].error && !memcmp(memory, truth, SIZE));
     MUST(requests[1].error == ESTALE);
-    MUST(requests[2].error == ENOENT);
+    MUST(requests[2].error == ESTALE);
+    MUST(requests[3].error == ENOENT);
     penstock_feed_close(feed);
 }
 
