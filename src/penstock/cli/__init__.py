@@ -44,6 +44,7 @@ from penstock.cli.shell import (
     say,
     short,
     size,
+    write_text,
 )
 from penstock.cli.stage import stage_group, tiers_group
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
@@ -1172,7 +1173,7 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
         report = _report(opened)
         write_events(report, folder, opened.start_unix_ns / 1e9)
     if logdir is not None:  # so that the tab there has it too
-        _write_text(to_json(report), folder / "penstock-report.json")
+        write_text(to_json(report), folder / "penstock-report.json")
     click.echo(f"tensorboard --logdir {short(run if logdir is None else logdir)}")
 
 
@@ -1524,19 +1525,7 @@ def _write_html(report: Report, path: Path, static: bool) -> None:
             library = html.chart_library()
         except MissingDependency as error:
             say(str(error))
-    _write_text(html.render(report, library), path)
-
-
-def _write_text(text: str, path: Path) -> None:
-    """All of it or nothing: readers never see half a file."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(html.render(report, library), path)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import Progress
+from penstock.cli.shell import Progress, write_text
 from penstock.words import count, show
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def bench_command(
     else:
         _print_benched(benched)
     if plot is not None:  # last: what was measured is told, whatever becomes of the page
-        _write_plot(page_of(benched), plot)
+        write_text(page_of(benched), plot, otherwise="the page was not written")
 
 
 def _refuse_plot(plot: Path) -> None:
@@ -187,20 +187,6 @@ def _refuse_plot(plot: Path) -> None:
         raise FeedError(f"{plot}: there is no folder {plot.parent}; make it, or name another")
     if not os.access(nearest, os.W_OK):
         raise FeedError(f"{plot}: {nearest} may not be written to by you; name another place")
-
-
-def _write_plot(page: str, plot: Path) -> None:
-    """All of it or nothing.  Raises FeedError: there is no room for it."""
-    from penstock.errors import FeedError
-
-    draft = plot.with_name(f".{plot.name}.{os.getpid()}")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(plot)
-    except OSError as error:
-        raise FeedError(f"{plot}: {error.strerror}; the page was not written") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _print_benched(benched: Benched) -> None:

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import click
 
+from penstock.errors import RunError
+
 __all__ = [
     "AS_JSON",
     "INTERRUPTED",
@@ -45,6 +47,7 @@ __all__ = [
     "short",
     "size",
     "working",
+    "write_text",
 ]
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
@@ -229,6 +232,18 @@ def short(path: Path) -> str:
     import shlex
 
     return shlex.quote(here(path))
+
+
+def write_text(text: str, path: Path, otherwise: str = "choose a file that can be written") -> None:
+    """All of it or nothing: readers never see half a file.  Raises RunError, with what now."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}; {otherwise}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
