@@ -14,6 +14,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -23,6 +24,7 @@ from penstock import tiers
 from penstock.bench import data, sets
 from penstock.bench.data import FORMS, KINDS, make, plan
 from penstock.bench.folders import scratch
+from penstock.cli import cli
 from penstock.errors import TierError
 from penstock.feed import tfrecord
 from test_bench_studies import result_of
@@ -228,7 +230,9 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 
 def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "free_bytes", lambda folder: 1_000_000)
-    with pytest.raises(TierError, match=r"needs 1\.84 MB, and 900 kB can be used there; --scale"):
+    with pytest.raises(
+        TierError, match=r"needs 1\.84 MB, and 900 kB can be used there; a smaller --scale"
+    ):
         make(plan("cifar10", scale=0.01), tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
 
@@ -248,10 +252,11 @@ def test_what_cannot_be_planned_is_refused(words: tuple[Any, ...], said: str) ->
         plan(*words)
 
 
-def test_much_is_not_written_without_a_yes(tmp_path: Path) -> None:
-    words = [PENSTOCK, "bench", "data", "malware", "set"]
-    done = subprocess.run(words, input="n\n", capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 130
+def test_much_is_not_written_without_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**12)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["bench", "data", "malware", "set"], input="n\n")
+    assert done.exit_code == 130
     assert "set: 48.0 GB will be written; go on?" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
-from penstock import cli
+from penstock import cli, tiers
 from penstock.bench import (
     beside,
     control,
@@ -670,15 +672,45 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "read.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds", "beside_bytes"),
+    [
+        ("read", {"imagenet-chien": 256}, 2 * storage.FILE_BYTES["small"]),
+        ("train", {"caltech101": 512}, 0),
+        ("window", {"imagenet-stream": 1600, "malware": 160}, 0),
+        ("cases", {"imagenet-alexnet": 400, "malware": 100}, 1),
+        ("control", {"cifar10": 10_000}, 0),
+        ("ceiling", {}, storage.FILE_BYTES["small"]),
+        ("factors", {}, 800_000_000),
+        ("scale", {}, 128 * 60 * 30_600),
+        ("mlperf", {}, 6_900_000_000),
+    ],
+)
+def test_all_that_a_study_writes_has_room_or_none_of_it_is_begun(
+    name: str, kinds: dict[str, int], beside_bytes: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sets = [data.plan(kind, scale=n / data.KINDS[kind].n).disk_bytes for kind, n in kinds.items()]
+    # Each set has room there, and not what is beside it.
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: (sum(sets) + beside_bytes) / 0.9 - 10)
+    monkeypatch.setattr(study, "write_texts", None)
+    done = CliRunner().invoke(cli.cli, ["bench", name, str(tmp_path / "new" / "out"), "-y"])
+    assert isinstance(done.exception, TierError)
+    assert re.search(r"out: needs .+, and .+ can be used there", str(done.exception))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("answer", ["n\n", ""])
-def test_much_data_is_asked_for_before_it_is_made(answer: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [PENSTOCK, "bench", "cases", "out", "--scale", "full"],
-        capture_output=True, text=True, cwd=tmp_path, input=answer,
-    )  # fmt: skip
-    assert done.returncode == 130  # as after Ctrl-C
+def test_much_data_is_asked_for_before_it_is_made(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**12)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.cli, ["bench", "cases", "out", "--scale", "full"], input=answer)
+    assert done.exit_code == 130  # as after Ctrl-C
     assert "nothing was written; --yes goes on without asking" in done.stderr
-    assert "out: 49.2 GB will be written; go on?" in done.stderr
+    # 49.2 GB of data, and the copies of what is below 2 MB.
+    assert "out: 53.0 GB will be written; go on?" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -25,7 +25,7 @@ from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.bench.tier import SlowTier
 
-__all__ = ["PAPER", "STUDY", "Settings", "measured"]
+__all__ = ["PAPER", "STUDY", "Settings", "measured", "needed_bytes"]
 
 # Files and batch: the paper's ImageNet case has 128,000 and 256, its malware case 10,868 and 32.
 IMAGES = {"ci": (60, 20), "small": (400, 50), "full": (12_800, 256)}
@@ -72,6 +72,19 @@ class Settings:
     places: tuple[str, ...] = ("seek",)
     repeats: int = 3
     seed: int = 1
+
+
+def needed_bytes(folder: Path, settings: Settings) -> int:
+    """Room that `measured` takes at most: both data sets, and the copies of one of its runs."""
+    sets = {"imagenet-alexnet": IMAGES[settings.scale][0], "malware": MALWARE[settings.scale][0]}
+    share = sets["malware"] / data.KINDS["malware"].n
+    copies = _budget(data.plan("malware", scale=share, seed=settings.seed).sizes)
+    return data.needed_bytes(sets, folder / "data", settings.seed) + copies
+
+
+def _budget(sizes: Sequence[int]) -> int:
+    """What the small ones of these files take as copies."""
+    return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes if size < SMALL_BYTES)
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
@@ -172,20 +185,18 @@ def _measured(place: Place, work: Path, root: Path, case: Case, settings: Settin
         return inputs.loaded(place, job)[1]
     if place.tier is None:
         raise RunError("a slow place is needed, for the fast one to be faster: --on seek")
-    small = [path for path in files_below(root) if path.stat().st_size < SMALL_BYTES]
-    budget = sum(-(-path.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for path in small)
+    sizes = [path.stat().st_size for path in files_below(root)]
     # Mounted at one path each time: under that the tier is known.
     fast, below = work.absolute() / "fast", work / "fast-below"
     for made in (fast, below):
         made.mkdir()
     with slow_tiers.slow(below, bandwidth=FAST_BPS, latency_s=FAST_LATENCY_S, at=fast) as tier:
-        row, told = _staged(place, work, fast, tier, job, case, budget)
-    total = sum(path.stat().st_size for path in files_below(root))
+        row, told = _staged(place, work, fast, tier, job, case, _budget(sizes))
     return row | {
         "staged_files": told["copied"],
         "staged_share": told["copied"] / len(names),
         "staged_bytes": told["copied_bytes"],
-        "bytes_share": told["copied_bytes"] / total,
+        "bytes_share": told["copied_bytes"] / sum(sizes),
     }
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from penstock import tiers
 from penstock.bench import tier as slow_tiers
-from penstock.bench.folders import WORK, scratch, work_in
+from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
 from penstock.bench.study import Kept, Measure, Point, pyplot, write_texts
 from penstock.bench.tier import SlowTier
@@ -44,6 +44,7 @@ __all__ = [
     "is_one_device",
     "markdown_of",
     "measure",
+    "needed_bytes",
     "picture_of",
     "read_results",
     "summaries_of",
@@ -355,6 +356,12 @@ def written_bytes(settings: Settings) -> float:
     return saves * settings.scale * STATE_BYTES
 
 
+def needed_bytes(settings: Settings, tiers_there: int = 1) -> float:
+    """Room that one run takes at most, on a file system that holds so many of the two tiers."""
+    saves = settings.n_steps // settings.every + 1
+    return 1.2 * tiers_there * saves * settings.scale * STATE_BYTES
+
+
 # --- all runs -------------------------------------------------------------------------------------
 
 
@@ -368,12 +375,11 @@ def measure(
     MissingDependency.
     """
     _refuse(settings)
+    refuse_without_room(folder, needed_bytes(settings, 1 if slow else 2))
+    if slow:
+        refuse_without_room(slow, needed_bytes(settings))
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
     kept = Kept(folder, {"study": "checkpoint", "mark": mark})
-    n_bytes = settings.scale * STATE_BYTES * (settings.n_steps // settings.every + 1)
-    for place, share in ((folder, 1.0 if slow else 2.0), (slow, 1.0)):
-        if place is not None and tiers.free_bytes(place) < 1.2 * share * n_bytes:
-            raise TierError(f"{place}: needs {show(1.2 * share * n_bytes, 'B')} of room")
     facts = _facts(kept, settings, slow)
     known = {(run.way, run.repeat): run for run in read_results(folder)}
     wanted = [
@@ -486,7 +492,8 @@ def _run(
 
 
 class _Sampler:
-    """Looks once a second, until the block ends."""
+    """Looks once a second, and when the block ends: what was written is in some sample, however
+    short the block was."""
 
     def __init__(self, fast: Path, tier: SlowTier | None) -> None:
         self._tier, self._disk = tier, Path()
@@ -505,10 +512,16 @@ class _Sampler:
         self._thread.join()
 
     def _look(self) -> None:
+        is_over = False
         while True:
-            self._rows.append((time.time(), self._written(), self._to_slow(), _busy_s()))
-            if self._over.wait(SAMPLE_S):
+            row = (time.time(), self._written(), self._to_slow(), _busy_s())
+            # The last one may come right after another: rates over no time are none.
+            if is_over and len(self._rows) > 1 and row[0] - self._rows[-1][0] < SAMPLE_S / 4:
+                self._rows.pop()
+            self._rows.append(row)
+            if is_over:
                 return
+            is_over = self._over.wait(SAMPLE_S)
 
     def _written(self) -> float:
         try:

@@ -21,7 +21,7 @@ from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import MissingDependency, PenstockError
 
-__all__ = ["STUDY", "Settings", "darshan_library", "measured"]
+__all__ = ["STUDY", "Settings", "darshan_library", "measured", "needed_bytes"]
 
 RECORDS = {"ci": 640, "small": 10_000, "full": 60_000}
 EPOCHS = {"ci": 3, "small": 5, "full": 10}
@@ -78,6 +78,11 @@ class Settings:
     places: tuple[str, ...] = ("disk",)
     repeats: int = 3
     seed: int = 1
+
+
+def needed_bytes(folder: Path, settings: Settings) -> int:
+    """What `measured` would write of its data; a checkpoint is small beside it."""
+    return data.needed_bytes({"cifar10": RECORDS[settings.scale]}, folder / "data", settings.seed)
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

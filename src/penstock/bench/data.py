@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock import tiers
-from penstock.bench.folders import scratch
+from penstock.bench.folders import refuse_without_room, scratch
 from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
@@ -47,7 +46,6 @@ Progress = Callable[[str, float], None]
 
 FORMS = ("folder", "lmdb", "tfrecord", "tar")
 SHARD_BYTES = 256 << 20  # WebDataset's and TensorFlow's guides: 100 MB to 1 GB a shard
-SHARE_OF_ROOM = 0.9  # of what is free; the rest is for whoever else writes there
 
 # A JPEG is no smaller than its tables and a few blocks.
 SMALLEST_JPEG = 1500
@@ -356,15 +354,10 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TierError(f"{folder}: is there already; name a folder that is not")
+    refuse_without_room(folder, planned.disk_bytes)
     with scratch(folder.with_name(f"{folder.name}.partial")) as work:
         draft = work / "set"
         try:
-            room = int(tiers.free_bytes(work) * SHARE_OF_ROOM)
-            if planned.disk_bytes > room:
-                raise TierError(
-                    f"{folder}: needs {show(planned.disk_bytes, 'B')}, and {show(room, 'B')} can "
-                    "be used there; --scale makes less"
-                )
             draft.mkdir()
             content = _content(planned)
             records = _told(((number, content(number)) for number in range(len(planned.sizes))),

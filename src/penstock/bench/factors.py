@@ -168,7 +168,7 @@ def _records(name: str, scale: str) -> int:
 def needed_bytes(folder: Path, settings: Settings) -> int:
     """What `measured` would write for the LMDBs that are not there."""
     return sum(
-        _records(name, settings.scale) * (DATA[name][1] + 4096)
+        ladder.lmdb_bytes(_records(name, settings.scale) * DATA[name][1])
         for name in _names(settings.scale)
         if not (_lmdb_of(folder, name, settings) / "data.mdb").exists()
     )

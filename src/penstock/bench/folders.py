@@ -1,4 +1,4 @@
-"""Folders that studies fill and remove: only such as they made themselves.
+"""Folders that studies fill and remove: only such as they made themselves, and where there is room.
 
 Knows a mark and who holds it; knows no study.
 """
@@ -12,13 +12,29 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from penstock import tiers
 from penstock.errors import TierError
+from penstock.words import show
 
-__all__ = ["WORK", "scratch", "work_in"]
+__all__ = ["WORK", "refuse_without_room", "scratch", "work_in"]
 
 WORK = "penstock-bench"  # in the folder of a study
 MARK = ".made-by-penstock-bench"
+SHARE_OF_ROOM = 0.9  # of what is free; the rest is for whoever else writes there
 SAYS = b"penstock bench made this folder, and removes it with all that is in it\n"
+
+
+def refuse_without_room(folder: Path, n_bytes: float) -> None:
+    """FOLDER: may be not there yet.  Raises TierError: so much has no room there."""
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    room = int(tiers.free_bytes(there) * SHARE_OF_ROOM)
+    if n_bytes > room:
+        raise TierError(
+            f"{folder}: needs {show(n_bytes, 'B')}, and {show(room, 'B')} can be used there; a "
+            "smaller --scale makes less"
+        )
 
 
 @contextmanager

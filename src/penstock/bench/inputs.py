@@ -23,6 +23,8 @@ __all__ = [
     "TRAIN_FILES",
     "Settings",
     "loaded",
+    "needed_to_read",
+    "needed_to_train",
     "read",
     "relative_files",
     "train",
@@ -187,6 +189,13 @@ READ = Study(
 )
 
 
+def needed_to_read(folder: Path, settings: Settings) -> int:
+    """Room that `read` takes at most: its files, and the ceilings' while those are measured."""
+    sets = {"imagenet-chien": READ_FILES[settings.scale]}
+    images = data.needed_bytes(sets, folder / "data", settings.seed)
+    return images + storage.needed_bytes(settings.scale)
+
+
 def read(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """Threads x work x place x prefetch, and the loaders of others.
 
@@ -317,6 +326,12 @@ TRAIN = Study(
     _train_drawn,
     _train_derived,
 )
+
+
+def needed_to_train(folder: Path, settings: Settings) -> int:
+    """What `train` would write of its files."""
+    sets = {"caltech101": TRAIN_FILES[settings.scale]}
+    return data.needed_bytes(sets, folder / "data", settings.seed)
 
 
 def train(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

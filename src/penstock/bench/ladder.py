@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock import tiers
 from penstock.bench import places, study
-from penstock.bench.folders import scratch
+from penstock.bench.folders import refuse_without_room, scratch
 from penstock.bench.places import LATENCY_BPS, THROTTLED_BPS, THROTTLED_HZ, Place
 from penstock.bench.rungs import RUNGS, Done, Job
 from penstock.errors import MissingDependency, TierError
 from penstock.feed import pages
-from penstock.words import show
 
 __all__ = [
     "LATENCY_BPS",
@@ -33,6 +31,7 @@ __all__ = [
     "Run",
     "Settings",
     "climb",
+    "lmdb_bytes",
     "make_lmdb",
     "markdown_of",
     "opened",
@@ -113,6 +112,11 @@ class Point:
 # --- the data ------------------------------------------------------------------------------------
 
 
+def lmdb_bytes(data_bytes: int) -> int:
+    """What an LMDB of records of so many bytes together takes: its pages are never full."""
+    return int(1.2 * data_bytes)
+
+
 def make_lmdb(
     folder: Path,
     data_bytes: int = DATA_BYTES,
@@ -137,9 +141,8 @@ def make_lmdb(
     chance = random.Random(seed)
     pool = chance.randbytes(max(1 << 20, 4 * record_bytes))
     n = max(1, data_bytes // record_bytes)
+    refuse_without_room(folder, lmdb_bytes(data_bytes))
     with scratch(folder.with_name(f"{folder.name}.partial")) as work:
-        if tiers.free_bytes(work) < 1.2 * data_bytes + (64 << 20):
-            raise TierError(f"{folder}: needs {show(1.2 * data_bytes, 'B')} of room")
         draft, room = work / "lmdb", 3 * data_bytes + (64 << 20)
         try:
             with lmdb.open(str(draft), map_size=room, sync=False) as database:

@@ -21,16 +21,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from penstock import tiers
 from penstock.bench import inputs, places, study
-from penstock.bench.data import SHARE_OF_ROOM, example_of
-from penstock.bench.folders import scratch, work_in
+from penstock.bench.data import example_of
+from penstock.bench.folders import refuse_without_room, scratch, work_in
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import TierError
 from penstock.feed.tfrecord import framed
-from penstock.words import show
 
 __all__ = [
     "ACCELERATORS",
@@ -170,17 +168,12 @@ def _made(
     place = _place_of(workload, folder, settings)
     sizes = _sizes(workload, settings.scale, settings.seed)
     if not place.exists():
+        refuse_without_room(place, sum(sizes))
         with scratch(place.with_name(f"{place.name}.partial")) as work:
             draft = work / "set"
             try:
                 (draft / "train").mkdir(parents=True)
                 (draft / "valid").mkdir()  # dlio_benchmark looks for both
-                room = int(tiers.free_bytes(draft) * SHARE_OF_ROOM)
-                if sum(sizes) > room:
-                    raise TierError(
-                        f"{place}: needs {show(sum(sizes), 'B')}, and {show(room, 'B')} can be "
-                        "used there; a smaller --scale makes less"
-                    )
                 _write(workload, draft / "train", sizes, settings.seed, progress)
                 draft.replace(place)
             except OSError as error:

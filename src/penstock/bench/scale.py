@@ -88,11 +88,15 @@ def _lmdb_of(folder: Path, settings: Settings) -> Path:
     return folder / "data" / f"{settings.scale}-{settings.seed}"
 
 
+def _data_bytes(settings: Settings) -> int:
+    return BATCH * MOST * STEPS[settings.scale] * RECORD_BYTES
+
+
 def needed_bytes(folder: Path, settings: Settings) -> int:
     """What `measured` would write for an LMDB that is not there."""
     if (_lmdb_of(folder, settings) / "data.mdb").exists():
         return 0
-    return BATCH * MOST * STEPS[settings.scale] * (RECORD_BYTES + 4096)
+    return ladder.lmdb_bytes(_data_bytes(settings))
 
 
 def _cases(settings: Settings) -> list[Case]:
@@ -128,8 +132,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     machine = kept.machine()
     lmdb = _lmdb_of(folder, settings)
     lmdb.parent.mkdir(exist_ok=True)
-    n_bytes = BATCH * MOST * STEPS[settings.scale] * RECORD_BYTES
-    ladder.make_lmdb(lmdb, n_bytes, RECORD_BYTES, settings.seed, progress)
+    ladder.make_lmdb(lmdb, _data_bytes(settings), RECORD_BYTES, settings.seed, progress)
     cases = _cases(settings)
 
     def run(place: Place, case: Case) -> Row:

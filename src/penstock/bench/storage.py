@@ -16,16 +16,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock import tiers
 from penstock.bench import places, study
-from penstock.bench.folders import work_in
+from penstock.bench.folders import refuse_without_room, work_in
 from penstock.bench.places import Place
 from penstock.bench.requests import METADATA, Job
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import MissingDependency, TierError
-from penstock.words import show
 
-__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured"]
+__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured", "needed_bytes"]
 
 KIB = 1 << 10
 LARGE, SMALL, MIDDLE = 1 << 20, 4 * KIB, 64 * KIB
@@ -77,6 +75,12 @@ class Settings:
     is_beside_fio: bool = False
 
 
+def needed_bytes(scale: str) -> int:
+    """Room that a path's ceilings take while they are measured: a file, and what file systems that
+    never overwrite keep of it beside what is written anew."""
+    return 2 * FILE_BYTES[scale]
+
+
 def _label(point: Point) -> str:
     return f"{point['order']} {point['request_bytes'] >> 10} KiB {point['cache']}"
 
@@ -126,7 +130,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     kept = study.Kept(folder, _mark(settings))
     machine = kept.machine()
     cases = cases_of(settings.scale, settings.places)
-    with _file(folder, FILE_BYTES[settings.scale]) as file:
+    with _file(folder, settings.scale) as file:
 
         def run(place: Place, case: Case) -> Row:
             return _measured(place, file, case, settings)
@@ -204,10 +208,10 @@ def _by_fio(job: Job, place: Place) -> float:
 
 
 @contextmanager
-def _file(folder: Path, size: int) -> Iterator[Path]:
+def _file(folder: Path, scale: str) -> Iterator[Path]:
     """A file of random bytes in a folder of its own, which is removed again."""
-    if tiers.free_bytes(folder) < 2 * size + (64 << 20):
-        raise TierError(f"{folder}: measuring needs {show(2 * size + (64 << 20), 'B')} free")
+    size = FILE_BYTES[scale]
+    refuse_without_room(folder, needed_bytes(scale))
     with work_in(folder) as work:
         try:
             data = os.urandom(LARGE)
@@ -230,7 +234,7 @@ def ceiling_of(folder: Path, name: str, scale: str) -> float:
     Raises TierError; PlaceError.
     """
     size = FILE_BYTES[scale]
-    with _file(folder, size) as file, places.at(name, file.parent, 64 * size) as place:
+    with _file(folder, scale) as file, places.at(name, file.parent, 64 * size) as place:
         best = 0.0
         for threads in (1, 4, 16):
             job = Job(str(place.path / "file"), "read", threads=threads, seconds=SECONDS[scale])

@@ -351,7 +351,7 @@ def ladder_command(
     )
     source = given or folder / "lmdb"
     if given is None and not (source / "data.mdb").exists():
-        asked(folder, 1.2 * data, yes)
+        asked(folder, ladder.lmdb_bytes(data), yes)
     with studies.going_on(folder), working("making the LMDB") as progress:
         kept = ladder.opened(folder, settings)
         if given is None:
@@ -444,7 +444,8 @@ def checkpoint_command(
     )  # fmt: skip
     if checkpoint.is_one_device(folder, slow):
         say(f"{slow} is on the device of {folder}: neither is faster, and the result says so")
-    asked(folder, checkpoint.written_bytes(settings), yes)
+    at_once = checkpoint.needed_bytes(settings, 1 if slow else 2)
+    asked(folder, checkpoint.written_bytes(settings), yes, at_once)
     with studies.going_on(folder), working("measuring") as progress:
         runs = checkpoint.measure(folder, settings, slow, progress.say)
         machine = checkpoint.machine_of(folder)

@@ -262,10 +262,13 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def asked(folder: Path, n_bytes: float, yes: bool) -> None:
-    """Asks before much is written.  Ends here where the answer is no."""
+def asked(folder: Path, n_bytes: float, yes: bool, at_once: float | None = None) -> None:
+    """Asks before much is written.  at_once: of it, what is there at the same time; all unless it
+    is told.  Ends here where the answer is no.  Raises TierError: no room for it."""
+    from penstock.bench.folders import refuse_without_room
     from penstock.words import show
 
+    refuse_without_room(folder, n_bytes if at_once is None else at_once)
     if n_bytes > ASK_ABOVE_BYTES and not yes:
         said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
         try:

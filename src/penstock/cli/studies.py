@@ -60,15 +60,6 @@ def _study(
     return decorated
 
 
-def _asked(folder: Path, sets: dict[str, dict[str, Any]], options: dict[str, Any]) -> None:
-    """Asks before data is made.  sets: how many files of each kind at each scale."""
-    from penstock.bench import data
-
-    wanted = {kind: sizes[options["scale"]] for kind, sizes in sets.items()}
-    counts = {kind: n[0] if isinstance(n, tuple) else n for kind, n in wanted.items()}
-    asked(folder, data.needed_bytes(counts, folder / "data", options["seed"]), options.pop("yes"))
-
-
 @contextmanager
 def going_on(folder: Path) -> Iterator[None]:
     """Says what an interruption leaves, and how to go on."""
@@ -104,7 +95,7 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
 
 @_study("ceiling", "Measure what storage gives at most, beside fio if asked.", ("disk",))
 @click.option("--fio", "is_beside_fio", is_flag=True, help="Measure each case by fio as well.")
-def ceiling_command(folder: Path, is_beside_fio: bool, **options: Any) -> None:
+def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any) -> None:
     """Measure what storage gives at most, as IOR, fio and mdtest ask for it.
 
     FOLDER gets ceiling.md, .csv, .json and .png.  Sequential and random reads and writes of 4 KiB,
@@ -120,7 +111,7 @@ def ceiling_command(folder: Path, is_beside_fio: bool, **options: Any) -> None:
     """
     from penstock.bench import storage
 
-    asked(folder, 2 * storage.FILE_BYTES[options["scale"]], options.pop("yes"))
+    asked(folder, storage.needed_bytes(options["scale"]), yes)
     settings = storage.Settings(is_beside_fio=is_beside_fio, **options)
     _carried_out(folder, "measuring", lambda say: storage.measured(folder, settings, say))
 
@@ -135,7 +126,7 @@ def ceiling_command(folder: Path, is_beside_fio: bool, **options: Any) -> None:
     show_default=True,
     help="Whose; can be given several times.",
 )
-def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None:
+def read_command(folder: Path, yes: bool, loaders: tuple[str, ...], **options: Any) -> None:
     """Read images with more and more threads: only read, decode, and resize.  Chien 2018.
 
     FOLDER gets read.md, .csv, .json and .png, and the images: 16,384 JPEG files of 112 kB in the
@@ -149,8 +140,8 @@ def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None
     """
     from penstock.bench import inputs
 
-    _asked(folder, {"imagenet-chien": inputs.READ_FILES}, options)
     settings = inputs.Settings(loaders=loaders, **options)
+    asked(folder, inputs.needed_to_read(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
 
 
@@ -162,7 +153,7 @@ def read_command(folder: Path, loaders: tuple[str, ...], **options: Any) -> None
     show_default=True,
     help="What a step computes: a time that is swept, or AlexNet in PyTorch or TensorFlow.",
 )
-def train_command(folder: Path, model: str, **options: Any) -> None:
+def train_command(folder: Path, yes: bool, model: str, **options: Any) -> None:
     """Hide input behind computing: prefetch, threads, and how long a step computes.  Chien 2018.
 
     FOLDER gets train.md, .csv, .json and .png, and the images: Caltech-101's sizes, 12 kB in the
@@ -176,13 +167,13 @@ def train_command(folder: Path, model: str, **options: Any) -> None:
     """
     from penstock.bench import inputs
 
-    _asked(folder, {"caltech101": inputs.TRAIN_FILES}, options)
     settings = inputs.Settings(model=model, **options)
+    asked(folder, inputs.needed_to_train(folder, settings), yes)
     _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
 
 
 @_study("control", "A job that is not I/O-bound must be called so (Layton 2021).", ("disk",))
-def control_command(folder: Path, **options: Any) -> None:
+def control_command(folder: Path, yes: bool, **options: Any) -> None:
     """A job that is not I/O-bound must be called so: CIFAR-10, a checkpoint an epoch.  Layton 2021.
 
     FOLDER gets control.md, .csv, .json and .png: the verdict, the checkpoints that were named
@@ -195,13 +186,13 @@ def control_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import control
 
-    _asked(folder, {"cifar10": control.RECORDS}, options)
     settings = control.Settings(**options)
+    asked(folder, control.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
 
 
 @_study("window", "Windows beside the device, and what they cost (tf-Darshan 2020).", ("seek",))
-def window_command(folder: Path, **options: Any) -> None:
+def window_command(folder: Path, yes: bool, **options: Any) -> None:
     """Windows of a recording beside the device's own counters, and what recording costs.
 
     tf-Darshan's STREAM: 16 threads read files and nothing else, once without a recorder, once
@@ -214,13 +205,13 @@ def window_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import windows
 
-    _asked(folder, windows.SETS, options)
     settings = windows.Settings(**options)
+    asked(folder, windows.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
 
 
 @_study("cases", "Many threads, few, and a fast tier: tf-Darshan's two cases.", ("seek",))
-def cases_command(folder: Path, **options: Any) -> None:
+def cases_command(folder: Path, yes: bool, **options: Any) -> None:
     """Many threads for small files, one for large ones, and the smallest of those on a fast tier.
 
     tf-Darshan's two cases (Chien et al. 2020), and Penstock's own choice of files for as many
@@ -233,8 +224,8 @@ def cases_command(folder: Path, **options: Any) -> None:
     """
     from penstock.bench import cases
 
-    _asked(folder, {"imagenet-alexnet": cases.IMAGES, "malware": cases.MALWARE}, options)
     settings = cases.Settings(**options)
+    asked(folder, cases.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
 
 
