@@ -32,7 +32,10 @@ ALL = {
     if path.name.endswith(".sql")
 }
 # Asked before those that read them; in this order.
-BESIDE = ("darshan_ranks", "darshan_names", "darshan_kinds", "darshan_renames", "timeline_family")
+BESIDE = (
+    "darshan_ranks", "darshan_names", "darshan_kinds", "darshan_renames", "timeline_family",
+    "stage_mounts",
+)  # fmt: skip
 WORDS = {"kinds": list(counters.KINDS), "timers": list(counters.TIMERS)}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "darshan_kinds": WORDS,
