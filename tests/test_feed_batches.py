@@ -27,6 +27,7 @@ import penstock
 from penstock.bench.tier import slow
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index, read
+from penstock.feed import feed as feeding
 from penstock.feed.feed import Batch
 from penstock.feed.read import (
     Buffer,
@@ -568,6 +569,33 @@ def test_a_record_larger_than_the_buffer_is_told_with_its_key_and_what_to_do(
         pytest.raises(FeedError, match="raise buffer_bytes, or lower batch_size"),
     ):
         list(feed)
+
+
+def test_a_pass_that_two_threads_ask_at_once_says_what_to_do(
+    lmdb_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was first goes on, and a thread after it."""
+    is_waiting, may_go_on = threading.Event(), threading.Event()
+    load = feeding.load
+
+    def waiting(*arguments: Any) -> Any:
+        is_waiting.set()
+        assert may_go_on.wait(20)
+        return load(*arguments)
+
+    monkeypatch.setattr(feeding, "load", waiting)
+    with Feed(lmdb_path, 16, readers=0) as feed:
+        going = iter(feed)
+        found: list[list[bytes]] = []
+        first = threading.Thread(target=lambda: found.append(next(going).keys))
+        first.start()
+        assert is_waiting.wait(20)
+        with pytest.raises(FeedError, match=r"another thread .* a Feed of its own"):
+            next(going)
+        may_go_on.set()
+        first.join()
+        found += [batch.keys for batch in going]
+    assert sorted(key for keys in found for key in keys) == [b"%08d" % i for i in range(N)]
 
 
 @pytest.mark.parametrize(

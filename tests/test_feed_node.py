@@ -432,12 +432,51 @@ def test_files_that_are_gone_are_skipped_and_counted(tmp_path: Path) -> None:
     assert found == [b"%02d.jpg" % i for i in range(20) if i not in (3, 11)]
 
 
-def test_a_record_larger_than_the_buffer_is_told_and_what_to_do(path: Path) -> None:
-    with (
-        NodeFeed(path, 16, ranks=[0], world_size=1, buffer_bytes=13 * 4096) as node,
-        pytest.raises(FeedError, match=r"16 records need .* raise buffer_bytes"),
-    ):
-        list(node.rank(0))
+@pytest.fixture
+def lopsided(tmp_path: Path) -> Path:
+    """Small records, and a last one that needs 25 pages."""
+    with lmdb.open(str(tmp_path), map_size=1 << 22) as env, env.begin(write=True) as txn:
+        for i in range(40):
+            txn.put(b"%06d" % i, b"x" * (100_000 if i == 39 else 9))
+    return tmp_path
+
+
+@pytest.mark.parametrize("coalesce_bytes", [0, 1 << 20])
+def test_a_batch_larger_than_the_buffer_is_refused_before_a_reader_is_there(
+    lopsided: Path, coalesce_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeFeed, "_made", lambda _: pytest.fail("memory was taken"))
+    pages = 25 + (3 if not coalesce_bytes else 1)  # unmerged each small one has a page to itself
+    options = {"ranks": [0, 1], "world_size": 2, "coalesce_bytes": coalesce_bytes}
+    with pytest.raises(FeedError, match=r"4 records needs .*'000039'.* raise buffer_bytes"):
+        NodeFeed(lopsided, 4, buffer_bytes=2 * share.SLOTS * pages * 4096, **options)
+    monkeypatch.undo()
+    room = 2 * share.SLOTS * (pages + 1) * 4096  # and the slot's first page
+    with NodeFeed(lopsided, 4, buffer_bytes=room, **options) as node:
+        going = [iter(node.rank(rank)) for rank in (0, 1)]
+        found = [key for pair in zip(*going, strict=True) for batch in pair for key in batch.keys]
+    assert sorted(found) == [b"%06d" % i for i in range(40)]
+
+
+def test_a_batch_of_an_order_that_is_known_late_is_refused_before_the_first_one(
+    lopsided: Path,
+) -> None:
+    """The other rank goes on."""
+    given, refused = [], []
+    options: dict[str, Any] = {"ranks": [0, 1], "world_size": 2, "shuffle": "cache-aware"}
+    with NodeFeed(lopsided, 4, buffer_bytes=2 * share.SLOTS * 8 * 4096, **options) as node:
+        for feed in [node.rank(0), node.rank(1)]:
+            going = iter(feed)
+            try:
+                given += [next(going).keys]
+            except FeedError as error:
+                refused.append(str(error))
+            else:
+                goes_on = going
+        given += [batch.keys for batch in goes_on]
+    assert len(refused) == 1
+    assert "'000039'" in refused[0]
+    assert [len(keys) for keys in given] == 5 * [4]
 
 
 def test_one_reader_of_two_that_is_killed_is_named(path: Path) -> None:

@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -439,6 +440,24 @@ def _undecodable(record: Record) -> int:
     if record.key == b"000005":
         raise ValueError("no picture")
     return 0
+
+
+def test_it_is_a_data_set_of_torch_and_needs_none(path: Path, records: list[bytes]) -> None:
+    dataset = FeedDataset(path)
+    assert isinstance(dataset, data.Dataset)
+    assert isinstance(pickle.loads(pickle.dumps(dataset)), data.Dataset)
+    part, _ = data.random_split(dataset, [3, N - 3])
+    assert part[1] == records[part.indices[1]]
+    program = """
+        import sys
+        import penstock.feed, penstock.adapters.torch
+        assert "torch" not in sys.modules
+        sys.modules["torch"] = None
+        dataset = penstock.adapters.torch.FeedDataset(sys.argv[1])
+        print(sum(map(len, dataset)))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    assert int(subprocess.check_output(command)) == sum(map(len, records))
 
 
 def test_data_sets_are_added(path: Path, records: list[bytes]) -> None:

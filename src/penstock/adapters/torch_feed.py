@@ -1,5 +1,5 @@
-"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Imports torch only inside
-functions; a map-style data set needs none of it.
+"""FeedDataset: a data set for torch's DataLoader, read by penstock.feed.  Imports torch where there
+is one, whose Dataset it is; it works without, too.
 
 One call a batch (`__getitems__`) is what makes merging and depth possible in unchanged training
 code: the DataLoader makes it, in its workers or in the training's own process.
@@ -24,6 +24,11 @@ from penstock.feed.share import RankFeed
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+try:
+    from torch.utils.data import Dataset
+except ModuleNotFoundError:
+    Dataset = object
 
 __all__ = ["FeedDataset", "feed_stream", "node_feed", "shared_index"]
 
@@ -77,7 +82,7 @@ class _OfThread(threading.local):
         self.pid = os.getpid()
 
 
-class FeedDataset:
+class FeedDataset(Dataset):  # type: ignore[misc]
     """Map-style: item i is decode(record i), in key order for LMDB.
 
     data: a path, a pattern, a list, or an Index.  decode: takes a Record (its bytes as an array of
@@ -120,10 +125,6 @@ class FeedDataset:
 
     def __len__(self) -> int:
         return len(self.index if self._records is None else self._records)
-
-    def __add__(self, other: Any) -> Any:
-        """Both, one after the other, as torch's own data sets; reads item by item."""
-        return _torch().utils.data.ConcatDataset([self, other])
 
     def record_of(self, number: int) -> int:
         """Which record of the index item `number` is."""

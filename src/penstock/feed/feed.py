@@ -50,6 +50,7 @@ __all__ = [
     "epoch_of",
     "index_of",
     "load",
+    "refuse_too_large",
     "stand_of",
     "state_of",
 ]
@@ -246,11 +247,8 @@ class Stand:
     held: NDArray[np.bool_] | None = None
 
 
-def epoch_of(index: Index, request: Request, stand: Stand, is_checked: bool = True) -> Epoch:
-    """The plan of one rank for what is left of an epoch: the same wherever it is made.
-
-    Raises FeedError if it is checked: a batch of it does not fit the buffer, which would else be
-    told half way."""
+def epoch_of(index: Index, request: Request, stand: Stand) -> Epoch:
+    """The plan of one rank for what is left of an epoch: the same wherever it is made."""
     table, how = table_of(index), request.order
     whole = plan.order(table, how, stand.epoch, stand.held)
     sequence = plan.remaining(whole, how, stand.epoch, stand.history)
@@ -268,19 +266,23 @@ def epoch_of(index: Index, request: Request, stand: Stand, is_checked: bool = Tr
         request.slot_bytes - plan.PAGE_BYTES,  # a node's slot begins with a page of its own
         is_merged=request.options.coalesce_bytes > 0,
     )
-    # What is given where the page cache has it needs no buffer.
-    found = None
-    if is_checked and not request.options.mapped:
-        found = plan.too_large(table, mine, edges, request.slot_bytes)
-    if found is not None:
-        records, room = found
-        largest = int(records[np.argmax(table.length[records])])
-        raise FeedError(
-            f"{index.path}: a batch of {len(records):,} records needs {room:,} bytes, the largest "
-            f"is {index.key(largest)[:80]!r} with {int(table.length[largest]):,}; a window may "
-            f"have {request.slot_bytes:,}: raise buffer_bytes, or lower batch_size"
-        )
     return Epoch(mine, min(stand.steps, len(mine)), edges, deal)
+
+
+def refuse_too_large(index: Index, request: Request, epoch: Epoch, most_bytes: int) -> None:
+    """Raises FeedError: a window of the epoch needs more than most_bytes, which would else be told
+    half way."""
+    table, is_merged = table_of(index), request.options.coalesce_bytes > 0
+    found = plan.too_large(table, epoch.share, epoch.edges, most_bytes, is_merged)
+    if found is None:
+        return
+    records, room = found
+    largest = int(records[np.argmax(table.length[records])])
+    raise FeedError(
+        f"{index.path}: a batch of {len(records):,} records needs {room:,} bytes, the largest "
+        f"is {index.key(largest)[:80]!r} with {int(table.length[largest]):,}; a window may "
+        f"have {most_bytes:,}: raise buffer_bytes, or lower batch_size"
+    )
 
 
 def deal_of(index: Index, request: Request) -> Deal:
@@ -555,6 +557,7 @@ class _Pass:
         self._loaded: Loaded | None = None
         self._is_over = False
         self._pid = os.getpid()
+        self._in_use = threading.Lock()
         self._bad: NDArray[np.int64] = np.zeros(0, np.int64)
         # Runs also when the interpreter ends: a thread may be reading into memory that goes then.
         self.close = weakref.finalize(self, source.close)
@@ -571,6 +574,18 @@ class _Pass:
                 "this pass over the data set was begun in another process, before a fork; begin a "
                 "new `for` over the feed here"
             )
+        if not self._in_use.acquire(blocking=False):
+            raise FeedError(
+                "another thread is being given a batch of this pass, and the next one overwrites "
+                "it: a pass is for one thread; give each a Feed of its own, with rank its number "
+                "and world_size the number of threads, or share a FeedDataset"
+            )
+        try:
+            return self._following()
+        finally:
+            self._in_use.release()
+
+    def _following(self) -> Batch:
         if self._is_over:
             raise StopIteration
         if not self.close.alive:
@@ -640,7 +655,8 @@ class Feed:
     that are in memory are given where they lie, without a copy; a file that is cut short while its
     records are looked at ends the process with a SIGBUS, as with py-lmdb.
 
-    A batch is valid until the next one is asked for; one pass at a time.  Raises FeedError.
+    A batch is valid until the next one is asked for; one pass at a time, of one thread at a time.
+    Raises FeedError.
     """
 
     def __init__(
@@ -730,7 +746,10 @@ class Feed:
                     "feed.held() to each and give it to feed.set_held()"
                 )
             self.set_held(self.held())
-        return epoch_of(self.index, self.request, self._stand)
+        request, epoch = self.request, epoch_of(self.index, self.request, self._stand)
+        if not request.options.mapped:  # what is given where the page cache has it needs no buffer
+            refuse_too_large(self.index, request, epoch, request.slot_bytes)
+        return epoch
 
     def _epoch_ended(self) -> None:
         check(self.index, self.request)  # what was given is what was indexed

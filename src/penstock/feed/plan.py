@@ -34,6 +34,7 @@ __all__ = [
     "Part",
     "Share",
     "Table",
+    "all_fit",
     "fitted",
     "gap_of",
     "layout",
@@ -321,21 +322,26 @@ def windows(
     return np.array(edges, np.int64)
 
 
+def all_fit(table: Table, batch_size: int, most_bytes: int) -> bool:
+    """Whether any batch has room in most_bytes, whatever the order: no need to look at each."""
+    return batch_size * (int(table.length.max(initial=0)) + 2 * PAGE_BYTES) <= most_bytes
+
+
 def too_large(
-    table: Table, mine: Share, edges: NDArray[np.int64], most_bytes: int
+    table: Table, mine: Share, edges: NDArray[np.int64], most_bytes: int, is_merged: bool = True
 ) -> tuple[Records, int] | None:
     """The first window whose records need more than most_bytes however they are merged, and what
     they need; None: each has room.  Windows of several batches have it by their making."""
     size = mine.batch_size
-    if size * (int(table.length.max(initial=0)) + 2 * PAGE_BYTES) <= most_bytes:
-        return None  # no need to look at each
+    if all_fit(table, size, most_bytes):
+        return None
     alone = edges[:-1][np.diff(edges) == 1]
     upto = np.concatenate(([0], np.cumsum(table.length[mine.records] + 2 * PAGE_BYTES)))
     n = len(mine.records)
     needs = upto[np.minimum((alone + 1) * size, n)] - upto[np.minimum(alone * size, n)]
     for batch in alone[needs > most_bytes].tolist():
         records = mine.records[batch * size : (batch + 1) * size]
-        room = _pages_bytes(table, records)
+        room = _pages_bytes(table, records) if is_merged else layout(table, records, 0, -1).room
         if room > most_bytes:
             return records, room
     return None

@@ -40,6 +40,7 @@ from penstock.feed.feed import (
     check,
     epoch_of,
     index_of,
+    refuse_too_large,
     stand_of,
     state_of,
 )
@@ -126,6 +127,14 @@ class _Terms:
     steps: int
     history: tuple[Part, ...]
     owner: int
+
+    @property
+    def window_bytes(self) -> int:
+        """What the records of a window may need: a slot's first page is about it."""
+        return self.slot_bytes - PAGE
+
+    def request_of(self, place: int) -> Request:
+        return replace(self.request, rank=self.ranks[place])
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -236,11 +245,10 @@ class _Node:
         return Stand(self.terms.epoch, self.terms.steps, self.terms.history)
 
     def plan(self, place: int, stand: Stand) -> Epoch:
-        # A reader tells what does not fit to the rank that waits for it, and serves the others.
-        return epoch_of(self.index, self.request(place), stand, is_checked=False)
+        return epoch_of(self.index, self.request(place), stand)
 
     def request(self, place: int) -> Request:
-        return replace(self.terms.request, rank=self.terms.ranks[place])
+        return self.terms.request_of(place)
 
     def layout(self, records: NDArray[np.int64]) -> Layout:
         """The same in the reader that fills a slot and in the rank that looks into it."""
@@ -248,7 +256,7 @@ class _Node:
         # Not as many bytes as Reader would merge: its pieces depend on what it has seen so far.
         gap = self._gap_bytes if options.gap_bytes is None else options.gap_bytes
         return plan.fitted(
-            self._table, records, options.coalesce_bytes, gap, self.terms.slot_bytes - PAGE
+            self._table, records, options.coalesce_bytes, gap, self.terms.window_bytes
         )
 
 
@@ -390,8 +398,8 @@ class _Server:
 
     def _read(self, records: NDArray[np.int64], slot: NDArray[np.uint8]) -> None:
         layout = self.node.layout(records)
-        room = len(slot) - PAGE
-        if layout.room > room:
+        room = self.node.terms.window_bytes
+        if layout.room > room:  # the rank's own plan was refused
             raise FeedError(
                 f"{self.node.index.path}: {len(records):,} records need {layout.room:,} bytes, a "
                 f"window may have {room:,}: raise buffer_bytes, or lower batch_size"
@@ -521,7 +529,7 @@ class RankFeed:
             if len(self):  # else no reader may be left to say what memory holds
                 held = node.held(self._stand.epoch, self._look)
                 self._stand = replace(self._stand, held=held)
-            self._mine = node.plan(self._place, self._stand)
+            self._mine = self._planned()
         mine = self._mine
         while (step := max(self._stand.steps, mine.first)) < len(mine.share):
             window = int(np.searchsorted(mine.edges, step, side="right")) - 1
@@ -535,6 +543,17 @@ class RankFeed:
         self._give_back()
         check(node.index, node.terms.request)
         self._stand, self._mine = Stand(self._stand.epoch + 1), None
+
+    def _planned(self) -> Epoch:
+        """Raises FeedError: a batch does not fit.  The others go on without this rank."""
+        node = self._node
+        epoch, request = node.plan(self._place, self._stand), node.request(self._place)
+        try:
+            refuse_too_large(node.index, request, epoch, node.terms.window_bytes)
+        except FeedError:
+            self.close()
+            raise
+        return epoch
 
     def _refuse_other(self, number: int) -> None:
         """Raises FeedError: the pass of this number is not the one that goes on here."""
@@ -716,6 +735,7 @@ class NodeFeed:
             history=stand.history,
             owner=os.getpid(),
         )
+        self._refuse_too_large(stand)
         self._descriptor = self._made()
         self._node = _Node(self._descriptor)
         if stand.held is not None:
@@ -729,6 +749,18 @@ class NodeFeed:
         except BaseException:
             self.close()
             raise
+
+    def _refuse_too_large(self, stand: Stand) -> None:
+        """Before any rank is there.  A rank does so too: for later epochs, and where the order is
+        not known yet.  Raises FeedError."""
+        index, terms, size = self.index, self._terms, self._terms.request.batch_size
+        is_unknown = terms.request.order.shuffle == "cache-aware" and stand.held is None
+        if is_unknown or plan.all_fit(table_of(index), size, terms.window_bytes):
+            return
+        for place in range(len(terms.ranks)):
+            request = terms.request_of(place)
+            epoch = epoch_of(index, request, stand)
+            refuse_too_large(index, request, epoch, terms.window_bytes)
 
     def _made(self) -> int:
         """The memory, with the terms and the index in it.  Raises FeedError: there is no room."""
