@@ -243,6 +243,48 @@ def test_two_jobs_in_one_folder_are_refused(
         Session(str(tmp_path))
 
 
+def test_a_second_one_of_this_process_is_refused_at_once_until_the_first_is_closed(
+    tmp_path: Path,
+) -> None:
+    begin_s = time.monotonic()
+    with Checkpointer(tmp_path):
+        with pytest.raises(SaveError, match=r"close\(\) the first"):
+            Checkpointer(tmp_path)
+        assert time.monotonic() - begin_s < 60
+    Checkpointer(tmp_path).close()
+
+
+def test_one_that_the_program_has_lost_sight_of_is_closed_with_its_last_save(
+    tmp_path: Path,
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    first: Any = Checkpointer(fast, slow)
+    saved = first.save(1, state(1))
+    del first
+    second: Any = Checkpointer(fast, slow)
+    assert saved.local.done()
+    second.ring = [second]  # only the collector finds out
+    saved = second.save(2, state(2))
+    del second
+    with Checkpointer(fast, slow) as third:
+        assert saved.local.done()
+        assert third.restore(state(0)) == 2
+
+
+def test_arguments_of_the_wrong_kind_are_answered_in_a_sentence(tmp_path: Path) -> None:
+    for wrong, words in (({"keep": 3}, "Keep"), ({"drain": 300e6}, "300MB/s")):
+        with pytest.raises(SaveError, match=words):
+            Checkpointer(tmp_path / "fast", tmp_path / "slow", **wrong)
+    with Checkpointer(tmp_path / "one") as ckpt:
+        for step in (7.9, 2**70, -1, "seven", float("nan"), None):
+            with pytest.raises(SaveError, match="steps are 0 or more, whole"):
+                ckpt.save(step, state())
+        for metrics in (0.3, {"loss": "low"}, [1]):
+            with pytest.raises(SaveError, match="numbers by name"):
+                ckpt.save(7, state(), metrics)
+        ckpt.save(np.int64(7), state(), {"loss": np.float32(0.5)})
+
+
 def test_a_writer_that_dies_is_named_at_the_handle_and_at_the_next_save(tmp_path: Path) -> None:
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, state(1)).local.result(240)

@@ -296,6 +296,45 @@ def test_killed_at_random_it_goes_on_with_the_same_losses(host: str, tmp_path: P
     assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "cut" / "fast")))
 
 
+TWICE = """
+import sys
+import keras, numpy as np
+from penstock.adapters.save.keras import TieredBackupAndRestore
+from penstock.errors import SaveError
+from penstock.save import Checkpointer
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyboardInterrupt
+
+x, seen = np.ones((8, 3), "float32"), []
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for more in ([Interrupt()], []):
+    backup = TieredBackupAndRestore(sys.argv[1])
+    seen.append(backup)  # as a notebook keeps what it has shown
+    try:
+        history = model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[backup, *more])
+    except KeyboardInterrupt:
+        pass
+print("epochs", history.epoch)
+Checkpointer(sys.argv[1]).close()
+"""
+
+
+@pytest.mark.slow
+def test_kerass_fit_begins_again_in_the_process_where_it_was_interrupted(tmp_path: Path) -> None:
+    for module in ("keras", "torch"):
+        if find_spec(module) is None:
+            pytest.skip(f"needs {module}: make test installs it")
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, tmp_path], capture_output=True, text=True, timeout=240,
+        env=os.environ | {"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "epochs [1, 2]" in done.stdout
+
+
 def test_a_full_disk_is_said_through_dcp_and_another_job_is_refused(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="DCP is torch's")
     import torch.distributed.checkpoint as dcp

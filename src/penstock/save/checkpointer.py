@@ -17,6 +17,7 @@ which is whole and how it gets to the slow tier are known elsewhere in this fold
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,11 +53,12 @@ from penstock.save.snapshot import (
 from penstock.save.tiered import Chosen, Tiers, content_at, drain_beside, from_text, to_text
 from penstock.save.writer import Job, Writer
 
-__all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save"]
+__all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]
 
 AnyPath = str | os.PathLike[str]
 
 ON_ERROR = ("raise", "warn")
+MOST_STEP = 1 << 62
 GROWTH = 1.05  # from one save to the next, at most
 LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
@@ -195,6 +198,8 @@ class Checkpointer:
             raise SaveError(
                 f"on_full is one of {', '.join(ON_FULL)} and on_error one of {', '.join(ON_ERROR)}"
             )
+        if keep is not None and not isinstance(keep, Keep):
+            raise SaveError(f"keep={keep!r}: say how many stay where, as keep=Keep(fast=2, last=3)")
         self._tiers = Tiers.of(fast, slow)
         self._keep = keep or Keep()
         self._is_pruning = keep is not None or self._tiers.has_both
@@ -205,6 +210,7 @@ class Checkpointer:
             raise SaveError(f"on_full={on_full!r} is for one rank: many would not agree; say wait")
         self._rank_timeout_s, self._drain_timeout_s = rank_timeout_s, drain_timeout_s
         self._progress = progress
+        self._refuse_second()
         self._token = self._world.token()
         self._ready_tiers()
         self._snapshot: TorchSnapshot | ArraySnapshot | None = None
@@ -220,9 +226,11 @@ class Checkpointer:
         self._failed: PenstockError | None = None
         self._free = threading.Event()  # the arena is nobody's
         self._free.set()
-        self._queue: queue.Queue[tuple[int, _Going] | None] = queue.Queue()
+        # A save under way holds us, the thread between two saves does not: what a program has lost
+        # sight of is closed.  None: no more saves.
+        self._queue: queue.SimpleQueue[_Wanted | Checkpointer | None] = queue.SimpleQueue()
         self._pending: list[tuple[int, _Going]] = []  # local, and not durable yet
-        self._is_closed = False
+        self._is_closed = self._is_abandoned = False
         self._last_local_unix_s = 0.0
         self._idle_unix_ns = 0  # the drain's first word of this kind since it had work
         self._begin_unix_s = time.time()
@@ -237,11 +245,35 @@ class Checkpointer:
             fast=self._tiers.root,
             slow=self._tiers.slow.url if self._tiers.has_both and self._tiers.slow else None,
         )
-        self._thread = threading.Thread(target=self._follow, name="penstock-save", daemon=True)
+        self._place = _Place(os.getpid(), self._where(), weakref.ref(self))
+        self._thread = threading.Thread(
+            target=_follow, args=(self._place, self._queue), name="penstock-save", daemon=True
+        )
         self._thread.start()
         self._forget_steps = _watch_steps(self)
-        # A program that forgets to close() still gets its last save onto the disk.
-        atexit.register(self._close_at_exit)
+        _places.append(self._place)
+        # A program that forgets to close() still gets its last save onto the disk; and does so
+        # before what was imported by now ends.
+        atexit.unregister(_close_at_exit)
+        atexit.register(_close_at_exit)
+
+    def _where(self) -> tuple[str, int]:
+        return os.path.realpath(self._tiers.root), self._world.rank
+
+    def _refuse_second(self) -> None:
+        """The first one's writer would hold the folder for as long as it is not closed."""
+        where = self._where()
+        if opened(*where) is not None:
+            for place in _places_at(*where):
+                place.is_idle.wait(CLOSE_WRITER_S)
+            gc.collect()  # what nobody can reach any more, but itself, is as good as closed
+        if opened(*where) is not None:
+            raise SaveError(
+                f"{self._tiers.root}: a Checkpointer of this process has this folder: close() the "
+                "first (as before a cell of a notebook is run again), or go on with it"
+            )
+        for place in _places_at(*where):
+            place.is_closed.wait(CLOSE_WRITER_S)
 
     def _ready_tiers(self) -> None:
         """Rank 0 makes the folders; then all have to see them."""
@@ -304,8 +336,7 @@ class Checkpointer:
         """
         begin_s = time.perf_counter()
         self._is_open()
-        if int(step) < 0:
-            raise SaveError(f"step {step}: steps are 0 or more; nothing else would be found again")
+        step = _whole_step(step)
         if not state and self._world.size == 1:
             raise SaveError(f"step {step}: the state is empty: there is nothing to save")
         if self._failed is not None:
@@ -317,7 +348,7 @@ class Checkpointer:
         number = self._n_saves
         self._n_saves += 1
         going = _Going(handle, Save(int(step), time.time()), begin_s)
-        going.metrics = {str(key): float(value) for key, value in (metrics or {}).items()}
+        going.metrics = _numbers(metrics)
         span = recorder.begin("checkpoint", number)
         try:
             self._begin(number, going, state or {})
@@ -365,7 +396,8 @@ class Checkpointer:
         )
         self._know(number, going.save)
         self._free.clear()
-        self._queue.put((number, going))
+        self._place.is_idle.clear()
+        self._queue.put(_Wanted(number, going, self))
 
     def _wait_for_arena(self) -> bool:
         """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
@@ -440,31 +472,27 @@ class Checkpointer:
 
     # In the background
 
-    def _follow(self) -> None:
-        """One save after another: pickle, hand over, wait; between them, what became durable."""
-        while True:
-            try:
-                idle_s = LOOK_S if self._pending else TEND_S if self._drain is not None else None
-                wanted = self._queue.get(timeout=idle_s)
-            except queue.Empty:
-                self._tend_drain()
-                self._look_for_durable()
-                continue
-            if wanted is None:
-                return
-            number, going = wanted
-            try:
-                self._write(number, going)
-            except PenstockError as error:
-                self._fail(number, going, error)
-            except Exception as error:
-                self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
-            finally:
-                self._free.set()
-            self._note_costs()  # of those before, beside whose writing steps have ended
-            self._prune()  # which may read: the next save does not wait for that
-            self._tend_drain()
-            self._look_for_durable()
+    def _look(self) -> None:
+        self._tend_drain()
+        self._look_for_durable()
+
+    def _idle_s(self) -> float | None:
+        """How long nothing needs to be looked at; None: until the next save."""
+        return LOOK_S if self._pending else TEND_S if self._drain is not None else None
+
+    def _do(self, number: int, going: _Going) -> None:
+        """One save: pickle, hand over, wait; then what became durable."""
+        try:
+            self._write(number, going)
+        except PenstockError as error:
+            self._fail(number, going, error)
+        except Exception as error:
+            self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
+        finally:
+            self._free.set()
+        self._note_costs()  # of those before, beside whose writing steps have ended
+        self._prune()  # which may read: the next save does not wait for that
+        self._look()
 
     def _tend_drain(self) -> None:
         """A drain that was killed, or gave up, is said and started again, ever less often."""
@@ -752,13 +780,21 @@ class Checkpointer:
         if self._is_closed:
             return
         self._is_closed = True
-        atexit.unregister(self._close_at_exit)
+        try:
+            self._close()
+        finally:
+            self._place.is_closed.set()
+            with suppress(ValueError):
+                _places.remove(self._place)
+
+    def _close(self) -> None:
         self._forget_steps()
         self._await_arena()
         if self._drain is not None or self._pending:
             self.wait(self._drain_timeout_s)
-        self._queue.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._queue.put(None)
+            self._thread.join()
         self._note_costs()
         self._note_life(end_unix_ns=time.time_ns(), pending=len(self._pending))
         if self._writer is not None:
@@ -773,9 +809,17 @@ class Checkpointer:
                 SaveError(f"step {going.handle.step}: closed before it was on the slow tier")
             )
 
-    def _close_at_exit(self) -> None:
+    def _abandon(self) -> None:
+        """Nobody waits for what is staged but the disk."""
         self._drain_timeout_s = 0.0
         self.close()
+
+    def __del__(self) -> None:
+        # Wherever the collector runs, locks may be held: the thread closes what it finds here.
+        place = getattr(self, "_place", None)  # none: its making has failed
+        if place is not None and not self._is_closed and place.pid == os.getpid():
+            self._is_abandoned = True
+            self._queue.put(self)
 
     def _is_open(self) -> None:
         if self._is_closed:
@@ -790,6 +834,104 @@ class Checkpointer:
                 0.0  # the program is failing: what is staged is written, no more
             )
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A save that is to be written."""
+
+    number: int
+    going: _Going
+    of: Checkpointer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a Checkpointer saves to, for as long as it is not closed.  pid: a forked child has the
+    parent's objects, and none of what belongs to them."""
+
+    pid: int
+    where: tuple[str, int]  # the folder, the rank
+    target: weakref.ref[Checkpointer]
+    is_idle: threading.Event = field(default_factory=threading.Event)  # no save holds it
+    is_closed: threading.Event = field(default_factory=threading.Event)
+
+
+_places: list[_Place] = []
+
+
+def _places_at(root: str, rank: int) -> list[_Place]:
+    wanted = (os.getpid(), (root, rank))
+    return [place for place in list(_places) if (place.pid, place.where) == wanted]
+
+
+def opened(root: AnyPath, rank: int = 0) -> Checkpointer | None:
+    """The Checkpointer of this process that saves to this folder, and is not closed."""
+    for place in _places_at(os.path.realpath(root), rank):
+        found = place.target()
+        if found is not None and not found._is_closed and not found._is_abandoned:
+            return found
+    return None
+
+
+def _close_at_exit() -> None:
+    for place in [one for one in _places if one.pid == os.getpid()]:
+        found = place.target()
+        if found is not None and not found._is_closed and not found._is_abandoned:
+            found._abandon()
+        else:
+            place.is_closed.wait(CLOSE_WRITER_S)
+
+
+def _follow(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
+    """One save after another, and between them what became durable."""
+    idle_s: float | None = TEND_S
+    while True:
+        if wanted.empty():
+            place.is_idle.set()
+        try:
+            one = wanted.get(timeout=idle_s)
+        except queue.Empty:
+            ours = place.target()
+            if ours is not None:
+                ours._look()
+                idle_s = ours._idle_s()
+            del ours
+            continue
+        if one is None:
+            return
+        if isinstance(one, Checkpointer):
+            place.is_idle.set()
+            one._abandon()
+            return
+        one.of._do(one.number, one.going)
+        idle_s = one.of._idle_s()
+        del one
+
+
+def _whole_step(step: Any) -> int:
+    """Raises SaveError."""
+    try:
+        whole = int(step)
+        is_whole = whole == step
+    except (TypeError, ValueError, OverflowError):
+        whole, is_whole = -1, False
+    if not is_whole or not 0 <= whole < MOST_STEP:
+        raise SaveError(
+            f"step {step!r}: steps are 0 or more, whole numbers below 2**62; nothing else would "
+            "be found again"
+        )
+    return whole
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    """Raises SaveError."""
+    try:
+        return {str(key): float(value) for key, value in dict(metrics or {}).items()}
+    except (TypeError, ValueError):
+        raise SaveError(
+            f"metrics={metrics!r}: numbers by name, as metrics={{'loss': 0.3}}"
+        ) from None
 
 
 def _nothing(tiers: Tiers, chosen: Chosen) -> str:

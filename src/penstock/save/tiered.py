@@ -259,7 +259,8 @@ def rate_bps(text: str | None) -> float | None:
     """ "300MB/s" in bytes a second; None for no limit.  Raises SaveError."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B/s\s*", text)
+    is_text = isinstance(text, str)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B/s\s*", text) if is_text else None
     if not found or not float(found[1]):
         raise SaveError(f"{text!r} is no rate; say one such as 300MB/s, or None for no limit")
     base = 1024.0 if found[3] else 1000.0

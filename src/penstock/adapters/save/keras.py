@@ -9,17 +9,20 @@ in memory, in another process, on any backend.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import keras
 
 from penstock.errors import SaveError
-from penstock.save.checkpointer import Checkpointer
+from penstock.save.checkpointer import Checkpointer, opened
 from penstock.save.retention import Keep
 
 __all__ = ["TieredBackupAndRestore"]
 
 AnyPath = str | os.PathLike[str]
+
+_ours: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
 class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  # not type-checked here
@@ -66,7 +69,12 @@ class TieredBackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]  #
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         fast, slow = self._places
+        # Of a fit() that was interrupted, Keras calls no on_train_end.
+        earlier = opened(slow if fast is None else fast)
+        if earlier is not None and earlier in _ours:
+            earlier.close()
         self._checkpointer = Checkpointer(fast, slow, keep=self._keep, **self._options)
+        _ours.add(self._checkpointer)
         found = self._state()
         self._checkpointer.restore(found, default=0)
         if self._checkpointer.restored is None or self._checkpointer.restored.path is None:
