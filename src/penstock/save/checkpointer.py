@@ -194,12 +194,7 @@ class Checkpointer:
         drain_timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        if on_full not in ON_FULL or on_error not in ON_ERROR:
-            raise SaveError(
-                f"on_full is one of {', '.join(ON_FULL)} and on_error one of {', '.join(ON_ERROR)}"
-            )
-        if keep is not None and not isinstance(keep, Keep):
-            raise SaveError(f"keep={keep!r}: say how many stay where, as keep=Keep(fast=2, last=3)")
+        _refuse_wrong(keep, on_full, on_error)
         self._tiers = Tiers.of(fast, slow)
         self._keep = keep or Keep()
         self._is_pruning = keep is not None or self._tiers.has_both
@@ -245,6 +240,10 @@ class Checkpointer:
             fast=self._tiers.root,
             slow=self._tiers.slow.url if self._tiers.has_both and self._tiers.slow else None,
         )
+        self._settle()
+
+    def _settle(self) -> None:
+        """The thread that follows saves, and what finds this object without keeping it."""
         self._place = _Place(os.getpid(), self._where(), weakref.ref(self))
         self._thread = threading.Thread(
             target=_follow, args=(self._place, self._queue), name="penstock-save", daemon=True
@@ -907,6 +906,16 @@ def _follow(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | No
         one.of._do(one.number, one.going)
         idle_s = one.of._idle_s()
         del one
+
+
+def _refuse_wrong(keep: Any, on_full: str, on_error: str) -> None:
+    """Raises SaveError."""
+    if on_full not in ON_FULL or on_error not in ON_ERROR:
+        raise SaveError(
+            f"on_full is one of {', '.join(ON_FULL)} and on_error one of {', '.join(ON_ERROR)}"
+        )
+    if keep is not None and not isinstance(keep, Keep):
+        raise SaveError(f"keep={keep!r}: say how many stay where, as keep=Keep(fast=2, last=3)")
 
 
 def _whole_step(step: Any) -> int:
