@@ -94,13 +94,18 @@ class Synthetic:
         path_class: str = "data",
         kind: str = "regular",
         size: int | None = None,
+        inode: int | None = None,
+        tier: str | None = None,
     ) -> int:
-        if path not in self.files:
-            self.files[path] = len(self.files) + 1
+        """tier: its copy there, which is another file."""
+        key = path if tier is None else f"{tier}:{path}"
+        if key not in self.files:
+            number = self.files[key] = len(self.files) + 1
             self.rows["files"].append(
-                (self.files[path], path, path, path_class, kind, 1, self.files[path], None, size)
+                (number, path, path, path_class, kind, 1 if tier is None else 2)
+                + (inode or number, tier, size)
             )
-        return self.files[path]
+        return self.files[key]
 
     def call(
         self,
@@ -115,9 +120,10 @@ class Synthetic:
         thread: int = 1,
         errno: int = 0,
         offset: int | None = None,
+        tier: str | None = None,
     ) -> None:
         self.rows["events/00000"].append(
-            (process, thread, NUMBERS[op], errno, self.file(path), None, start)
+            (process, thread, NUMBERS[op], errno, self.file(path, tier=tier), None, start)
             + (None if end is None else end - start, offset, moved if asked is None else asked)
             + (moved, None, None)
         )

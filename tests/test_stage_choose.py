@@ -558,6 +558,95 @@ def test_a_plan_fits_beside_what_is_staged_and_keeps_what_is_its_own(
         copy(tier, [Wanted(str(paths[5]))])
 
 
+def served_run(tier: str = "fast") -> Synthetic:
+    """Reads a from a copy, b where it lies, c from both."""
+    run = Synthetic()
+    run.process(end=400 * MS)
+    run.note("tier", tier)
+    for name in ("b", "c"):
+        run.file(f"/data/{name}", size=2 * MIB)
+    for name in ("a", "c"):
+        run.file(f"/data/{name}", size=2 * MIB, tier=tier)
+    for number in range(5):
+        first = number * 60 * MS
+        for at, name, on in ((0, "a", tier), (10, "b", None), (30, "c", tier), (40, "c", None)):
+            begun = first + at * MS
+            run.call("read", begun, begun + 9 * MS, path=f"/data/{name}", moved=2 * MIB, tier=on)
+        run.wait(first, first + 50 * MS, number)
+        run.step(first + 50 * MS, first + 60 * MS, number)
+    return run
+
+
+def test_what_was_read_from_a_copy_that_is_gone_has_no_gain_that_is_known(tier: Tier) -> None:
+    known = evidence_of(served_run())
+    assert sorted(zip(known.paths, known.served_by, strict=True), key=str) == [
+        ("/data/a", "fast"), ("/data/b", None), ("/data/c", "fast"), ("/data/c", None),
+    ]  # fmt: skip
+    made = plans.plan("run", known, tier)
+    assert [one.path for one in made.wanted] in (["/data/b", "/data/c"], ["/data/c", "/data/b"])
+    assert (made.files, made.all_files, made.all_bytes) == (2, 3, 6 * MIB)
+    # Of four waits 9 ms each for b and for c itself; nothing of what the copies took.
+    assert made.gain_s == pytest.approx(2 * 4 * 0.009, rel=0.1)
+    assert any("1 file read from copies that fast does not hold any more" in n for n in made.notes)
+    assert any("1 file read in part from copies" in note for note in made.notes)
+    assert not any("same device" in note for note in made.notes)
+    # For another tier the time on this one is known, and what is left of it.
+    slow_tier = replace(tier, name="other")
+    made = plans.plan("run", known, slow_tier)
+    assert made.files == 3
+    assert any("read from copies on fast: their gain is against" in note for note in made.notes)
+
+
+def test_copies_that_are_there_stay_in_each_choice_and_use_the_budget(
+    tier: Tier, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(bytes(2 * MIB))
+    copy(tier, [Wanted(str(paths[0]))])
+    known = evidence([2 * MIB] * 3, [0.1, 0.5, 0.4], paths=tuple(map(str, paths)))
+    known = replace(known, served_by=("fast", None, None))
+    known.device[0] = tier.path.stat().st_dev
+    for policy in POLICIES:
+        made = plans.plan("run", known, tier, policy=policy, budget_bytes=4 * MIB)
+        assert str(paths[0]) in {one.path for one in made.wanted}
+        n_files = 1 if policy == "directory" else 2  # the whole folder does not fit
+        assert (made.files, made.size_bytes) == (n_files, n_files * 2 * MIB)
+        assert made.gain_s <= 0.25  # half of the time in calls of one other file
+    made = plans.plan("run", known, tier, budget_bytes=2 * MIB)
+    assert ([one.path for one in made.wanted], made.gain_s) == ([str(paths[0])], 0.0)
+    said = [note for note in made.notes if "the budget is used up" in note]
+    assert said == ["the budget is used up, all of it, by what is held: none of 2 other files fits"]
+    assert any("1 file read from copies on fast, which stay" in note for note in made.notes)
+    assert not any("same device" in note or "larger than" in note for note in made.notes)
+
+
+def test_a_file_with_several_names_is_one_and_stored_once(tier: Tier, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(6 * MIB))
+    os.link(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "c").symlink_to("a")
+    run = Synthetic()
+    run.process(end=200 * MS)
+    for number, name in enumerate("abcd"):
+        path = f"{tmp_path}/{name}"
+        run.file(path, size=6 * MIB, inode=7 if name < "d" else 8)
+        first = number * 40 * MS
+        run.call("open", first, first + MS, path=path)
+        run.call("read", first + MS, first + 20 * MS, path=path, moved=6 * MIB)
+        run.wait(first, first + 20 * MS, number)
+        run.step(first + 20 * MS, first + 40 * MS, number)
+    known = evidence_of(run)
+    assert (len(known), known.opens.tolist()) == (2, [3.0, 1.0])
+    made = plans.plan("run", known, tier, budget_bytes=7 * MIB)
+    assert (made.files, made.all_files, made.size_bytes) == (1, 2, 6 * MIB)
+    assert [Path(one.path).name for one in made.wanted] == ["a", "b", "c"]
+    copied = copy(tier, made.wanted)
+    assert (copied.copied, copied.copied_bytes) == (1, 6 * MIB)
+    again = plans.plan("run", known, tier, budget_bytes=7 * MIB)
+    assert again.files == 1
+    assert any("6.29 MB of them this run's" in note for note in again.notes)
+
+
 def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     bare = registry.add("bare", tmp_path / "bare")

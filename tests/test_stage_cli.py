@@ -112,8 +112,21 @@ def test_a_plan_for_another_device_is_copied_in_its_order(
         assert "random" in shown
         copied = say("stage", "copy", "plan.jsonl", "--to", "memory", "--json").stdout
         assert json.loads(copied)["copied"] == 4
+        # A run that read copies does not tell what they bring; those that are there stay.
+        say("run", "-q", "-o", "again", "--staged", "memory", sys.executable, program)
+        asked = ("stage", "plan", "again", "--to", "memory", "--json")
+        held = json.loads(say(*asked, "--budget", "250KB").stdout)
+        assert (held["files"], held["size_bytes"], held["gain_s"]) == (4, 200_000, 0.0)
+        assert any("4 files read from copies on memory, which" in note for note in held["notes"])
+        assert any("none of 4 other files fits" in note for note in held["notes"])
+        assert not any("same device" in note for note in held["notes"])
+        assert json.loads(say(*asked).stdout)["files"] == 8
         assert json.loads(say("tiers", "list", "--json").stdout)[1]["name"] == "memory"
         assert "200 kB" in say("tiers", "list").stdout
+        assert "copies of 4 files removed" in say("stage", "evict", "memory").stdout
+        gone = json.loads(say(*asked).stdout)
+        assert (gone["files"], gone["all_files"]) == (4, 8)
+        assert any("4 files read from copies that memory does not" in n for n in gone["notes"])
     finally:
         subprocess.run(["rm", "-rf", folder], check=True)
 

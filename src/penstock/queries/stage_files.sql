@@ -7,7 +7,8 @@
 --   open_s        the time of its opens
 --   is_asked      the run asked for it by path (stat, access) at most a minute before it first opened
 --                 it: what a client keeps of a file's attributes is there when it is opened
---   is_served     it was read from its copy on a tier: device and times are the tier's
+--   inode         st_ino when recorded: names of one file (links) have one; 0: not known
+--   served_from   the tier whose copy was read, device, inode and times are that tier's; NULL: itself
 --   mapped_bytes  the longest mapping of it; 0: read by calls
 WITH mapped AS (
     SELECT c.file, max(c.asked_bytes) AS bytes, count(*) AS calls
@@ -72,6 +73,7 @@ SELECT
     c.path,
     f.resolved_path,
     coalesce(f.device, 0) AS device,
+    coalesce(f.inode, 0) AS inode,
     coalesce(c.size_bytes, 0) AS size_bytes,
     CAST(c.opens AS DOUBLE) AS opens,
     CAST(coalesce(g.reads, 0) AS DOUBLE) AS reads,
@@ -89,7 +91,7 @@ SELECT
     CAST(c.mapped_bytes AS DOUBLE) AS mapped_bytes,
     CAST(coalesce(w.s, 0) AS DOUBLE) AS open_s,
     c.file IN (SELECT file FROM asked) AS is_asked,
-    f.served_from IS NOT NULL AS is_served
+    f.served_from
 FROM chosen AS c
 CROSS JOIN faults
 LEFT JOIN files AS f ON f.file = c.file

@@ -3,6 +3,7 @@ of a run; judges nothing and reads no file of the run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +64,8 @@ class Batches:
 class Evidence:
     """The files of a run that were read and not written: columns of one length.
 
+    A file with several names (links) is one; one that was read from a copy and from itself is two.
+
     device: st_dev when recorded.  opens, reads, read_bytes, time_s: of the whole run.  blocking_s:
     the part of time_s in which the step loop was blocked.  is_mapped: read through memory.
     open_s: the part of time_s in opens.  is_asked: stat or access came shortly before the open.
@@ -70,6 +73,9 @@ class Evidence:
     was seen.
     levels: bandwidth by reads under way.  batches: None where no worker fetched.  check_s: what it
     costs at each open of a staged file to see that its source is unchanged.
+    served_by: the tier whose copy was read, so that device and times are that tier's; None: itself;
+    empty: all were.  names: the further paths of a file, by its number.  is_gainless: a copy on the
+    tier that is planned for would change nothing, see plan.
     """
 
     paths: tuple[str, ...]
@@ -90,6 +96,9 @@ class Evidence:
     batches: Batches | None = None
     epochs: int = 1
     check_s: float | Array = 0.0
+    served_by: tuple[str | None, ...] = ()
+    names: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    is_gainless: bool | Array = False
     notes: tuple[str, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -101,11 +110,11 @@ def evidence_of(run: Tables) -> Evidence:
     with run.connection.cursor() as engine:
         prepare(engine, _QUERIES)
         _see_mounts(engine)
-        files = _columns(engine, "stage_files")
+        files, numbers, names = _by_file(_columns(engine, "stage_files"))
         training = _columns(engine, "training")
         levels = _levels(engine)
         epochs = _columns(engine, "epochs")
-        batches = _batches(engine, files["file"])
+        batches = _batches(engine, *numbers)
     wait_s, wall_s = _only(training, "data_wait_s"), _only(training, "wall_s")
     notes = []
     if not len(files["file"]):
@@ -131,8 +140,47 @@ def evidence_of(run: Tables) -> Evidence:
         levels,
         batches,
         max(1, len(_plain(epochs["epoch"]))),
+        served_by=tuple(_objects(files["served_from"])),
+        names=names,
         notes=tuple(notes),
     )
+
+
+_SUMMED = ("opens", "reads", "read_bytes", "time_s", "blocking_s", "open_s")
+
+
+def _by_file(
+    told: dict[str, Array],
+) -> tuple[dict[str, Array], tuple[Array, Array], dict[int, tuple[str, ...]]]:
+    """Columns of one row a file, whatever its names; file numbers and their rows; further names.
+
+    One file has one device, inode and size: an inode is used again once its file is removed.
+    """
+    told = {name: _plain(column) if name in _SUMMED else column for name, column in told.items()}
+    number = _plain(told["file"])
+    keys = [_plain(told[name]).astype(np.int64) for name in ("size_bytes", "device", "inode")]
+    place = np.arange(len(number))
+    inodes = np.sort(keys[2][keys[2] != 0])
+    if not (inodes[1:] == inodes[:-1]).any():
+        return told, (number, place), {}
+    order = np.lexsort(keys)  # stable: of equal rows the first stays first
+    is_other = np.ones(len(order), bool)
+    is_other[1:] = (keys[2][order[1:]] == 0) | np.any(
+        [key[order[1:]] != key[order[:-1]] for key in keys], axis=0
+    )
+    first = np.empty_like(place)
+    first[order] = order[is_other][np.cumsum(is_other) - 1]
+    is_kept = first == place
+    row = (np.cumsum(is_kept) - 1)[first]
+    names: dict[int, tuple[str, ...]] = {}
+    for again in np.flatnonzero(~is_kept).tolist():
+        names[int(row[again])] = (*names.get(int(row[again]), ()), str(told["path"][again]))
+    merged = {name: column[is_kept] for name, column in told.items()}
+    for name in _SUMMED:
+        merged[name] = np.bincount(row, told[name])
+    for name in ("is_asked", "mapped_bytes"):
+        merged[name] = np.bincount(row, _plain(told[name])) > 0
+    return merged, (number, row), names
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +251,8 @@ def _only(columns: dict[str, Array], name: str) -> float | None:
     return None if not values or values[0] is None else float(values[0])
 
 
-def _batches(engine: duckdb.DuckDBPyConnection, files: Array) -> Batches | None:
+def _batches(engine: duckdb.DuckDBPyConnection, files: Array, row: Array) -> Batches | None:
+    """files: their numbers in the tables, in order; row: the row of each."""
     told = {name: _plain(column) for name, column in _columns(engine, "stage_batches").items()}
     if not len(told["pass"]):
         return None
@@ -231,7 +280,7 @@ def _batches(engine: duckdb.DuckDBPyConnection, files: Array) -> Batches | None:
         told["got_ns"] / 1e9,
         told["in_wall"].astype(bool),
         batch[is_known],
-        file[is_known],
+        row[file[is_known]],
         reads["ns"][is_known] / 1e9,
     )
 

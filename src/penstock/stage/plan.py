@@ -103,9 +103,10 @@ class Plan:
     """gain_s: data wait that is expected to be gone, of wait_s in wall_s (None: not measured).
 
     how: remade or summed, see Prediction.  of_best: at least this share of what any choice could
-    reach.  files, size_bytes: chosen; all_files, all_bytes: what the run read.  copy_s,
-    copy_least_s: of those that are not there yet, at most and at least, see Duration; None: not
-    known.  wanted: the files, by gain per byte.
+    reach.  files, size_bytes: chosen, with those of the run that are there and stay; all_files,
+    all_bytes: what the run read.  copy_s, copy_least_s: of those that are not there yet, at most
+    and at least, see Duration; None: not known.  wanted: the files, by gain per byte, each under
+    all names by which the run opened it.
     """
 
     run: str
@@ -152,13 +153,17 @@ def plan(
         raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
     tell = progress or (lambda what, share: None)
     notes = list(evidence.notes)
-    size = stored_bytes(np.maximum(evidence.size_bytes, 0))
-    budget, is_held = _budget(tier, budget_bytes, evidence, notes)
+    is_twin, is_here = _served(evidence, tier)
+    n_files = len(evidence) - int(is_twin.sum())
+    evidence = _with_gainless(evidence, tier, is_twin, is_here, notes)
+    size = stored_bytes(evidence.size_bytes)
+    budget, is_held = _budget(tier, budget_bytes, evidence, is_twin, notes)
     size = np.where(is_held, 0, size)  # a copy that is there takes no more room
+    _say_served(evidence, is_twin, is_here, is_held, tier, notes)
     tell("asking files", 0.05)
     evidence = replace(evidence, check_s=_check_s(evidence, notes))
     tell("weighing files", 0.1)
-    is_fit = _fit(evidence, tier, size, budget, notes)
+    is_fit = _fit(evidence, size, budget, is_held, notes)
     size = np.where(is_fit, size, budget + 1)
     known = expected(evidence, tier.costs)
     predictor = Predictor(known)
@@ -166,6 +171,7 @@ def plan(
 
     def by(policy: str, weighed: _Weighed) -> _Found:
         choice = choose(evidence, weighed.value, size, budget, policy, order=weighed.order)
+        choice = replace(choice, is_chosen=choice.is_chosen | is_held)  # what is there stays
         return _Found(choice, predictor.predict(choice.is_chosen), weighed)
 
     weighed = []
@@ -176,23 +182,100 @@ def plan(
     others = {other: by(other, ours.weighed) for other in POLICIES if other != policy}
     if policy == "gain":
         ours = _or_small(ours, others["small"], notes)
-        ours = _exchanged(size, budget, predictor, ours, notes)
+        ours = _exchanged(size, budget, predictor, ours, is_held, notes)
     _say_how(ours.expected, predictor, notes)
     value, order = ours.weighed.value, ours.weighed.order
     curve = _curve(predictor, value, size, order, tell)
     chosen = order[ours.choice.is_chosen[order]]
-    if not len(chosen):
+    if not len(chosen) and not np.all(evidence.is_gainless):
         notes.append("nothing is worth staging: no file's reads were waited for")
     total = int(evidence.size_bytes[chosen].sum())
     copying = duration(evidence, ours.choice.is_chosen & ~is_held, tier, slow_bps)
     return Plan(
-        run, tier.name, policy, budget, len(chosen), total, len(evidence),
+        run, tier.name, policy, budget, len(chosen), total, n_files,
         int(evidence.size_bytes.sum()), ours.expected.gain_s, ours.expected.how, ours.expected.off,
         ours.choice.of_best, evidence.wait_s, evidence.wall_s, evidence.epochs,
         copying.least_s if copying else None, copying.most_s if copying else None, tuple(curve),
         tuple(_compared(name, evidence, one) for name, one in others.items()), tuple(notes),
-        Files([_real_path(evidence.paths[place]) for place in chosen.tolist()], value[chosen]),
+        _files(evidence, chosen, value[chosen]),
     )  # fmt: skip
+
+
+def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
+    """Under all their names: opens are served by the name that they use."""
+    paths = [_real_path(evidence.paths[place]) for place in chosen.tolist()]
+    if evidence.names:
+        more = [evidence.names.get(place, ()) for place in chosen.tolist()]
+        counts = np.array([1 + len(names) for names in more], np.int64)
+        paths = [
+            path
+            for first, names in zip(paths, more, strict=True)
+            for path in (first, *map(_real_path, names))
+        ]
+        # What a file brings is told once.
+        each_s = np.zeros(len(paths))
+        each_s[np.cumsum(counts) - counts] = gain_s
+        gain_s = each_s
+    return Files(paths, gain_s)
+
+
+def _served(evidence: Evidence, tier: Tier) -> tuple[Array, Array]:
+    """Which rows are of a copy whose file has a row of its own; which other ones of this tier's."""
+    none = np.zeros(len(evidence), bool)
+    if not any(evidence.served_by):
+        return none, none
+    is_served = np.array([one is not None for one in evidence.served_by])
+    pairs = list(zip(evidence.paths, is_served.tolist(), strict=True))
+    themselves = {path for path, is_copy in pairs if not is_copy}
+    is_twin = np.array([is_copy and path in themselves for path, is_copy in pairs])
+    is_here = np.array([one == tier.name for one in evidence.served_by])
+    return is_twin, is_here & ~is_twin
+
+
+def _with_gainless(
+    evidence: Evidence, tier: Tier, is_twin: Array, is_here: Array, notes: list[str]
+) -> Evidence:
+    """Of which files a copy changes nothing: they lie on its device, or it was read already."""
+    is_same = (evidence.device == tiers.device_of(tier.path)) & ~is_here & ~is_twin
+    if is_same.any():
+        notes.append(
+            f"{count(int(is_same.sum()), 'file')} on the same device as {tier.name}: no gain"
+        )
+    size = np.where(is_twin, 0, np.maximum(evidence.size_bytes, 0))
+    return replace(evidence, size_bytes=size, is_gainless=is_same | is_here | is_twin)
+
+
+def _say_served(
+    evidence: Evidence,
+    is_twin: Array,
+    is_here: Array,
+    is_held: Array,
+    tier: Tier,
+    notes: list[str],
+) -> None:
+    """What a run that read copies does not tell of their files."""
+    stays, gone = int((is_here & is_held).sum()), int((is_here & ~is_held).sum())
+    if stays:
+        notes.append(
+            f"{count(stays, 'file')} read from copies on {tier.name}, which stay: what they bring "
+            "is gone from this run's wait already, and counts as nothing here"
+        )
+    if gone:
+        notes.append(
+            f"{count(gone, 'file')} read from copies that {tier.name} does not hold any more: what "
+            "reading them where they lie costs this run does not tell; plan from a run that did"
+        )
+    others = {one for one in evidence.served_by if one not in (None, tier.name)}
+    if others:
+        notes.append(
+            f"some files were read from copies on {', '.join(map(str, sorted(others)))}: "
+            "their gain is against reading those"
+        )
+    if is_twin.any():
+        notes.append(
+            f"{count(int(is_twin.sum()), 'file')} read in part from copies: only what was read "
+            "from themselves counts"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +326,12 @@ def _instead(ours: _Found, is_chosen: Array) -> Choice:
 
 
 def _exchanged(
-    size: Array, budget: int, predictor: Predictor, ours: _Found, notes: list[str]
+    size: Array,
+    budget: int,
+    predictor: Predictor,
+    ours: _Found,
+    is_held: Array,
+    notes: list[str],
 ) -> _Found:
     """Ours with files exchanged, where the remade loader then waits less: what files bring together
     is not the sum of their worths.  Among thousands no single exchange shows."""
@@ -252,8 +340,13 @@ def _exchanged(
         return ours
     tries = min(TRIES, TRIED_BATCHES // len(evidence.batches))
     better, gain_s = exchanged(
-        ours.choice.is_chosen, size, budget, lambda one: predictor.predict(one).gain_s, tries
+        ours.choice.is_chosen,
+        size,
+        budget,
+        lambda one: predictor.predict(one | is_held).gain_s,
+        tries,
     )
+    better = better | is_held
     if gain_s <= ours.expected.gain_s * (1 + LEAST_MORE):
         return ours
     notes.append(
@@ -265,7 +358,7 @@ def _exchanged(
 
 
 def _budget(
-    tier: Tier, told: int | None, evidence: Evidence, notes: list[str]
+    tier: Tier, told: int | None, evidence: Evidence, is_twin: Array, notes: list[str]
 ) -> tuple[int, Array]:
     """What may be copied: what is told, within what the copies there leave of the capacity and what
     is free; and which of the run's files have a copy there."""
@@ -275,6 +368,9 @@ def _budget(
     if held:
         pairs = zip(evidence.paths, evidence.resolved, strict=True)
         is_held[:] = [path in held or resolved in held for path, resolved in pairs]
+        for place, names in evidence.names.items():
+            is_held[place] |= not held.keys().isdisjoint(names)
+        is_held &= ~is_twin
     taken = sum(int(stored_bytes(one.identity.size_bytes)) for one in entries)
     theirs = int(stored_bytes(evidence.size_bytes[is_held]).sum())
     room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES
@@ -298,22 +394,23 @@ def _budget(
     return max(0, budget), is_held
 
 
-def _fit(evidence: Evidence, tier: Tier, size: Array, budget: int, notes: list[str]) -> Array:
-    """Which files may be staged at all; says why others may not."""
-    device = tiers.device_of(tier.path)
-    is_same = evidence.device == device
-    is_large = size > budget
-    if is_same.any():
+def _fit(evidence: Evidence, size: Array, budget: int, is_held: Array, notes: list[str]) -> Array:
+    """Which files may be staged at all, with those that are; says why others may not."""
+    is_able = ~is_held & ~evidence.is_gainless
+    is_large = is_able & (size > budget)
+    n_large = int(is_large.sum())
+    if n_large and n_large == is_able.sum() and is_held.any():
+        left = f"but for {show(budget, 'B')}" if budget else "all of it"
         notes.append(
-            f"{count(int(is_same.sum()), 'file')} on the same device as {tier.name}: no gain"
+            f"the budget is used up, {left}, by what is held: none of {n_large:,} other files fits"
         )
-    if is_large.any():
+    elif n_large:
         largest = show(int(evidence.size_bytes[is_large].max()), "B")
         notes.append(
-            f"{count(int(is_large.sum()), 'file')} larger than the budget, up to {largest}: a file "
+            f"{count(n_large, 'file')} larger than the budget, up to {largest}: a file "
             "is staged whole"
         )
-    fit: Array = ~is_same & ~is_large
+    fit: Array = is_held | (is_able & ~is_large)
     return fit
 
 

@@ -180,7 +180,7 @@ def _kept(evidence: Evidence, time_s: Array, fast: Costs) -> Array:
     slow_s = np.where(evidence.is_mapped, evidence.blocking_s, time_s)
     fast_s = np.where(evidence.is_mapped, mapped_s, fast_s)
     share: Array = np.clip(fast_s / np.maximum(slow_s, 1e-12), 0.0, 1.0)
-    return share
+    return np.where(evidence.is_gainless, 1.0, share)
 
 
 class Predictor:
@@ -204,7 +204,9 @@ class Predictor:
         part = np.minimum(1.0, took_s / np.maximum(1e-12, evidence.time_s))
         usual = known.time_s * part / np.maximum(1e-12, took_s)
         self._usual_s = batches.file_s * usual[batches.file]
-        self._batch_bytes = float((evidence.read_bytes * part).sum())
+        is_slow = ~np.broadcast_to(evidence.is_gainless, len(evidence))  # others use the fast tier
+        self._is_slow = is_slow[batches.file]
+        self._batch_bytes = float((evidence.read_bytes * part)[is_slow].sum())
         self._is_in_batches &= ~evidence.is_mapped
         saved = np.where(self._is_in_batches, 1 - known.kept, 0.0)
         self._saved_s = self._usual_s * saved[batches.file]
@@ -229,7 +231,7 @@ class Predictor:
         saved_s = np.bincount(batches.batch, self._saved_s * is_moved, minlength=len(batches))
         after_s = self._pipeline.wait_s(np.maximum(0.0, self._fetch_s - saved_s))
         if len(evidence.levels) > 1:
-            is_slow = ~is_moved
+            is_slow = ~is_moved & self._is_slow
             slow_s = np.bincount(batches.batch, self._usual_s * is_slow, minlength=len(batches))
             under_way_s, relief = float(batches.file_s[is_slow].sum()), 1.0
             for _ in range(ROUNDS):
@@ -255,7 +257,7 @@ class Predictor:
         batches = self.evidence.batches
         assert batches is not None
         wall_s = self._pipeline.wall_s
-        before = float(batches.file_s.sum()) / wall_s
+        before = float(batches.file_s[self._is_slow].sum()) / wall_s
         now = slow_s / max(1e-9, wall_s - self._before_s + after_s)
         number, bps = np.array(levels).T
 

@@ -91,7 +91,7 @@ def find(
 
     Also says why others were left out, and how many for each reason.
     """
-    found: dict[tuple[int, int], Source] = {}
+    found: dict[Identity, Source] = {}
     skipped: dict[str, int] = {}
     folders: dict[str, str] = {}
     kinds: dict[int, str] = {}
@@ -102,7 +102,8 @@ def find(
         if why_not or status is None:
             count(skipped, why_not)
             continue
-        key = (status.st_dev, status.st_ino)
+        # Not by the inode alone: some FUSE file systems give one number to many files.
+        key = Identity.of(status)
         before = found.get(key)
         names = {want.path, path, *((before.path, *before.names) if before else ())}
         first = before.path if before else path
@@ -111,7 +112,7 @@ def find(
         kind = kinds[status.st_dev]
         found[key] = Source(
             first,
-            Identity.of(status),
+            key,
             tuple(sorted(names - {first})),
             want.gain_s + (before.gain_s if before else 0.0),
             kind not in FORGETFUL,
