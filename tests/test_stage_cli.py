@@ -85,6 +85,20 @@ def test_from_a_run_to_copies_that_are_verified_and_evicted(
     assert "copies of 6 files removed" in say("stage", "evict", "fast").stdout
 
 
+def test_what_cannot_be_copied_is_refused_before_anything_is_done(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    copy = ("stage", "copy", "data", "--to", "fast")
+    said = say(*copy, "--rank", "4", "--world-size", "4", status=2).stderr
+    assert "--rank 4 of --world-size 4: ranks count from 0 to one less" in said
+    said = say(*copy, "--mpi", "--rank", "1", status=2).stderr
+    assert "--mpi knows the rank" in said
+    said = say("stage", "copy", "dat", "--to", "fast", status=2).stderr
+    assert "dat: no run, plan, folder or file is there" in said
+    said = say("stage", "fill", "s3://bucket/a", "--to", "fast", status=2).stderr
+    assert "penstock stage copy s3://bucket/a --to fast" in said
+    assert not (tmp_path / "tier" / "staged").exists()
+
+
 @needs_library
 def test_a_plan_for_another_device_is_copied_in_its_order(
     say: Say, files: list[Path], tmp_path: Path

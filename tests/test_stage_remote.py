@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,22 @@ def test_what_is_in_a_store_is_copied_checked_and_not_copied_again(
     assert copy(tier, (), store=store).copied == 1
     assert copies(tier, store)["a.bin"] == b"of another size"
     assert (status(tier).orphans, status(tier).not_asked) == (0, 4)
+
+
+def test_a_server_that_refuses_is_named_with_what_to_look_at(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    refusing = open_store("memory://bucket/train")
+
+    def find(*told: Any, **more: Any) -> Any:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(refusing, "_fs", SimpleNamespace(find=find, invalidate_cache=lambda: None))
+    with pytest.raises(
+        TierError, match=r"memory://bucket/train: .*refused; nothing was copied: is"
+    ):
+        copy(tier, (), store=refusing)
 
 
 def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_mark(

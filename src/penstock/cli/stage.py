@@ -329,8 +329,12 @@ def stage_copy(
     from penstock.stage import copy as copying
     from penstock.stage.manifest import Place
 
-    if is_mpi and world_size > 1:
+    if is_mpi and (rank or world_size > 1):
         raise click.UsageError("--mpi knows the rank: leave out --rank and --world-size")
+    if rank >= world_size:
+        raise click.UsageError(
+            f"--rank {rank} of --world-size {world_size}: ranks count from 0 to one less"
+        )
     ranks = _ranks() if is_mpi else None
     there = tier_of(tier)
     store = None
@@ -389,7 +393,7 @@ def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[W
     if plans.is_plan(path):
         return plans.load(path)
     if not path.exists():
-        raise TierError(f"{what}: no run, plan or folder is there; a URL is copied, not filled")
+        raise TierError(f"{what}: no run, plan, folder or file is there; look at its name")
     return below(path)
 
 
@@ -465,6 +469,11 @@ def stage_fill(
     from penstock.registry import tier_of
     from penstock.stage.fill import Journal, fill, fill_following
 
+    what = what.removeprefix("file://")
+    if "://" in what:
+        raise click.UsageError(
+            f"{what}: no program opens a URL as a file; penstock stage copy {what} --to {tier}"
+        )
     there = tier_of(tier)
     if limit is None and not follow:
         limit = quarter(what)

@@ -74,6 +74,8 @@ def copy(
     Raises TierError: the tier is missing, read-only, too small for what is wanted, or became full;
     what was copied until then is valid and in the map.
     """
+    if not 0 <= rank < world_size:
+        raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
     begun_s = time.monotonic()
     place = Place(tier)
     place.make()
@@ -200,8 +202,6 @@ def _size_of(path: Path) -> int:
 
 def _share(sources: Sequence[Source], rank: int, world_size: int) -> list[Source]:
     """By the path alone, so that ranks which find different files still agree on who copies one."""
-    if not 0 <= rank < world_size:
-        raise TierError(f"rank {rank} of {world_size}: ranks count from 0 to one less")
     if world_size == 1:
         return list(sources)
     numbers = hashes([os.fsencode(source.path) for source in sources]) >> 17

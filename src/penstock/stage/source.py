@@ -161,10 +161,17 @@ def identity_in(told: "Found") -> Identity:
 
 
 def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]:
-    """The files in a store.  Raises TierError."""
+    """The files in a store.  Raises TierError, which says what to look at."""
     found: list[Source] = []
     skipped: dict[str, int] = {}
-    for told in store.list():
+    try:
+        listed = list(store.list())
+    except TierError as error:
+        raise TierError(
+            f"{error}; nothing was copied: is the server up, its address right, and are the "
+            "credentials for it?"
+        ) from error
+    for told in listed:
         source = Source(
             f"{store.url.rstrip('/')}/{told.name}",
             identity_in(told),
@@ -182,7 +189,7 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
         else:
             found.append(source)
     if not found and not skipped:
-        raise TierError(f"{store.url}: holds no file that can be seen")
+        raise TierError(f"{store.url}: holds no file that can be seen, or is no folder; look there")
     return found, skipped
 
 
