@@ -19,6 +19,8 @@ from bars import ROOT
 
 from penstock.bench import study
 from penstock.bench.cases import PAPER
+from penstock.bench.checkpoint import WAYS
+from penstock.bench.scale import RANKS
 from penstock.bench.study import Point, Read
 from penstock.words import per_cent, show
 
@@ -31,6 +33,19 @@ BEGIN = "<!-- measured: python benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
 INLINE = 16  # rows of a table that stands in the page itself
 BUSY = 0.5  # of the processors when a study began: what it measures may not be its own
+
+# Settings that are options by themselves: the option, what is usual, and its unit.
+NUMBERS = {
+    "seed": ("--seed", 1, 1, ""),
+    "n_steps": ("--steps", 100, 1, ""),
+    "every": ("--every", 20, 1, ""),
+    "compute_s": ("--compute", 0.2, 1e3, "ms"),
+    "ratio": ("--ratio", 3.85, 1, ""),
+    "bandwidth_bps": ("--bandwidth", 10e9, 1e-9, "GB/s"),
+    "requests_hz": ("--iops", 200_000, 1, ""),
+    "latency_s": ("--latency", 1e-3, 1e3, "ms"),
+    "link_bps": ("--link", 10e9, 1e-9, "GB/s"),
+}
 
 Beside = list[tuple[str, str, str]]  # what, in the paper, here
 Points = Sequence[Point]
@@ -76,14 +91,18 @@ def command_of(found: Read) -> str:
         known = (point.factors.get(factor) for point in found.points)
         return list(dict.fromkeys(value for value in known if value is not None))
 
+    for key, (option, usual, factor, unit) in NUMBERS.items():
+        if settings.get(key, usual) != usual:
+            words += [option, f"{factor * settings[key]:.12g}{unit}"]
     if found.name == "checkpoint":
-        defaults = {"n_steps": ("--steps", 100), "every": ("--every", 20), "scale": ("--scale", 1)}
-        for key, (option, usual) in defaults.items():
-            words += [option, f"{settings[key]:g}"] if settings.get(key, usual) != usual else []
+        known = values("way")
+        words += [] if set(known) == set(WAYS) else ["--ways", ",".join(known)]
+        words += ["--slow", settings["slow"]] if settings.get("slow") else []
+        words += ["--scale", f"{settings['scale']:g}"] if settings.get("scale", 1) != 1 else []
         words += ["--asleep"] if settings.get("is_asleep") else []
     elif found.name == "data":
         most = show(settings["most_bytes"], "B").replace(" ", "")
-        words = ["penstock", "bench", "data", "all", "data", "--most", most]
+        words[3:] = ["all", "data", "--most", most, *words[4:]]
         words += ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
         return " ".join(words)
     else:
@@ -94,10 +113,16 @@ def command_of(found: Read) -> str:
             if place not in ("ideal", "cluster")
             for word in ("--on", place)
         ]
-    for factor, usual in (("loader", ["threads"]), ("workload", 3), ("accelerator", 2)):
-        known = values(factor)
+    for factor, usual in (
+        ("loader", ["threads"]), ("workload", 3), ("accelerator", 2), ("launcher", 2),
+    ):  # fmt: skip
+        known = [value for value in values(factor) if value != "simulated"]
         if known and known != usual and len(known) != usual:
             words += [word for value in known for word in (f"--{factor}", str(value))]
+    if found.name == "scale":
+        ranks = {p["ranks"] for p in found.points if p["launcher"] != "simulated"}
+        if ranks - {1} != set(RANKS[found.scale]) - {1}:
+            words += ["--ranks", ",".join(map(str, sorted(ranks)))]
     if settings.get("model", "sleep") != "sleep":
         words += ["--model", settings["model"]]
     words += ["--fio"] if settings.get("is_beside_fio") else []

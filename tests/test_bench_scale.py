@@ -91,6 +91,40 @@ def test_which_storage_was_simulated_stands_in_the_result(
     assert set(scale.SIMULATED) <= set(found[0])
 
 
+def reading(place: str, repeats: int, least: float, rate: float, most: float) -> Point:
+    values = {"images_hz": rate, "cpu_s": 1e-5}
+    factors = {"place": place, "launcher": "mpirun", "scaling": "reading", "ranks": 1}
+    return Point(
+        factors, repeats, values, values | {"images_hz": least}, values | {"images_hz": most}
+    )
+
+
+def test_the_cluster_is_simulated_from_the_run_that_nothing_disturbed() -> None:
+    calm, torn = reading("latency", 3, 2800, 2900, 2950), reading("shared", 3, 1728, 2900, 2950)
+    name, said = scale._calibration([torn, calm])
+    assert name == "latency, mpirun"
+    assert "`latency` by mpirun: 2,900 records/s and 10 us of processor time" in said
+    assert "3 runs, of which the farthest are 5 % apart" in said
+    name, said = scale._calibration([torn])
+    assert name == ""
+    assert "not simulated" in said
+    assert "42 % apart, more than 25 %" in said
+    name, said = scale._calibration([reading("shared", 1, 2900, 2900, 2900)])
+    assert name == "shared, mpirun"
+    assert said.endswith("one run: whether it was disturbed is not known")
+    assert scale._calibration([])[0] == ""
+
+
+def test_as_many_ranks_as_are_asked_for_have_records(tmp_path: Path) -> None:
+    few, many = scale.Settings(), scale.Settings(ranks=(2, 16))
+    assert {case["ranks"] for case in scale._cases(few)} == {1, 2, 3, 4}
+    found = [case for case in scale._cases(many) if case["scaling"] == "weak"]
+    assert {case["ranks"] for case in found} == {2, 16}
+    for settings, most in ((few, 4), (many, 16)):
+        assert scale._data_bytes(settings) == most * 32 * 60 * scale.RECORD_BYTES
+    assert scale._lmdb_of(tmp_path, few) != scale._lmdb_of(tmp_path, many)
+
+
 def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
     def point(scaling: str, ranks: int, rate: float) -> Point:
         values = dict.fromkeys(measure.key for measure in scale.STUDY.measures)
@@ -112,7 +146,7 @@ def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
 
 def test_9216_processes_are_simulated_in_seconds() -> None:
     settings = scale.Settings(bandwidth_bps=10e9)
-    beyond = scale._beyond({"any": RECORD}, settings, None)
+    beyond = scale._beyond(RECORD, settings, None)
     assert {p["ranks"] for p in beyond} >= {2048, 9216}
     weak = {p["ranks"]: p for p in beyond if p["scaling"] == "weak"}
     assert weak[36]["efficiency"] > 0.95

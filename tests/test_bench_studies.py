@@ -838,6 +838,34 @@ def test_a_page_is_what_its_results_say(name: str) -> None:
     assert shown.strip() == study_page.measured(name).strip()
 
 
+def test_the_command_of_a_page_repeats_the_run() -> None:
+    """As click reads it again."""
+    told = {
+        "bandwidth_bps": 2e11, "requests_hz": 5e6, "latency_s": 5e-4, "link_bps": 12_500_000_000,
+        "seed": 7,
+    }  # fmt: skip
+    points = [
+        Point({"place": place, "launcher": launcher, "scaling": "weak", "ranks": ranks},
+              3, {}, {}, {})
+        for place, launcher, ranks in (
+            ("shared", "mpirun", 1), ("shared", "mpirun", 16), ("cluster", "simulated", 9216)
+        )
+    ]  # fmt: skip
+    said = study_page.command_of(study.Read("scale", "small", told, {}, (), points))
+    command = cli.cli.commands["bench"].commands["scale"]  # type: ignore[attr-defined]
+    params = command.make_context("scale", said.split()[3:]).params
+    assert {key: params[key] for key in told} == told
+    assert (params["launchers"], params["ranks"]) == (("mpirun",), "1,16")
+    assert (params["places"], params["repeats"]) == (("shared",), 3)
+    asked_for = {"n_steps": 50, "every": 5, "compute_s": 0.05, "ratio": 8.0, "slow": "/lustre"}
+    ways = [Point({"way": way}, 1, {}, {}, {}) for way in ("none", "slow")]
+    said = study_page.command_of(study.Read("checkpoint", "", asked_for, {}, (), ways))
+    assert said == (
+        "penstock bench checkpoint checkpoint --steps 50 --every 5 --compute 50ms --ratio 8 "
+        "--ways none,slow --slow /lustre --repeats 1"
+    )
+
+
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:
     factors = {"place": "latency", "loader": "tf.data", "by": "dlio_benchmark"}
     point = Point(factors, 2, {}, {}, {})

@@ -35,11 +35,14 @@ PLACES = ("shared", "latency")
 RECORD_BYTES = 30_600  # Bae 2019's D4
 BATCH = 32  # of a rank in weak scaling, and of each of four in strong
 COMPUTE_S = 0.025  # of so many records
-MOST = 4  # ranks
+MOST = 4  # ranks, unless more are asked for
 GRADIENTS = 250_000  # numbers: a megabyte, summed after each step
 STEPS = {"ci": 16, "small": 60, "full": 240}
 RANKS = {"ci": (1, 2, 4), "small": (1, 2, 3, 4), "full": (1, 2, 3, 4)}
 TIMEOUT_S = 300.0
+# Of the repeats of the rank that only reads, (most - least) / median: a machine that did something
+# else meanwhile is no calibration for 9,216 processes.
+DISTURBED = 0.25
 SIMULATED = ("bandwidth_bps", "requests_hz", "latency_s", "link_bps")  # the storage, of Settings
 
 # What is simulated beyond: Bae 2019's strong scaling of ResNet-50 (a batch of 32 K on 512 to 2,048
@@ -50,14 +53,15 @@ WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study.  bandwidth_bps, requests_hz, latency_s, link_bps: of the storage that simulated
-    nodes share, and of each node's link."""
+    """See study.  ranks: how many; () is the scale's own.  bandwidth_bps, requests_hz, latency_s,
+    link_bps: of the storage that simulated nodes share, and of each node's link."""
 
     scale: str = "small"
     places: tuple[str, ...] = PLACES
     repeats: int = 3
     seed: int = 1
     launchers: tuple[str, ...] = LAUNCHERS
+    ranks: tuple[int, ...] = ()
     bandwidth_bps: float = 10e9
     requests_hz: float = 200_000.0
     latency_s: float = 1e-3
@@ -84,12 +88,18 @@ STUDY = Study(
 )
 
 
+def _most(settings: Settings) -> int:
+    """Ranks that the LMDB has records for, in weak scaling."""
+    return max(MOST, *settings.ranks) if settings.ranks else MOST
+
+
 def _lmdb_of(folder: Path, settings: Settings) -> Path:
-    return folder / "data" / f"{settings.scale}-{settings.seed}"
+    more = f"-{_most(settings)}" if _most(settings) > MOST else ""
+    return folder / "data" / f"{settings.scale}-{settings.seed}{more}"
 
 
 def _data_bytes(settings: Settings) -> int:
-    return BATCH * MOST * STEPS[settings.scale] * RECORD_BYTES
+    return BATCH * _most(settings) * STEPS[settings.scale] * RECORD_BYTES
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
@@ -106,7 +116,7 @@ def _cases(settings: Settings) -> list[Case]:
         for launcher in settings.launchers:
             plain = {"place": place, "launcher": launcher}
             found.append(plain | {"scaling": "reading", "ranks": 1})
-            for ranks in RANKS[settings.scale]:
+            for ranks in settings.ranks or RANKS[settings.scale]:
                 found.append(plain | {"scaling": "weak", "ranks": ranks})
                 if BATCH * MOST % ranks == 0:
                     found.append(plain | {"scaling": "strong", "ranks": ranks})
@@ -127,7 +137,10 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency.
     """
-    mark = {"study": "scale", "scale": settings.scale, "seed": settings.seed}
+    mark = {
+        "study": "scale", "scale": settings.scale, "seed": settings.seed,
+        "most_ranks": _most(settings),
+    }  # fmt: skip
     kept = study.Kept(folder, mark)
     machine = kept.machine()
     lmdb = _lmdb_of(folder, settings)
@@ -144,11 +157,13 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     )  # fmt: skip
     points = study.points_of(replace(STUDY, derive=_derived), rows, cases)
     points, known = _checked(points, STEPS[settings.scale])
-    beyond = _beyond(known, settings, progress)
+    calibration, calibrated_by = _calibration(points)
+    beyond = _beyond(known[calibration], settings, progress) if calibration else []
     errors = [abs(point["error"]) for point in points if point["error"] is not None]
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
-    remarks += _told(points, beyond, errors, settings)
+    remarks += [*_told(points, beyond, errors, settings), calibrated_by]
     more = {
+        "calibration": calibrated_by,
         "assumptions": list(model.ASSUMPTIONS),
         "behaviours": {key: asdict(one) for key, one in known.items()},
     }
@@ -309,13 +324,47 @@ def _checked(points: list[Point], steps: int) -> tuple[list[Point], dict[str, Be
     return checked, known
 
 
+def _calibration(points: Sequence[Point]) -> tuple[str, str]:
+    """Which run the cluster is simulated from, and that in words: of the ranks that only read, the
+    one whose repeats lie closest together.  "": none, and why."""
+    runs = [
+        (_spread(point), f"{point['place']}, {point['launcher']}", point)
+        for point in points
+        if point["scaling"] == "reading"
+    ]
+    if not runs:
+        return "", "`cluster`: not simulated: no rank that only reads gave a result"
+    spread, name, point = min(runs, key=lambda run: run[0])
+    said = (
+        f"what a record costs is from one rank that only reads, `{point['place']}` by "
+        f"{point['launcher']}: {point['images_hz']:,.0f} records/s and "
+        f"{1e6 * point['cpu_s']:.0f} us of processor time each"
+    )
+    if point.repeats < 2:
+        return name, f"`cluster`: {said}; one run: whether it was disturbed is not known"
+    said += f", {point.repeats} runs, of which the farthest are {100 * spread:.0f} % apart"
+    if spread > DISTURBED:
+        return "", (
+            f"`cluster`: not simulated: {said}, more than {100 * DISTURBED:.0f} %: the machine did "
+            "something else meanwhile; measure again, in another folder, when it does not"
+        )
+    return name, f"`cluster`: {said}"
+
+
+def _spread(point: Point) -> float:
+    """How far its repeats are apart, in records/s or in processor time, as a share."""
+    shares = [0.0]
+    for key in ("images_hz", "cpu_s"):
+        least, most = point.least[key], point.most[key]
+        if point[key] and least is not None and most is not None:
+            shares.append((most - least) / point[key])
+    return max(shares)
+
+
 def _beyond(
-    known: dict[str, Behaviour], settings: Settings, progress: Progress | None
-) -> list[Point]:
+    behaviour: Behaviour, settings: Settings, progress: Progress | None
+) -> list[Point]:  # fmt: skip
     """The papers' numbers of nodes and processes on the storage that was described."""
-    if not known:
-        return []
-    behaviour = next(iter(known.values()))
     storage = Storage(*(getattr(settings, key) for key in SIMULATED))
     wanted = [
         ("strong", nodes, Cluster(nodes, 1, 1), STRONG_BATCH // nodes,
@@ -361,6 +410,8 @@ def _told(
             f"simulated: {most:,} nodes train {strong[most] / strong[least]:.2f} times as fast as "
             f"{least:,}, of input alone; the paper: about 2.60 times, of everything"
         )
+    if not beyond:
+        return said
     said.append(
         f"`cluster`: {settings.bandwidth_bps / 1e9:g} GB/s, {settings.requests_hz:,.0f} requests/s "
         f"and {1e3 * settings.latency_s:g} ms for all, {settings.link_bps / 1e9:g} GB/s for each "
@@ -378,10 +429,10 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
     """Efficiency as measured and as simulated, and what is simulated beyond."""
     here = [point for point in points if point["launcher"] != "simulated"]
     names = list(dict.fromkeys(point["place"] for point in here))
-    titles = [*names, "simulated"]
+    beyond = [point for point in points if point["launcher"] == "simulated"]
+    titles = [*names, "simulated"] if beyond else names
     for name, axis in study.panels(figure, titles):
         if name == "simulated":
-            beyond = [point for point in points if point["launcher"] == "simulated"]
             for key, said in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
                 study.lines_of(axis, beyond, "ranks", key, partial(_called, said), 100)
             axis.set(xscale="log", xlabel="nodes (strong), processes (weak)", ylabel="%")

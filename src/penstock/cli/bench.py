@@ -341,7 +341,7 @@ def ladder_command(
     study.pyplot()
     settings = ladder.Settings(
         tuple(_chosen(rungs, list(RUNGS))),
-        tuple(_numbers(processes)),
+        tuple(studies.numbers(processes)),
         tuple(place for place in ladder.PLACES if place in places or not places),
         repeats,
         for_s,
@@ -369,16 +369,6 @@ def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
         if name not in known:
             raise click.BadParameter(f"{name}: no such {what}; there are: {', '.join(known)}")
     return [name for name in known if name in names or not names]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r}: write numbers, 1,2,4,8") from error
-    if found[0] < 1 or found[-1] > 256:
-        raise click.BadParameter(f"{text!r}: 1 to 256 processes")
-    return found
 
 
 @bench.command("checkpoint", short_help="Measure what checkpoints cost, to each tier and through.")

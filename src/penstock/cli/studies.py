@@ -25,7 +25,7 @@ from penstock.cli.shell import (
 if TYPE_CHECKING:
     from penstock.bench.study import Found
 
-__all__ = ["COMMANDS", "data_sets", "going_on"]
+__all__ = ["COMMANDS", "data_sets", "going_on", "numbers"]
 
 PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
@@ -58,6 +58,17 @@ def _study(
         return command
 
     return decorated
+
+
+def numbers(text: str) -> list[int]:
+    """How many processes, one number or several: 1,2,4,8."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: write numbers, 1,2,4,8") from error
+    if found[0] < 1 or found[-1] > 256:
+        raise click.BadParameter(f"{text!r}: 1 to 256 processes")
+    return found
 
 
 @contextmanager
@@ -311,6 +322,9 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     help="What starts ranks; can be given several times.",
 )
 @click.option(
+    "--ranks", default="", metavar="N,N...", help="How many.  [default: 1 to 4; 1,2,4 at ci]"
+)
+@click.option(
     "--bandwidth", "bandwidth_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of the simulated storage.",
 )  # fmt: skip
@@ -322,22 +336,24 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     "--link", "link_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of each simulated node.",
 )  # fmt: skip
-def scale_command(folder: Path, yes: bool, **options: Any) -> None:
+def scale_command(folder: Path, yes: bool, ranks: str, **options: Any) -> None:
     """More ranks, and a simulation of many more.  Bae 2019, Pumma 2019.
 
-    1 to 4 real ranks by torchrun and mpirun read through one slow tier, step by step together:
-    weak scaling (as much for each) and strong (as much in all); the stall of each rank.  From one
-    rank that only reads, and what a sum over two costs, a simulation is made, put beside every
-    measured point, and taken to 2,048 nodes and 9,216 processes on the storage that the options
-    describe.  FOLDER gets scale.md, .csv, .json and .png, and an LMDB: 0.3 GB at small scale.
+    1 to 4 real ranks, or as many as are asked for, by torchrun and mpirun read through one slow
+    tier, step by step together: weak scaling (as much for each) and strong (as much in all); the
+    stall of each rank.  From one rank that only reads, and what a sum over two costs, a simulation
+    is made, put beside every measured point, and, where repeats of that rank agree, taken to 2,048
+    nodes and 9,216 processes on the storage that the options describe.  FOLDER gets scale.md, .csv,
+    .json and .png, and an LMDB: 0.3 GB at small scale, more with more ranks.
 
     \b
       penstock bench scale scale
       penstock bench scale scale --bandwidth 200GB/s --iops 5000000 --link 12.5GB/s
+      penstock bench scale many --launcher mpirun --on shared --ranks 1,2,4,8,16
     """
     from penstock.bench import scale
 
-    settings = scale.Settings(**options)
+    settings = scale.Settings(ranks=tuple(numbers(ranks)) if ranks else (), **options)
     asked(folder, scale.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))
 
