@@ -81,15 +81,9 @@ def test_every_jpeg_decodes_and_no_two_are_the_same(tmp_path: Path) -> None:
 @given(st.integers(1500, 400_000), st.integers(0, 7))
 @settings(max_examples=25, deadline=None)
 def test_a_jpeg_of_any_size_has_that_size_and_decodes(size: int, label: int) -> None:
-    content = pictures().make(size, label, 5)
+    content = data._pictures(1).make(size, label, 5)
     assert len(content) == size
     Image.open(io.BytesIO(content)).load()
-
-
-def pictures(known: list[Any] = []) -> Any:  # noqa: B006 - one pool for all examples
-    if not known:
-        known.append(data._Pictures(random.Random(1)))
-    return known[0]
 
 
 def test_lmdb_tar_and_folder_hold_the_same_records(tmp_path: Path) -> None:
@@ -186,6 +180,20 @@ def test_the_checksum_is_the_polynomials_remainder(text: bytes) -> None:
         for _ in range(8):
             register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
     assert crc32c(text) == register ^ 0xFFFFFFFF
+
+
+@given(st.lists(st.integers(0, 20_000) | st.integers(0, 5), min_size=1, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_parts_of_any_length_have_the_sums_that_another_library_has(
+    lengths: list[int],
+) -> None:
+    other = pytest.importorskip("crc32c")
+    chance = random.Random(7)
+    content = chance.randbytes(20_000)
+    start = [chance.randint(0, len(content) - length) for length in lengths]
+    found = tfrecord.crc32c(np.frombuffer(content, np.uint8), np.array(start), np.array(lengths))
+    parts = [content[at : at + length] for at, length in zip(start, lengths, strict=True)]
+    assert found.tolist() == [other.crc32c(part) for part in parts]
 
 
 # What is refused, and what is left

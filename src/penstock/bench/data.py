@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import NamedTuple
@@ -240,10 +241,10 @@ def _content(planned: Plan) -> Callable[[int], bytes]:
     """Makes the bytes of record number n, all different, of exactly its planned size."""
     chance = random.Random(planned.seed + 1)
     if planned.kind.content == "jpeg":
-        pictures = _Pictures(chance)
+        pictures = _pictures(planned.seed)
         return lambda number: pictures.make(planned.sizes[number], planned.labels[number], number)
     if planned.kind.content == "raw":
-        return _raw(_Pictures(chance), planned.labels)
+        return _raw(_pictures(planned.seed), planned.labels)
     if planned.kind.content == "hex":
         pool = _hex_lines(chance)
 
@@ -279,6 +280,12 @@ def _hex_lines(chance: random.Random) -> bytes:
         size += len(line)
         address += 16
     return "".join(lines).encode()
+
+
+@lru_cache(maxsize=1)
+def _pictures(seed: int) -> _Pictures:
+    """One pool for all sets of a seed: a picture costs more time than the file it is written to."""
+    return _Pictures(random.Random(seed + 1))
 
 
 class _Pictures:

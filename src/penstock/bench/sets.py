@@ -120,7 +120,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     rows = [known[_name(case)] for case in cases if _name(case) in known]
     points = study.points_of(STUDY, rows, cases)
     remarks.append(
-        "counted from the files that were made, by py-lmdb, tarfile and the TFRecord's own frames"
+        "counted from the files that were made, by py-lmdb, tarfile and the TFRecord's own frames; "
+        "pictures are made for the first set that needs them"
     )
     which = replace(STUDY, draw=lambda figure, points: _drawn(figure, rows))
     return Found(which, f"{settings.scale:g}", mark, machine, points, rows, remarks, {})

@@ -162,17 +162,25 @@ def crc32c(data: Bytes, start: Numbers, length: Numbers) -> NDArray[np.uint32]:
         end = int(last[number]) * LANE
         padded[end - n_bytes : end] = data[at : at + n_bytes]
         padded[end - n_bytes : end][:4] ^= 0xFF
-    sums = _sums_from_zero(padded.reshape(-1, LANE))
-    found = np.zeros(len(length), np.uint32)
-    for step in range(int(lanes.max()) if len(lanes) else 0):
-        parts = np.flatnonzero(lanes > step)
-        moved = _moved(found[parts])
-        found[parts] = moved ^ sums[last[parts] - lanes[parts] + step]
-    found = _inverted(found)
+    found = _inverted(_put_together(_sums_from_zero(padded.reshape(-1, LANE)), lanes))
     for number in np.flatnonzero(length < 4).tolist():  # fewer bytes than there are to invert
         at = int(start[number])
         found[number] = _sums(data[None, at : at + int(length[number])])[0]
     return found
+
+
+def _put_together(sums: NDArray[np.uint32], lanes: Numbers) -> NDArray[np.uint32]:
+    """Of the sums of all lanes, so many of each part, the part's: neighbours become one, of twice
+    as many bytes, until each part has one."""
+    level = 0
+    while len(lanes) and lanes.max() > 1:
+        # Pairs end where the part ends; a zero in front changes nothing.
+        odd = lanes & 1
+        paired = np.zeros(len(sums) + int(odd.sum()), np.uint32)
+        paired[np.arange(len(sums)) + np.repeat(np.cumsum(odd), lanes)] = sums
+        sums = _moved(paired[::2], level) ^ paired[1::2]
+        lanes, level = (lanes + odd) // 2, level + 1
+    return sums
 
 
 def _inverted(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -206,8 +214,10 @@ def _table(bits: int) -> NDArray[np.uint32]:
 
 
 @cache
-def _lane_tables() -> NDArray[np.uint32]:
-    """What LANE zeros behind it make of a sum, for each byte of it: (4, 256)."""
+def _lane_tables(level: int) -> NDArray[np.uint32]:
+    """What LANE << level zeros behind it make of a sum, for each byte of it: (4, 256)."""
+    if level:
+        return _moved(_lane_tables(level - 1), level - 1)
     table = _table(16)
     values = np.arange(256, dtype=np.uint32)
     found = np.stack([values << np.uint32(8 * byte) for byte in range(4)])
@@ -216,8 +226,8 @@ def _lane_tables() -> NDArray[np.uint32]:
     return found
 
 
-def _moved(sums: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    tables = _lane_tables()
+def _moved(sums: NDArray[np.uint32], level: int) -> NDArray[np.uint32]:
+    tables = _lane_tables(level)
     moved = np.zeros_like(sums)
     for byte in range(4):
         moved ^= tables[byte, sums >> np.uint32(8 * byte) & np.uint32(0xFF)]
