@@ -180,6 +180,58 @@ def test_what_changes_after_take_is_not_in_the_snapshot() -> None:
     assert torch.equal(found.rest["w"], torch.zeros(4))
 
 
+class Devices:
+    """Stands in for two GPUs: says of tensors in memory that they are on them.  result: of CUDA's
+    call that pins memory."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, places: dict[int, int], result: int
+    ) -> None:
+        self.synchronized: list[str] = []
+        self.pinned: list[int] = []
+        self.result = result
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda one: places.get(one.data_ptr(), -1))
+        monkeypatch.setattr(
+            torch.UntypedStorage,
+            "device",
+            property(lambda one: f"cuda:{places[one.data_ptr()]}"),
+        )
+        monkeypatch.setattr(torch.accelerator, "synchronize", self.synchronized.append)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        ones = torch.ones
+        monkeypatch.setattr(torch, "ones", lambda *shape, device=None: ones(*shape))
+
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:  # noqa: N802
+        if not self.result:
+            self.pinned.append(address)
+        return self.result
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.pinned.remove(address)
+        return 0
+
+
+@pytest.mark.parametrize("result", [0, 2])
+def test_each_device_is_awaited_and_memory_that_cannot_be_pinned_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result: int
+) -> None:
+    state = {"a": torch.ones(3), "b": torch.full((4,), 2.0), "c": torch.zeros(2)}
+    places = {state["a"].data_ptr(): 0, state["b"].data_ptr(): 1}
+    devices = Devices(monkeypatch, places, result)
+    snapshot = TorchSnapshot()
+    taken = snapshot.take(state)
+    assert devices.synchronized == ["cuda:0", "cuda:1"]
+    assert len(devices.pinned) == (result == 0)
+    assert ("cannot be pinned (CUDA error 2)" in caplog.text) == (result == 2)
+    assert torch.equal(taken.rest["b"], torch.full((4,), 2.0))
+    first = devices.pinned[:]
+    snapshot.take({**state, "d": torch.ones(9000)})  # another arena
+    assert len(devices.pinned) == len(first)
+    snapshot.close()
+    assert not devices.pinned
+
+
 class Own:
     """Of a program; no restricted reader knows it."""
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,8 @@ __all__ = [
     "size_of",
     "state_of",
 ]
+
+log = logging.getLogger("penstock.save")
 
 TORCH_FILE = "state.pt"
 ARRAYS_FILE = "state.safetensors"
@@ -174,6 +178,7 @@ class TorchSnapshot:
         self._bytes: list[Any] = []  # per slot: the storage in the arena
         self._twins: list[_Twin] = []
         self._checked: frozenset[Any] = frozenset()
+        self._pinned = 0  # the arena's address, where CUDA has it
 
     def take(self, state: Mapping[str, Any]) -> Taken:
         """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
@@ -194,8 +199,8 @@ class TorchSnapshot:
         for target, source in zip(self._bytes, walk.sources, strict=True):
             if target is not None:
                 target.copy_(source, True)
-        if walk.has_devices:
-            self._torch.accelerator.synchronize()
+        for device in walk.devices:  # each: the copies were only begun
+            self._torch.accelerator.synchronize(device)
         assert self._arena is not None
         return Taken(self._arena, self._layout, self._sizes, rest, is_new)
 
@@ -209,11 +214,11 @@ class TorchSnapshot:
             before, self._arena = self._arena, None
             self._bytes, self._twins = [], []
             if before is not None:
-                before.close()  # first: two arenas may be more than there is memory
+                self._let_go(before)  # first: two arenas may be more than there is memory
             self._arena = arena = Arena(max(layout.size_bytes, 1))
             self._layout, self._sizes = layout, sizes
-            if walk.has_devices:
-                _pin(torch, arena)
+            if walk.devices:
+                self._pinned = _pin(torch, arena)
             self._bytes = [
                 torch.frombuffer(
                     arena.memory, dtype=torch.uint8, count=n_bytes, offset=offset
@@ -271,17 +276,34 @@ class TorchSnapshot:
     def close(self) -> None:
         """Gives the arena back."""
         self._bytes, self._twins = [], []
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        before, self._arena = self._arena, None
+        if before is not None:
+            self._let_go(before)
+
+    def _let_go(self, arena: Arena) -> None:
+        if self._pinned:  # the next arena may have the same address
+            self._torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = 0
+        arena.close()
 
 
-def _pin(torch: Any, arena: Arena) -> None:
-    """So that the device copies into it by itself.  Where that is not to be had, slower."""
+def _pin(torch: Any, arena: Arena) -> int:
+    """So that the device copies into it by itself; the address, or 0 where that is not to be had,
+    and copies are slower."""
     if not torch.cuda.is_available():
-        return
-    whole = torch.frombuffer(arena.memory, dtype=torch.uint8)
-    torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), arena.size_bytes, 0)
+        return 0
+    address: int = torch.frombuffer(arena.memory, dtype=torch.uint8).data_ptr()
+    result = torch.cuda.cudart().cudaHostRegister(address, arena.size_bytes, 0)
+    if not int(result):
+        return address
+    log.warning(
+        "the memory for snapshots cannot be pinned (CUDA error %d): copies from the device take "
+        "longer",
+        int(result),
+    )
+    with suppress(RuntimeError):  # CUDA tells an error again at the next launch: here, to nobody
+        torch.ones(1, device="cuda")
+    return 0
 
 
 class _Walk:
@@ -297,7 +319,7 @@ class _Walk:
         self.slots: dict[tuple[int, int], int] = {}
         self.dtypes: list[Any] = []
         self.n_tensors = 0
-        self.has_devices = False
+        self.devices: dict[Any, None] = {}
 
     def value(self, value: Any) -> Any:
         kind = type(value)
@@ -342,7 +364,8 @@ class _Walk:
             raise _Refused(f"a tensor without a plain storage ({tensor.layout})") from error
         if (not pointer and n_bytes) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             raise _Refused("a tensor that is quantized, conjugated by a flag or on no device")
-        self.has_devices = self.has_devices or device >= 0
+        if device >= 0:
+            self.devices[storage.device] = None
         place = (pointer, device) if n_bytes else (0, -1)
         slot = self.slots.get(place)
         if slot is None:
