@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import median
 
 from bars import PENSTOCK, ROOT
+from study_page import command_of, machine_words
 
 from penstock.bench import ladder as climbing
-from penstock.bench import model
+from penstock.bench import model, study
 from penstock.bench.ladder import PLACES, Point
 from penstock.bench.rungs import RUNGS
 
@@ -39,10 +40,11 @@ def measured(folder: Path = FOLDER) -> str:
     checks = json.loads((folder / "model.json").read_text())["checks"]
     settings, repeats = ladder["settings"], sorted({point.repeats for point in points})
     runs = " to ".join(map(str, sorted({repeats[0], repeats[-1]})))
-    facts = ", ".join(f"{key} {value}" for key, value in machine.items() if key != "unix_s")
     lines = [
+        f"    {command_of(study.read_found(folder / 'ladder.json'))}",
+        "",
         f"LMDB of {machine['data_bytes'] / 1e9:.1f} GB, batches of {settings['batch']}, each run "
-        f"{settings['seconds']:g} s after its set-up, {runs} of each. Machine: {facts}.",
+        f"{settings['seconds']:g} s after its set-up, {runs} of each. {machine_words(machine)}",
         "",
         *[f"* {remark}" for remark in ladder["remarks"]],
         "",
@@ -159,8 +161,8 @@ def _errors(checks: list[dict]) -> list[str]:
 def taken(source: Path) -> None:
     """Tables, pictures and the model of what a ladder's folder holds, into docs/experiments."""
     runs = climbing.read_results(source)
-    facts = climbing.machine_of(source / "lmdb")
-    del facts["load_at_start"]  # it is that of now, not of the runs
+    kept = study.Kept(source, {"study": "ladder"})
+    facts = climbing.machine_of(source / "lmdb", kept)
     sizes = {run.processes for run in runs}
     done = Counter((run.place, run.rung, run.processes) for run in runs)
     left = Counter(
@@ -170,6 +172,10 @@ def taken(source: Path) -> None:
     remarks = [
         f"{place}: {n} of {whole} points have not been measured" for place, n in left.items()
     ]
+    told = source / "ladder.json"
+    if told.exists():  # it says why a place was left out
+        said = json.loads(told.read_text())["remarks"]
+        remarks += [one for one in said if one.partition(": left out")[0] in left]
     climbing.write_results(source, runs, facts, remarks)
     subprocess.run(
         [PENSTOCK, "bench", "model", source / "ladder.json"], check=True, stdout=subprocess.DEVNULL

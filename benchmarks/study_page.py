@@ -17,9 +17,10 @@ from typing import Any
 
 from bars import ROOT
 
-from penstock.bench import study
+from penstock.bench import ladder, study
 from penstock.bench.cases import PAPER
 from penstock.bench.checkpoint import WAYS
+from penstock.bench.rungs import RUNGS
 from penstock.bench.scale import RANKS
 from penstock.bench.study import Point, Read
 from penstock.words import per_cent, show
@@ -60,7 +61,7 @@ def measured(name: str) -> str:
         return f"No result is kept here yet: `make experiments STUDY={name}` makes one.\n"
     told = json.loads((folder / f"{name}.json").read_bytes())
     machine = found.machine
-    lines = [f"    {command_of(found)}", "", _machine(machine), ""]
+    lines = [f"    {command_of(found)}", "", machine_words(machine), ""]
     beside = BESIDE[name](found.points, told)
     if beside:
         rows = [list(row) for row in beside]
@@ -105,6 +106,22 @@ def command_of(found: Read) -> str:
         words[3:] = ["all", "data", "--most", most, *words[4:]]
         words += ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
         return " ".join(words)
+    elif found.name == "ladder":
+        if "data_bytes" in settings:
+            words += ["--data", show(settings["data_bytes"], "B").replace(" ", "")]
+            words += _unless("--record", settings["record_bytes"], ladder.RECORD_BYTES)
+        else:
+            words += ["--lmdb", "DATA"]
+        places = values("place")
+        if set(places) != set(ladder.PLACES):
+            words += [word for place in places for word in ("--on", place)]
+        words += ["--processes", ",".join(map(str, sorted(values("processes"))))]
+        if set(values("rung")) != set(RUNGS):
+            words += ["--rungs", ",".join(values("rung"))]
+        words += ["--for", f"{settings['seconds']:g}s"]
+        words += _unless("--batch", settings["batch"], 32)
+        words += ["--compute", f"{settings['compute_s']:g}s"] if settings["compute_s"] else []
+        words += _unless("--seed", settings["seed"], 1)
     else:
         words += ["--scale", found.scale]
         words += [
@@ -131,7 +148,11 @@ def command_of(found: Read) -> str:
     return " ".join([*words, "--repeats", str(repeats)])
 
 
-def _machine(machine: dict[str, Any]) -> str:
+def _unless(option: str, value: int, usual: int) -> list[str]:
+    return [option, str(value)] if value != usual else []
+
+
+def machine_words(machine: dict[str, Any]) -> str:
     load, cpus = machine.get("load_at_start"), int(machine.get("cpus") or 1)
     hidden = ("unix_s", "load_at_start")
     facts = [

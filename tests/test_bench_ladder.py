@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
-from penstock.bench import ladder, model
+from penstock.bench import ladder, model, study
 from penstock.bench.ladder import Point, Run, Settings, climb, make_lmdb, points_of, read_results
 from penstock.bench.model import Behaviour, Cluster, Storage, simulated_hz
 from penstock.bench.rungs import RUNGS
@@ -378,6 +378,23 @@ def test_an_lmdb_is_found_in_memory_under_any_name_of_it(
     )
     assert remarks == []
     assert [run.records for run in runs] == [N_RECORDS]
+
+
+def test_what_is_kept_is_read_by_compare_and_its_command_is_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from study_page import command_of
+
+    study.read_found(ROOT / "docs" / "experiments" / "ladder" / "ladder.json")
+    wanted = Settings(("get",), (1, 8), ("disk",), 1, seconds=1.5, batch=32)
+    ladder.opened(tmp_path, wanted).add_settings({"data_bytes": 1_600_000_000, "record_bytes": 900})
+    runs = [run_of("get", n, 50.0, "disk") for n in (8, 1)]
+    (written, *_) = ladder.write_results(tmp_path, runs, {})
+    assert command_of(study.read_found(written)) == (
+        "penstock bench ladder ladder --data 1.60GB --record 900 --on disk --processes 1,8 "
+        "--rungs get --for 1.5s --repeats 1"
+    )
 
 
 def test_the_page_of_the_ladder_is_what_its_results_say(monkeypatch: pytest.MonkeyPatch) -> None:

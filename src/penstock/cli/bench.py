@@ -332,7 +332,8 @@ def ladder_command(
 
     \b
       penstock bench ladder ladder
-      penstock bench ladder quick --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
+      penstock bench ladder quick --data 1.6GB --processes 1,8 --repeats 1 --for 1s
+      penstock bench ladder disk --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
       penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
     """
     from penstock.bench import ladder, study
@@ -354,8 +355,9 @@ def ladder_command(
         asked(folder, ladder.lmdb_bytes(data), yes)
     with studies.going_on(folder), working("making the LMDB") as progress:
         kept = ladder.opened(folder, settings)
-        if given is None:
+        if given is None and not (source / "data.mdb").exists():
             ladder.make_lmdb(source, data, record, seed, progress.say)
+            kept.add_settings({"data_bytes": data, "record_bytes": record})
         machine = ladder.machine_of(source, kept)
         runs, remarks = ladder.climb(source, settings, folder, progress.say)
         written = ladder.write_results(folder, runs, machine, remarks)
