@@ -93,6 +93,8 @@ def command_of(found: Read) -> str:
         return list(dict.fromkeys(value for value in known if value is not None))
 
     for key, (option, usual, factor, unit) in NUMBERS.items():
+        if found.name == "ladder" and key == "compute_s":
+            usual = 0  # nothing computes there
         if settings.get(key, usual) != usual:
             words += [option, f"{factor * settings[key]:.12g}{unit}"]
     if found.name == "checkpoint":
@@ -120,8 +122,6 @@ def command_of(found: Read) -> str:
             words += ["--rungs", ",".join(values("rung"))]
         words += ["--for", f"{settings['seconds']:g}s"]
         words += _unless("--batch", settings["batch"], 32)
-        words += ["--compute", f"{settings['compute_s']:g}s"] if settings["compute_s"] else []
-        words += _unless("--seed", settings["seed"], 1)
     else:
         words += ["--scale", found.scale]
         words += [

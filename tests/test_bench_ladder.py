@@ -381,19 +381,18 @@ def test_an_lmdb_is_found_in_memory_under_any_name_of_it(
 
 
 def test_what_is_kept_is_read_by_compare_and_its_command_is_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from study_page import command_of
 
     study.read_found(ROOT / "docs" / "experiments" / "ladder" / "ladder.json")
-    wanted = Settings(("get",), (1, 8), ("disk",), 1, seconds=1.5, batch=32)
-    ladder.opened(tmp_path, wanted).add_settings({"data_bytes": 1_600_000_000, "record_bytes": 900})
-    runs = [run_of("get", n, 50.0, "disk") for n in (8, 1)]
+    wanted = only("disk", "get", processes=(1,))
+    runs, _ = climb(data, wanted, tmp_path)
     (written, *_) = ladder.write_results(tmp_path, runs, {})
     assert command_of(study.read_found(written)) == (
-        "penstock bench ladder ladder --data 1.60GB --record 900 --on disk --processes 1,8 "
-        "--rungs get --for 1.5s --repeats 1"
+        "penstock bench ladder ladder --data 6.00MB --record 20000 --on disk --processes 1 "
+        "--rungs get --for 20s --batch 16 --repeats 1"
     )
 
 

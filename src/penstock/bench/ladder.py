@@ -47,6 +47,8 @@ Progress = Callable[[str, float], None]
 RECORD_BYTES = 30_670
 DATA_BYTES = 2_000_000_000
 
+MADE = "made.json"  # beside data.mdb: what was asked for
+
 # Of each process: its buffers (rungs.FEED_BYTES at most) and what Python touches.
 PROCESS_BYTES = 48 << 20
 PLACES = ("disk", "throttled", "latency", "memory")
@@ -157,6 +159,8 @@ def make_lmdb(
                         progress("making the LMDB", first / n)
                 database.sync(True)
             (draft / "lock.mdb").unlink(missing_ok=True)
+            asked = {"data_bytes": data_bytes, "record_bytes": record_bytes}
+            study.write_texts(draft, {MADE: json.dumps(asked)})
             if folder.exists():
                 folder.rmdir()
             draft.replace(folder)
@@ -228,9 +232,13 @@ def opened(output: Path, settings: Settings) -> study.Kept:
 
 
 def _facts(lmdb: Path) -> dict[str, Any]:
-    """Of the file that all runs of one folder read."""
+    """Of the file that all runs of one folder read, and what was asked for where we made it."""
     status = (lmdb / "data.mdb").stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    try:
+        asked = json.loads((lmdb / MADE).read_bytes())
+    except (OSError, ValueError):
+        asked = {}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, **asked}
 
 
 def _is_run(row: dict[str, Any]) -> bool:

@@ -355,9 +355,8 @@ def ladder_command(
         asked(folder, ladder.lmdb_bytes(data), yes)
     with studies.going_on(folder), working("making the LMDB") as progress:
         kept = ladder.opened(folder, settings)
-        if given is None and not (source / "data.mdb").exists():
+        if given is None:
             ladder.make_lmdb(source, data, record, seed, progress.say)
-            kept.add_settings({"data_bytes": data, "record_bytes": record})
         machine = ladder.machine_of(source, kept)
         runs, remarks = ladder.climb(source, settings, folder, progress.say)
         written = ladder.write_results(folder, runs, machine, remarks)
