@@ -111,7 +111,9 @@ def made(workload: str, sizes: Any) -> Path:
 def fast_tier() -> Iterator[registry.Tier]:
     """A tier in memory, known to this benchmark only."""
     folder = Path("/dev/shm") / f"penstock-bench-{os.getpid()}"
-    os.environ[registry.ENVIRONMENT] = str(scratch("stage") / "tiers.json")
+    known = scratch("stage") / "tiers.json"
+    known.unlink(missing_ok=True)  # of an earlier process, whose tier lay elsewhere
+    os.environ[registry.ENVIRONMENT] = str(known)
     folder.mkdir()
     try:
         registry.add("bench", folder)

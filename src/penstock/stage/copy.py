@@ -229,7 +229,7 @@ def _missing(place: Place, sources: Sequence[Source]) -> tuple[list[Source], lis
             and away.isdisjoint(map(os.fsencode, (source.path, *source.names)))
         )
         if not is_there or entry is None:
-            missing.append(replace(source, before=stamp))
+            missing.append(replace(source, before=stamp) if stamp else source)
         elif not set(source.names) <= set(entry.names) or source.gain_s not in (0.0, entry.gain_s):
             names = tuple(sorted({*entry.names, *source.names}))
             more.append(replace(entry, names=names, gain_s=source.gain_s or entry.gain_s))
@@ -326,8 +326,9 @@ def _publish(work: Work, more: Sequence[Entry]) -> None:
                 os.close(descriptor)
     place.append(more)
     with place.locked():
-        write_map(place, place.entries().values(), fresh=frozenset(work.fresh))
-    place.compact()
+        entries = place.entries()
+        write_map(place, entries.values(), fresh=frozenset(work.fresh))
+        place.compact(entries)
 
 
 def _notes(place: Place, sources: Sequence[Source]) -> Iterator[str]:

@@ -43,6 +43,7 @@ class Part:
         self.descriptor = -1
         self.reader = -1
         self.is_direct = False
+        self.is_put = False  # it is the copy now
         self.moved_bytes = 0  # of this attempt
 
     def hold(self) -> bool:
@@ -95,16 +96,17 @@ class Part:
         if not self.is_direct:
             _in_order(self.reader)
 
-    def check(self) -> None:
-        """Raises Changed: the source is not what it was when it was found."""
+    def check(self) -> int:
+        """The source's mode, 0 in a store.  Raises Changed: it is not what it was when found."""
         if self.source.store is not None:
             told = self.source.store.stat(self.source.name)
             if told is None or identity_in(told) != self.source.identity:
                 raise Changed
-            return
-        now = Identity.of(os.fstat(self.reader))
-        if not now.is_same(self.source.identity):
+            return 0
+        status = os.fstat(self.reader)
+        if not Identity.of(status).is_same(self.source.identity):
             raise Changed
+        return status.st_mode
 
     def chunk(self, first: int) -> bytes:
         """Copies a chunk from there and returns their digest.  Raises Changed, Stopped."""
@@ -150,9 +152,8 @@ class Part:
     def finish(self, digests: Sequence[bytes]) -> None:
         """Makes the part a copy.  Raises Changed, TierError, OSError."""
         size, mtime_ns = self.source.identity.size_bytes, self.source.identity.mtime_ns
-        self.check()
+        mode = self.check() & 0o555 | 0o400
         os.ftruncate(self.descriptor, size)
-        mode = 0o400 if self.reader < 0 else os.fstat(self.reader).st_mode & 0o555 | 0o400
         os.fchmod(self.descriptor, mode)
         os.utime(self.descriptor, ns=(mtime_ns, mtime_ns))
         os.fsync(self.descriptor)
@@ -196,15 +197,17 @@ class Part:
                 with suppress(FileNotFoundError):
                     os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
             else:
+                self.is_put = True
                 return
         os.rename(self.path, path)  # noqa: PTH104
+        self.is_put = True
 
     def close(self, is_kept: bool = False) -> None:
         """Lets go; what is no copy yet is removed, unless another attempt goes on with it."""
         if self.reader >= 0:
             os.close(self.reader)
         if self.descriptor >= 0:
-            if not is_kept:
+            if not is_kept and not self.is_put:
                 with suppress(OSError):
                     here = os.stat(self.path)  # noqa: PTH116
                     if os.path.samestat(os.fstat(self.descriptor), here):
