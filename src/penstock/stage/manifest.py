@@ -288,15 +288,20 @@ class Place:
         if not lines:
             return
         try:
-            with self.locked(), open(self.manifest, "ab+") as file:
-                end = file.seek(0, os.SEEK_END)
-                if not end:
-                    lines = _first_line(self.tier) + lines
-                else:
-                    file.seek(end - 1)
-                    if file.read(1) != b"\n":  # a crash cut the last line
+            with self.locked():
+                # Without a file object: of small files there are thousands a second.
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                descriptor = os.open(self.manifest, flags, 0o666)
+                try:
+                    end = os.fstat(descriptor).st_size
+                    if not end:
+                        lines = _first_line(self.tier) + lines
+                    elif os.pread(descriptor, 1, end - 1) != b"\n":  # a crash cut the last line
                         lines = b"\n" + lines
-                file.write(lines)
+                    while lines:
+                        lines = lines[os.write(descriptor, lines) :]
+                finally:
+                    os.close(descriptor)
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
 
