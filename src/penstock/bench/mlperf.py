@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
@@ -235,6 +236,7 @@ STUDY = Study(
         Measure("target", "AU asked for", "share"),
         Measure("against_dlio", "over DLIO's", "x"),
         Measure("au_settled", "AU without reading ahead", "share", 1),
+        Measure("settled_against_dlio", "that over DLIO's", "x"),
         Measure("images_hz", "samples/s", "count", 1),
         Measure("bandwidth_bps", "bandwidth", "B/s", 1),
         Measure("asked_bps", "asked for", "B/s"),
@@ -294,15 +296,19 @@ def _told(workload: Workload, scale: str) -> str:
 def _derived(points: list[Point]) -> list[Point]:
     """Ours beside DLIO's of the same case."""
     theirs = {
-        (point["place"], point["workload"], point["accelerator"]): point["au"]
+        (point["place"], point["workload"], point["accelerator"]): point
         for point in points
         if point["by"] == "dlio_benchmark"
     }
     derived = []
     for point in points:
         other = theirs.get((point["place"], point["workload"], point["accelerator"]))
-        ratio = point["au"] / other if other and point["by"] == "penstock" else None
-        derived.append(study.with_value(point, "against_dlio", ratio))
+        for key, against in (("au", "against_dlio"), ("au_settled", "settled_against_dlio")):
+            ratio = None
+            if other and point["by"] == "penstock" and point[key] and other[key]:
+                ratio = point[key] / other[key]
+            point = study.with_value(point, against, ratio)
+        derived.append(point)
     return derived
 
 
@@ -367,8 +373,14 @@ def _by_dlio(
     words += [f"++workload.{key}={value}" for key, value in told.items()]
     resident, said = places.made_cold(there, place), b""
     try:
-        with _in_place(words, place) as program:
-            said = program.communicate(b"go\n", timeout=inputs.TIMEOUT_S)[0]
+        # It says a line each step: nobody is to be woken up by that.
+        with TemporaryFile() as log:
+            try:
+                with _in_place(words, place, log) as program:
+                    program.communicate(b"go\n", timeout=inputs.TIMEOUT_S)
+            finally:
+                log.seek(0)
+                said = log.read()
         summary = json.loads((output / "summary.json").read_bytes())["metric"]
         return {
             "au": float(summary["train_au_mean_percentage"]) / 100,
@@ -388,7 +400,8 @@ def _by_dlio(
 
 
 def _settled(output: Path, workload: Workload, compute_s: float) -> float | None:
-    """The same without reading ahead, from the seconds of each step that it writes down."""
+    """The same without reading ahead, from the seconds of each step that it writes down: what it
+    does between steps, a line of its log each, is not in them."""
     try:
         told = json.loads((output / "0_output.json").read_bytes())
         steps_s = [float(step) for step in told["1"]["proc"]["block1"]][1 + workload.ahead :]
@@ -398,11 +411,13 @@ def _settled(output: Path, workload: Workload, compute_s: float) -> float | None
 
 
 @contextmanager
-def _in_place(words: Sequence[str], place: Place) -> Iterator[subprocess.Popen[bytes]]:
+def _in_place(
+    words: Sequence[str], place: Place, log: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A program that begins when it reads a line, in the place's group by then."""
     program = subprocess.Popen(
         ["sh", "-c", 'read -r _ && exec "$@"', "sh", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     try:
@@ -427,7 +442,15 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
             places_x = [
                 labels.index((point["workload"], point["accelerator"])) + shift for point in shown
             ]
-            axis.bar(places_x, [100 * point["au"] for point in shown], 0.38, label=by)
+            spread = [
+                [100 * abs(point["au"] - (side["au"] or point["au"])) for point, side in sides]
+                for sides in (
+                    [(point, point.least) for point in shown],
+                    [(point, point.most) for point in shown],
+                )
+            ]
+            heights = [100 * point["au"] for point in shown]
+            axis.bar(places_x, heights, 0.38, label=by, yerr=spread, capsize=3)
         for number, (workload, _) in enumerate(labels):
             asked = 100 * WORKLOADS[workload].target
             label = "asked for" if not number else None
