@@ -46,7 +46,7 @@ OF_BEST, OF_SEQUENTIAL, OF_HINTED, DEVICE_BYTES, CPU_US = 0.9, 0.8, 0.95, 1.05, 
 OF_SLOW = 0.95  # where storage is so slow that little else counts
 TIMES_READ_AHEAD, TIMES_UNAHEAD = 3.0, 20.0  # py-lmdb as it is by default, and without read-ahead
 USUAL_AHEAD_KB, LARGE_AHEAD_KB = 128, 8192  # Linux's default, and what some machines are set to
-ORDER_BYTES = 150  # a record, beside the buffer: docs/reading.md
+ORDER_BYTES = 64  # a record, beside the buffer: docs/reading.md tells 55
 
 
 # --- data ----------------------------------------------------------------------------------------
