@@ -50,7 +50,7 @@ def test_a_training_that_saves_to_slow_storage_no_longer_waits_for_it(
 ) -> None:
     pytest.importorskip("torch", reason="the demonstration trains with it")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    program = [sys.executable, "-m", "penstock.bench.demo", "--files", "200", "--epochs", "3"]
+    program = [sys.executable, "-m", "penstock.bench.demo", "--files", "64", "--epochs", "3"]
     program += ["--workers", "0", "--saves", "slow"]
     runs = []
     for name, options in (("plain", []), ("burst", ["--burst-buffer", str(fast)])):

@@ -478,51 +478,67 @@ def test_a_full_disk_is_said_through_the_trainer_and_the_training_goes_on_after_
         subprocess.run(["umount", "-l", tier], check=True)
 
 
+# Each world is forked from a process that has imported torch: a launcher's ranks would do it nine
+# times.  test_checkpointer_ranks.py has a launcher.
 SHARDED = """
-import os, sys
+import os, socket, sys, traceback
 import torch, torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor, zeros
 from penstock.adapters.save.torch import TieredReader, TieredWriter
 
-fast, what = sys.argv[1:3]
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-whole = torch.arange(24.0 * 5).reshape(24, 5)
-if what == "save":
-    for step in (1, 2):
-        dcp.save({"w": distribute_tensor(whole * step, mesh, [Shard(0)])},
-                 storage_writer=TieredWriter(fast, None, step))
-else:
-    state = {"w": zeros(24, 5, device_mesh=mesh, placements=[Shard(1)])}
-    reader = TieredReader.latest(fast)
-    dcp.load(state, storage_reader=reader)
-    assert torch.equal(state["w"].full_tensor(), whole * 2), state["w"].full_tensor()
-    print(f"rank {dist.get_rank()} has step {reader.step};", end="", flush=True)
-dist.destroy_process_group()
+fast = sys.argv[1]
+
+def take_part(what):
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(24.0 * 5).reshape(24, 5)
+    if what == "save":
+        for step in (1, 2):
+            dcp.save({"w": distribute_tensor(whole * step, mesh, [Shard(0)])},
+                     storage_writer=TieredWriter(fast, None, step))
+    else:
+        state = {"w": zeros(24, 5, device_mesh=mesh, placements=[Shard(1)])}
+        reader = TieredReader.latest(fast)
+        dcp.load(state, storage_reader=reader)
+        assert torch.equal(state["w"].full_tensor(), whole * 2), state["w"].full_tensor()
+        os.write(1, f"one of {dist.get_world_size()} has step {reader.step};".encode())
+    dist.destroy_process_group()
+
+for n, what in ((4, "save"), (2, "load"), (1, "load")):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(n):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{n}", "LOCAL_RANK": f"{rank}",
+                           "LOCAL_WORLD_SIZE": f"{n}", "MASTER_ADDR": "127.0.0.1",
+                           "MASTER_PORT": f"{port}"}
+            try:
+                take_part(what)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    ended = [os.waitpid(rank, 0)[1] for rank in ranks]
+    assert ended == [0] * n, (what, ended)
 """
 
 
 @pytest.mark.slow
 def test_sharded_states_of_four_ranks_are_read_by_two_and_by_one(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="DCP is torch's")
-    program = tmp_path / "program.py"
-    program.write_text(SHARDED)
-
-    def torchrun(n: int, what: str) -> str:
-        finished = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone",
-             f"--nproc-per-node={n}", program, tmp_path / "fast", what],
-            capture_output=True, text=True, timeout=240,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert finished.returncode == 0, finished.stderr[-3000:]
-        return finished.stdout
-
-    torchrun(4, "save")
+    finished = subprocess.run(
+        [sys.executable, "-c", SHARDED, tmp_path / "fast"],
+        capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
     there = sorted(path.name for path in (tmp_path / "fast").iterdir() if path.name[0] != ".")
     assert there == ["step-00000001", "step-00000002"]
     assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "fast")))
-    assert torchrun(2, "load").count("has step 2") == 2
-    assert torchrun(1, "load").count("has step 2") == 1
+    assert finished.stdout.count("one of 2 has step 2") == 2
+    assert finished.stdout.count("one of 1 has step 2") == 1
