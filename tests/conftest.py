@@ -68,6 +68,14 @@ def work(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    """An empty folder that stands for a fast tier."""
+    folder = tmp_path / "fast"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def overlay(tmp_path: Path) -> Iterator[Path]:
     """A folder on overlayfs, as a container's root is: there folders have another device number
     than files."""

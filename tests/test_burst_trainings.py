@@ -22,13 +22,6 @@ from penstock.save.burst import NEW, WAS, entries
 from test_bench_tier import needs_fuse
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    path = tmp_path / "fast"
-    path.mkdir()
-    return path
-
-
 def is_home(folder: Path, fast: Path) -> bool:
     """Every file is at its path and nothing is left: no link, no draft, nothing on the tier."""
     paths = list(folder.rglob("*"))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,33 @@ def staged(command: Callable[..., Any], tmp_path: Path, work: Path) -> Path:
         os.utime(path, ns=(OLD_NS, OLD_NS))
     tier = tmp_path / "fast"
     tier.mkdir()
-    for words in (("tiers", "add", "fast", tier), ("stage", "copy", work, "--to", "fast")):
+    for words in (
+        ("tiers", "add", "fast", tier, "--no-measure"),
+        ("stage", "copy", work, "--to", "fast"),
+    ):
         done = command(*words)
         assert done.returncode == 0, done.stderr
     return tier
+
+
+@contextmanager
+def mounted(folder: Path, *words: str | Path) -> Iterator[None]:
+    """What `mount` with these words puts at a folder."""
+    if os.geteuid():
+        pytest.skip("only root may mount")
+    done = subprocess.run(["mount", *words, folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def memory_at(folder: Path) -> AbstractContextManager[None]:
+    """A file system of its own at a folder, which is there without it too."""
+    folder.mkdir(exist_ok=True)
+    return mounted(folder, "-t", "tmpfs", "-o", "size=64m", "tmpfs")
 
 
 def opens_of(folder: Path) -> dict[str, int]:
@@ -122,12 +145,7 @@ def test_a_copy_that_is_not_what_was_staged_is_refused(
 def test_copies_on_a_tier_that_has_become_read_only_are_served(
     command: Callable[..., Any], staged: Path, tmp_path: Path
 ) -> None:
-    if os.geteuid():
-        pytest.skip("only root may mount a folder read-only")
-    done = subprocess.run(["mount", "--bind", staged, staged], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr}")
-    try:
+    with mounted(staged, "--bind", staged):
         subprocess.run(["mount", "-o", "remount,ro,bind", staged], check=True)
         folder = tmp_path / "run"
         done = command(
@@ -136,8 +154,6 @@ def test_copies_on_a_tier_that_has_become_read_only_are_served(
         assert done.returncode == 0, done.stderr
         assert opens_of(folder) == {"served": len(NAMES)}
         assert "cannot be written" in command("stage", "evict", "fast").stderr
-    finally:
-        subprocess.run(["umount", "-l", staged], check=True)
 
 
 def test_a_tier_that_is_none_is_said_before_anything_runs(
@@ -147,22 +163,6 @@ def test_a_tier_that_is_none_is_said_before_anything_runs(
     assert (done.returncode, (work / "ran").exists()) == (2, False)
     assert "no such tier" in done.stderr
     assert command("run", "-q", "--verify", "touch", "ran").returncode == 2
-
-
-@contextmanager
-def memory_at(folder: Path) -> Iterator[None]:
-    """A file system of its own at a folder, which is there without it too."""
-    if os.geteuid():
-        pytest.skip("only root may mount a file system")
-    folder.mkdir(exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_an_unmounted_tier_is_refused_and_nothing_is_written_below_it(
@@ -221,15 +221,8 @@ def test_an_unmounted_tier_is_refused_and_nothing_is_written_below_it(
 def test_a_tier_that_is_mounted_elsewhere_is_known_by_its_mark(
     command: Callable[..., Any], staged: Path, tmp_path: Path
 ) -> None:
-    if os.geteuid():
-        pytest.skip("only root may mount a folder")
-    done = subprocess.run(["mount", "--bind", staged, staged], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr}")
-    try:
+    with mounted(staged, "--bind", staged):
         said = command("stage", "status", "fast").stdout
         assert said.startswith(f"{len(NAMES)} files staged")
         (staged / ".penstock" / "tier").write_text("of another tier")
         assert command("stage", "status", "fast").returncode == 2
-    finally:
-        subprocess.run(["umount", "-l", staged], check=True)

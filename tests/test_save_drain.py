@@ -79,12 +79,6 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    (tmp_path / "fast").mkdir()
-    return tmp_path / "fast"
-
-
-@pytest.fixture
 def slow(tmp_path: Path) -> Path:
     return tmp_path / "slow"
 

@@ -18,12 +18,6 @@ from penstock.stores import LocalStore
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    (tmp_path / "fast").mkdir()
-    return tmp_path / "fast"
-
-
-@pytest.fixture
 def slow(tmp_path: Path) -> Path:
     (tmp_path / "slow").mkdir()
     return tmp_path / "slow"
