@@ -849,6 +849,7 @@ def test_the_commands_from_save_to_restart(fast: Path, slow: Path) -> None:
     found = penstock("recover", fast, slow, status=0)
     assert found.stdout == f"{fast}/step-00000002\n"
     assert "passed over" in found.stderr
+    assert "same device" in found.stderr
     gone = penstock("prune", fast, slow, "--keep-fast", 0, "--dry-run").stdout.splitlines()
     assert gone == [f"{fast}/step-0000000{step}" for step in (1, 2, 3)]
     penstock("prune", fast, slow, "--keep-fast", 2)
@@ -937,6 +938,48 @@ def test_sweeping_leaves_parts_that_are_still_to_be_filled(fast: Path, slow: Pat
     assert (slow / "step-00000001.part").exists()
     sweep(slow)
     assert not (slow / "step-00000001.part").exists()
+
+
+def test_verify_shows_restarts_that_failed_and_forgives_one_or_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from penstock.cli.save import save as command
+    from penstock.save.verify import remember_failure
+
+    def verified(*arguments: Any) -> str:
+        return CliRunner().invoke(command, ["verify", *map(str, arguments)]).output
+
+    for name in ("model_1.pt", "model_2.pt"):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("archive/data.pkl", b"x")
+    for one in find(LocalStore(tmp_path)):
+        remember_failure(one, "loss is nan")
+    assert verified(tmp_path).count("loss is nan (--forgive") == 2
+    assert all("nan" in row["failed_restart"] for row in json.loads(verified(tmp_path, "--json")))
+    listed: list[str] = []
+    monkeypatch.setattr(LocalStore, "list", lambda *any: listed.append("all") or iter(()))
+    assert "1 failed restarts forgotten" in verified(tmp_path / "model_2.pt", "--forgive")
+    assert not listed  # the folder around a file is not looked at
+    monkeypatch.undo()
+    said = verified(tmp_path)
+    assert said.count("loss is nan") == 1
+    assert "model_1.pt: whole (torch, sample), 0.0 MB compared, but passed over: a restart" in said
+    assert "1 failed restarts forgotten" in verified(tmp_path, "--forgive")
+    assert "nan" not in verified(tmp_path)
+
+
+def test_a_pointer_that_names_thousands_of_checkpoints_is_copied(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (fast / name).parent.mkdir(exist_ok=True)
+        (fast / name).write_bytes(b"x")
+    rows = [f'all_model_checkpoint_paths: "ckpt-{step}"' for step in range(4000)]
+    (fast / "checkpoint").write_text("\n".join(rows))
+    with Drainer(fast, slow) as drainer:
+        drainer._copy_hints()
+    assert (slow / "checkpoint").read_bytes() == (fast / "checkpoint").read_bytes()
 
 
 def test_what_keep_fast_cannot_let_go_is_said(tmp_path: Path) -> None:

@@ -545,6 +545,13 @@ def test_deepspeed_has_a_file_of_each_rank(torch: Any, tmp_path: Path, root: str
         assert "mp_rank_00_model_states.pt: is missing" in verify(only(tmp_path)).problems[0]
     archive(model)  # tells no number
     assert is_whole(tmp_path)
+    # Shapes of parameters are told where the optimizer's state lies in files of its own.
+    for path in optims:
+        path.unlink()
+    assert is_whole(tmp_path)
+    for shapes, is_good in ((None, True), ([{"w": torch.Size([3])}], False)):
+        torch.save({"module": {}, "optimizer": None, "param_shapes": shapes}, model)
+        assert is_whole(tmp_path, "sizes") == is_good, shapes
     # Two groups of tensor parallelism, stage 3: a model's and an optimizer's file of each rank.
     for path in folder.iterdir():
         path.unlink()

@@ -136,14 +136,13 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
     from penstock.views.paper import Paper
 
     wanted = level or "sample"
-    if forgive:
-        from penstock.stores import open_store
-
-        count = verifying.forgive(open_store(place))
-        click.echo(f"penstock: {count} failed restarts forgotten", err=True)
-    found = _checkpoints_at(place)
+    found, is_one = _checkpoints_at(place)
     if not found:
         raise click.ClickException(f"{place}: no checkpoint found")
+    if forgive:
+        count = verifying.forgive(found[0].store, found[0] if is_one else None)
+        click.echo(f"penstock: {count} failed restarts forgotten", err=True)
+    known = verifying.remembered(found[0].store)
     verdicts = []
     with Progress("verifying", is_of_bytes=True) as bar:
         for one in found:
@@ -163,17 +162,19 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
                 "checked_bytes": verdict.checked_bytes,
                 "unprotected_bytes": verdict.unprotected_bytes,
                 "remarks": verdict.remarks,
+                "failed_restart": verifying.failure_of(verdict.checkpoint, known),
             }
             for verdict in verdicts
         ]
         click.echo(json.dumps(rows, indent=1))
     else:
         for verdict in verdicts:
-            click.echo(Paper.clean(_verdict_line(verdict)))
+            failure = verifying.failure_of(verdict.checkpoint, known)
+            click.echo(Paper.clean(_verdict_line(verdict, failure)))
     return 0 if all(verdict.is_whole for verdict in verdicts) else NOT_WHOLE
 
 
-def _verdict_line(verdict: Any) -> str:
+def _verdict_line(verdict: Any, failure: str) -> str:
     name = verdict.checkpoint.name
     if not verdict.is_whole:
         return f"{name}: NOT WHOLE: {'; '.join(verdict.problems)}"
@@ -182,12 +183,14 @@ def _verdict_line(verdict: Any) -> str:
         said.append(f"{verdict.checked_bytes / 1e6:,.1f} MB compared")
     if verdict.unprotected_bytes:
         said.append(f"{verdict.unprotected_bytes / 1e6:,.1f} MB without any checksum")
+    if failure:
+        said.append(f"but passed over: {failure} (--forgive forgets that)")
     return ", ".join([*said, *verdict.remarks])
 
 
-def _checkpoints_at(place: str) -> list[Checkpoint]:
-    """Of a tier; or the one checkpoint that this is the folder or the file of."""
-    from penstock.save.formats import find
+def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
+    """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
+    from penstock.save.formats import find, find_file
     from penstock.stores import open_store
 
     if "://" not in place and not os.path.lexists(place):
@@ -196,10 +199,12 @@ def _checkpoints_at(place: str) -> list[Checkpoint]:
     above = above or ("." if "://" not in place else "")
     if above and not above.endswith(":/"):
         with contextlib.suppress(Exception):  # the folder above may be nobody's business
-            inner = [one for one in find(open_store(above)) if one.name == name]
+            store = open_store(above)
+            single = find_file(store, name)
+            inner = [single] if single else [one for one in find(store) if one.name == name]
             if inner:
-                return inner
-    return find(open_store(place))
+                return inner, True
+    return find(open_store(place)), False
 
 
 def _keep_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -337,9 +342,13 @@ def drain_command(
 
 
 def _tell_slow(fast: Path, slow: str, durable: str) -> None:
+    click.echo(f"penstock: durable on {slow}: {durable}", err=True)
+    _tell_device(fast, slow)
+
+
+def _tell_device(fast: Path, slow: str) -> None:
     from penstock.save.drain import same_device
 
-    click.echo(f"penstock: durable on {slow}: {durable}", err=True)
     is_there = "://" not in slow and os.path.isdir(slow)  # noqa: PTH112 - a text, as it was given
     said = same_device(fast, Path(slow)) if is_there else ""
     if said:
@@ -475,6 +484,7 @@ def recover_command(
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if is_burst:
         return _name_newest(slow, level)
+    _tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:
             choice, failed = draining.recover(

@@ -83,7 +83,7 @@ __all__ = [
 STATUS = f"{STATE}/drain.json"
 METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
-HINT_BYTES = 64 << 10
+HINT_BYTES = 16 << 20  # a line for each checkpoint that was kept
 LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
 HALF = ".penstock.half"  # after the name of a copy that is no folder, until it is all there
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
@@ -659,7 +659,7 @@ class Working:
                 over_s = self._clock()
             try:
                 failed = self._round()
-                left = bool(self._owed())
+                left = over_s < math.inf and bool(self._owed())
                 state = "idle" if not failed else "waiting"
             except TierError as error:  # a tier is gone, perhaps for an hour
                 failed, left, state = {"": str(error)}, True, "waiting"

@@ -30,7 +30,7 @@ __all__ = [
     "check_zip",
     "dcp_slices",
     "tf_entries",
-    "torch_number",
+    "torch_top",
 ]
 
 READ_BYTES = 1 << 20
@@ -227,23 +227,21 @@ def check_dcp(
             file.close()
 
 
-def torch_number(file: BinaryIO, key: str) -> int | None:
-    """A number at the top of what torch.save has written, as it says of itself; None: it has none,
-    or it cannot be told without unpickling."""
+def torch_top(file: BinaryIO) -> dict[str, Any]:
+    """What torch.save has written, by its keys at the top: numbers and texts as they are, other
+    things as something inert.  Empty: it is no mapping, or cannot be told without unpickling."""
     try:
         archive = zipfile.ZipFile(file)
         (info,) = (one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
         if info.file_size > MOST_STATE_BYTES:
-            return None
+            return {}
         top = _inert(archive.read(info))
     except (Damage, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError):
-        return None
+        return {}
     except (RuntimeError, OSError, struct.error):  # encrypted; past the end
-        return None
-    for name, value in top.pairs if isinstance(top, (_Map, _Thing)) else ():
-        if name == key and isinstance(value, int):
-            return int(value)
-    return None
+        return {}
+    pairs = top.pairs if isinstance(top, (_Map, _Thing)) else ()
+    return {name: value for name, value in pairs if isinstance(name, str)}
 
 
 def _check_slice(file: BinaryIO, one: Slice, scope: Scope) -> None:

@@ -15,7 +15,16 @@ from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.stores import Found, Store, beside
 
-__all__ = ["HINTS", "INCOMPLETE", "Checkpoint", "find", "kind_of", "newest_first", "step_of"]
+__all__ = [
+    "HINTS",
+    "INCOMPLETE",
+    "Checkpoint",
+    "find",
+    "find_file",
+    "kind_of",
+    "newest_first",
+    "step_of",
+]
 
 INCOMPLETE = (
     "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
@@ -139,6 +148,17 @@ def find(store: Store) -> list[Checkpoint]:
     return newest_first(tree.below("", 0))
 
 
+def find_file(store: Store, name: str) -> Checkpoint | None:
+    """The checkpoint that is this one file at the top of a store, without a look at the others;
+    None: it is none, or has several files.  Raises TierError."""
+    found = store.stat(name) if kind_of(name) else None
+    if found is None:
+        return None
+    noted = store.stat(beside(name, BESIDE))
+    files = {name: found} | ({beside(name, BESIDE): noted} if noted is not None else {})
+    return next(_singles(store, "", _Folder(files, set())), None)
+
+
 class _Folder(NamedTuple):
     files: dict[str, Found]  # by their own names
     folders: set[str]
@@ -172,7 +192,7 @@ class _Tree:
                     for inner in self._inner_runs(found, name, here):
                         yield from self.below(inner, depth + 1)
                     return
-        yield from _singles(self, name, here)
+        yield from _singles(self.store, name, here)
         if depth < DEEPEST:
             for folder in sorted(here.folders):
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
@@ -330,16 +350,16 @@ _FOLDERS = (_with_manifest, _dcp, _orbax, _hf, _deepspeed)
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _singles(tree: _Tree, folder: str, here: _Folder) -> Iterator[Checkpoint]:
+def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
     """Checkpoints that are a file, or several with one beginning."""
     start = f"{folder}/" if folder else ""
     for name, found in here.files.items():
         if name.startswith(".") or name.endswith(BESIDE) or _UNFINISHED.search(name):
             continue
         if name.endswith(".index"):
-            yield from _tensorflow(tree, start, name.removesuffix(".index"), here)
+            yield from _tensorflow(store, start, name.removesuffix(".index"), here)
         elif kind := kind_of(name):
-            single = Checkpoint(tree.store, found.name, kind, False, (found,), step_of(found.name))
+            single = Checkpoint(store, found.name, kind, False, (found,), step_of(found.name))
             noted = here.files.get(beside(name, BESIDE))
             yield _believed(single, noted) if noted else single
 
@@ -355,7 +375,7 @@ def kind_of(name: str) -> str:
     return "hdf5" if name.endswith(".weights.h5") else ""
 
 
-def _tensorflow(tree: _Tree, start: str, prefix: str, here: _Folder) -> Iterator[Checkpoint]:
+def _tensorflow(store: Store, start: str, prefix: str, here: _Folder) -> Iterator[Checkpoint]:
     """PREFIX.index and its data files; an index alone is something else's."""
     data = []
     for name in here.files:
@@ -370,6 +390,6 @@ def _tensorflow(tree: _Tree, start: str, prefix: str, here: _Folder) -> Iterator
     files.append(here.files[f"{prefix}.index"])
     name = f"{start}{prefix}"
     kind = "tensorflow"
-    made = Checkpoint(tree.store, name, kind, False, tuple(files), step_of(name), None, problem)
+    made = Checkpoint(store, name, kind, False, tuple(files), step_of(name), None, problem)
     noted = here.files.get(beside(prefix, BESIDE))
     yield _believed(made, noted) if noted else made

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from penstock import tiers
 from penstock.errors import PenstockError, SaveError, TierError
@@ -29,7 +29,7 @@ from penstock.save.foreign import (
     check_safetensors,
     check_tf,
     check_zip,
-    torch_number,
+    torch_top,
 )
 from penstock.save.formats import Checkpoint, find, newest_first
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
@@ -383,6 +383,11 @@ _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, Found]) -> None:
     """Of DeepSpeed's files each rank's is there, by their names and by what the model's file says
     of the number of ranks.  Raises Damage."""
+    told = _told_ranks(checkpoint, files)
+    if told.has_parts and not any(name.endswith("optim_states.pt") for name in files):
+        raise Damage(
+            f"{folder}*_optim_states.pt: missing, and the model's file says there are some"
+        )
     zero = [(match, name) for name in files if (match := _ZERO.fullmatch(name))]
     if not zero:
         return
@@ -391,7 +396,6 @@ def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, Found]) -
         ranks.setdefault((match[1], match[4]), set()).add(int(match[2]))
     models = {match[1] for name in files if (match := _MODEL.fullmatch(name))}
     models |= {match[3] for match, _ in zero if match[4] == "model"}
-    told = _told_ranks(checkpoint, files)
     width = len(zero[0][0][3])
     mp_ranks = sorted({int(match[3]) for match, _ in zero} | {int(one) for one in models})
     for mp_rank in range(mp_ranks[-1] + 1):
@@ -399,21 +403,33 @@ def _check_ranks(checkpoint: Checkpoint, folder: str, files: dict[str, Found]) -
         if mp_name not in models:
             raise Damage(f"{folder}mp_rank_{mp_name}_model_states.pt: is missing")
         for (start, kind), known in ranks.items():
-            for rank in range(max(max(known) + 1, told)):
+            for rank in range(max(max(known) + 1, told.n_ranks)):
                 name = f"{start}zero_pp_rank_{rank}_mp_rank_{mp_name}_{kind}_states.pt"
                 if name not in files:
-                    raise Damage(f"{folder}{name}: is missing, of {max(max(known) + 1, told)}")
+                    n = max(max(known) + 1, told.n_ranks)
+                    raise Damage(f"{folder}{name}: is missing, of {n}")
 
 
-def _told_ranks(checkpoint: Checkpoint, files: dict[str, Found]) -> int:
-    """How many ranks the model's file has been written by; 0: it does not tell."""
+class _Ranks(NamedTuple):
+    """n_ranks: that have written; 0: not told.  has_parts: the optimizer's state lies in
+    files of its own, as the shapes of its parameters are told for no other reason."""
+
+    n_ranks: int = 0
+    has_parts: bool = False
+
+
+def _told_ranks(checkpoint: Checkpoint, files: dict[str, Found]) -> _Ranks:
+    """What the model's file says of those beside it."""
+    has_parts = False
     for name, found in sorted(files.items()):
         if name.endswith("_model_states.pt"):
             with closing(checkpoint.store.open(found.name)) as file:
-                n = torch_number(file, "dp_world_size")
-            if n is not None:
-                return n if 0 < n <= MOST_RANKS else 0
-    return 0
+                top = torch_top(file)
+            has_parts = has_parts or top.get("param_shapes") is not None
+            number = top.get("dp_world_size")
+            if isinstance(number, int):
+                return _Ranks(number if 0 < number <= MOST_RANKS else 0, has_parts)
+    return _Ranks(0, has_parts)
 
 
 def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -638,9 +654,18 @@ def remember_failure(checkpoint: Checkpoint, why: str, *, is_copy: bool = False)
     checkpoint.store.put(_FAILED, json.dumps(kept, indent=1).encode())
 
 
-def forgive(store: Store) -> int:
-    """Forgets all failed restarts of a tier; how many there were.  Raises TierError."""
+def forgive(store: Store, only: Checkpoint | None = None) -> int:
+    """Forgets the failed restarts of a tier, or those of one of its checkpoints; how many there
+    were.  Raises TierError."""
     rows = remembered(store)
-    if rows:
+    kept: dict[str, str] = {}
+    if only is not None:
+        marks = {_key(only), _key(only, is_copy=True)}
+        if only.manifest is not None and only.manifest.source:
+            marks.add(f"{only.name} {only.manifest.source}")
+        kept = {key: why for key, why in rows.items() if key not in marks}
+    if kept and len(kept) < len(rows):
+        store.put(_FAILED, json.dumps(kept, indent=1).encode())
+    elif rows and not kept:
         store.delete(_FAILED)
-    return len(rows)
+    return len(rows) - len(kept)
