@@ -227,7 +227,8 @@ def cases_command(folder: Path, yes: bool, **options: Any) -> None:
 
     tf-Darshan's two cases (Chien et al. 2020), and Penstock's own choice of files for as many
     bytes.  The fast tier is imitated too, at 1.6 GB/s.  FOLDER gets cases.md, .csv, .json and .png,
-    and the files: 1.2 GB of images and 48 GB of listings at full scale, 480 MB in all at small.
+    and the files: 1.2 GB of images, 48 GB of listings and 3.7 GB of copies at full scale, 510 MB in
+    all at small.
 
     \b
       penstock bench cases cases
@@ -295,7 +296,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     Four nodes, each with a mount and so a page cache of its own, train in step from LMDBs of the
     paper's record sizes; ideal is the same from memory.  FOLDER gets factors.md, .csv, .json and
     .png, with the steps of each run, where their throughput changes, and what the nodes' memory
-    held beside 1 - (1 - 1/P)^e.  FOLDER also gets the LMDBs: 0.9 GB at small, 4.5 GB at full scale.
+    held beside 1 - (1 - 1/P)^e.  FOLDER also gets the LMDBs: 1 GB at small, 5 GB at full scale.
 
     \b
       penstock bench factors factors
