@@ -363,6 +363,7 @@ def tf_darshan(scale: float) -> list[Bar]:
                 "wall_s": after["wall_s"],
                 "wait_s": after["wait_s"],
                 "more": before["wall_s"] / after["wall_s"] - 1,
+                "others": others_took(taken, base / "before", base / policy)["more"],
             }
             evict(tier)
     shutil.rmtree(data)
@@ -418,7 +419,8 @@ def paper_bars(facts: dict[str, Any]) -> list[Bar]:
                 f"tf-Darshan's malware case: bandwidth gained by {policy}",
                 "paper: 19 %" if policy == "small" else "≥ by small",
                 f"{row['more']:.1%}, {row['files']:,} files, {row['bytes'] / 1e6:.0f} MB"
-                + (": the plan took these files too" if row.get("is_same") else ""),
+                + (": the plan took these files too" if row.get("is_same") else "")
+                + (f"; files not staged took {row['others']:+.1%}" if "others" in row else ""),
                 is_beaten,
                 command,
             )
