@@ -36,6 +36,7 @@ DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is 
 # Names that a framework gives to what it has not finished.
 _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.incomplete$|\.partial$")
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
+_ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
 _HF_STATE, _DCP, _ORBAX = "trainer_state.json", ".metadata", "_CHECKPOINT_METADATA"
 _HF_FOLDER = re.compile(r"checkpoint-\d+")
@@ -171,16 +172,26 @@ class _Tree:
         self.store = store
         self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
         self._trainers: dict[str, dict[str, set[str]]] = {}
+        # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
+        last, here = "", self._noted("")
         for found in store.list():
-            parts = found.name.split("/")
-            if parts[0] == STATE or any(part.endswith(PART_SUFFIX) for part in parts[:-1]):
-                continue
-            self.folders["/".join(parts[:-1])].files[parts[-1]] = found
-            for depth in range(len(parts) - 1, 0, -1):
-                above = self.folders["/".join(parts[: depth - 1])]
-                if parts[depth - 1] in above.folders:
-                    break
-                above.folders.add(parts[depth - 1])
+            folder, _, base = found.name.rpartition("/")
+            if folder != last:
+                last, here = folder, self._noted(folder)
+            if here is not None:
+                here.files[base] = found
+
+    def _noted(self, name: str) -> _Folder | None:
+        """A folder that those above it know; None: it is no place for checkpoints."""
+        parts = name.split("/") if name else []
+        if parts[:1] == [STATE] or any(part.endswith(PART_SUFFIX) for part in parts):
+            return None
+        for depth in range(len(parts), 0, -1):
+            above = self.folders["/".join(parts[: depth - 1])]
+            if parts[depth - 1] in above.folders:
+                break
+            above.folders.add(parts[depth - 1])
+        return self.folders[name]
 
     def below(self, name: str, depth: int) -> Iterator[Checkpoint]:
         here = self.folders[name]
@@ -354,11 +365,14 @@ def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
     """Checkpoints that are a file, or several with one beginning."""
     start = f"{folder}/" if folder else ""
     for name, found in here.files.items():
-        if name.startswith(".") or name.endswith(BESIDE) or _UNFINISHED.search(name):
+        kind, is_index = kind_of(name), name.endswith(".index")
+        if not (kind or is_index) or name.startswith(".") or name.endswith(BESIDE):
             continue
-        if name.endswith(".index"):
+        if _UNFINISHED.search(name):
+            continue
+        if is_index:
             yield from _tensorflow(store, start, name.removesuffix(".index"), here)
-        elif kind := kind_of(name):
+        else:
             single = Checkpoint(store, found.name, kind, False, (found,), step_of(found.name))
             noted = here.files.get(beside(name, BESIDE))
             yield _believed(single, noted) if noted else single
@@ -366,7 +380,9 @@ def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
 
 def kind_of(name: str) -> str:
     """Of a single file by its ending, and of Hugging Face's by its name; empty: no checkpoint."""
-    if name.endswith(_TORCH) or re.match(r"pytorch_model.*\.bin$", name):
+    if not name.endswith(_ENDINGS):
+        return ""
+    if name.endswith(_TORCH) or (name.startswith("pytorch_model") and name.endswith(".bin")):
         return "torch"
     if name.endswith(".safetensors"):
         return "safetensors"
