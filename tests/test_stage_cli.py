@@ -194,14 +194,14 @@ def test_a_file_url_is_the_folder_that_it_names(
     ("words", "sentence"),
     [
         (("stage", "copy", "data", "--to", "slow"), "no such tier (fast)"),
-        (("stage", "copy", "nowhere", "--to", "fast"), "no run, plan or folder is there"),
+        (("stage", "copy", "nowhere", "--to", "fast"), "no run, plan, folder or file is there"),
         (("stage", "copy", "data", "--to", "fast", "--budget", "1GB"), "--budget chooses files"),
         (("stage", "copy", "data", "--to", "fast", "--policy", "none"), "--policy chooses files"),
         (
             ("stage", "copy", "s3://a/b", "--to", "fast", "--budget", "1GB"),
             "--budget chooses files",
         ),
-        (("stage", "copy", "data", "--to", "fast", "--rank", "3"), "rank 3 of 1"),
+        (("stage", "copy", "data", "--to", "fast", "--rank", "3"), "--rank 3 of --world-size 1"),
         (("stage", "copy", "data", "--to", "fast", "--limit", "fast"), "write 500MB or 1GiB"),
         (("stage", "fill", "data", "--to", "fast"), "give --limit 50MB/s"),
         (("stage", "evict", "fast", "--free", "1GB", "--stale"), "not both"),
