@@ -59,6 +59,15 @@ def pytest_unconfigure() -> None:
     gc.collect()
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was run once more and passed failed before: how, stands nowhere else."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"RERUN {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext[-4000:])
+        for title, text in report.sections:
+            terminalreporter.write_line(f"{title}: {text[-1000:]}")
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """An empty folder in which the programs run; what they touch below it is what is counted."""
