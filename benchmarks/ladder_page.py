@@ -173,9 +173,16 @@ def taken(source: Path) -> None:
         f"{place}: {n} of {whole} points have not been measured" for place, n in left.items()
     ]
     told = source / "ladder.json"
-    if told.exists():  # it says why a place was left out
+    if told.exists():  # it says why a place, or a point, was left out
+        points = {
+            f"place {place}, rung {rung}, processes {size}"
+            for place in left for rung in RUNGS for size in sizes if not done[place, rung, size]
+        }  # fmt: skip
         said = json.loads(told.read_text())["remarks"]
-        remarks += [one for one in said if one.partition(": left out")[0] in left]
+        remarks += [
+            one for one in said
+            if one.partition(": left out")[0] in left or one.partition(": no result")[0] in points
+        ]  # fmt: skip
     climbing.write_results(source, runs, facts, remarks)
     subprocess.run(
         [PENSTOCK, "bench", "model", source / "ladder.json"], check=True, stdout=subprocess.DEVNULL

@@ -332,7 +332,7 @@ def ladder_command(
 
     \b
       penstock bench ladder ladder
-      penstock bench ladder quick --data 1.6GB --processes 1,8 --repeats 1 --for 1s
+      penstock bench ladder quick --data 2GB --processes 1,8 --repeats 1 --for 3s
       penstock bench ladder disk --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
       penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
     """

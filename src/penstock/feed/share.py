@@ -772,10 +772,11 @@ class NodeFeed:
         slots_at = words_at + -(-(4 * n_words + n_held) // PAGE) * PAGE
         size = slots_at + len(self._terms.ranks) * SLOTS * self._terms.slot_bytes
         # Shared memory is not refused when there is none left: the kernel ends processes instead.
-        if size > MOST_OF_MEMORY * available_bytes():
+        free = available_bytes()
+        if size > MOST_OF_MEMORY * free:
             raise FeedError(
-                f"no shared memory for {size:,} bytes: {available_bytes():,} are free here; "
-                "lower buffer_bytes"
+                f"no shared memory for {size:,} bytes: {free:,} are free here, of which a feed "
+                f"takes {MOST_OF_MEMORY:.0%} at the most; lower buffer_bytes"
             )
         descriptor = os.memfd_create("penstock-feed", os.MFD_CLOEXEC)
         try:
