@@ -181,6 +181,9 @@ def test_a_record_is_an_array_with_a_key_and_cannot_be_written(
         assert (record.key, record.tobytes()) == (b"00000001", records[b"00000001"])
         assert len(memoryview(record)) == len(records[b"00000001"])
         assert [one.key for one in batch[1:3]] == [b"00000001", b"00000002"]
+        for other in (record[1:], record.copy(), pickle.loads(pickle.dumps(record))):
+            with pytest.raises(AttributeError, match="ask the record itself"):
+                assert other.key
         with pytest.raises(ValueError, match="read-only"):
             record[0] = 1
         with pytest.raises(IndexError):

@@ -74,6 +74,13 @@ def test_what_is_no_data_set_is_an_error_in_a_line(tmp_path: Path) -> None:
     assert "nothing" in said
 
 
+def test_an_empty_set_has_nothing_to_measure_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "empty.tfrecord"
+    path.touch()
+    with pytest.raises(FeedError, match="holds no record"):
+        bench_feed.measure(open_index(path, cache=False))
+
+
 @pytest.mark.parametrize("n_databases", [1, 2])
 def test_py_lmdb_reads_the_database_that_was_asked_for(tmp_path: Path, n_databases: int) -> None:
     with lmdb.open(str(tmp_path), map_size=1 << 26, max_dbs=2) as env:

@@ -108,6 +108,8 @@ def measure(
     where so many do not fit a Feed's buffer.  database: of the LMDB, that the index is of.
 
     Raises FeedError: it cannot be read."""
+    if not len(index):
+        raise FeedError(f"{index.path}: holds no record, so there is nothing to measure")
     missing: list[str] = []
     asked, (batch_size, buffer_bytes) = batch_size, _fitting(index, batch_size)
     if batch_size < asked:

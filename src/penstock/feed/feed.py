@@ -138,7 +138,7 @@ def check(index: Index, request: Request) -> None:
 class Record(np.ndarray):  # (length,) of uint8
     """One record: its bytes as an array, or memoryview(record); valid until the next batch.
 
-    key: as in the data set.  number: in the index.
+    key: as in the data set.  number: in the index.  A part or a copy of it has neither.
     """
 
     __slots__ = ("_index", "number")
@@ -148,7 +148,12 @@ class Record(np.ndarray):  # (length,) of uint8
 
     @property
     def key(self) -> bytes:
-        return self._index.key(self.number)
+        try:
+            return self._index.key(self.number)
+        except AttributeError:
+            raise AttributeError(
+                "a part or a copy of a record has no key: ask the record itself"
+            ) from None
 
     @property
     def where(self) -> str:
