@@ -285,13 +285,13 @@ def _hex_lines(chance: random.Random) -> bytes:
 @lru_cache(maxsize=1)
 def _pictures(seed: int) -> _Pictures:
     """One pool for all sets of a seed: a picture costs more time than the file it is written to."""
-    return _Pictures(random.Random(seed + 1))
+    return _Pictures(seed)
 
 
 class _Pictures:
     """A pool of real pictures, each made when it is first needed; records differ by a comment."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, seed: int) -> None:
         try:
             from PIL import Image
         except ModuleNotFoundError as error:
@@ -300,6 +300,7 @@ class _Pictures:
             ) from error
         from penstock.bench.jpegs import picture
 
+        chance = random.Random(seed + 1)
         self._image, self._picture, self._seed = Image, picture, chance.randrange(1 << 30)
         # Pillow's own noise knows no seed.  Three bytes' mean is bell-shaped enough; 1.4 makes its
         # deviation the 60 that jpegs.py has.

@@ -855,6 +855,12 @@ class _Place:
     is_idle: threading.Event = field(default_factory=threading.Event)  # no save holds it
     is_closed: threading.Event = field(default_factory=threading.Event)
 
+    def open_one(self) -> Checkpointer | None:
+        """The Checkpointer that saves there; None: it is closed, or lost sight of."""
+        found = self.target()
+        is_open = found is not None and not found._is_closed and not found._is_abandoned
+        return found if is_open else None
+
 
 _places: list[_Place] = []
 
@@ -867,16 +873,16 @@ def _places_at(root: str, rank: int) -> list[_Place]:
 def opened(root: AnyPath, rank: int = 0) -> Checkpointer | None:
     """The Checkpointer of this process that saves to this folder, and is not closed."""
     for place in _places_at(os.path.realpath(root), rank):
-        found = place.target()
-        if found is not None and not found._is_closed and not found._is_abandoned:
+        found = place.open_one()
+        if found is not None:
             return found
     return None
 
 
 def _close_at_exit() -> None:
     for place in [one for one in _places if one.pid == os.getpid()]:
-        found = place.target()
-        if found is not None and not found._is_closed and not found._is_abandoned:
+        found = place.open_one()
+        if found is not None:
             found._abandon()
         else:
             place.is_closed.wait(CLOSE_WRITER_S)
