@@ -1,20 +1,26 @@
 """`penstock feed bench`: what it says of a small data set, as text, as JSON and as a page."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import penstock
 from conftest import PENSTOCK
 from penstock.bench import feed as bench_feed
+from penstock.cli import cli
+from penstock.cli.feed import _print_benched
 from penstock.errors import FeedError
 from penstock.feed import Feed, Index, open_index
-from penstock.tiers import Warmth
+from penstock.tiers import Ceiling, Warmth
 
 LIBRARY = Path(penstock.__file__).with_name("libfeed.so")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the reader is not built: make native")
@@ -55,14 +61,18 @@ def test_each_reader_has_a_row_and_the_numbers_agree_with_each_other(path: Path)
         assert rate["record_bytes"] == 20_000 * rate["n_records"]
         assert rate["bandwidth_bps"] == pytest.approx(20_000 * rate["records_hz"])
         assert rate["is_cold"] or rate["why_not_cold"]
-    assert told["ceiling_bps"] == max(each["bandwidth_bps"] for each in told["ceilings"])
+    best = max((each["bandwidth_bps"] for each in told["ceilings"]), default=None)
+    assert told["ceiling_bps"] == best
+    for rate in told["rates"]:
+        share = rate["bandwidth_bps"] / best if best and rate["is_measured"] else None
+        assert rate["ceiling_share"] == share
 
 
 def test_the_text_has_the_rows_and_the_page_is_whole(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="a plot needs plotly: penstock[html]")
     text = bench(path, "--plot", str(tmp_path / "speed.html"))
     assert text.count("penstock.feed ") == 3
-    assert "ceiling: " in text
+    assert "ceiling: " in text or "too small to measure" in text
     page = (tmp_path / "speed.html").read_text()
     assert page.rstrip().endswith("</html>")
     assert "py-lmdb readahead=False" in page
@@ -79,6 +89,59 @@ def test_an_empty_set_has_nothing_to_measure_and_says_so(tmp_path: Path) -> None
     path.touch()
     with pytest.raises(FeedError, match="holds no record"):
         bench_feed.measure(open_index(path, cache=False))
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_set_too_small_to_measure_is_told_and_makes_no_ratio(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    pytest.importorskip("plotly", reason="a plot needs plotly: penstock[html]")
+    monkeypatch.setattr(bench_feed, "MEASURABLE_S", 1000 if is_small else 0)
+    page = tmp_path / "speed.html"
+    words = ["feed", "bench", str(path), "--seconds", "0.5", "--plot", str(page)]
+    if is_small:  # the time for a ceiling is over before the files are
+        monkeypatch.setattr(bench_feed.tiers, "read_ceiling", lambda files, seconds_each: [])
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    head, *rows = done.stdout.splitlines()[1:7]
+    assert head.split()[-2:] == ["ceiling", "device"]
+    for row in rows:
+        ratios = row.split("  too short")[0].split("  not cold")[0].split()[-2:]
+        assert (ratios == ["–", "–"]) == is_small, row
+        assert ("too short: " in row) == is_small
+    assert ("too small to measure" in done.stdout) == is_small
+    assert ("MB or more does" in done.stdout) == is_small
+    assert ("too small to measure" in page.read_text()) == is_small
+    assert ('"text":"ceiling"' in page.read_text()) != is_small
+
+
+def test_what_is_left_of_a_ceiling_whose_files_ended_is_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = bench_feed.tiers.read_ceiling
+
+    def ended(files: list[str], seconds_each: float) -> list[Ceiling]:
+        first, *others = measured(files, seconds_each)
+        return [replace(first, seconds=0.0), *(replace(one, seconds=9.0) for one in others)]
+
+    monkeypatch.setattr(bench_feed.tiers, "read_ceiling", ended)
+    benched = bench_feed.measure(open_index(path, cache=False), seconds=0.1)
+    assert benched.ceiling_bps is None
+    assert any("too small to measure" in said for said in benched.missing)
+
+
+def test_no_row_says_0_of_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = bench_feed.Rate("one", "none", True, "", 3, 300, None, 0.6, False)
+    benched = bench_feed.Benched("a", "tar", 3, 300, 1, (), (rate,), ())
+    (row,) = (line for line in told_of(benched).splitlines() if line.startswith("one "))
+    assert row.split()[2:] == ["5", "0.0005", "–", "–"]
+
+
+def told_of(benched: bench_feed.Benched) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        _print_benched(benched)
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("n_databases", [1, 2])
@@ -199,7 +262,7 @@ def test_what_was_measured_is_told_where_the_page_has_no_room(path: Path, tmp_pa
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert finished.returncode == 2, finished.stderr
-    assert "ceiling: " in finished.stdout
+    assert finished.stdout.count("penstock.feed ") == 3
     assert "the page was not written" in finished.stderr
     assert not list(tmp_path.glob("*page.html*"))
 

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
-from penstock.errors import FeedError
+from penstock.errors import FeedError, FeedRefused
 from penstock.feed import decode, tar, tfrecord, verify
 from penstock.feed.index import (
     CACHED_RECORDS,
@@ -102,26 +102,184 @@ def test_samples_of_a_tar_come_apart_as_tarfile_sees_them(
     assert verify.check(tmp_path / "a.tar").problems == []
 
 
-def test_what_is_no_member_of_a_sample_is_passed_over(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+# What WebDataset makes of a name: its key and extension, or None.
+NAMES: dict[str, tuple[str, str] | None] = {
+    "1.jpg": ("1", "jpg"),
+    "a/1.seg.PNG": ("a/1", "seg.png"),
+    "a.b/1.jpg": ("a.b/1", "jpg"),
+    "a//1.jpg": ("a//1", "jpg"),
+    "./1.jpg": ("./1", "jpg"),
+    "1.": ("1", ""),
+    "README": None,
+    "a.b/README": None,
+    "a/": None,
+    ".hid": None,
+    ".hid.jpg": None,
+    "./.hid": None,
+    "a.b/.hid": None,
+    "/.hid": ("/", "hid"),
+    "a/.hid": ("a/", "hid"),
+    "a.b/c/.hid.jpg": ("a.b/c/", "hid.jpg"),
+    "__index__": None,
+    "__a.b__": None,
+    "__about__/1.jpg": None,
+    "a/__about__/1.jpg": ("a/__about__/1", "jpg"),
+    "a/__b.c__": ("a/__b", "c__"),
+    "__1__.jpg": ("__1__", "jpg"),
+    "__.jpg": ("__", "jpg"),
+}
+
+
+def test_a_sample_is_what_webdataset_takes_for_one() -> None:
+    found = {name: tar.name_parts(name.encode()) for name in NAMES}
+    assert found == {name: parts and (parts[0].encode(), parts[1]) for name, parts in NAMES.items()}
+
+
+def with_others(path: Path) -> None:
+    """A sample among all that makes none."""
+    with tarfile.open(path, "w") as archive:
         for name, kind, data in (
             ("train", tarfile.DIRTYPE, b""),
             ("train/README", tarfile.REGTYPE, b"no dot"),
-            ("train/.hidden", tarfile.REGTYPE, b"no stem"),
+            (".hidden", tarfile.REGTYPE, b"no stem"),
             ("train/1.jpg", tarfile.REGTYPE, b"one"),
-            ("train/link", tarfile.SYMTYPE, b""),
+            ("train/link.jpg", tarfile.SYMTYPE, b""),
+            ("train/hard.jpg", tarfile.LNKTYPE, b""),
             ("train/1.cls", tarfile.REGTYPE, b"7"),
+            ("train/pipe.jpg", tarfile.FIFOTYPE, b""),
+            ("train/odd.jpg", b"V", b""),
             ("__index__", tarfile.REGTYPE, b"about"),
+            *((f"more/{number}", tarfile.REGTYPE, b"") for number in range(9)),
         ):
             about = tarfile.TarInfo(name)
-            about.type, about.size, about.linkname = kind, len(data), "1.jpg"
+            about.type, about.size, about.linkname = kind, len(data), "train/1.jpg"
             archive.addfile(about, io.BytesIO(data))
-    ((key, record),) = records(open_index(tmp_path / "a.tar"))
+
+
+def test_what_is_in_no_sample_is_passed_over_and_counted(tmp_path: Path) -> None:
+    with_others(tmp_path / "a.tar")
+    index = open_index(tmp_path / "a.tar")
+    ((key, record),) = records(index)
     assert key == b"train/1"
     assert {name: bytes(part) for name, part in decode.sample(record).items()} == {
         "jpg": b"one",
         "cls": b"7",
     }
+    told = {f"{each.noun} {each.why}".strip(): (each.n, each.names) for each in index.left_out}
+    assert told == {
+        "file without an extension": (10, ("a.tar/train/README", "a.tar/more/0", "a.tar/more/1")),
+        "hidden file": (1, ("a.tar/.hidden",)),
+        "link": (2, ("a.tar/train/link.jpg", "a.tar/train/hard.jpg")),
+        "pipe": (1, ("a.tar/train/pipe.jpg",)),
+        "member of the type 'V', which is no file": (1, ("a.tar/train/odd.jpg",)),
+        "file that WebDataset takes for its own": (1, ("a.tar/__index__",)),
+    }
+    assert verify.check(tmp_path / "a.tar").left_out == index.left_out
+
+
+def test_what_is_left_out_of_many_shards_is_told_once_for_each_reason(
+    tmp_path: Path, cache: Path
+) -> None:
+    for shard in range(3):
+        members = [(f"{number:05d}.jpg", b"") for number in range(CACHED_RECORDS // 2)]
+        tarred(tmp_path / f"{shard}.tar", [("README", b""), *members, ("LICENSE", b"")])
+    index = open_index(tmp_path)
+    (other,) = index.left_out
+    assert (other.n, other.names) == (6, ("0.tar/README", "0.tar/LICENSE", "1.tar/README"))
+    assert len(list(cache.iterdir())) == 1
+    assert open_index(tmp_path).left_out == from_bytes(to_bytes(index)).left_out == (other,)
+
+
+def test_what_a_folder_and_an_lmdb_leave_out_is_told(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "a/.DS_Store", ".git/config", ".git/head"):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "set" / name).touch()
+    os.mkfifo(tmp_path / "set/pipe")
+    assert set(open_index(tmp_path / "set").left_out) == {
+        ("hidden file", "", 1, ("a/.DS_Store",)),
+        ("hidden folder", "", 1, (".git",)),
+        ("special file", "", 1, ("pipe",)),
+    }
+    with lmdb.open(str(tmp_path / "b"), map_size=1 << 20, max_dbs=2) as env:
+        for name in (b"images", b"labels"):
+            with env.begin(write=True, db=env.open_db(name)) as txn:
+                txn.put(b"a", b"1")
+        with env.begin(write=True) as txn:
+            txn.put(b"key", b"value")
+    index = open_index(tmp_path / "b")
+    assert len(index) == 1
+    ((noun, why, n, names),) = index.left_out
+    assert (noun, n, names) == ("database", 2, ("images", "labels"))
+    assert "--database" in why
+    (other,) = open_index(tmp_path / "b", database="images").left_out
+    assert other == ("record", "outside the database that was named", 1, ("key",))
+
+
+def header(name: bytes, kind: bytes, content: bytes = b"", size: int | None = None) -> bytes:
+    about = tarfile.TarInfo(os.fsdecode(name))
+    about.type, about.size = kind, len(content) if size is None else size
+    return about.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
+
+
+TAR_END = bytes(10 << 10)
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (header(b"1.jpg", b"S"), "at 1,024 is a sparse file"),
+        (header(b"1.jpg", b"M", b"rest"), "at 1,024 is the end of one that begins in another"),
+        (header(b"all", b"g", b"18 path=every.one\n"), "at 1,024 gives one path or size to all"),
+        (header(b"all", b"g", b"11 size=10\n"), "at 1,024 gives one path or size to all"),
+        (header(b"x", b"x", b"15 path=one.jpg"), "extended header at 1,024 is damaged"),
+        (header(b"x", b"x", b"11 size=1x\n"), "extended header at 1,024 is damaged"),
+        (header(b"x", b"x", b"13 path:a.jp\n"), "extended header at 1,024 is damaged"),
+    ],
+)
+def test_members_of_which_not_all_is_here_are_refused(
+    tmp_path: Path, before: bytes, why: str
+) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(header(b"0.jpg", b"0", b"x") + before + header(b"2.jpg", b"0") + TAR_END)
+    with pytest.raises(FeedError, match=f"a.tar: the (member|header|).*{why}"):
+        open_index(path)
+
+
+def test_a_tar_of_nothing_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    subprocess.run(["tar", "-cf", path, "-T", "/dev/null"], check=True)
+    checked = verify.check(path)
+    assert (len(open_index(path)), checked.n_records, checked.problems) == (0, 0, [])
+    path.write_bytes(bytes(1 << 21))
+    with pytest.raises(FeedError, match="block of zeros at 0 is no end mark"):
+        open_index(path)
+
+
+def test_a_long_name_whose_member_is_not_there_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    for kind, name in ((b"L", b"2.jpg\0"), (b"K", b"2.jpg\0"), (b"x", b"14 path=2.jpg\n")):
+        path.write_bytes(header(b"0.jpg", b"0") + header(b"long", kind, name) + TAR_END)
+        with pytest.raises(FeedError, match=r"the header at 512 is of a member that is not there"):
+            open_index(path)
+
+
+def test_headers_of_other_writers_are_read(tmp_path: Path) -> None:
+    """Folders as the first tars had them, Solaris' extended headers, a comment for all members."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(
+        header(b"about", b"g", b"22 comment=0123456789\n")
+        + header(b"train/", b"\0", size=700)
+        + header(b"x", b"X", b"17 path=long.jpg\n")
+        + header(b"short.jpg", b"0", b"one")
+        + TAR_END
+    )
+    index = open_index(path)
+    assert [index.key(record) for record in range(len(index))] == [b"long"]
+    assert index.left_out == ()
+    with tarfile.open(path) as archive:
+        assert [(each.name, each.isdir()) for each in archive] == [
+            ("train", True), ("long.jpg", False),
+        ]  # fmt: skip
 
 
 def test_shards_are_one_data_set_in_their_order(tmp_path: Path) -> None:
@@ -152,6 +310,13 @@ def test_a_truncated_tar_is_told(tmp_path: Path, cut: int) -> None:
         open_index(path)
 
 
+def test_an_end_mark_of_one_block_is_told_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(header(b"0.jpg", b"0", b"x") + bytes(512))
+    with pytest.raises(FeedError, match=r"ends at 1,536 with one block of zeros.*truncated"):
+        open_index(path)
+
+
 def test_a_damaged_header_is_told_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     tarred(path, [(f"{n}.bin", bytes(700)) for n in range(20)])
@@ -175,9 +340,13 @@ def test_a_tar_with_a_hole_in_it_is_not_whole(tmp_path: Path, sizes: int) -> Non
             torn = bytearray(whole)
             torn[begin : begin + n_bytes] = bytes(len(torn[begin : begin + n_bytes]))
             (tmp_path / "a.tar").write_bytes(torn)
-            if n_bytes == len(whole) and len(whole) - begin <= 10 << 10:
-                continue  # as tar pads its end
             found = verify.check(tmp_path / "a.tar")
+            if not any(torn[begin:]):  # as a tar of this size may be padded
+                is_usual = len(whole) - begin <= 21 * 512
+                ends = [("end", (f"a.tar from {begin:,} on",))] * (not is_usual)
+                assert [(each.noun, each.names) for each in found.left_out] == ends
+                assert found.problems == []
+                continue
             assert [problem.what.split(": ")[1][:20] for problem in found.problems] == [
                 f"a block of zeros at {begin:,} is"[:20]
             ], (begin, n_bytes)
@@ -197,12 +366,26 @@ def test_tars_that_are_joined_are_told_and_those_of_any_writer_are_whole(tmp_pat
         open_index(tmp_path / "b.tar")
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(bytes(700 * number))
-    for blocks in (1, 2, 20, 64, 128, 2048):  # padded to so many
+    for blocks in (1, 2, 3, 20, 30, 40, 64, 100, 128, 2048):  # padded to so many
         archive = tmp_path / f"c{blocks}.tar"
         names = [f"{number}.jpg" for number in range(3)]
         command = ["tar", "-b", str(blocks), "-cf", archive, "-C", tmp_path, *names]
         subprocess.run(command, check=True)
-        assert len(open_index(archive)) == 3
+        checked = verify.check(archive)
+        assert (checked.n_records, checked.problems) == (3, [])
+        assert bool(checked.left_out) == (archive.stat().st_size > 5 << 12 or blocks in (30, 40))
+
+
+def test_more_zeros_at_its_end_than_a_tar_of_its_size_may_have_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    rng = random.Random(5)
+    tarred(path, [(f"{number:03}.jpg", rng.randbytes(4096 - 512)) for number in range(510)])
+    whole = path.read_bytes()[: 510 << 12].ljust(2 << 20, b"\0")  # records of it: up to 1 MiB
+    for lost, said in ((1 << 20, "from 1,048,576 on"), ((1 << 20) + 4096, "no end mark")):
+        path.write_bytes(whole[:-lost] + bytes(lost))
+        checked = verify.check(path)
+        assert said in f"{checked.left_out} {checked.problems}"
+        assert bool(checked.problems) == ("no end" in said)
 
 
 def test_verify_names_samples_that_are_no_neighbours(tmp_path: Path) -> None:
@@ -210,6 +393,8 @@ def test_verify_names_samples_that_are_no_neighbours(tmp_path: Path) -> None:
     said = [problem.what for problem in verify.check(tmp_path / "a.tar").problems]
     assert any("b'1' of record 0" in what for what in said)
     assert any("two files 'cls'" in what for what in said)
+    tarred(tmp_path / "b.tar", [("1.jpg", b"a"), ("README", b"b"), ("1.", b"c"), ("NOTES", b"d")])
+    assert verify.check(tmp_path / "b.tar").problems == []
 
 
 @given(st.binary(max_size=3000), st.integers(0, 40), st.integers(1, 255))
@@ -227,6 +412,57 @@ def test_whatever_bytes_a_tar_has_it_ends(noise: bytes, place: int, flip: int) -
         assert not said or said.startswith("a tar")
         for member in found:
             assert 0 <= member.begin < member.data <= member.data + member.size <= len(data)
+
+
+@pytest.fixture(scope="module")
+def small_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A long name, an empty content, one of a block and one of more."""
+    path = tmp_path_factory.mktemp("small") / "a.tar"
+    tarred(path, [(f"{'long/' * 30}1.jpg", b"x" * 512), ("2.jpg", b""), ("3.cls", b"y" * 700)])
+    return path
+
+
+def test_each_byte_of_a_tar_flipped_is_told_with_its_place_or_changes_no_record(
+    small_tar: Path, tmp_path: Path
+) -> None:
+    whole = small_tar.read_bytes()
+    known = open_index(small_tar)
+    found = list(tar.members(_bytes_of(whole), 0, len(whole), "a.tar"))
+    contents = [range(each.data, each.data + each.size) for each in found]
+    long_name = range(512, 1024)  # has no sum, and is padded with zeros
+    padding = [range(each.data + each.size, -(-(each.data + each.size) // 512) * 512)
+               for each in found]  # fmt: skip
+    end = found[-1].data + 1024
+    path = tmp_path / "a.tar"
+    for place in range(len(whole)):
+        if place % 7 and (place >= end or any(place in each for each in (*contents, *padding))):
+            continue
+        torn = bytearray(whole)
+        torn[place] ^= 0x04
+        path.write_bytes(torn)
+        checked = verify.check_files("tar", (str(path),))
+        if checked.problems:
+            assert str(path) in checked.problems[0].what
+            assert any(letter.isdigit() for letter in checked.problems[0].what)
+            assert checked.n_records is None
+            continue
+        if place in long_name:
+            continue
+        assert any(place in each for each in (*contents, *padding)), place
+        index = open_index(path, cache=False)
+        for column in ("offset", "length", "keys"):
+            assert getattr(index, column).tolist() == getattr(known, column).tolist()
+
+
+def test_a_tar_cut_anywhere_is_told_or_lacks_padding_alone(small_tar: Path, tmp_path: Path) -> None:
+    whole = small_tar.read_bytes()
+    known, path = open_index(small_tar), tmp_path / "a.tar"
+    end = int(known.offset[-1] + 512 + 1024)
+    for size in range(0, len(whole), 128):
+        path.write_bytes(whole[:size])
+        checked = verify.check_files("tar", (str(path),))
+        assert bool(checked.problems) == (size < end + 1024), size
+        assert checked.n_records == (None if checked.problems else len(known))
 
 
 def taken_apart(data: bytes | bytearray) -> tuple[str, list[tar.Member]]:
@@ -336,14 +572,43 @@ def test_each_byte_of_a_tfrecord_flipped_is_found(tmp_path: Path, size: int) -> 
 
 @pytest.mark.parametrize("cut", [1, 4, 20, 56, 60, 100])
 def test_a_truncated_tfrecord_is_told(tmp_path: Path, cut: int) -> None:
+    """With the record that is not all there."""
     data = tfrecords([b"x" * 40] * 5)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(data[:-cut])
     if cut == 56:  # a whole record: nothing in the format counts them
         assert len(open_index(path)) == 4
         return
-    with pytest.raises(FeedError, match=r"a\.tfrecord.*truncated"):
+    begins = (len(data) - cut) // 56 * 56
+    where = rf"a\.tfrecord: ends at {len(data) - cut}, within .* begins at {begins}; it is trunc"
+    with pytest.raises(FeedError, match=where):
         open_index(path)
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=6), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_tfrecord_cut_or_flipped_anywhere_is_told_or_whole(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    whole = tfrecords(payloads)
+    ends = np.cumsum([len(payload) + 16 for payload in payloads]).tolist()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    flip = data.draw(st.integers(0, 255))  # 0: cut there
+    torn = bytearray(whole) if flip else bytearray(whole[:place])
+    if flip:
+        torn[place] ^= flip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.tfrecord"
+        path.write_bytes(torn)
+        checked = verify.check(path)
+        if not flip and place in (0, *ends):  # between two records: nothing counts them
+            assert (checked.problems, checked.n_records) == ([], [0, *ends].index(place))
+            return
+        ((file, record, what),) = checked.problems
+        assert file == str(path)
+        assert record is not None or str(path) in what
+        if record is not None:
+            assert ends[record] - len(payloads[record]) - 4 <= place < ends[record]
 
 
 # --- folders -------------------------------------------------------------------------------------
@@ -402,7 +667,7 @@ def test_what_cannot_be_a_data_set_is_told(tmp_path: Path) -> None:
         (tmp_path / "s-{00..02}.tar", r"s-00\.tar: no such file; a shard is missing"),
         ([tmp_path / "a.tar", tmp_path / "a.tfrecord"], "tar and tfrecord together"),
         ([tmp_path / "a.tar", tmp_path / "a.tar"], "named twice"),
-        ([], "names no file"),
+        ([], "an empty list names no data set"),
     ]
     for path, said in cases:
         with pytest.raises(FeedError, match=said):
@@ -507,6 +772,33 @@ def test_a_container_among_the_files_of_a_folder_is_no_record(tmp_path: Path, na
     assert len(open_index(tmp_path, kind="folder")) == 3
     (tmp_path / name).rename(tmp_path / "a/about_tfrecords.txt")
     assert len(open_index(tmp_path)) == 3
+
+
+def test_a_kind_that_is_said_is_what_is_read(tmp_path: Path) -> None:
+    for shard in range(3):
+        tarred(tmp_path / f"part{shard}", samples(shard, 2, f"{shard}-"))
+    for kind, named, cure in (
+        ("tar", "a tar", "pattern"),
+        ("tfrecord", "a TFRecord file", "pattern"),
+        ("lmdb", "an LMDB", "name its file"),
+    ):
+        with pytest.raises(FeedRefused, match=f"no file in it is called as {named} is; .*{cure}"):
+            open_index(tmp_path, kind=kind)
+    index = open_index(tmp_path / "*", kind="tar")
+    assert (index.kind, len(index)) == ("tar", 6)
+    (tmp_path / "part1").rename(tmp_path / "a.tar")
+    assert len(open_index(tmp_path, kind="tar")) == 2
+    with pytest.raises(FeedRefused, match=r"a\.tar is a file; kind='folder' takes a folder"):
+        open_index(tmp_path / "a.tar", kind="folder")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a.tar").rename(tmp_path / "in" / "a.tar")
+    for command in ("inspect", "verify", "bench"):
+        assert "--kind folder" in penstock(command, tmp_path, status=2).stderr
+    for command in ("inspect", "verify"):
+        assert "folder: 3 records" in penstock(command, tmp_path, "--kind", "folder").stdout
+    assert (
+        "kind='zip' is not known" in penstock("verify", tmp_path, "--kind", "zip", status=2).stderr
+    )
 
 
 def test_a_shard_that_its_neighbours_count_is_missed(tmp_path: Path) -> None:
@@ -915,6 +1207,80 @@ def test_an_empty_file_of_a_folder_is_a_record_and_no_problem(tmp_path: Path) ->
     assert open_index(tmp_path).length.tolist() == [0, 3]
     checked = verify.check(tmp_path)
     assert (checked.n_records, checked.n_bytes, checked.problems) == (2, 3, [])
+
+
+def test_what_is_left_out_is_told_by_inspect_and_verify(tmp_path: Path) -> None:
+    with_others(tmp_path / "a.tar")
+    for command in ("inspect", "verify"):
+        said = penstock(command, tmp_path / "a.tar").stdout
+        assert "in no record: 10 files without an extension (a.tar/train/README, a.tar" in said
+        assert "in no record: 2 links (a.tar/train/link.jpg, a.tar/train/hard.jpg)" in said
+        assert "nothing is wrong" not in said
+        told = json.loads(penstock(command, tmp_path / "a.tar", "--json").stdout)["left_out"]
+        assert sum(each["n"] for each in told) == 16
+
+
+def test_what_cannot_be_asked_is_no_damage_and_what_is_unknown_is_not_zero(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for command in ("inspect", "verify", "bench"):
+        said = penstock(command, tmp_path / "empty", status=2)
+        assert (said.stdout, "no file in it" in said.stderr) == ("", True)
+    for name, data in (
+        ("a.lmdb", b"garbage" * 999),
+        ("b.tar", b"garbage" * 99),
+        ("c.tfrecord", b"g"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        said = penstock("verify", tmp_path / name, status=1).stdout
+        assert "an unknown number of records in 1 file: 1 problem" in said
+        assert " 0 records" not in said
+        for command in ("inspect", "bench"):
+            assert name in penstock(command, tmp_path / name, status=2).stderr
+    facts = json.loads(penstock("verify", tmp_path / "b.tar", "--json", status=1).stdout)
+    assert (facts["n_files"], facts["n_unknown"], facts["n_records"]) == (1, 1, None)
+    tarred(tmp_path / "d.tar", [("1.jpg", b"x")])
+    said = penstock("verify", tmp_path / "b.tar", tmp_path / "d.tar", status=1).stdout
+    assert "1 record, 513 B in 1 file, an unknown number in 1 more: 1 problem" in said
+
+
+def test_what_is_asked_wrongly_is_no_damage_and_a_folder_is_no_file(tmp_path: Path) -> None:
+    tarred(tmp_path / "s.tar", [("1.jpg", b"x")])
+    said = penstock("verify", "--database", "images", tmp_path / "s.tar", status=2)
+    assert (said.stdout, "only an LMDB has databases" in said.stderr) == ("", True)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"x")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    said = penstock("verify", tmp_path / "a", status=2)
+    assert (said.stdout, "loop is reached twice" in said.stderr) == ("", True)
+    (tmp_path / "a" / "loop").unlink()
+    (tmp_path / "a" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
+    said = penstock("verify", tmp_path / "a", status=1)
+    assert "an unknown number of records in 1 folder: 1 problem" in said.stdout
+    said = penstock("verify", tmp_path / "a", tmp_path / "b", status=1)
+    assert "1 record, 1 B in 1 file, an unknown number in 1 more folder: 1" in said.stdout
+
+
+def test_verify_says_at_once_what_may_not_be_read() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are their owner's alone
+        for name in ("1.tar", "2.tar"):
+            tarred(Path(folder) / name, samples(0, 1))
+        (Path(folder) / "set").mkdir()
+        for name in ("1.jpg", "2.jpg"):
+            (Path(folder) / "set" / name).write_bytes(b"x")
+        for name in ("", "set"):
+            (Path(folder) / name).chmod(0o755)
+        for name in ("2.tar", "set/2.jpg"):
+            (Path(folder) / name).chmod(0)
+        (Path(folder) / "1.tar").write_bytes(b"damaged")
+        was = os.geteuid()
+        try:
+            os.seteuid(was or NOBODY)
+            for asked in ([Path(folder, "1.tar"), Path(folder, "2.tar")], Path(folder, "set")):
+                with pytest.raises(FeedError, match=r"2\..*Permission denied"):
+                    verify.check(asked)
+        finally:
+            os.seteuid(was)
 
 
 def test_verify_says_what_is_damaged_by_its_status_too(tmp_path: Path) -> None:

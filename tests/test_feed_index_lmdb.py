@@ -189,6 +189,10 @@ def test_of_several_databases_one_must_be_named(tmp_path: Path) -> None:
     assert records(open_index(tmp_path, database="labels")) == {b"key": b"labels" * 2000}
     with pytest.raises(FeedError, match="no database 'depths' in it, but 'images', 'labels'"):
         open_index(tmp_path, database="depths")
+    with lmdb.open(str(tmp_path / "plain")) as env, env.begin(write=True) as txn:
+        txn.put(b"key", b"value")
+    with pytest.raises(FeedError, match="no database 'depths' in it, nor any that has a name"):
+        open_index(tmp_path / "plain", database="depths")
 
 
 def test_plain_records_beside_a_database_are_the_data_set(tmp_path: Path) -> None:
@@ -196,7 +200,13 @@ def test_plain_records_beside_a_database_are_the_data_set(tmp_path: Path) -> Non
         txn.put(b"key", b"value", db=env.open_db(b"images", txn))
         txn.put(b"a", b"plain")
         txn.put(b"z", b"record")
-    assert records(open_index(tmp_path)) == {b"a": b"plain", b"z": b"record"}
+        for number in range(3):
+            txn.put(b"m%d" % number, b"more")
+    assert len(open_index(tmp_path)) == 5
+    index = open_index(tmp_path, database="images")
+    assert records(index) == {b"key": b"value"}
+    ((noun, _, n, names),) = index.left_out
+    assert (noun, n, names) == ("record", 5, ("a", "m0", "m1"))
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,124 @@ def test_cursors_go_where_py_lmdbs_go(both: tuple[Any, Any]) -> None:
     same(both, stopped)
 
 
+# Calls of one row are made one after the other, an error ends none.
+CALLS = """
+env.stat(); env.path(); env.max_key_size(); env.max_readers(); env.flags(); env.dbs()
+env.info()['last_pgno']; env.info()['last_txnid']; sorted(env.info()); env.readers()
+env.reader_check(); env.set_mapsize(1 << 28); env.sync(); env.sync(True)
+env.begin(write=True); env.begin(parent=txn); env.begin(None, None, False, True).get(b'000007')
+env.begin(db=b'labels'); env.begin(db='labels'); env.begin(labels).get(b'7')
+env.begin(nonsense=1); env.open_db(b'labels', nonsense=1)
+env.open_db(b'labels', create=False).flags(); labels.flags(txn); main.flags()
+env.open_db('labels'); env.open_db(7); env.open_db(txn, b'labels')
+env.open_db(b'depths'); env.open_db(b'depths', create=False); env.open_db(b'000007', create=False)
+env.__enter__().stat(); env.__exit__(None, None, None); env.stat()
+env.close(); env.close(); env.begin(); env.stat(); env.info(); env.path(); env.flags()
+env.close(); env.max_key_size(); env.max_readers(); env.readers(); env.reader_check()
+env.close(); env.sync(); env.open_db(b'labels'); env.dbs(); env.set_mapsize(1 << 28)
+env.close(); txn.get(b'000007'); txn.id(); txn.stat(); txn.cursor(); txn.commit()
+lmdb.version(); lmdb.version(True); lmdb.version(subpatch=True); lmdb.enable_drop_gil()
+env.lib_version(); env.close(); env.lib_version()
+env.close(); txn.abort(); cursor.key(); cursor.next(); cursor.close()
+
+txn.get(b'000007'); txn.get(b'nope'); txn.get(b'nope', 3); txn.get(b'nope', default=3)
+txn.get(key=b'000014'); txn.get(bytearray(b'000007')); txn.get(memoryview(b'000007'))
+txn.get(b'7', db=labels); txn.get(b'7', None, labels); txn.get(b'7', db=b'labels')
+env.open_db(None, dupsort=True); env.open_db(reverse_key=True); env.open_db(None, integerkey=True)
+env.open_db(integerdup=True); env.open_db(dupfixed=True); env.open_db(b'labels', dupsort=True)
+txn.get(b''); txn.get('000007'); txn.get(7); txn.get(None); txn.get(); txn.get(b'x' * 600)
+views.get(b'000007'); views.get(b'nope'); views.cursor().item()
+txn.id(); txn.stat(); txn.stat(labels); txn.stat(db=main); txn.stat('labels')
+txn.put(b'a', b'b'); txn.replace(b'000007', b'x'); txn.replace(b'nope', b'x'); txn.drop(labels)
+txn.delete(b'000007'); txn.delete(b'nope'); txn.pop(b'000007'); txn.pop(b'nope'); txn.pop(b'')
+txn.pop(b'7', db=labels); txn.pop(b'nope', labels)
+txn.abort(); txn.abort(); txn.commit(); txn.get(b'000007'); txn.cursor(); txn.stat(); txn.id()
+txn.commit(); txn.commit(); txn.abort(); txn.pop(b'nope')
+txn.__enter__().get(b'000007'); txn.__exit__(None, None, None); txn.get(b'000007')
+txn.cursor(labels).first(); txn.cursor(db=labels).get(b'7'); txn.cursor('labels')
+lmdb.Transaction(env, labels).get(b'7'); lmdb.Transaction(env, buffers=True).get(b'000007')
+lmdb.Cursor(labels, txn).first(); lmdb.Cursor(db=main, txn=txn).get(b'000007')
+
+cursor.key(); cursor.value(); cursor.item(); cursor.first(); cursor.item(); cursor.last()
+cursor.next(); cursor.item(); cursor.next(); cursor.prev(); cursor.item(); cursor.prev()
+cursor.prev(); cursor.item(); cursor.next(); cursor.item(); cursor.next(); cursor.item()
+cursor.set_key(b'000007'); cursor.item(); cursor.set_key(b'000008'); cursor.item()
+cursor.set_range(b'000008'); cursor.item(); cursor.set_range(b''); cursor.item()
+cursor.set_range(b'zzz'); cursor.item(); cursor.next(); cursor.prev(); cursor.item()
+cursor.set_key(b''); cursor.set_key('000007'); cursor.set_key(7); cursor.set_range('')
+cursor.set_range('000007'); cursor.set_range(7); cursor.set_range(None)
+cursor.get(b'000007'); cursor.get(b'nope'); cursor.key(); cursor.get(b'nope', 4); cursor.get(b'')
+cursor.getmulti([b'000014', b'nope', b'000007', b'000014']); cursor.key()
+cursor.getmulti({b'000007': 1}); cursor.getmulti(iter([b'000007'])); cursor.getmulti(())
+cursor.getmulti([b'000007', b'nope'], values=False); views.cursor().getmulti([b'000007'])
+cursor.getmulti(['000007']); cursor.getmulti([b'']); cursor.getmulti([7]); cursor.getmulti(7)
+cursor.getmulti([b'000007'], dupfixed_bytes=8); cursor.getmulti([b'000007'], keyfixed=True)
+cursor.getmulti([b'000007'], True, 8); cursor.getmulti([b'000007'], True, 8, True)
+iter(cursor); cursor.key(); cursor.iternext(); cursor.iternext(False); cursor.iterprev(True, False)
+cursor.iternext(keys=False, values=False); views.cursor().iternext(); views.cursor().iterprev()
+cursor.set_range(b'004000'); cursor.iternext(values=False); cursor.iterprev(values=False)
+cursor.set_range(b'zzz'); cursor.iternext(values=False)
+cursor.set_range(b'zzz'); cursor.iterprev(values=False)
+len(list(cursor)); cursor.item(); len(list(cursor.iternext(values=False))); cursor.key()
+cursor.iternext_nodup(); cursor.iterprev_nodup(); cursor.iternext_nodup(True, True)
+cursor.iternext_dup(); cursor.iterprev_dup(); cursor.first(); cursor.iternext_dup(); cursor.key()
+cursor.first(); cursor.iternext_dup(keys=True); cursor.iterprev_dup(True, False)
+cursor.first(); cursor.next_nodup(); cursor.key(); cursor.prev_nodup(); cursor.key()
+cursor.first(); cursor.next_dup(); cursor.key(); cursor.prev_dup(); cursor.key()
+cursor.first(); cursor.first_dup(); cursor.last_dup(); cursor.count()
+cursor.count(); cursor.set_key_dup(b'000007', b'x'); cursor.set_range_dup(b'000007', b'x')
+cursor.delete(); cursor.first(); cursor.delete(); cursor.pop(b'nope'); cursor.pop(b'000007')
+cursor.put(b'a', b'b'); cursor.putmulti([(b'a', b'b')]); cursor.replace(b'000007', b'x')
+cursor.first(); txn.abort(); cursor.key(); cursor.value(); cursor.item(); cursor.next()
+cursor.first(); txn.abort(); cursor.count(); list(cursor); cursor.get(b'7'); cursor.delete()
+cursor.first(); cursor.close(); cursor.close(); cursor.key(); cursor.value(); cursor.item()
+cursor.close(); cursor.first(); cursor.next(); cursor.get(b'000007'); list(cursor); cursor.count()
+cursor.close(); cursor.set_range(b''); cursor.getmulti([b'000007']); cursor.put(b'a', b'b')
+cursor.__enter__().first(); cursor.__exit__(None, None, None); cursor.key()
+
+lmdb.open(env.path() + '-gone', readonly=True, lock=False); lmdb.open(None); lmdb.open()
+lmdb.open('', readonly=True, lock=False); lmdb.open(env.path() + '-gone', create=False)
+lmdb.open(env.path(), readonly=True, lock=False, nonsense=1)
+lmdb.open(env.path() + '-new', readonly=True, lock=False)
+"""
+ROWS = [row for row in CALLS.splitlines() if row]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_call_answers_or_fails_as_py_lmdbs_does(folder: Path, row: str) -> None:
+    assert answers(ours, folder, row) == answers(lmdb, folder, row)
+
+
+def answers(module: Any, folder: Path, row: str) -> list[tuple[str, Any]]:
+    with module.open(str(folder), readonly=True, lock=False, max_dbs=4) as env:
+        known = {"lmdb": module, "env": env, "labels": env.open_db(b"labels", create=False)}
+        known |= {"main": env.open_db(), "views": env.begin(buffers=True)}
+        known["txn"] = env.begin()
+        known["cursor"] = known["txn"].cursor()
+        return [(call, answer(call, known)) for call in row.split("; ")]
+
+
+def answer(call: str, known: dict[str, Any]) -> Any:
+    try:
+        return plain(eval(call, known))
+    except Exception as error:
+        return {"FeedError": "Error"}.get(type(error).__name__, type(error).__name__)
+
+
+def plain(found: Any) -> Any:
+    if isinstance(found, list | tuple):
+        return type(found)(map(plain, found))
+    if isinstance(found, memoryview):
+        return "a view of", bytes(found)
+    if hasattr(found, "__next__"):
+        return "one by one", [plain(each) for _, each in zip(range(4), found, strict=False)]
+    return found if isinstance(found, dict | int | bytes | str | None) else "an object"
+
+
 STEPS = st.lists(
     st.one_of(
         st.sampled_from(["first", "last", "next", "prev", "key", "value", "item"]),
+        st.sampled_from(["next_nodup", "prev_nodup", "next_dup", "prev_dup"]),
         st.tuples(
             st.sampled_from(["set_key", "set_range", "get"]),
             st.one_of(
@@ -159,7 +274,7 @@ def test_a_long_random_walk_is_py_lmdbs_at_every_step(tmp_path: Path, n: int, ve
         for _ in range(30):
             cursors = [theirs.begin().cursor(), mine.begin().cursor()]
             for _ in range(100):
-                step: Any = rng.choice(["first", "last"] + ["next", "prev"] * 6)
+                step: Any = rng.choice(["first", "last", "next_dup"] + ["next", "prev"] * 6)
                 if rng.random() < 0.3:
                     places = [rng.randrange(n + 1), *range(2), *range(max(0, n - 2), n + 1)]
                     missed = rng.choice([b"", b"x", b"-"])
@@ -168,6 +283,38 @@ def test_a_long_random_walk_is_py_lmdbs_at_every_step(tmp_path: Path, n: int, ve
                 elif rng.random() < 0.1:
                     step = (rng.choice(["iternext", "iterprev"]), rng.randrange(1, 5))
                 assert walked(cursors[1], step) == walked(cursors[0], step), step
+
+
+@pytest.mark.parametrize("n", [0, 1, 500])
+def test_an_iterator_goes_on_where_its_cursor_was_moved_to(tmp_path: Path, n: int) -> None:
+    """Two of them and moves by turns: each ends while the cursor is nowhere, and may go on."""
+    with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(n):
+            txn.put(b"%08d" % i, b"v" * (i % 300))
+    rng = random.Random(5)
+    kinds = ["iternext", "iterprev"]
+    kinds += [f"{kind}_{which}" for kind in kinds for which in ("dup", "nodup")]
+    with lmdb.open(str(tmp_path), readonly=True, lock=False) as theirs, ours.open(tmp_path) as mine:
+        for _ in range(60):
+            cursors = [env.begin().cursor() for env in (theirs, mine)]
+            each: list[list[Any]] = [[], []]  # of each cursor, its two iterators
+            for step in range(60):
+                if step % 20 == 0:
+                    for _ in range(2):
+                        kind, keys, values = rng.choice(kinds), *rng.choices([True, False], k=2)
+                        for cursor, made in zip(cursors, each, strict=True):
+                            made[:] = [*made[-1:], getattr(cursor, kind)(keys, values)]
+                how, which = rng.random(), rng.randrange(2)
+                key = b"%08d" % rng.choice([0, n - 2, n - 1, rng.randrange(n + 1)])
+                move = rng.choice(["first", "last", "next", "prev", "set_key", "set_range", "get"])
+                key += rng.choice([b"", b"x"])
+                asked = (key,) if move in ("set_key", "set_range", "get") else ()
+                answers = [
+                    next(made[which], "end") if how < 0.7 else getattr(cursor, move)(*asked)
+                    for cursor, made in zip(cursors, each, strict=True)
+                ]
+                assert answers[0] == answers[1], (move, asked, how)
+                assert cursors[0].key() == cursors[1].key()
 
 
 def walked(cursor: Any, step: Any) -> tuple[Any, bytes]:
@@ -192,9 +339,11 @@ def test_to_write_is_refused_with_a_sentence(both: tuple[Any, Any]) -> None:
     with pytest.raises(FeedError, match="never written; open it with py-lmdb"):
         mine.begin(write=True)
     with mine.begin() as txn:
-        for name in ("put", "delete", "pop", "replace"):
+        for name in ("put", "delete", "replace"):
             with pytest.raises(FeedError, match="never written"):
                 getattr(txn, name)(b"key", b"value")
+        with pytest.raises(FeedError, match="never written"):
+            txn.pop(b"000007")
         with pytest.raises(FeedError, match="never written"):
             txn.cursor().put(b"key", b"value")
     assert issubclass(FeedError, ours.Error)
@@ -262,6 +411,16 @@ def test_a_pickled_environment_opens_itself_again(folder: Path) -> None:
         again.close()
         with env.begin() as txn, pytest.raises(TypeError, match="pickle its environment"):
             pickle.dumps(txn)
+
+
+def test_a_pickled_environment_that_was_closed_stays_closed(folder: Path) -> None:
+    env = ours.open(folder)
+    env.close()
+    again = pickle.loads(pickle.dumps(env))
+    with pytest.raises(FeedError, match="the environment is closed"):
+        again.begin()
+    again.close()
+    assert again.lib_version() == env.lib_version()
 
 
 def test_nothing_is_left_beside_the_data_and_nothing_stays_open(folder: Path) -> None:
@@ -443,9 +602,11 @@ def test_a_page_0_that_says_another_page_size_is_the_damaged_one(
 
 def test_what_py_lmdb_names_is_named_here() -> None:
     theirs = {name for name in dir(lmdb) if name.endswith("Error")} | {"__version__", "version"}
+    theirs |= {"enable_drop_gil"}
     assert {name for name in theirs if not hasattr(ours, name)} == set()
-    cursor = {name for name in dir(lmdb.Cursor) if not name.startswith("_")}
-    assert {name for name in cursor if not hasattr(ours.Cursor, name)} == set()
+    for kind in ("Cursor", "Environment", "Transaction"):
+        names = {name for name in dir(getattr(lmdb, kind)) if not name.startswith("_")}
+        assert {name for name in names if not hasattr(getattr(ours, kind), name)} == set()
 
 
 def test_a_key_has_one_value(tmp_path: Path) -> None:
@@ -453,12 +614,9 @@ def test_a_key_has_one_value(tmp_path: Path) -> None:
         txn.put(b"a", b"5")
         txn.put(b"b", b"6")
     with ours.open(str(tmp_path)) as env, env.begin() as txn:
-        cursor = txn.cursor()
-        assert list(cursor.iternext_dup()) == []
-        assert cursor.set_range_dup(b"a", b"4")
-        assert list(cursor.iternext_dup()) == [b"5"]
-        assert list(cursor.iternext_dup(keys=True)) == [(b"a", b"5")]
-        assert not cursor.set_range_dup(b"a", b"6")
+        assert txn.cursor().getmulti([b"b", b"a"], dupdata=True) == [(b"b", b"6"), (b"a", b"5")]
+        with pytest.raises(ours.IncompatibleError, match="dupsort=True, which is not read here"):
+            txn.cursor().count()
 
 
 def test_keys_and_paths_are_what_py_lmdb_takes(tmp_path: Path) -> None:

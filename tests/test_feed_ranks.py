@@ -87,11 +87,11 @@ def as_threads(size: int, work: Any) -> list[Any]:
 def test_one_rank_makes_the_index_of_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     makers = []
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **options: Any) -> Any:
         makers.append(threading.current_thread())
-        return open_index(*given)
+        return open_index(*given, **options)
 
-    monkeypatch.setattr("penstock.feed.ranks.open_index", counted)
+    monkeypatch.setattr("penstock.feed.feed.open_index", counted)
     found = as_threads(3, lambda ranks: shared_index(path, ranks))
     assert len(makers) == 1
     truth = open_index(path)

@@ -301,6 +301,33 @@ def test_a_stream_gives_every_record_once_whoever_reads(
     assert sorted(found) == [(f"{i:06}", value) for i, value in enumerate(records)]
 
 
+def as_tensor(record: Record) -> Any:
+    return torch.from_numpy(np.asarray(record))
+
+
+@pytest.mark.parametrize(("workers", "readers"), [(0, 0), (0, 2), (1, 1)])
+def test_what_decode_returns_by_reference_stays_as_it_is_in_a_stream(
+    path: Path, records: list[bytes], workers: int, readers: int
+) -> None:
+    """The memory of a window is used again: items were of other records when batches went on."""
+    stream = feed_stream(path, 4, as_tensor, buffer_bytes=1 << 19, readers=readers)
+    loader = data.DataLoader(stream, None, num_workers=workers)
+    for _ in range(2):
+        items = [item.numpy() for item in loader]
+        assert [item.tobytes() for item in items] == records
+
+
+def test_a_stream_copies_a_record_for_decode_unless_it_is_told_not_to(
+    path: Path, records: list[bytes]
+) -> None:
+    def look(record: Record) -> tuple[bool, bool, bytes, bytes]:
+        return record.flags.owndata, record.flags.writeable, record.key, record.tobytes()
+
+    for copies in (True, False):
+        seen = list(feed_stream(path, 8, look, copy=copies))
+        assert seen == [(copies, copies, b"%06d" % i, value) for i, value in enumerate(records)]
+
+
 def test_a_stream_goes_on_from_its_state_and_changes_with_the_epoch(path: Path) -> None:
     def keys(stream: Any) -> list[str]:
         return [key for key, _ in stream]

@@ -73,14 +73,20 @@ def _ranks_of(communicator: Any) -> Iterator[_MpiRanks]:
     own.Free()  # all ranks' to do: not after an error, which the others may not have
 
 
-def shared_index(data: str | os.PathLike[str] | Sequence[Any], communicator: Any = None) -> Index:
+def shared_index(
+    data: str | os.PathLike[str] | Sequence[Any],
+    communicator: Any = None,
+    *,
+    kind: str | None = None,
+    database: bytes | str | None = None,
+) -> Index:
     """The index of a data set on every rank of a communicator, made by its rank 0 alone; default:
-    MPI.COMM_WORLD.
+    MPI.COMM_WORLD.  kind, database: see open_index.
 
     Raises FeedError, on every rank: rank 0 cannot make it; MissingDependency.
     """
     with _ranks_of(communicator) as talking:
-        return ranks.shared_index(data, talking)
+        return ranks.shared_index(data, talking, kind, database)
 
 
 @contextmanager

@@ -10,14 +10,24 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FeedError, MissingDependency
-from penstock.feed import ranks
-from penstock.feed.feed import BUFFER_BYTES, Batch, Feed, Record, index_of, load
-from penstock.feed.index import Index
+from penstock.feed import arguments, ranks
+from penstock.feed.feed import (
+    BUFFER_BYTES,
+    MOST_EPOCH,
+    Batch,
+    Feed,
+    Record,
+    index_of,
+    load,
+    stand_of,
+)
+from penstock.feed.index import Index, described
+from penstock.feed.plan import PAGE_BYTES
 from penstock.feed.read import Buffer, Options, Reader, Reading
 from penstock.feed.share import RankFeed
 
@@ -45,6 +55,10 @@ def _as_bytes(record: Record) -> bytes:
     return record.tobytes()
 
 
+def _of_a_copy(decode: Decode, record: Record) -> Any:
+    return decode(record.owned())
+
+
 def _decoded(decode: Decode, record: Record) -> Any:
     try:
         return decode(record)
@@ -57,7 +71,9 @@ def _records_of(index: Index, keys: Sequence[bytes | str]) -> NDArray[np.int64]:
     """The record of each key.  Raises FeedError: there is none of it."""
     import numpy as np
 
-    asked = [key.encode() if isinstance(key, str) else bytes(key) for key in keys]
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise FeedError(f"keys={arguments.shown(keys)} is no list of keys")
+    asked = [arguments.key(f"keys[{place}]", key) for place, key in enumerate(keys)]
     known = dict.fromkeys(asked, -1)
     for record in range(len(index)):
         key = index.key(record)
@@ -85,7 +101,8 @@ class _OfThread(threading.local):
 class FeedDataset(Dataset):  # type: ignore[misc]
     """Map-style: item i is decode(record i), in key order for LMDB.
 
-    data: a path, a pattern, a list, or an Index.  decode: takes a Record (its bytes as an array of
+    data: a path, a pattern, a list, or an Index.  kind, database: of a path, see open_index.
+    decode: takes a Record (its bytes as an array of
     uint8, `.key`); what it returns by reference stays as it is, and keeps the memory of its batch
     as long.  Without it, items are bytes.  buffer_bytes: memory in each thread that reads, beside
     what items refer to; larger batches are read in parts.
@@ -101,6 +118,8 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         data: Index | str | os.PathLike[str] | Sequence[Any],
         decode: Decode | None = None,
         *,
+        kind: str | None = None,
+        database: bytes | str | None = None,
         keys: Sequence[bytes | str] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         engine: str = "auto",
@@ -110,11 +129,12 @@ class FeedDataset(Dataset):  # type: ignore[misc]
         depth: int | None = None,
         mapped: bool = False,
     ) -> None:
-        self.index = index_of(data)
+        arguments.function("decode", decode)
+        self._options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
+        self._buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, PAGE_BYTES)
+        self.index = index_of(data, kind, database)
         self.decode = decode or _as_bytes
         self._records = None if keys is None else _records_of(self.index, keys)
-        self._options = Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped)
-        self._buffer_bytes = buffer_bytes
         self._begin()
         if isinstance(data, Index):  # else it is this moment's
             self.index.check()
@@ -125,6 +145,10 @@ class FeedDataset(Dataset):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.index if self._records is None else self._records)
+
+    def __repr__(self) -> str:
+        n_items = "" if self._records is None else f", {len(self):,} of them by keys"
+        return f"<FeedDataset of {described(self.index)}{n_items}>"
 
     def record_of(self, number: int) -> int:
         """Which record of the index item `number` is."""
@@ -199,28 +223,44 @@ def feed_stream(
     batch_size: int,
     decode: Decode | None = None,
     *,
+    kind: str | None = None,
+    database: bytes | str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    copy: bool = True,
     **options: Any,
 ) -> Any:
     """An IterableDataset over a Feed: decoded records, in the feed's order; for
     DataLoader(stream, batch_size=...), or batch_size=None to get items one by one.
 
-    batch_size: of the reading.  rank, world_size: default: torch.distributed's, if it is
+    batch_size: of the reading.  rank, world_size: both, or neither: torch.distributed's, if it is
     initialised.  Each worker of a DataLoader is a rank of its own below these.  set_epoch(epoch)
     before each epoch makes orders differ, as with DistributedSampler, also in workers that stay
     (persistent_workers); of the epoch of a state that was just loaded it keeps the state.
-    decode must return something of its own: the record is overwritten.
+    decode takes a copy of the record, which what it returns may refer to; copy=False: the record
+    where it was read, which is overwritten, so that decode must return something of its own.
     Other options: see Feed.  state_dict and load_state_dict as torchdata's StatefulDataLoader uses
     them: the items given so far are done; with another world or batch size those of the batch that
     was begun come again.  A state is gone on from once.  Raises FeedError: state_dict where workers
     read, which alone know.
     """
-    index = index_of(data)
-    if rank is None or world_size is None:
+    arguments.function("decode", decode)
+    copy = arguments.flag("copy", copy)
+    index = index_of(data, kind, database)
+    if rank is None and world_size is None:
         rank, world_size = _rank_and_world()
+    if rank is None or world_size is None:  # what the other one is cannot be known
+        said, lacks = ("world_size", "rank") if rank is None else ("rank", "world_size")
+        raise FeedError(
+            f"{said}={arguments.shown(world_size if rank is None else rank)} is said without "
+            f"{lacks}: say both, or neither, to take torch.distributed's"
+        )
     Feed(index, batch_size, rank=rank, world_size=world_size, **options)  # refuses what is wrong
-    return _stream_class()(index, batch_size, decode or _as_bytes, rank, world_size, options)
+    if decode is None:
+        decode = _as_bytes
+    elif copy:
+        decode = functools.partial(_of_a_copy, decode)
+    return _stream_class()(index, batch_size, decode, rank, world_size, options)
 
 
 def _torch() -> Any:
@@ -286,6 +326,7 @@ class _Stream:
         self._given = 0  # items of the batch that was begun
 
     def set_epoch(self, epoch: int) -> None:
+        epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
         state = self._unused()
         if state is not None and state.get("epoch") != epoch:
             self._state = None
@@ -369,6 +410,9 @@ class _Stream:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        index, batch_size, _, rank, world_size, options = self._arguments
+        request = Feed(index, batch_size, rank=rank, world_size=world_size, **options).request
+        stand_of(index, request, state)  # refuses what is wrong
         self._state, self._loaded_in = state, os.getpid()
         if _worker() is None:
             self._asked[USER], self._asked[BY_WORKERS] = NOBODY, 0
@@ -433,12 +477,18 @@ class _TorchRanks:
         ]
 
 
-def shared_index(data: str | os.PathLike[str] | Sequence[Any]) -> Index:
-    """The index of a data set on every rank of torch.distributed, made by rank 0 alone.
+def shared_index(
+    data: str | os.PathLike[str] | Sequence[Any],
+    *,
+    kind: str | None = None,
+    database: bytes | str | None = None,
+) -> Index:
+    """The index of a data set on every rank of torch.distributed, made by rank 0 alone.  kind,
+    database: see open_index.
 
     Raises FeedError, on every rank: rank 0 cannot make it.
     """
-    return ranks.shared_index(data, _TorchRanks())
+    return ranks.shared_index(data, _TorchRanks(), kind, database)
 
 
 def node_feed(

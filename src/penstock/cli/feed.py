@@ -1,4 +1,7 @@
-"""`penstock feed`: what is in a data set, and whether it is whole.  No logic; a part of `cli`."""
+"""`penstock feed`: what is in a data set, and whether it is whole.  No logic; a part of `cli`.
+
+Exit status: 0 all is well, 1 `verify` found something damaged, 2 cannot be asked so.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ DATA_SET = click.argument("path", nargs=-1, required=True)
 DATABASE = click.option(
     "--database", metavar="NAME", help="The database in an LMDB that holds several."
 )
+KIND = click.option(
+    "--kind",
+    metavar="KIND",
+    help="lmdb, tar, tfrecord or folder, instead of what the files look like.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
 
 
@@ -46,6 +54,7 @@ def feed() -> None:
 @feed.command("inspect", short_help="Say what is in a data set: records, sizes, keys.")
 @DATA_SET
 @DATABASE
+@KIND
 @AS_JSON
 @click.option("--records", is_flag=True, help="Each record's bounds instead, one a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="With --records: as CSV, with a header.")
@@ -53,6 +62,7 @@ def feed() -> None:
 def inspect_command(
     path: tuple[str, ...],
     database: str | None,
+    kind: str | None,
     as_json: bool,
     records: bool,
     as_csv: bool,
@@ -62,6 +72,9 @@ def inspect_command(
 
     PATH is a file, a folder, a pattern or several of them.  Reads the places of all records and
     the first bytes of a few; with --records no record.
+
+    Exit status 2: there is no data set, or it cannot be read; `penstock feed verify` says what of
+    it is damaged.
 
     In keys and names what is no printable text is escaped as Python does it (\\n, \\xff), and a
     backslash is doubled.
@@ -81,7 +94,7 @@ def inspect_command(
         raise click.UsageError("--json is of the whole; a list for programs is --records --csv")
     with Progress("indexing") as bar:
         index = open_index(
-            _asked(path), cache=not no_cache, progress=bar.advance, database=database
+            _asked(path), cache=not no_cache, progress=bar.advance, kind=kind, database=database
         )
     if records:
         _print_records(index, as_csv)
@@ -98,12 +111,16 @@ def inspect_command(
 @feed.command("verify", short_help="Look at every record: its place, and every sum kept of it.")
 @DATA_SET
 @DATABASE
+@KIND
 @AS_JSON
-def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -> int:
+def verify_command(
+    path: tuple[str, ...], database: str | None, kind: str | None, as_json: bool
+) -> int:
     """Look at every record of a data set: its place, and every sum that its format keeps.
 
-    Exit status 0: whole; 1: something is damaged; 2: there is no data set, or
-    none that is read here.
+    Exit status 0: whole; 1: something is damaged; 2: there is no data set, none that is read here,
+    or one that may not be read by you.  What no record holds (a tar's links and files without an
+    extension, hidden files, a database beside the records) is told, and is no damage.
 
     \b
       penstock feed verify train.lmdb
@@ -112,7 +129,7 @@ def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -
     from penstock.feed.verify import check
 
     with Progress("looking at records") as bar:
-        checked = check(_asked(path), bar.advance, database)
+        checked = check(_asked(path), bar.advance, database, kind)
     if as_json:
         import json
 
@@ -125,6 +142,7 @@ def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -
 @feed.command("bench", short_help="Measure how fast a data set can be read here.")
 @DATA_SET
 @DATABASE
+@KIND
 @AS_JSON
 @click.option(
     "--seconds",
@@ -143,6 +161,7 @@ def verify_command(path: tuple[str, ...], database: str | None, as_json: bool) -
 def bench_command(
     path: tuple[str, ...],
     database: str | None,
+    kind: str | None,
     as_json: bool,
     seconds: float,
     batch: int,
@@ -151,7 +170,10 @@ def bench_command(
     """Measure how fast a data set can be read here: in order and shuffled, against the ceiling
     and, for an LMDB, against py-lmdb.
 
-    Each reader begins with the files out of memory; where that is not so, the row says it.
+    Each reader begins with the files out of memory; where that is not so, the row says it.  What
+    takes less than 0.05 s is too short to measure, and no ratio is made of it.
+
+    Exit status 2: there is no data set, it holds no record, or it cannot be read.
 
     \b
       penstock feed bench train.lmdb
@@ -163,7 +185,7 @@ def bench_command(
     if plot is not None:
         _refuse_plot(plot)
     with Progress("indexing") as bar:
-        index = open_index(_asked(path), progress=bar.advance, database=database)
+        index = open_index(_asked(path), progress=bar.advance, kind=kind, database=database)
     with Progress("reading") as bar:
         benched = measure(index, seconds, batch, bar.advance, database)
     if as_json:
@@ -199,12 +221,14 @@ def _print_benched(benched: Benched) -> None:
         f"{'reader':24} {'order':8} {'records/s':>11} {'MB/s':>8} {'ceiling':>8} {'device':>7}"
     )
     for rate in benched.rates:
-        share = f"{100 * rate.bandwidth_bps / ceiling:.0f} %" if ceiling else "–"
+        part = benched.share(rate)
+        share = f"{100 * part:.0f} %" if part is not None else "–"
         more = f"{rate.amplification:.2f}x" if rate.amplification is not None else "–"
-        note = "" if rate.is_cold else f"  not cold: {rate.why_not_cold}"
+        note = "" if rate.is_measured else f"  too short: {show(rate.seconds, 's')}"
+        note += "" if rate.is_cold else f"  not cold: {rate.why_not_cold}"
         click.echo(
-            f"{rate.reader:24} {rate.order:8} {rate.records_hz:11,.0f} "
-            f"{rate.bandwidth_bps / 1e6:8,.0f} {share:>8} {more:>7}{note}"
+            f"{rate.reader:24} {rate.order:8} {_rounded(rate.records_hz):>11} "
+            f"{_rounded(rate.bandwidth_bps / 1e6):>8} {share:>8} {more:>7}{note}"
         )
     if ceiling:
         best = max(benched.ceilings, key=lambda each: each.bandwidth_bps)
@@ -212,10 +236,14 @@ def _print_benched(benched: Benched) -> None:
             f"ceiling: {ceiling / 1e6:,.0f} MB/s, {best.order} reads of "
             f"{show(best.request_bytes, 'B')}, {best.threads} at a time"
         )
-        if any(rate.bandwidth_bps > ceiling for rate in benched.rates):
-            click.echo("  more than 100 %: so few bytes are read too soon to measure well")
+        if any((benched.share(rate) or 0) > 1 for rate in benched.rates):
+            click.echo("  more than 100 %: the storage gave less while its ceiling was measured")
     for each in benched.missing:
         click.echo(each)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _asked(path: tuple[str, ...]) -> str | list[str]:
@@ -233,6 +261,7 @@ def _facts(index: Index) -> dict[str, Any]:
         "file_bytes": int(sum(Path(file).stat().st_size for file in index.files)),
         "records": n,
         "record_bytes": index.total_bytes,
+        "left_out": [each._asdict() for each in index.left_out],
     }
     if index.kind == "lmdb":
         facts["lmdb"] = [_lmdb_facts(file) for file in index.files]
@@ -291,9 +320,15 @@ def _lmdb_facts(file: str) -> dict[str, Any]:
 
 def _record(index: Index, place: int) -> bytes:
     """A record, or as much of its beginning as is looked at."""
-    with open(index.files[index.file[place]], "rb", buffering=0) as file:
-        file.seek(int(index.offset[place]))
-        return file.read(min(int(index.length[place]), LOOKED_AT_BYTES))
+    from penstock.errors import FeedError
+
+    path = index.files[index.file[place]]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(int(index.offset[place]))
+            return file.read(min(int(index.length[place]), LOOKED_AT_BYTES))
+    except OSError as error:
+        raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
 
 
 def _text(key: bytes) -> str:
@@ -347,7 +382,8 @@ def _bounds(index: Index, start: int, end: int) -> list[tuple[bytes, int, int, i
 
 def _print_facts(facts: dict[str, Any]) -> None:
     n, kind = facts["records"], facts["kind"]
-    share = facts["file_bytes"] / facts["record_bytes"] if facts["record_bytes"] else 0
+    is_apart = facts["record_bytes"] and kind != "folder"  # whose files are the records
+    share = facts["file_bytes"] / facts["record_bytes"] if is_apart else 0
     click.echo(
         f"{kind}: {count(n, 'record')}, {show(facts['record_bytes'], 'B')} in "
         f"{count(facts['files'], 'file')} of "
@@ -359,6 +395,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
             f"  data version {about['data_version']}, pages of {about['page_bytes']:,} bytes, "
             f"transaction {about['transaction']}{more}"
         )
+    _print_left_out(facts["left_out"])
     if not n:
         return
     click.echo(
@@ -372,8 +409,19 @@ def _print_facts(facts: dict[str, Any]) -> None:
     click.echo(f"  they look like: {looks} ({facts['looked_at']} seen)")
 
 
+def _print_left_out(left_out: list[dict[str, Any]]) -> None:
+    for each in left_out:
+        what = f"{count(each['n'], each['noun'])} {each['why']}".rstrip()
+        names = ", ".join(_text(os.fsencode(name)) for name in each["names"])
+        more = ", …" if each["n"] > len(each["names"]) else ""
+        click.echo(f"  in no record: {what} ({names}{more})")
+
+
 def _as_json(checked: Checked) -> dict[str, Any]:
-    return checked._asdict() | {"problems": [each._asdict() for each in checked.problems]}
+    return checked._asdict() | {
+        "problems": [each._asdict() for each in checked.problems],
+        "left_out": [each._asdict() for each in checked.left_out],
+    }
 
 
 def _print_checked(checked: Checked) -> None:
@@ -385,10 +433,25 @@ def _print_checked(checked: Checked) -> None:
     if len(checked.problems) > SHOWN_PROBLEMS:
         click.echo(f"and {len(checked.problems) - SHOWN_PROBLEMS:,} more; --json has all")
     n = len(checked.problems)
-    found = count(n, "problem") if n else "nothing is wrong"
-    click.echo(
-        f"{checked.kind}: {count(checked.n_records, 'record')}, {show(checked.n_bytes, 'B')} in "
-        f"{count(checked.n_files, 'file')}: {found}"
-    )
+    whole = "nothing is damaged" if checked.left_out else "nothing is wrong"
+    found = count(n, "problem") if n else whole
+    click.echo(f"{checked.kind}: {_extent(checked)}: {found}")
+    _print_left_out(_as_json(checked)["left_out"])
     if checked.not_seen:
         click.echo(f"  {checked.not_seen}")
+
+
+def _extent(checked: Checked) -> str:
+    """What was looked at, and what could not be."""
+    unit = "folder" if checked.kind == "folder" else "file"
+    if checked.n_records is None:
+        return f"an unknown number of records in {count(checked.n_files, unit)}"
+    known = (
+        f"{count(checked.n_records, 'record')}, {show(checked.n_bytes, 'B')} in "
+        f"{count(checked.n_files - checked.n_unknown, 'file')}"
+    )
+    if not checked.n_unknown:
+        return known
+    return f"{known}, an unknown number in {checked.n_unknown:,} more" + (
+        "" if unit == "file" else f" {unit}{'s' * (checked.n_unknown != 1)}"
+    )

@@ -10,13 +10,15 @@ Knows the plan and the reader; knows no format and no framework.
 from __future__ import annotations
 
 import base64
+import math
 import operator
 import os
 import threading
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
-from penstock.feed import plan
-from penstock.feed.index import Index, open_index
+from penstock.feed import arguments, plan
+from penstock.feed.index import Index, described, open_index
 from penstock.feed.plan import Deal, Order, Part, Share
 from penstock.feed.read import (
     Buffer,
@@ -56,11 +58,17 @@ __all__ = [
 ]
 
 STATE_VERSION = 1
+STATE_NAMES = ("version", "n_records", "total_bytes", "order", "epoch", "parts", "held")
 BUFFER_BYTES = 256 << 20  # ten batches of 256 records of 100 KB
 # Of one window: enough reads to keep a device's queue from running dry, and enough records of
 # 100 KB for what a window takes by itself, a third of a millisecond of the processor.
 READ_AHEAD_BYTES = 16 << 20
 ON_ERROR = ("raise", "skip")
+MOST_READERS = 16
+INSTEAD = "load what state_dict() gave, or begin an epoch with set_epoch"
+# Ranks, and records of a batch: more are nobody's, wherever a state comes from.
+MOST_DEALT = 1 << 24
+MOST_EPOCH = (1 << 31) - 1  # share.py keeps it, and one more, in a word of 32 bits
 LOOKED_AT = 2048  # records that are looked for in memory at once, where all were there so far
 NO_SLOT = -1  # of a window that lies where the page cache has it
 
@@ -80,25 +88,22 @@ class Request:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "rank", "world_size", "buffer_bytes", "readers"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        for name in ("seed", "block_bytes", "pool_bytes"):
-            _whole(name, getattr(self.order, name))
-        if self.batch_size < 1:
-            raise FeedError(f"a batch of {self.batch_size} records is none; 1 is the least")
-        if not 0 <= self.rank < self.world_size:
-            raise FeedError(f"rank {self.rank} of {self.world_size}: ranks count from 0")
-        for value, known, what in (
-            (self.tail, plan.TAILS, "tail"),
-            (self.on_error, ON_ERROR, "on_error"),
-            (self.order.shuffle, plan.ORDERS, "shuffle"),
+        for name, least, most in (
+            ("batch_size", 1, MOST_DEALT),
+            ("rank", 0, arguments.MOST),
+            ("world_size", 1, MOST_DEALT),
+            ("buffer_bytes", plan.PAGE_BYTES, arguments.MOST),
+            ("readers", 0, MOST_READERS),
         ):
-            if value not in known:
-                raise FeedError(f"{what}={value!r} is not known; known are {', '.join(known)}")
-        if self.order.seed < 0:
-            raise FeedError(f"a seed of {self.order.seed}; seeds are 0 or more")
-        if not 0 <= self.readers <= 16:
-            raise FeedError(f"{self.readers} readers; 0 reads when asked, 1 to 16 read ahead")
+            value = arguments.whole(name, getattr(self, name), least, most)
+            object.__setattr__(self, name, value)
+        if self.rank >= self.world_size:
+            raise FeedError(
+                f"rank={self.rank} with world_size={self.world_size}: ranks count from 0, the last "
+                f"one is {self.world_size - 1}"
+            )
+        arguments.one_of("tail", self.tail, plan.TAILS)
+        arguments.one_of("on_error", self.on_error, ON_ERROR)
 
     @property
     def slots(self) -> int:
@@ -110,16 +115,20 @@ class Request:
         return self.buffer_bytes // self.slots
 
 
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise FeedError(f"{name}={value!r} is no whole number") from error
-
-
-def index_of(data: Index | str | os.PathLike[str] | Sequence[Any]) -> Index:
-    """An index as it is, or the index of a path.  Raises FeedError: no record in it."""
-    index = data if isinstance(data, Index) else open_index(data)
+def index_of(
+    data: Index | str | os.PathLike[str] | Sequence[Any],
+    kind: str | None = None,
+    database: bytes | str | None = None,
+) -> Index:
+    """An index as it is, or the index of a path; kind and database: of it, as open_index takes
+    them.  Raises FeedError: no record in it."""
+    for name, value in (("kind", kind), ("database", database)):
+        if isinstance(data, Index) and value is not None:
+            raise FeedError(
+                f"{name}={value!r} is about a path, and an Index was given, which is made: say it "
+                "to open_index"
+            )
+    index = data if isinstance(data, Index) else open_index(data, kind=kind, database=database)
     if not len(index):
         raise FeedError(f"{index.path}: holds no record; nothing can be read from it")
     return index
@@ -155,10 +164,23 @@ class Record(np.ndarray):  # (length,) of uint8
                 "a part or a copy of a record has no key: ask the record itself"
             ) from None
 
+    def owned(self) -> Record:
+        """The same in memory of its own, which stays as it is and may be written to."""
+        record = np.ndarray.__new__(Record, self.shape, self.dtype)
+        record[...] = self
+        with suppress(AttributeError):  # a part has neither
+            record._index, record.number = self._index, self.number
+        return record
+
     @property
     def where(self) -> str:
         """Key, file and place, for a message."""
-        index, number = self._index, self.number
+        try:
+            index, number = self._index, self.number
+        except AttributeError:
+            raise AttributeError(
+                "a part or a copy of a record has no place: ask the record itself"
+            ) from None
         path, offset = index.files[index.file[number]], int(index.offset[number])
         return f"record {self.key[:80]!r} of {path} at {offset:,} with {self.size:,} bytes"
 
@@ -199,6 +221,10 @@ class Batch(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         return (self[place] for place in range(len(self)))
+
+    def __repr__(self) -> str:
+        n_bytes = int((self.ends - self.starts).sum())
+        return f"<Batch of {len(self):,} records, {n_bytes:,} bytes>"
 
     @property
     def keys(self) -> list[bytes]:
@@ -328,17 +354,29 @@ def _as_listed(order: Order) -> list[Any]:
     return [order.shuffle, order.seed, order.block_bytes, order.pool_bytes]
 
 
+def _refuse_no_state(state: Any) -> None:
+    """Raises FeedError: nothing that state_dict() gives."""
+    if not isinstance(state, Mapping):
+        raise FeedError(f"{arguments.shown(state)} is no state of a feed; {INSTEAD}")
+    lacking = [name for name in STATE_NAMES if name not in state]
+    if lacking:
+        raise FeedError(f"this is no state of a feed, it has no {lacking[0]!r}; {INSTEAD}")
+
+
 def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
     """The stand in a state.  Raises FeedError: it is of another data set or order, or damaged."""
+    _refuse_no_state(state)
     try:
         if state["version"] != STATE_VERSION:
             raise FeedError(f"a feed's state of version {state['version']}; not known here")
-        n, total = int(state["n_records"]), int(state["total_bytes"])
+        n, total = operator.index(state["n_records"]), operator.index(state["total_bytes"])
         parts = [_part(each) for each in state["parts"]]
         last = parts.pop()
-        epoch, order, packed = int(state["epoch"]), list(state["order"]), state["held"]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FeedError(f"this is no state of a feed ({error!r}); begin with set_epoch") from error
+        epoch, order, packed = operator.index(state["epoch"]), list(state["order"]), state["held"]
+        if not 0 <= epoch <= MOST_EPOCH:
+            raise ValueError(f"epoch {epoch}")
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise FeedError(f"this state of a feed is damaged ({error}); {INSTEAD}") from error
     if (n, total) != (len(index), index.total_bytes):
         raise FeedError(
             f"the state is of a data set of {n:,} records and {total:,} bytes, {index.path} has "
@@ -349,6 +387,7 @@ def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
             f"the state is of the order {order}, this feed has {_as_listed(request.order)}; "
             "an epoch cannot change its order half way"
         )
+    _refuse_impossible((*parts, last), n, request.order, epoch)
     held = _unpacked(packed, n) if packed else None
     if last.deal == deal_of(index, request):
         return Stand(epoch, last.steps, tuple(parts), held)
@@ -357,12 +396,26 @@ def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
 
 def _part(each: Sequence[Any]) -> Part:
     world_size, batch_size, a_round, tail, steps = each
-    deal = Deal(int(world_size), int(batch_size), int(a_round), str(tail))
-    numbers = (deal.world_size, deal.batch_size, deal.batches_a_round)
-    # A state may come from anywhere: more ranks or records than these are nobody's.
-    if min(numbers) < 1 or max(numbers) > 1 << 24 or int(steps) < 0 or tail not in plan.TAILS:
-        raise ValueError(each)
-    return Part(deal, int(steps))
+    numbers = [operator.index(number) for number in (world_size, batch_size, a_round)]
+    steps = operator.index(steps)
+    is_deal = min(numbers) >= 1 and max(numbers) <= MOST_DEALT and tail in plan.TAILS
+    if not is_deal or math.prod(numbers) > arguments.MOST or steps < 0:
+        raise ValueError(f"part {arguments.shown(each)}")
+    return Part(Deal(numbers[0], numbers[1], numbers[2], tail), steps)
+
+
+def _refuse_impossible(parts: Sequence[Part], n: int, how: Order, epoch: int) -> None:
+    """Raises FeedError: more batches were taken than there were, and the epoch would be empty
+    without a word."""
+    for number, part in enumerate(parts):
+        most = plan.n_batches(n, part.deal, part.deal.world_size - 1)  # the last rank has the most
+        if part.steps > most:
+            raise FeedError(
+                f"this state of a feed is damaged ({part.steps:,} batches were taken of a rank's "
+                f"{most:,}); {INSTEAD}"
+            )
+        if number + 1 < len(parts):
+            n = len(plan.remaining(np.arange(n), how, epoch, [part]))
 
 
 def _unpacked(packed: str, n: int) -> NDArray[np.bool_]:
@@ -648,7 +701,8 @@ class _Pass:
 class Feed:
     """The batches that one rank gets of a data set; each `for` is one epoch.
 
-    data: a path, a folder, a pattern, a list of these, or an Index.
+    data: a path, a folder, a pattern, a list of these, or an Index.  kind, database: of a path, see
+    open_index.
     shuffle: none; block: neighbours of block_bytes in random sequence, mixed in pools of
     pool_bytes; global: every record on its own; cache-aware: global, what memory holds first.
     seed, epoch, rank, world_size: fix the order; every record comes once an epoch.
@@ -669,6 +723,8 @@ class Feed:
         data: Index | str | os.PathLike[str] | Sequence[Any],
         batch_size: int,
         *,
+        kind: str | None = None,
+        database: bytes | str | None = None,
         shuffle: str = "none",
         seed: int = 0,
         rank: int = 0,
@@ -697,7 +753,7 @@ class Feed:
             readers=readers,
             options=Options(engine, direct, coalesce_bytes, gap_bytes, depth, mapped),
         )
-        self.index = index_of(data)
+        self.index = index_of(data, kind, database)
         self.failures: deque[str] = deque(maxlen=1000)  # sentences, the latest; n_failed counts all
         self.n_failed = 0
         self._stand = Stand()
@@ -772,8 +828,7 @@ class Feed:
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this epoch, from its beginning; one that goes on ends."""
-        if epoch < 0:
-            raise FeedError(f"epoch {epoch}; epochs count from 0")
+        epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
         previous = self._pass()
         if previous is not None:
             previous.close()  # its batches would be counted as this epoch's
@@ -792,11 +847,20 @@ class Feed:
     def set_held(self, held: NDArray[np.bool_]) -> None:
         """What `cache-aware` takes to be in memory in the epoch that is next; the same on all
         ranks."""
-        if len(held) != len(self.index):
+        try:
+            found = np.asarray(held)
+        except (TypeError, ValueError) as error:  # rows of several lengths
+            said = arguments.shown(held)
+            raise FeedError(f"held={said} is no array; feed.held() gives one") from error
+        is_truth = found.dtype.kind in "biu" and bool(((found == 0) | (found == 1)).all())
+        if found.ndim != 1 or not (is_truth or not len(found)):
+            said = arguments.shown(held)
+            raise FeedError(f"held={said} is no list of True and False; feed.held() gives one")
+        if len(found) != len(self.index):
             raise FeedError(
-                f"held says {len(held):,} records, the data set has {len(self.index):,}"
+                f"held says {len(found):,} records, the data set has {len(self.index):,}"
             )
-        self._stand = replace(self._stand, held=np.asarray(held, bool))
+        self._stand = replace(self._stand, held=found.astype(bool))
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, as numbers and texts: the batches given so far are done.
@@ -807,11 +871,13 @@ class Feed:
         return state_of(self.index, self.request, self._stand)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state was taken.  Raises FeedError: it is of another data set."""
+        """Goes on where a state was taken.  Raises FeedError, and goes on as before: it is of
+        another data set or order, or no state."""
+        stand = stand_of(self.index, self.request, state)
         previous = self._pass()
         if previous is not None:
             previous.close()
-        self._stand = stand_of(self.index, self.request, state)
+        self._stand = stand
 
     @property
     def tally(self) -> Tally:
@@ -831,6 +897,14 @@ class Feed:
         for reader in self._readers:
             reader.close()
         self._slots = [Buffer(self.request.slot_bytes) for _ in range(self.request.slots)]
+
+    def __repr__(self) -> str:
+        request, stand = self.request, self._stand
+        return (
+            f"<Feed of {described(self.index)}: batch_size={request.batch_size}, "
+            f"shuffle={request.order.shuffle!r}, rank {request.rank} of {request.world_size}, "
+            f"next is batch {stand.steps:,} of epoch {stand.epoch}>"
+        )
 
     def __enter__(self) -> Feed:
         return self

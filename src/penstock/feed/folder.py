@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FeedError
-from penstock.feed.spans import Advance
+from penstock.errors import FeedError, FeedRefused
+from penstock.feed.spans import Advance, LeftOut, left_out
 
 __all__ = ["Listing", "listing", "stats"]
 
@@ -26,12 +26,14 @@ WAITED_S = (
 
 
 class Listing(NamedTuple):
-    """The files below a folder in the order of their paths in it, which are the keys."""
+    """The files below a folder in the order of their paths in it, which are the keys.  left_out:
+    the rest of it."""
 
     files: list[str]
     keys: list[bytes]
     size: NDArray[np.int64]
     mtime_ns: NDArray[np.int64]
+    left_out: tuple[LeftOut, ...]
 
 
 def listing(root: str, progress: Advance | None = None) -> Listing:
@@ -40,10 +42,12 @@ def listing(root: str, progress: Advance | None = None) -> Listing:
     Raises FeedError: a folder that cannot be listed, a link to nothing, a circle of links.
     """
     start = len(os.path.join(root, ""))  # of a path in it
-    found = sorted((os.fsencode(path[start:]), path) for path in _walk(root))
+    passed: list[tuple[str, str]] = []
+    found = sorted((os.fsencode(path[start:]), path) for path in _walk(root, passed))
+    other = left_out(LeftOut(noun, "", 1, (path[start:],)) for noun, path in sorted(passed))
     keys, files = [key for key, _ in found], [path for _, path in found]
     state = stats(files, progress)
-    return Listing(files, keys, state[:, 0], state[:, 1])
+    return Listing(files, keys, state[:, 0], state[:, 1], other)
 
 
 def stats(files: Sequence[str], progress: Advance | None = None) -> NDArray[np.int64]:
@@ -80,7 +84,8 @@ def _in_turn(chunks: list[Sequence[str]]) -> Iterator[list[tuple[int, int, int, 
             raise
 
 
-def _walk(root: str) -> Iterator[str]:
+def _walk(root: str, passed: list[tuple[str, str]]) -> Iterator[str]:
+    """passed: what it is and its path, of each that is no record; their like below are not."""
     waiting = [root]
     seen: set[tuple[int, int]] = set()
     while waiting:
@@ -91,10 +96,14 @@ def _walk(root: str) -> Iterator[str]:
         except OSError as error:
             raise FeedError(f"{folder}: {error.strerror}; is it readable by you?") from error
         if (state.st_dev, state.st_ino) in seen:
-            raise FeedError(f"{folder} is reached twice, by a link; its records would come twice")
+            raise FeedRefused(
+                f"{folder} is reached twice, by a link; remove the link, its records "
+                "would come twice"
+            )
         seen.add((state.st_dev, state.st_ino))
         for entry in entries:
             if entry.name.startswith("."):
+                passed.append(("hidden folder" if entry.is_dir() else "hidden file", entry.path))
                 continue
             if entry.is_dir():
                 waiting.append(entry.path)
@@ -102,6 +111,8 @@ def _walk(root: str) -> Iterator[str]:
                 yield entry.path
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 raise FeedError(f"{entry.path} is a link to nothing; a record is missing")
+            else:
+                passed.append(("special file", entry.path))
 
 
 def _stats(paths: Sequence[str]) -> list[tuple[int, int, int, int]]:

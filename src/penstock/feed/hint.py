@@ -9,6 +9,7 @@ Knows an index and a sequence of numbers; reads nothing.  A wrong hint costs tim
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import queue
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
+from penstock.feed import arguments
 from penstock.feed.feed import index_of
 from penstock.feed.index import Index
 from penstock.feed.read import library
@@ -44,20 +46,22 @@ class Hints:
     is full makes the one who hints wait.
 
     record_of: which record of the index a number of the data set means, as its place or its key;
-    without it, number i is record i in key order.
+    without it, number i is record i in key order.  kind, database: of a path, see open_index.
     """
 
     def __init__(
         self,
         data: Index | str | os.PathLike[str] | Sequence[Any],
-        record_of: Callable[[int], int | bytes] | None = None,
+        record_of: Callable[[int], int | bytes | str] | None = None,
         ahead: int = AHEAD_RECORDS,
+        *,
+        kind: str | None = None,
+        database: bytes | str | None = None,
     ) -> None:
         self._descriptors: dict[int, int] = {}
-        if ahead < 1:
-            raise FeedError(f"{ahead} records ahead; 1 is the least")
-        self.index = index_of(data)
-        self.ahead = ahead
+        self.ahead = arguments.whole("ahead", ahead, 1)
+        arguments.function("record_of", record_of)
+        self.index = index_of(data, kind, database)
         self.n_hinted = 0
         self.why_not = ""  # the kernel refused, and why
         self._record_of = record_of
@@ -133,10 +137,23 @@ class Hints:
         self.n_hinted += len(records)
 
     def _records(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        found = numbers if self._record_of is None else map(self._record_of, numbers)
-        places = [self.index.find(each) if isinstance(each, bytes) else each for each in found]
-        records = np.array(places, np.int64)
+        records = np.array(
+            numbers if self._record_of is None else [*map(self._place_of, numbers)], np.int64
+        )
         return records[(records >= 0) & (records < len(self.index))]
+
+    def _place_of(self, number: int) -> int:
+        assert self._record_of is not None
+        found = self._record_of(number)
+        if isinstance(found, str | bytes):
+            return self.index.find(found)
+        try:
+            return operator.index(found)
+        except TypeError as error:
+            said = arguments.shown(found)
+            raise FeedError(
+                f"record_of({number}) gives {said}, which is no record; a place or a key is"
+            ) from error
 
     def _hint(self, number: int, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         is_kept = len(self.index.files) <= 128  # else each is opened for its hint
@@ -202,14 +219,17 @@ def hinted(
     loader: Any,
     path: Index | str | os.PathLike[str] | Sequence[Any] | None = None,
     *,
-    record_of: Callable[[int], int | bytes] | None = None,
+    record_of: Callable[[int], int | bytes | str] | None = None,
     ahead: int = AHEAD_RECORDS,
+    kind: str | None = None,
+    database: bytes | str | None = None,
 ) -> Any:
     """A torch DataLoader like this one whose coming records are hinted to the kernel.
 
     path: where the data set lies, where its attributes do not say so (an lmdb.Environment, a path,
     ImageFolder's samples).  record_of: the record, by place or key, of a number of the data set,
     where it is not number i in key order and the data set has no list `keys`.  ahead: records.
+    kind, database: of the path, see open_index.
 
     A FeedDataset needs none of this.  Raises FeedError: the loader has no sampler, where its data
     lies cannot be told, or a FeedDataset reads past the page cache.
@@ -230,7 +250,7 @@ def hinted(
             f"{type(base).__name__} reads past the page cache (O_DIRECT), and many records at a "
             "time: what is hinted would be read twice; it needs no hints"
         )
-    index = _index_for(base, path)
+    index = _index_for(base, path, kind, database)
     if record_of is None:
         record_of = _mapping(base, index)
     mine = record_of
@@ -257,19 +277,18 @@ def _unwrapped(dataset: Any) -> tuple[Any, Callable[[int], int] | None]:
     return base, lambda number: deeper(int(indices[number]))
 
 
-def _index_for(dataset: Any, path: Any) -> Index:
+def _index_for(dataset: Any, path: Any, kind: str | None, database: bytes | str | None) -> Index:
+    if path is None and isinstance(getattr(dataset, "index", None), Index):
+        path = dataset.index
     if path is not None:
-        return index_of(path)
-    if isinstance(getattr(dataset, "index", None), Index):
-        found: Index = dataset.index
-        return found
+        return index_of(path, kind, database)
     places = [place for place in map(_place, _attributes(dataset)) if place]
     if len(set(places)) != 1:
         what = "names no path" if not places else f"names several: {', '.join(sorted(set(places)))}"
         raise FeedError(
             f"{type(dataset).__name__} {what}; say where its data lies: hinted(loader, path)"
         )
-    return index_of(places[0])
+    return index_of(places[0], kind, database)
 
 
 def _attributes(dataset: Any) -> list[Any]:
@@ -296,7 +315,7 @@ def _is_environment(value: Any) -> bool:
     return any(isinstance(value, kind) for kind in kinds if isinstance(kind, type))
 
 
-def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes] | None:
+def _mapping(dataset: Any, index: Index) -> Callable[[int], int | bytes | str] | None:
     """What the data set's number i is in the index.  Raises FeedError: it cannot be told."""
     record_of: Callable[[int], int] | None = getattr(dataset, "record_of", None)
     if callable(record_of):  # FeedDataset's

@@ -18,22 +18,32 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError, FeedRefused
-from penstock.feed import folder, pages, tar, tfrecord
-from penstock.feed.spans import Advance, Spans
+from penstock.feed import arguments, folder, pages, tar, tfrecord
+from penstock.feed.spans import Advance, LeftOut, Spans, left_out
 
-__all__ = ["KINDS", "Index", "from_bytes", "kind_of", "open_index", "shards", "to_bytes"]
+__all__ = [
+    "KINDS",
+    "Index",
+    "described",
+    "from_bytes",
+    "kind_of",
+    "open_index",
+    "shards",
+    "to_bytes",
+]
 
 AnyPath = str | os.PathLike[str]
 Paths = AnyPath | Sequence[AnyPath]
 
 KINDS = ("lmdb", "tar", "tfrecord", "folder")
+NAMED_AS = {"lmdb": "an LMDB", "tar": "a tar", "tfrecord": "a TFRecord file"}
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 # What tools write beside containers: lists, labels, statistics (img2dataset's .parquet and .json),
@@ -47,7 +57,7 @@ COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 MAGIC = b"PENSTIDX"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIIQI")  # magic, version, CRC of what follows, bytes of it, of its JSON
 COLUMNS = (("file", "<u4"), ("offset", "<i8"), ("length", "<i8"), ("key_end", "<i8"))
 STATE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("txnid", "<i8")])
@@ -64,13 +74,14 @@ BESIDE_DATA = "beside"
 BESIDE = ".penstock-index"  # the suffix of an index that lies beside its data, as a hidden file
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Index:
     """Where each of n records lies.  A record is one contiguous span of one file.
 
     path: as asked.  kind: one of KINDS.  files: absolute paths.  file: (n,) uint32, into files.
     offset, length: (n,) int64, bytes.  keys: (bytes of all keys,) uint8.  key_end: (n,) int64, key
     i is keys[key_end[i-1]:key_end[i]].  fingerprint: what the files were, a row of STATE each.
+    left_out: what the files hold and no record does.
 
     In key order for LMDB, in file order for tar and TFRecord, by path for a folder.
     """
@@ -84,9 +95,17 @@ class Index:
     keys: NDArray[np.uint8]
     key_end: NDArray[np.int64]
     fingerprint: bytes
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    def __repr__(self) -> str:
+        n_files = len(self.files)
+        in_files = "1 file" if n_files == 1 else f"{n_files:,} files"
+        return (
+            f"<Index of {described(self)}, {self.total_bytes:,} bytes in {in_files} of {self.kind}>"
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -105,9 +124,10 @@ class Index:
         start = int(self.key_end[record - 1]) if record else 0
         return self.keys[start : int(self.key_end[record])].tobytes()
 
-    def find(self, key: bytes) -> int:
-        """The first record with this key, or -1.  LMDB: a binary search in each file; else a look
-        at all keys of its length."""
+    def find(self, key: bytes | str) -> int:
+        """The first record with this key, or -1; a text is encoded.  LMDB: a binary search in each
+        file; else a look at all keys of its length.  Raises FeedError: it is no key."""
+        key = arguments.key("key", key)
         if self.kind == "lmdb":
             return self._find_sorted(key)
         starts = np.concatenate(([0], self.key_end[:-1])) if len(self) else self.key_end
@@ -157,6 +177,12 @@ class Index:
             )
 
 
+def described(index: Index) -> str:
+    """Which data set it is, in a few words."""
+    path = index.path if len(index.path) <= 80 else f"{index.path[:77]}..."
+    return f"{path}, {len(index):,} records"
+
+
 def _change(before: tuple[int, ...], now: tuple[int, ...]) -> str:
     (old_size, _, old_txnid), (size, _, txnid) = before, now
     if old_size != size:
@@ -192,16 +218,23 @@ def open_index(
     path: a file, a folder, a pattern (`shards/*.tar`, `part-{000..127}.tar`) or a list of these.
     cache: False: neither read nor written; "beside": written beside the data, a single file; a
     folder: there instead of the user's cache folder.  progress: called with (done, total), files
-    or bytes.  kind: one of KINDS instead of what the files look like.  database: the sub-database
-    of an LMDB, by name.
+    or bytes.  kind: one of KINDS instead of what the files look like; of a folder, those in it
+    that are called so.  database: the sub-database of an LMDB, by name.
 
     Raises FeedError: no such file, empty, damaged, of several kinds, or written to meanwhile.
     """
     asked, is_folder = _asked(path), kind == "folder"
     kind, files = _files_of(path, kind)
+    if not isinstance(database, str | bytes | None):
+        said = arguments.shown(database)
+        raise FeedError(f"database={said} is no name; a text, or bytes, names a database")
+    arguments.function("progress", progress)
+    if not isinstance(cache, bool | str | os.PathLike) or cache == "":  # to Path this folder
+        said = arguments.shown(cache)
+        raise FeedError(f"cache={said} is no place; it takes True, False, 'beside' or a folder")
     name = database.encode() if isinstance(database, str) else database
     if name is not None and kind != "lmdb":
-        raise FeedError(f"{asked}: only an LMDB has databases, this is {kind}")
+        raise FeedRefused(f"{asked}: only an LMDB has databases, this is {kind}")
     if kind == "folder":  # a file's size may change without a trace in its folder: always looked at
         index = _index_of_folder(asked, files, progress)
         if not is_folder:
@@ -224,8 +257,10 @@ def open_index(
 def _index_of_folder(asked: str, folders: tuple[str, ...], progress: Advance | None) -> Index:
     found = [folder.listing(root, progress) for root in folders]
     files = tuple(path for listing in found for path in listing.files)
+    other = left_out(each for listing in found for each in listing.left_out)
     if not files:
-        raise FeedError(f"{asked}: no file in it; name a folder that holds the records")
+        but = " but hidden ones" if other else ""
+        raise FeedRefused(f"{asked}: no file in it{but}; name a folder that holds the records")
     state = np.empty(len(files), STATE)
     state["size"] = np.concatenate([listing.size for listing in found])
     state["mtime_ns"] = np.concatenate([listing.mtime_ns for listing in found])
@@ -241,6 +276,7 @@ def _index_of_folder(asked: str, folders: tuple[str, ...], progress: Advance | N
         keys=np.frombuffer(b"".join(keys), np.uint8),
         key_end=np.cumsum([len(key) for key in keys], dtype=np.int64),
         fingerprint=state.tobytes(),
+        left_out=other,
     )
 
 
@@ -323,6 +359,7 @@ def _joined(
         keys=np.concatenate([part.keys for part in parts]),
         key_end=np.concatenate(ends),
         fingerprint=np.array(states, STATE).tobytes(),
+        left_out=left_out(each for part in parts for each in part.left_out),
     )
 
 
@@ -334,19 +371,25 @@ def _asked(path: Paths) -> str:
         return os.fspath(path)
     is_list = isinstance(path, Sequence) and not isinstance(path, bytes | bytearray)
     if not is_list or not all(isinstance(each, str | os.PathLike) for each in path):
-        raise FeedError(f"{path!r} names no data set: a path as text, or a list of paths, does")
+        said = arguments.shown(path)
+        raise FeedError(f"{said} names no data set: a path as text, or a list of paths, does")
     return ", ".join(os.fspath(each) for each in path)
 
 
-def _files_of(path: Paths, kind: str | None) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set, and its files; for kind folder, its folders."""
-    if kind is not None and kind not in KINDS:
-        raise FeedError(f"{kind!r} is no kind of data set; known are {', '.join(KINDS)}")
+def _files_of(
+    path: Paths, kind: str | None, is_damage_told: bool = True
+) -> tuple[str, tuple[str, ...]]:
+    """The kind of a data set, and its files; for kind folder, its folders.  is_damage_told: a file
+    that does not begin as it is called is an error."""
+    if kind is not None:
+        arguments.one_of("kind", kind, KINDS)
     found: list[tuple[str, str]] = []
     each = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not each:
+        raise FeedError("an empty list names no data set; nothing to read")
     for part in each:
         for name in _expanded(os.fspath(part), is_alone=len(each) == 1):
-            found += _look(name, kind)
+            found += _look(name, kind, is_damage_told)
     kinds = sorted({kind for kind, _ in found})
     if not found:
         raise FeedError(f"{_asked(path)}: names no file; nothing to read")
@@ -363,6 +406,8 @@ def _files_of(path: Paths, kind: str | None) -> tuple[str, tuple[str, ...]]:
 
 def _expanded(path: str, is_alone: bool) -> list[str]:
     """Names from a pattern, absolute and sorted; a shard that its neighbours count is missed."""
+    if not path:  # the folder where the program stands, to abspath; an unset variable, to a shell
+        raise FeedError("an empty text names no data set; this folder is '.'")
     if os.path.lexists(path):
         return [os.path.abspath(path)]
     if re.match(r"[a-z][a-z0-9+.-]*://", path):
@@ -414,7 +459,7 @@ def _is_ours(name: str) -> bool:
     return name.endswith(BESIDE)
 
 
-def _look(name: str, kind: str | None) -> list[tuple[str, str]]:
+def _look(name: str, kind: str | None, is_damage_told: bool) -> list[tuple[str, str]]:
     """(kind, file) of what a name stands for: itself, or what is in a folder."""
     try:
         os.lstat(name)
@@ -424,7 +469,9 @@ def _look(name: str, kind: str | None) -> list[tuple[str, str]]:
     except OSError as error:
         raise FeedError(f"{name}: {error.strerror}; is its folder readable by you?") from error
     if os.path.isfile(name):
-        return [(kind or kind_of(name), name)]
+        if kind == "folder":
+            raise FeedRefused(f"{name} is a file; kind='folder' takes a folder, of such records")
+        return [(kind or (kind_of if is_damage_told else _called)(name), name)]
     if not os.path.isdir(name):
         raise FeedError(f"{name} is no file and no folder (a pipe, a device, or a link to nothing)")
     if kind in (None, "lmdb"):
@@ -440,6 +487,13 @@ def _look(name: str, kind: str | None) -> list[tuple[str, str]]:
     if kind == "folder":
         return [(kind, name)]
     shards_in = _shards_in(name, kind)
+    if kind is not None and not shards_in:
+        said = f"{name}: no file in it is called as {NAMED_AS[kind]} is"
+        if kind == "lmdb":  # one file, no shards
+            raise FeedRefused(f"{said}; name its file")
+        raise FeedRefused(
+            f"{said}; name what is meant by a pattern, such as {os.path.join(name, '*')!r}"
+        )
     return shards_in or [("folder", name)]
 
 
@@ -483,7 +537,8 @@ def _refuse_containers(index: Index) -> None:
         )
     raise FeedRefused(
         f"{index.path}: holds {found}, called a {kind}, among other files; name those of one kind "
-        f"(such as {pattern!r}, or a folder), or say kind='folder' to take each file as a record"
+        f"(such as {pattern!r}, or a folder), or take each file as a record: --kind folder, "
+        "kind='folder' in Python"
     )
 
 
@@ -529,9 +584,11 @@ def _is_beside_data(name: str) -> bool:
     return name.lower().endswith(BESIDE_CONTAINERS)
 
 
-def shards(path: Paths) -> tuple[str, tuple[str, ...]]:
-    """The kind of a data set and its files (of a folder of files: the folder), nothing read."""
-    return _files_of(path, None)
+def shards(path: Paths, kind: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The kind of a data set and its files (of a folder of files: the folder), nothing but their
+    first bytes read.  A file that begins like none of the kinds is of the one that it is called.
+    kind: see open_index."""
+    return _files_of(path, kind, is_damage_told=False)
 
 
 def _kind_by_name(path: str) -> str:
@@ -559,29 +616,46 @@ def _kind_in_folder(path: str) -> str:
 
 def kind_of(path: AnyPath) -> str:
     """lmdb, tar or tfrecord: by a file's first bytes, then by its name.  Raises FeedError."""
+    kind, begins = _seen(path)
+    if not begins and not os.path.getsize(path):
+        raise FeedError(f"{path} is empty; its writer has not begun, or the copy failed")
+    if not begins:
+        raise FeedError(
+            f"{path} is called {kind} and does not begin like one; damaged, or no {kind}"
+        )
+    return kind
+
+
+def _called(path: AnyPath) -> str:
+    return _seen(path)[0]
+
+
+def _seen(path: AnyPath) -> tuple[str, bool]:
+    """A file's kind, and whether it begins like one, or like one without a record.  Raises
+    FeedError: no kind, not readable."""
     try:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
         raise FeedError(f"{path}: {error.strerror}; is it readable by you?") from error
     if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00")):
-        raise FeedError(
+        raise FeedRefused(
             f"{path} is compressed as a whole: its records have no place of their own; unpack it"
         )
     if pages.is_lmdb(head):
-        return "lmdb"
+        return "lmdb", True
     if tar.is_tar(head):
-        return "tar"
+        return "tar", True
     if tfrecord.is_tfrecord(head):
-        return "tfrecord"
+        return "tfrecord", True
     named = _kind_by_name(os.fspath(path))
     if not named:
         raise FeedError(
             f"{path} is no LMDB, tar or TFRecord file; a folder of files is named by its folder"
         )
-    if not head and named != "lmdb":
-        return named  # a shard without a record
-    raise FeedError(f"{path} is called {named} and does not begin like one; damaged, or no {named}")
+    if named == "tar":
+        return named, len(head) == 512 and not any(head)  # an end mark
+    return named, not head and named == "tfrecord"
 
 
 # --- as bytes, and kept --------------------------------------------------------------------------
@@ -596,6 +670,7 @@ def to_bytes(index: Index) -> bytes:
         "n": len(index),
         "key_bytes": len(index.keys),
         "fingerprint": index.fingerprint.hex(),
+        "left_out": index.left_out,
     }
     text = json.dumps(about, separators=(",", ":")).encode()
     text += b" " * (-(HEADER.size + len(text)) % 8)  # the columns lie aligned
@@ -633,6 +708,10 @@ def _parsed(body: memoryview, text_bytes: int) -> Index:
     n, key_bytes = int(about["n"]), int(about["key_bytes"])
     files = tuple(str(name) for name in about["files"])
     fingerprint = bytes.fromhex(about["fingerprint"])
+    other = tuple(
+        LeftOut(str(noun), str(why), int(count), tuple(map(str, names)))
+        for noun, why, count, names in about["left_out"]
+    )
     if min(n, key_bytes) < 0:
         raise ValueError("its counts")
     columns: dict[str, NDArray[np.generic]] = {}
@@ -648,6 +727,7 @@ def _parsed(body: memoryview, text_bytes: int) -> Index:
         kind=str(about["kind"]),
         files=files,
         fingerprint=fingerprint,
+        left_out=other,
         **columns,  # type: ignore[arg-type]  # the kinds are those of COLUMNS
     )
     _check_itself(index)
@@ -719,10 +799,7 @@ def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]
     is_beside = place.name.endswith(BESIDE)  # whatever its folder is called, or mounted as
     if index.files != files and not is_beside:
         return None
-    columns = {name: getattr(index, name) for name in ("file", "offset", "length", "keys")}
-    here = Index(
-        asked, kind, files, **columns, key_end=index.key_end, fingerprint=index.fingerprint
-    )
+    here = replace(index, path=asked, files=files)
     try:
         here.check()
     except FeedError:

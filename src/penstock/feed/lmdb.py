@@ -62,6 +62,7 @@ __all__ = [
     "TxnFullError",
     "VersionMismatchError",
     "__version__",
+    "enable_drop_gil",
     "open",
     "version",
 ]
@@ -85,6 +86,14 @@ class InvalidError(Error):
 
 class BadValsizeError(Error):
     """A key that LMDB cannot have."""
+
+
+class IncompatibleError(Error):
+    """What only a database of another kind has or is."""
+
+
+class InvalidParameterError(Error):
+    """What LMDB takes no such argument for."""
 
 
 class _NeverError(Error):
@@ -156,14 +165,6 @@ class EnvEncryptionError(_NeverError):
     pass
 
 
-class IncompatibleError(_NeverError):
-    pass
-
-
-class InvalidParameterError(_NeverError):
-    pass
-
-
 class MemoryError(_NeverError):  # noqa: A001 - the name is the interface
     pass
 
@@ -214,7 +215,7 @@ class Database:
     def __init__(self, name: bytes | None = None) -> None:
         self.name = name
 
-    def flags(self) -> dict[str, bool]:
+    def flags(self, txn: Transaction | None = None) -> dict[str, bool]:
         """As py-lmdb gives them: all False, as other databases are not read."""
         names = ("reverse_key", "dupsort", "integerkey", "integerdup", "dupfixed")
         return dict.fromkeys(names, False)
@@ -325,7 +326,10 @@ class _Snapshot:
         else:
             position = _Position(self, self.file.meta.main)
             key = name + self.file.meta.layout.name_end
-            if not position.find(key) or not position.is_database():
+            is_there = position.find(key)
+            if is_there and not position.is_database():
+                raise IncompatibleError(f"{self.file.path}: {name!r} is a record, and no database")
+            if not is_there:
                 raise NotFoundError(f"{self.file.path}: there is no database {name!r} in it")
             found = pages.Database(*pages.DATABASE.unpack(position.data()))
         pages.refuse_order(self.file.path, found)
@@ -589,14 +593,17 @@ class Environment:
         if unknown:
             raise TypeError(f"open() got an unexpected argument {sorted(unknown)[0]!r}")
         self._path = os.fsdecode(path)
+        if not self._path:  # the folder where the program stands, to abspath
+            raise FeedError("an empty text names no LMDB; this folder is '.'")
         inside = os.path.join(self._path, "data.mdb")
         self._file = os.path.abspath(inside if os.path.isdir(self._path) else self._path)
         self._max_readers = ignored.get("max_readers", 126)
+        self._flags = {name: bool(ignored.get(name, value)) for name, value in _FLAGS.items()}
         self._snapshot: _Snapshot | None = None
         self._fd = -1
         self._open()
         try:
-            self._now()
+            self._lib_version = _LIB_VERSIONS[self._now().file.meta.layout.version]
         except FeedError as error:
             if not pages.is_lmdb(os.pread(self._fd, pages.HEAD_BYTES, 0)):
                 raise InvalidError(str(error)) from error
@@ -615,8 +622,7 @@ class Environment:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def _now(self) -> _Snapshot:
-        if self._fd < 0:
-            raise FeedError(f"{self._path}: the environment is closed; open it again")
+        self._refuse_closed()
         kept = self._snapshot
         if kept is not None and kept.newest() == kept.file.meta.txnid:
             return kept
@@ -624,12 +630,15 @@ class Environment:
         return self._snapshot
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_file": self._file, "_max_readers": self._max_readers}
+        kept = ("_path", "_file", "_max_readers", "_flags", "_lib_version")
+        return {name: self.__dict__[name] for name in kept} | {"is_open": self._fd >= 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        is_open = state.pop("is_open")
         self.__dict__.update(state)
-        self._snapshot = None
-        self._open()
+        self._snapshot, self._fd = None, -1
+        if is_open:
+            self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -654,7 +663,8 @@ class Environment:
         write: bool = False,
         buffers: bool = False,
     ) -> Transaction:
-        """A transaction to read with."""
+        """A transaction to read with.  Raises ReadonlyError: one to write; InvalidParameterError:
+        one within another, which LMDB has to write only."""
         return Transaction(self, db, parent, write, buffers)
 
     def open_db(
@@ -664,10 +674,18 @@ class Environment:
         reverse_key: bool = False,
         dupsort: bool = False,
         create: bool = True,
-        **ignored: object,
+        integerkey: bool = False,
+        integerdup: bool = False,
+        dupfixed: bool = False,
     ) -> Database:
         """A named database, None: the main one.  Raises NotFoundError: there is none of this name;
-        ReadonlyError: it would have to be made."""
+        ReadonlyError: it would have to be made; IncompatibleError: this is a record's key;
+        ValueError: the main one is to be of some kind, which it is already."""
+        if key is None and (reverse_key or dupsort or integerkey or integerdup or dupfixed):
+            raise ValueError(
+                "the main database is as it was made: say dupsort and the like of none"
+            )
+        key = None if key is None else _key(key)
         snapshot = self._now() if txn is None else txn._snapshot_of()
         try:
             snapshot.tree(key)
@@ -705,13 +723,22 @@ class Environment:
             "num_readers": 0,
         }
 
+    def _refuse_closed(self) -> None:
+        if self._fd < 0:
+            raise FeedError(f"{self._path}: the environment is closed; open it again")
+
     def path(self) -> str:
+        self._refuse_closed()
         return self._path
 
     def flags(self) -> dict[str, bool]:
-        on = {"readonly": True, "readahead": False, "lock": False}
-        names = ("subdir", "metasync", "sync", "map_async", "writemap", "meminit")
-        return dict.fromkeys(names, False) | {"subdir": os.path.isdir(self._path)} | on
+        """As it was opened; of these only `subdir` and `readonly` mean anything here."""
+        self._refuse_closed()
+        return {"subdir": os.path.isdir(self._path), "readonly": True} | self._flags
+
+    def lib_version(self) -> tuple[int, int, int]:
+        """Of the LMDB that py-lmdb would read this file with."""
+        return self._lib_version
 
     def max_key_size(self) -> int:
         """Of LMDB 0.9 as it is usually built; of LMDB 1.0, which takes what a page has room for."""
@@ -722,19 +749,25 @@ class Environment:
         return node_bytes - pages.NODE_BYTES - pages.DATABASE.size
 
     def max_readers(self) -> Any:
+        self._refuse_closed()
         return self._max_readers
 
     def readers(self) -> str:
-        return "(no active readers)\n"
+        self._refuse_closed()
+        return "(no reader locks)\n"
 
     def reader_check(self) -> int:
+        self._refuse_closed()
         return 0
 
-    def sync(self, force: bool = False) -> None:
-        """Nothing was written."""
+    def sync(self, force: bool = False) -> NoReturn:
+        """Raises ReadonlyError, as py-lmdb does of an environment that is read only."""
+        self._refuse_closed()
+        raise ReadonlyError(f"{self._path} {_NEVER}; nothing was written")
 
     def set_mapsize(self, map_size: int) -> None:
         """Nothing is mapped."""
+        self._refuse_closed()
 
     def copy(self, path: str, *args: object, **options: object) -> NoReturn:
         raise ReadonlyError(f"{self._path} {_NEVER}; to copy it, copy its file or use mdb_copy")
@@ -742,16 +775,24 @@ class Environment:
     copyfd = copy
 
 
-# What py-lmdb's open takes and a reader without map and lock has no use for.
-_IGNORED = {
-    "metasync", "sync", "map_async", "mode", "create", "readahead", "writemap", "meminit",
-    "max_readers", "max_dbs", "max_spare_txns", "lock", "lib_version",
+# What py-lmdb's open takes and a reader without map and lock has no use for: with its defaults
+# there, what flags() says.
+_FLAGS = {
+    "metasync": True, "sync": True, "map_async": False, "readahead": True, "writemap": False,
+    "meminit": True, "lock": True,
 }  # fmt: skip
+# By the layout of a file: what is in py-lmdb 3.0.
+_LIB_VERSIONS = {1: (0, 9, 36), 3: (1, 0, 2)}
+_IGNORED = {*_FLAGS, "mode", "create", "max_readers", "max_dbs", "max_spare_txns", "lib_version"}
 
 
 def version(subpatch: bool = False) -> tuple[int, ...]:
-    """The LMDB whose interface this is; its files of later versions are read as well."""
-    return (0, 9, 31, 0) if subpatch else (0, 9, 31)
+    """The LMDB of the py-lmdb whose interface this is; see Environment.lib_version of a file."""
+    return (*_LIB_VERSIONS[1], 1) if subpatch else _LIB_VERSIONS[1]
+
+
+def enable_drop_gil() -> None:
+    """Nothing: a read never holds it."""
 
 
 open = Environment  # noqa: A001 - the name is the interface
@@ -779,16 +820,18 @@ class Transaction:
         write: bool = False,
         buffers: bool = False,
     ) -> None:
+        if parent is not None:
+            raise InvalidParameterError("a transaction that reads cannot be within another one")
         if write:
-            raise ReadonlyError(f"{env.path()} {_NEVER}")
+            raise ReadonlyError(f"{env._path} {_NEVER}")
         self.env = env
-        self._db = db or _MAIN
+        self._db = _database(db, _MAIN)
         self._buffers = buffers
         self._snapshot: _Snapshot | None = env._now()
 
     def _snapshot_of(self) -> _Snapshot:
         if self._snapshot is None or self.env._fd < 0:
-            raise FeedError(f"{self.env.path()}: the transaction has ended; begin another")
+            raise FeedError(f"{self.env._path}: the transaction has ended; begin another")
         return self._snapshot
 
     def __enter__(self) -> Self:
@@ -803,27 +846,44 @@ class Transaction:
     def abort(self) -> None:
         self._snapshot = None
 
-    commit = abort
+    def commit(self) -> None:
+        self._snapshot_of()
+        self._snapshot = None
 
     def id(self) -> int:
         return self._snapshot_of().file.meta.txnid
 
     def stat(self, db: Database | None = None) -> dict[str, int]:
         snapshot = self._snapshot_of()
-        return _stat(snapshot, snapshot.tree((db or self._db).name))
+        return _stat(snapshot, snapshot.tree(_database(db, self._db).name))
 
     def get(self, key: bytes, default: Any = None, db: Database | None = None) -> Any:
         """A key's value, or default."""
-        found = self._snapshot_of().get((db or self._db).name, _key(key), self._buffers)
+        name = (self._db if db is None else _database(db, self._db)).name
+        found = self._snapshot_of().get(name, _key(key), self._buffers)
         return default if found is None else found
 
     def cursor(self, db: Database | None = None) -> Cursor:
-        return Cursor(db or self._db, self)
+        return Cursor(_database(db, self._db), self)
+
+    def pop(self, key: bytes, db: Database | None = None) -> None:
+        """None of a key that is not there, as from py-lmdb.  Raises ReadonlyError: it is there."""
+        if self.get(key, db=db) is not None:
+            self._write()
 
     def _write(self, *args: object, **options: object) -> NoReturn:
-        raise ReadonlyError(f"{self.env.path()} {_NEVER}")
+        self._snapshot_of()
+        raise ReadonlyError(f"{self.env._path} {_NEVER}")
 
-    put = replace = pop = delete = drop = _write
+    put = replace = delete = drop = _write
+
+
+def _database(db: Database | None, default: Database) -> Database:
+    if db is None:
+        return default
+    if not isinstance(db, Database):
+        raise TypeError(f"{db!r} is no database; open_db() gives one")
+    return db
 
 
 def _key(key: Any) -> bytes:
@@ -836,15 +896,16 @@ def _key(key: Any) -> bytes:
 
 
 class Cursor:
-    """A place in a database, as py-lmdb's.  Each key has one value: what moves to other values of
-    a key finds none."""
+    """A place in a database, as py-lmdb's.  Each key has one value: what asks how many there are,
+    or for a certain one, is an IncompatibleError, and the next one is the next key's, as there."""
 
     def __init__(self, db: Database, txn: Transaction) -> None:
-        self.db = db
+        self.db = _database(db, txn._db)
         self.txn = txn
         snapshot = txn._snapshot_of()
-        self._position = _Position(snapshot, snapshot.tree(db.name))
+        self._position = _Position(snapshot, snapshot.tree(self.db.name))
         self._is_there = False
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -853,25 +914,32 @@ class Cursor:
         self.close()
 
     def close(self) -> None:
-        self._is_there = False
+        self._is_there, self._is_closed = False, True
+
+    def _snapshot_of(self) -> _Snapshot:
+        if self._is_closed:
+            raise FeedError(f"{self.txn.env._path}: the cursor is closed; take another")
+        return self.txn._snapshot_of()
 
     # --- where it is
 
     def key(self) -> Value:
-        return self._as_asked(self._position.key() if self._is_there else b"")
+        self._snapshot_of()
+        return self._key()
 
     def value(self) -> Value:
-        snapshot = self.txn._snapshot_of()
+        snapshot = self._snapshot_of()
         leaf = self._position.leaf
         if not self._is_there or leaf is None:
             return self._as_asked(b"")
         return snapshot.value(leaf, self._position.node, self.txn._buffers)
 
     def item(self) -> tuple[Value, Value]:
-        return self.key(), self.value()
+        value = self.value()
+        return self._key(), value
 
-    def count(self) -> int:
-        return 1 if self._is_there else 0
+    def _key(self) -> Value:
+        return self._as_asked(self._position.key() if self._is_there else b"")
 
     def _as_asked(self, data: bytes) -> Value:
         return memoryview(data) if self.txn._buffers else data
@@ -883,49 +951,43 @@ class Cursor:
         return is_there
 
     def first(self) -> bool:
-        self.txn._snapshot_of()
+        self._snapshot_of()
         return self._moved(self._position.first())
 
     def last(self) -> bool:
-        self.txn._snapshot_of()
+        self._snapshot_of()
         return self._moved(self._position.last())
 
     def next(self) -> bool:
-        self.txn._snapshot_of()
+        self._snapshot_of()
         return self._moved(self._position.next())
 
     def prev(self) -> bool:
-        self.txn._snapshot_of()
+        self._snapshot_of()
         return self._moved(self._position.prev())
 
-    next_nodup, prev_nodup = next, prev  # noqa: A003 - the names are the interface
-
-    def next_dup(self) -> bool:
-        return self._moved(False)
-
-    prev_dup = next_dup
-
-    def first_dup(self) -> bool:
-        return self._is_there
-
-    last_dup = first_dup
+    next_nodup = next_dup = next  # noqa: A003 - the names are the interface
+    prev_nodup = prev_dup = prev
 
     def set_key(self, key: bytes) -> bool:
-        self.txn._snapshot_of()
+        self._snapshot_of()
         return self._moved(self._position.find(_key(key)))
 
     def set_range(self, key: bytes) -> bool:
         """To the first key that is not less; an empty one: to the first."""
-        self.txn._snapshot_of()
-        if not len(key):
+        self._snapshot_of()
+        if isinstance(key, bytes | bytearray | memoryview) and not len(key):
             return self.first()
         return self._moved(self._position.seek(_key(key)))
 
-    def set_key_dup(self, key: bytes, value: bytes) -> bool:
-        return self.set_key(key) and self._moved(bytes(self.value()) == bytes(value))
+    def _of_several(self, *args: object) -> NoReturn:
+        self._snapshot_of()
+        raise IncompatibleError(
+            f"{self.txn.env._path}: keys have one value each; this is for a database opened with "
+            "dupsort=True, which is not read here"
+        )
 
-    def set_range_dup(self, key: bytes, value: bytes) -> bool:
-        return self.set_key(key) and self._moved(bytes(self.value()) >= bytes(value))
+    count = first_dup = last_dup = set_key_dup = set_range_dup = _of_several
 
     # --- many
 
@@ -940,14 +1002,17 @@ class Cursor:
         keyfixed: bool = False,
         values: bool = True,
     ) -> list[Any]:
-        """(key, value) of those that are there, in the order that was asked for.
+        """(key, value) of those that are there, in the order that was asked for; dupdata changes
+        nothing, as each key has one value.
 
         The values are read in the order of the file, each hinted ahead of its turn: many requests
         at a time where py-lmdb has one.
         """
+        if (dupfixed_bytes or keyfixed) and not dupdata:
+            raise TypeError("dupfixed_bytes and keyfixed need dupdata=True")
         if dupfixed_bytes or keyfixed:
-            raise FeedError("values of a fixed size are for DUPFIXED databases, not read here")
-        snapshot = self.txn._snapshot_of()
+            self._of_several()
+        snapshot = self._snapshot_of()
         found: list[tuple[bytes, _Leaf, int]] = []
         for key in keys:
             if self.set_key(key):
@@ -977,14 +1042,20 @@ class Cursor:
             self.last()
         return self._each(self.prev, keys, values, is_forward=False)
 
-    iternext_nodup, iterprev_nodup = iternext, iterprev
+    def iternext_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
+        return self.iternext(keys, values)
+
+    def iterprev_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
+        return self.iterprev(keys, values)
 
     def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
-        """The values of the key where it is: one."""
-        if self._is_there:
-            yield self.item() if keys and values else self.key() if keys else self.value()
+        """From where it is, to the last key; none if it is nowhere."""
+        self._snapshot_of()
+        return self._each(self.next, keys, values, is_forward=True)
 
-    iterprev_dup = iternext_dup
+    def iterprev_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
+        self._snapshot_of()
+        return self._each(self.prev, keys, values, is_forward=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iternext()
@@ -992,27 +1063,69 @@ class Cursor:
     def _each(
         self, step: Callable[[], bool], keys: bool, values: bool, is_forward: bool
     ) -> Iterator[Any]:
-        position, hinted = self._position, None
-        while self._is_there:
-            if values:
-                if is_forward and position.leaf is not hinted:
-                    hinted = position.leaf
-                    self._hint(0, HINT_RECORDS)
-                elif is_forward:
-                    self._hint(HINT_RECORDS - 1, HINT_RECORDS)
-                yield self.item() if keys else self.value()
-            else:
-                yield self.key()
-            step()
+        return _Each(self, step, keys, values, is_forward)
 
     def _hint(self, start: int, end: int) -> None:
         """Announces the values of nodes in this leaf, counted from here."""
         leaf, node = self._position.leaf, self._position.node
         assert leaf is not None
         nodes = range(node + start, min(node + end, len(leaf)))
-        self.txn._snapshot_of().hint(leaf.place(one) for one in nodes)
+        self._snapshot_of().hint(leaf.place(one) for one in nodes)
+
+    def pop(self, key: bytes) -> None:
+        """None of a key that is not there, as from py-lmdb.  Raises ReadonlyError: it is there."""
+        if self.set_key(key):
+            self._write()
+
+    def delete(self, dupdata: bool = False) -> bool:
+        """False where it is nowhere, as from py-lmdb.  Raises ReadonlyError: it is somewhere."""
+        self._snapshot_of()
+        return self._write() if self._is_there else False
 
     def _write(self, *args: object, **options: object) -> NoReturn:
-        raise ReadonlyError(f"{self.txn.env.path()} {_NEVER}")
+        self._snapshot_of()
+        raise ReadonlyError(f"{self.txn.env._path} {_NEVER}")
 
-    put = putmulti = replace = pop = delete = _write
+    put = putmulti = replace = _write
+
+
+class _Each:
+    """What a cursor meets on its way, as py-lmdb's iterators give it: a step from wherever the
+    cursor is by then, so that it ends while the cursor is nowhere, and goes on once it is
+    somewhere again."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        step: Callable[[], bool],
+        keys: bool,
+        values: bool,
+        is_forward: bool,
+    ) -> None:
+        self._cursor = cursor
+        self._step = step
+        self._is_forward = is_forward and values
+        self._give: Callable[[], Any] = cursor.key
+        if values:
+            self._give = cursor.item if keys else cursor.value
+        self._is_begun = False
+        self._hinted: _Leaf | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        cursor = self._cursor
+        if not cursor._is_there:
+            cursor._snapshot_of()  # of one that was closed an error
+            raise StopIteration
+        if self._is_begun and not self._step():
+            raise StopIteration
+        if self._is_forward and cursor._position.leaf is not self._hinted:
+            self._hinted = cursor._position.leaf
+            cursor._hint(0, HINT_RECORDS)
+        elif self._is_forward:
+            cursor._hint(HINT_RECORDS - 1, HINT_RECORDS)
+        found = self._give()
+        self._is_begun = True
+        return found

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError, FeedRefused
-from penstock.feed.spans import Advance, Spans, gathered
+from penstock.feed.spans import NAMED, Advance, LeftOut, Spans, gathered, left_out
 
 __all__ = [
     "DATABASE",
@@ -509,17 +509,33 @@ def spans(path: str, database: bytes | None = None, progress: Advance | None = N
         for _ in range(SNAPSHOT_TRIES):
             file = file_of(fd, path)
             try:
-                tree = _records(file, database, progress)
+                spans = _records(file, database, progress)
             except FeedError:
                 if read_meta(fd, path).txnid == file.meta.txnid:
                     raise
                 continue  # what was wrong was new
             if read_meta(fd, path).txnid == file.meta.txnid:
-                return tree.spans._replace(txnid=file.meta.txnid)
+                return spans._replace(txnid=file.meta.txnid)
     raise FeedError(
         f"{path}: a writer commits more often than it can be indexed; let it end first, or index "
         "a copy"
     )
+
+
+def _beside(main: Tree, name: bytes | None) -> tuple[LeftOut, ...]:
+    """Named databases beside the records of the main one, which are read; or these records, beside
+    the database of that name."""
+    n, ends = len(main.spans.offset), main.spans.key_end[:NAMED].tolist()
+    if not main.subs or not n:
+        return ()
+    if name is not None:
+        keys = main.spans.keys[: ends[-1]].tobytes()
+        shown = (keys[at:to] for at, to in zip([0, *ends], ends, strict=False))
+        texts = tuple(key.decode("utf-8", "surrogateescape") for key in shown)
+        return (LeftOut("record", "outside the database that was named", n, texts),)
+    names = (name.decode("utf-8", "surrogateescape") for name in main.subs)
+    why = "beside the records (--database NAME, database= in Python)"
+    return left_out(LeftOut("database", why, 1, (name,)) for name in names)
 
 
 def name_in(path: str, asked: bytes | None) -> bytes | None:
@@ -531,10 +547,11 @@ def name_in(path: str, asked: bytes | None) -> bytes | None:
         return _only_one(file, tree_of(file, file.meta.main))
 
 
-def _records(file: File, database: bytes | None, progress: Advance | None) -> Tree:
+def _records(file: File, database: bytes | None, progress: Advance | None) -> Spans:
     main = tree_of(file, file.meta.main, progress)
     name = _only_one(file, main) if database is None else database
-    return main if name is None else tree_of(file, database_of(file, main, name), progress)
+    tree = main if name is None else tree_of(file, database_of(file, main, name), progress)
+    return tree.spans._replace(left_out=_beside(main, name))
 
 
 def _only_one(file: File, main: Tree) -> bytes | None:
@@ -552,9 +569,8 @@ def _only_one(file: File, main: Tree) -> bytes | None:
 def database_of(file: File, main: Tree, name: bytes) -> Database:
     """A named database.  Raises FeedError: there is none of this name."""
     if name not in main.subs:
-        raise FeedRefused(
-            f"{file.path}: no database {_named([name])} in it, but {_named(main.subs) or 'none'}"
-        )
+        there = f"but {_named(main.subs)}" if main.subs else "nor any that has a name"
+        raise FeedRefused(f"{file.path}: no database {_named([name])} in it, {there}")
     return main.subs[name]
 
 

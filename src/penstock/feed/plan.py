@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
+from penstock.feed import arguments
 
 __all__ = [
     "MERGED_WHOLLY",
@@ -65,6 +66,7 @@ MOST_GAP_BYTES = 64 << 10
 SOON, SOONER = 4, 4
 MANY = 1 << 62  # windows: all of them
 MERGED_WHOLLY = 1 << 62  # a target that no read reaches: as little memory as merging can do with
+MOST_SEED = (1 << 64) - 1  # torch.initial_seed() gives 64 bits
 PERMUTED_BLOCKS = 1  # what the numbers of a seed are for: a new use needs a new number
 PERMUTED_RECORDS = 2
 PERMUTED_WINDOW = 3
@@ -99,6 +101,16 @@ class Order:
     block_bytes: int = 1 << 20
     pool_bytes: int = 16 << 20
 
+    def __post_init__(self) -> None:
+        arguments.one_of("shuffle", self.shuffle, ORDERS)
+        for name, least, most in (
+            ("seed", 0, MOST_SEED),
+            ("block_bytes", 1, arguments.MOST),
+            ("pool_bytes", 1, arguments.MOST),
+        ):
+            value = arguments.whole(name, getattr(self, name), least, most)
+            object.__setattr__(self, name, value)
+
 
 @dataclass(frozen=True, slots=True)
 class Deal:
@@ -129,11 +141,7 @@ def order(table: Table, how: Order, epoch: int, held: NDArray[np.bool_] | None =
     if how.shuffle == "block":
         return _by_blocks(table, how, epoch)
     permuted = _permutation(n, how.seed, epoch, PERMUTED_RECORDS)
-    if how.shuffle == "global":
-        return permuted
-    if how.shuffle != "cache-aware":
-        raise FeedError(f"{how.shuffle!r} is no order; known are {', '.join(ORDERS)}")
-    if held is None:
+    if how.shuffle == "global" or held is None:
         return permuted
     if len(held) != n:
         raise FeedError(f"held says {len(held):,} records, the data set has {n:,}")
@@ -179,10 +187,10 @@ def _block_starts(table: Table, lies: Records, block_bytes: int) -> Records:
     is_first = np.append(True, file[1:] != file[:-1])
     before = np.cumsum(table.length[lies]) - table.length[lies]  # bytes of all records in front
     in_file = before - np.maximum.accumulate(np.where(is_first, before, 0))
-    piece = in_file // max(1, block_bytes)
+    piece = in_file // block_bytes
     # Files smaller than a block share one: an image folder would have blocks of one record.
     if is_first.mean() > 0.5:
-        piece = before // max(1, block_bytes)
+        piece = before // block_bytes
         is_first = np.arange(len(lies)) == 0
     is_start = is_first | np.append(True, piece[1:] != piece[:-1])
     return np.flatnonzero(is_start)

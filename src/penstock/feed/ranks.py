@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import FeedError
-from penstock.feed.index import Index, from_bytes, open_index, to_bytes
+from penstock.feed.feed import index_of
+from penstock.feed.index import Index, from_bytes, to_bytes
 from penstock.feed.share import NodeFeed, RankFeed, attach
 
 __all__ = ["Ranks", "node_feed", "shared_index"]
@@ -41,15 +42,20 @@ class Ranks(Protocol):
         """Each rank's data, on every rank."""
 
 
-def shared_index(data: str | os.PathLike[str] | Sequence[Any], ranks: Ranks) -> Index:
-    """The index of a data set on every rank, made by rank 0 alone.
+def shared_index(
+    data: str | os.PathLike[str] | Sequence[Any],
+    ranks: Ranks,
+    kind: str | None = None,
+    database: bytes | str | None = None,
+) -> Index:
+    """The index of a data set on every rank, made by rank 0 alone.  kind, database: see open_index.
 
     Raises FeedError, on every rank: rank 0 cannot make it.
     """
     said, why, caught = b"", "", None
     if ranks.rank == 0:
         try:
-            said = to_bytes(open_index(data))
+            said = to_bytes(index_of(data, kind, database))
         except Exception as error:
             why, caught = str(error) or repr(error), error
     told = ranks.broadcast(why.encode())
@@ -59,7 +65,15 @@ def shared_index(data: str | os.PathLike[str] | Sequence[Any], ranks: Ranks) -> 
 
 
 @contextmanager
-def node_feed(data: Data, batch_size: int, ranks: Ranks, **options: Any) -> Iterator[RankFeed]:
+def node_feed(
+    data: Data,
+    batch_size: int,
+    ranks: Ranks,
+    *,
+    kind: str | None = None,
+    database: bytes | str | None = None,
+    **options: Any,
+) -> Iterator[RankFeed]:
     """This rank's feed; the ranks of a node share readers and memory, which its first rank starts.
 
     data: an Index, or what rank 0 makes one of for all.  options: as NodeFeed's, the same on every
@@ -67,7 +81,10 @@ def node_feed(data: Data, batch_size: int, ranks: Ranks, **options: Any) -> Iter
 
     Raises FeedError, on every rank: one of them cannot begin, or asks for something else.
     """
-    index = data if isinstance(data, Index) else shared_index(data, ranks)
+    if isinstance(data, Index):
+        index = index_of(data, kind, database)
+    else:
+        index = shared_index(data, ranks, kind, database)
     asked = f"{batch_size} records a batch of {len(index):,}, {sorted(options.items())}"
     told = _told(ranks, lambda: "\n".join((_node(), asked)))
     nodes, wishes = zip(*(each.split("\n", 1) for each in told), strict=True)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
-from penstock.feed import pages
+from penstock.feed import arguments, pages
 from penstock.feed.index import Index
 from penstock.feed.plan import (
     MERGED_WHOLLY,
@@ -114,16 +114,16 @@ class Options:
     mapped: bool = False
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise FeedError(f"{self.engine!r} is no engine; known are {', '.join(ENGINES)}")
-        for name in ("coalesce_bytes", "gap_bytes", "depth"):
-            value = getattr(self, name)
-            if not hasattr(value, "__index__") and (value is not None or name == "coalesce_bytes"):
-                raise FeedError(f"{name}={value!r} is no whole number")
-        if self.depth is not None and not 1 <= self.depth <= MOST_IN_FLIGHT:
-            raise FeedError(f"a depth of {self.depth}; between 1 and {MOST_IN_FLIGHT} are possible")
-        if self.coalesce_bytes < 0 or (self.gap_bytes or 0) < 0:
-            raise FeedError("coalesce_bytes and gap_bytes are 0 or more")
+        whole, flag = arguments.whole, arguments.flag
+        arguments.one_of("engine", self.engine, ENGINES)
+        for name, value in (
+            ("direct", flag("direct", self.direct, or_none=True)),
+            ("coalesce_bytes", whole("coalesce_bytes", self.coalesce_bytes)),
+            ("gap_bytes", whole("gap_bytes", self.gap_bytes, or_none=True)),
+            ("depth", whole("depth", self.depth, 1, MOST_IN_FLIGHT, or_none=True)),
+            ("mapped", flag("mapped", self.mapped)),
+        ):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def library() -> Any:
             f"the reader does not load: {error}; `make native` builds it, or reinstall penstock"
         ) from error
     pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
-    for name, result, arguments in (
+    for name, result, takes in (
         ("open", pointer, (number, ctypes.c_uint, ctypes.POINTER(number))),
         ("read", number, (pointer, pointer, wide, ctypes.c_uint, ctypes.c_uint, pointer)),
         ("close", None, (pointer,)),
@@ -224,7 +224,7 @@ def library() -> Any:
         ("wait", number, (pointer, wide, ctypes.c_uint)),
     ):
         function = getattr(found, f"penstock_feed_{name}")
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes = result, takes
     _native["library"] = found
     return found
 

@@ -31,8 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FeedError
-from penstock.feed import plan
+from penstock.feed import arguments, plan
 from penstock.feed.feed import (
+    MOST_DEALT,
+    MOST_EPOCH,
     Batch,
     Epoch,
     Request,
@@ -44,7 +46,7 @@ from penstock.feed.feed import (
     stand_of,
     state_of,
 )
-from penstock.feed.index import Index, from_bytes, to_bytes
+from penstock.feed.index import Index, described, from_bytes, to_bytes
 from penstock.feed.plan import Layout, Order, Part
 from penstock.feed.read import (
     Options,
@@ -65,6 +67,7 @@ SLOTS = 3  # windows of one rank: one consumed, one ready, one being filled
 # reads are to be in flight.
 COALESCE_BYTES = 1 << 20
 LOOK_MS = 500  # how often one who waits looks whether the others are there
+MOST_READERS = 64  # processes of one node
 STARTED_S = 60.0  # readers and ranks import numpy, on a file system that may be slow
 
 # Words, each 4 bytes, that all processes share.
@@ -485,9 +488,10 @@ class RankFeed:
     """
 
     def __init__(self, node: _Node, rank: int) -> None:
+        rank = arguments.whole("rank", rank)
         if rank not in node.terms.ranks:
             known = ", ".join(map(str, node.terms.ranks))
-            raise FeedError(f"rank {rank} is not of this node, which feeds {known}")
+            raise FeedError(f"rank={rank} is not of this node, which feeds {known}")
         self.rank = rank
         self.n_failed = 0
         self._node = node
@@ -511,6 +515,14 @@ class RankFeed:
     @property
     def epoch(self) -> int:
         return self._stand.epoch
+
+    def __repr__(self) -> str:
+        request, stand = self._node.terms.request, self._stand
+        return (
+            f"<RankFeed of {described(self.index)}: batch_size={request.batch_size}, "
+            f"shuffle={request.order.shuffle!r}, rank {self.rank} of {request.world_size}, "
+            f"next is batch {stand.steps:,} of epoch {stand.epoch}>"
+        )
 
     def __len__(self) -> int:
         """Batches of the epoch that is next, or goes on, from its beginning."""
@@ -600,6 +612,12 @@ class RankFeed:
                 f"rank {self.rank} has waited for {waited_s:.0f} s: rank {late[0]} of this node "
                 "has not attached, and readers run no more than three windows ahead of it"
             )
+        # Before its readers, which end with it.
+        if not _is_alive(node.terms.owner):
+            raise FeedError(
+                f"process {node.terms.owner}, which owns the readers of {node.index.path}, has "
+                "ended; begin again from the latest state_dict"
+            )
         for number in range(node.terms.n_readers):
             process = node.get(node.reader(number))
             if process and not _is_alive(process):
@@ -608,11 +626,6 @@ class RankFeed:
                     f"rank {self.rank} waited for window {self._window}; was it killed for memory? "
                     "Begin again from the latest state_dict"
                 )
-        if not _is_alive(node.terms.owner):
-            raise FeedError(
-                f"process {node.terms.owner}, which owns the readers of {node.index.path}, has "
-                "ended; begin again from the latest state_dict"
-            )
 
     def _failures(self, slot: NDArray[np.uint8]) -> NDArray[np.int64]:
         head = slot[:PAGE].tobytes()
@@ -645,8 +658,9 @@ def attach(token: str, rank: int) -> RankFeed:
         if _started(int(process)) != int(started):
             raise FeedError(f"process {process}, which owned the feed {token}, has ended")
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except ValueError as error:
-        raise FeedError(f"{token!r} is no token of a feed; NodeFeed.token is one") from error
+    except (ValueError, AttributeError) as error:
+        said = arguments.shown(token)
+        raise FeedError(f"token={said} is no token of a feed; NodeFeed.token is one") from error
     except OSError as error:
         raise FeedError(
             f"the feed of process {process} cannot be attached: {error.strerror}; ranks must be "
@@ -674,6 +688,7 @@ def _started(process: int) -> int:
 class NodeFeed:
     """Reader processes and their memory, for the ranks of one node.
 
+    kind, database: of a path, see open_index.
     ranks: of world_size, those that live on this node and attach().  readers: processes, None: four
     (two for one rank), or one for each two processors and no more than ranks where that is more,
     halved while that costs nothing.  stagger: so many windows are read at the same time at the
@@ -690,6 +705,8 @@ class NodeFeed:
         *,
         ranks: Sequence[int],
         world_size: int,
+        kind: str | None = None,
+        database: bytes | str | None = None,
         shuffle: str = "none",
         seed: int = 0,
         epoch: int = 0,
@@ -707,9 +724,10 @@ class NodeFeed:
         gap_bytes: int | None = None,
         depth: int | None = None,
     ) -> None:
-        self.index = index_of(data)
         ranks = _ranks_of_node(ranks, world_size, shuffle)
-        n_readers, slot_bytes = _dealt(len(ranks), readers, stagger, buffer_bytes)
+        epoch = arguments.whole("epoch", epoch, 0, MOST_EPOCH)
+        stagger = arguments.whole("stagger", stagger)
+        n_readers, slot_bytes = _dealt(len(ranks), readers, buffer_bytes)
         request = Request(
             batch_size=batch_size,
             order=Order(shuffle, seed, block_bytes, pool_bytes),
@@ -721,8 +739,9 @@ class NodeFeed:
             readers=SLOTS - 1,
             options=Options(engine, direct, coalesce_bytes, gap_bytes, depth),
         )
+        self.index = index_of(data, kind, database)
         check(self.index, request)
-        stand = stand_of(self.index, request, state) if state else Stand(epoch)
+        stand = Stand(epoch) if state is None else stand_of(self.index, request, state)
         self._terms = _Terms(
             request=request,
             ranks=ranks,
@@ -854,6 +873,14 @@ class NodeFeed:
                     break
                 node.wait(node.gone(place), 0)
 
+    def __repr__(self) -> str:
+        request, ranks = self._terms.request, self._terms.ranks
+        return (
+            f"<NodeFeed of {described(self.index)}: batch_size={request.batch_size}, "
+            f"shuffle={request.order.shuffle!r}, {len(ranks)} of {request.world_size} ranks, "
+            f"{self._terms.n_readers} readers>"
+        )
+
     def __enter__(self) -> NodeFeed:
         return self
 
@@ -861,24 +888,34 @@ class NodeFeed:
         self.close()
 
 
-def _dealt(n_ranks: int, readers: int | None, stagger: int, buffer_bytes: int) -> tuple[int, int]:
+def _dealt(n_ranks: int, readers: int | None, buffer_bytes: int) -> tuple[int, int]:
     """Readers of a node, and bytes of a slot.  Raises FeedError: they make no sense."""
-    by_machine = min(n_ranks, len(os.sched_getaffinity(0)) // 2)
-    n_readers = readers or min(max(FIRST_READERS, by_machine), (SLOTS - 1) * n_ranks)
-    if not 1 <= n_readers <= 64 or stagger < 0:
-        raise FeedError(f"{n_readers} readers, stagger {stagger}: 1 to 64, and 0 or more")
+    by_machine = min(n_ranks, len(os.sched_getaffinity(0)) // 2, MOST_READERS)
+    n_readers = arguments.whole("readers", readers, 1, MOST_READERS, or_none=True)
+    if n_readers is None:
+        n_readers = min(max(FIRST_READERS, by_machine), (SLOTS - 1) * n_ranks)
     # A window takes a third of a rank's part: what one slot holds, less its first page.
-    slot_bytes = buffer_bytes // (n_ranks * SLOTS) // PAGE * PAGE
-    if slot_bytes < 4 * PAGE:
-        raise FeedError(f"{buffer_bytes:,} bytes are too few for {n_ranks} ranks")
-    return n_readers, slot_bytes
+    least = 4 * PAGE * SLOTS * n_ranks
+    buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes)
+    if buffer_bytes < least:
+        raise FeedError(
+            f"buffer_bytes={buffer_bytes} is too few for {n_ranks} ranks: {least:,} or more"
+        )
+    return n_readers, buffer_bytes // (n_ranks * SLOTS) // PAGE * PAGE
 
 
 def _ranks_of_node(ranks: Sequence[int], world_size: int, shuffle: str) -> tuple[int, ...]:
     """Those of a world that live on this node.  Raises FeedError: they make no sense."""
-    ranks = tuple(ranks)
-    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
-        raise FeedError(f"ranks {list(ranks)} of {world_size}: name each of this node once")
+    world_size = arguments.whole("world_size", world_size, 1, MOST_DEALT)
+    try:
+        if isinstance(ranks, str | bytes):  # a sequence too, of letters
+            raise TypeError(ranks)
+        ranks = tuple(arguments.whole("rank", rank, 0, world_size - 1) for rank in ranks)
+    except TypeError as error:
+        said = arguments.shown(ranks)
+        raise FeedError(f"ranks={said} is no list; it takes this node's, as range(8)") from error
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise FeedError(f"ranks={list(ranks)} of {world_size}: name each of this node once")
     if shuffle == "cache-aware" and len(ranks) < world_size:
         raise FeedError(
             f"cache-aware with {len(ranks)} of {world_size} ranks: other nodes hold other "

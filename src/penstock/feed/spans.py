@@ -1,14 +1,39 @@
 """The spans of one file, as a format's module gives them.  Knows no format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Advance", "Spans", "gathered", "numbered", "packed"]
+__all__ = ["NAMED", "Advance", "LeftOut", "Spans", "gathered", "left_out", "numbered", "packed"]
 
 Advance = Callable[[int, int], None]  # (done, total): files, pages or bytes
+
+
+NAMED = 3  # of what is left out for one reason
+
+
+class LeftOut(NamedTuple):
+    """What a container holds and no record does.  noun, why: `link`, `file` `without an extension`.
+    n: how many.  names: of the first few."""
+
+    noun: str
+    why: str
+    n: int
+    names: tuple[str, ...]
+
+
+def left_out(each: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """Those of one reason together, in the order in which the reasons came."""
+    found: dict[tuple[str, str], LeftOut] = {}
+    for one in each:
+        before = found.get(one[:2])
+        if before is not None:
+            names = (*before.names, *one.names)[:NAMED]
+            one = LeftOut(one.noun, one.why, before.n + one.n, names)
+        found[one[:2]] = one
+    return tuple(found.values())
 
 
 class Spans(NamedTuple):
@@ -20,6 +45,7 @@ class Spans(NamedTuple):
     keys: NDArray[np.uint8]
     key_end: NDArray[np.int64]
     txnid: int = -1
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 
 A sample is what WebDataset takes for one: neighbours whose names are the same up to the first dot
 behind the last slash.  Its record is the span from the first one's header to the last one's end,
-so that one read brings all of it; `members` then takes it apart.
+so that one read brings all of it; `members` then takes it apart.  What is in no sample is counted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import FeedError
-from penstock.feed.spans import Advance, Spans, packed
+from penstock.errors import FeedError, FeedRefused
+from penstock.feed.spans import Advance, LeftOut, Spans, left_out, packed
 
 __all__ = ["Member", "is_tar", "members", "name_parts", "spans"]
 
@@ -26,23 +26,30 @@ PROBE_BYTES = 8 << 10
 MAX_NAME_BYTES = 1 << 20  # of an extended header: PATH_MAX is 4096
 
 # A tar ends with two blocks of zeros, and with more of them to the end of a tape's record: 20
-# blocks unless `tar -b` said another number, which is a power of two then.
+# blocks unless `tar -b` said another number.  One of the two may lie in the record before.
 END_BLOCKS = 2
-RECORD_BYTES = 20 * BLOCK
-OTHER_RECORDS_BYTES = tuple(BLOCK << power for power in range(5, 12))
+RECORD_BLOCKS = 20
+MOST_RECORD_BLOCKS = 2048  # 1 MiB, the most that is seen in use
+USUAL_END_BYTES = (1 + RECORD_BLOCKS) * BLOCK
+END = b"end mark"  # the kind of what stands for it; no header has one of several bytes
 
-REGULAR, EXTENDED, GNU_NAME, GNU_LINK, GLOBAL = b"07\0", b"x", b"L", b"K", b"g"
+REGULAR, EXTENDED, GNU_NAME, GNU_LINK, GLOBAL = b"07\0", b"xX", b"L", b"K", b"g"  # X: Solaris'
+OF_NEXT = EXTENDED + GNU_NAME + GNU_LINK
 WITHOUT_CONTENT = b"123456"  # links, devices, folders, pipes
+FOLDER, GNU_FOLDER, GNU_SPARSE, GNU_CONTINUED = b"5", b"D", b"S", b"M"
+NOUNS = {b"1": "link", b"2": "link", b"3": "device", b"4": "device", b"6": "pipe"}
 
 
 class Member(NamedTuple):
-    """A regular file in a tar.  begin: of its header and those that belong to it.  data, size: its
-    content."""
+    """Something in a tar.  begin: of its header and those that belong to it.  data, size: its
+    content.  kind: as the header has it, one of REGULAR for a file; END for the zeros at the
+    end."""
 
     name: bytes
     begin: int
     data: int
     size: int
+    kind: bytes
 
 
 def is_tar(head: bytes) -> bool:
@@ -51,12 +58,49 @@ def is_tar(head: bytes) -> bool:
 
 
 def name_parts(name: bytes) -> tuple[bytes, str] | None:
-    """(key, extension) of a member in a sample; None: it belongs to none."""
+    """(key, extension) of a member in a sample; None: it belongs to none.
+
+    As WebDataset has it, to its corners: a hidden file in a folder without a dot has that folder
+    for a key, any other hidden file has none.
+    """
     folder, slash, file = name.rpartition(b"/")
     stem, dot, extension = file.partition(b".")
-    if not stem or not dot or (file.startswith(b"__") and file.endswith(b"__")):
+    if not dot or _is_own(name):
+        return None
+    if not stem and (not slash or b"." in folder.rpartition(b"/")[2]):
         return None
     return folder + slash + stem, extension.decode("utf-8", "surrogateescape").lower()
+
+
+def _is_own(name: bytes) -> bool:
+    """Whether WebDataset takes it for a word about the tar: `__index__`, or what is in a folder so
+    called."""
+    top = name.partition(b"/")[0]
+    return len(top) >= 4 and top.startswith(b"__") and top.endswith(b"__")
+
+
+def _passed_over(member: Member, where: str) -> LeftOut | None:
+    """What is in no sample, if it holds anything, or may have."""
+    if member.kind == END:
+        if member.size <= USUAL_END_BYTES:
+            return None
+        why = "of more than 10.5 KiB of zeros: what `tar -b` pads, or files that are lost"
+        return LeftOut("end", why, 1, (f"{os.path.basename(where)} from {member.begin:,} on",))
+    file = member.name.rpartition(b"/")[2]
+    if member.kind in FOLDER + GNU_FOLDER:
+        return None
+    if member.kind not in REGULAR:
+        kind = member.kind.decode("latin-1")
+        noun, why = NOUNS.get(member.kind, "member"), ""
+        if noun == "member":
+            why = f"of the type {kind!r}, which is no file"
+    elif _is_own(member.name):
+        noun, why = "file", "that WebDataset takes for its own"
+    elif file.startswith(b"."):
+        noun, why = "hidden file", ""
+    else:
+        noun, why = "file", "without an extension"
+    return LeftOut(noun, why, 1, (f"{os.path.basename(where)}/{os.fsdecode(member.name)}",))
 
 
 def spans(path: str, progress: Advance | None = None) -> Spans:
@@ -71,9 +115,12 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
         offsets: list[int] = []
         ends: list[int] = []
         keys: list[bytes] = []
-        for number, member in enumerate(members(_reader(fd), 0, size, path)):
-            parts = name_parts(member.name)
+        passed: tuple[LeftOut, ...] = ()
+        for number, member in enumerate(_all(_reader(fd), 0, size, path)):
+            parts = name_parts(member.name) if member.kind in REGULAR else None
             if parts is None:
+                other = _passed_over(member, path)
+                passed = left_out((*passed, other)) if other is not None else passed
                 continue
             if not keys or keys[-1] != parts[0]:
                 keys.append(parts[0])
@@ -85,7 +132,8 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
     finally:
         os.close(fd)
     offset = np.array(offsets, np.int64)
-    return Spans(offset, np.array(ends, np.int64) - offset, *packed(keys))
+    length = np.array(ends, np.int64) - offset
+    return Spans(offset, length, *packed(keys), left_out=passed)
 
 
 def _reader(fd: int) -> Read:
@@ -103,14 +151,26 @@ def _reader(fd: int) -> Read:
 def members(read: Read, at: int, end: int, where: str, is_part: bool = False) -> Iterator[Member]:
     """The regular files between two places of a tar.  where: what it is called in an error.
     is_part: it is one record, which has no end mark."""
-    begin, name, size = at, b"", -1
+    return (each for each in _all(read, at, end, where, is_part) if each.kind in REGULAR)
+
+
+def _all(read: Read, at: int, end: int, where: str, is_part: bool = False) -> Iterator[Member]:
+    begin, name, size, lone = at, b"", -1, -1
     while at < end:
         header = bytes(read(at, BLOCK))
         if not is_part and len(header) == BLOCK and not any(header):
             _refuse_behind(read, at, end, where)
+            if lone >= 0:
+                raise FeedError(
+                    f"{where}: the header at {lone:,} is of a member that is not there; the tar is "
+                    "damaged"
+                )
+            yield Member(b"", at, at, end - at, END)
             return
         _refuse_header(header, at, where)
         kind, n_bytes = header[156:157], _number(header[124:136], at, where)
+        if kind == b"\0" and _name(header).endswith(b"/"):  # the first tars had no other folders
+            kind = FOLDER
         if size >= 0 and kind in REGULAR:
             n_bytes, size = size, -1
         if kind in WITHOUT_CONTENT:  # whatever their size says
@@ -122,7 +182,9 @@ def members(read: Read, at: int, end: int, where: str, is_part: bool = False) ->
                 "left; it is truncated or damaged"
             )
         following = data + -(-n_bytes // BLOCK) * BLOCK
-        if kind in (EXTENDED, GNU_NAME):
+        if kind in OF_NEXT:
+            lone = at
+        if kind in EXTENDED + GNU_NAME:
             if n_bytes > MAX_NAME_BYTES:
                 raise FeedError(f"{where}: the header at {at:,} has {n_bytes:,} bytes; damaged")
             content = bytes(read(data, n_bytes))
@@ -130,25 +192,51 @@ def members(read: Read, at: int, end: int, where: str, is_part: bool = False) ->
                 name = content.rstrip(b"\0")
             else:
                 name, size = _extended(content, name, at, where)
-        elif kind in (GNU_LINK, GLOBAL):
-            pass
-        else:
-            if kind == b"S":
-                raise FeedError(f"{where}: the member at {at:,} is a sparse file; unpack the tar")
-            if kind in REGULAR:
-                yield Member(name or _name(header), begin, data, n_bytes)
-            begin, name, size = following, b"", -1
+        elif kind == GLOBAL:
+            _refuse_global(read, data, n_bytes, at, where)
+        elif kind != GNU_LINK:
+            _refuse_fragment(kind, at, where)
+            yield Member(name or _name(header), begin, data, n_bytes, kind)
+            begin, name, size, lone = following, b"", -1, -1
         at = following
     if not is_part:
         raise FeedError(f"{where}: ends at {end:,} without an end mark; the tar is truncated")
 
 
+def _refuse_fragment(kind: bytes, at: int, where: str) -> None:
+    if kind == GNU_SPARSE:
+        raise FeedRefused(f"{where}: the member at {at:,} is a sparse file; unpack the tar")
+    if kind == GNU_CONTINUED:
+        raise FeedRefused(
+            f"{where}: the member at {at:,} is the end of one that begins in another volume; "
+            "unpack the volumes together"
+        )
+
+
+def _refuse_global(read: Read, data: int, n_bytes: int, at: int, where: str) -> None:
+    """What is said of all members that follow may be anything but where they are."""
+    if n_bytes > MAX_NAME_BYTES:
+        raise FeedError(f"{where}: the header at {at:,} has {n_bytes:,} bytes; damaged")
+    if _extended(bytes(read(data, n_bytes)), b"", at, where) != (b"", -1):
+        raise FeedRefused(
+            f"{where}: the header at {at:,} gives one path or size to all that follows; "
+            "unpack the tar"
+        )
+
+
 def _refuse_behind(read: Read, at: int, end: int, where: str) -> None:
-    """A header that became zeros looks like the end mark: what follows it must be nothing else."""
-    records = [RECORD_BYTES, *(each for each in OTHER_RECORDS_BYTES if end % each == 0)]
-    left = end - at
-    zeros = bytes(read(at, min(left, max(records) + BLOCK)))
-    if left > len(zeros) or zeros.count(0) < left or left < END_BLOCKS * BLOCK:
+    """A header that became zeros looks like the end mark: what follows it must be nothing else, and
+    no more than a tar of this size may be padded with."""
+    left, n_blocks = end - at, end // BLOCK
+    if left < END_BLOCKS * BLOCK:
+        raise FeedError(
+            f"{where}: ends at {end:,} with one block of zeros, an end mark has {END_BLOCKS}; the "
+            "tar is truncated"
+        )
+    fitting = (each for each in range(MOST_RECORD_BLOCKS, 0, -1) if n_blocks % each == 0)
+    record_blocks = RECORD_BLOCKS if end % BLOCK else max(RECORD_BLOCKS, next(fitting))
+    zeros = bytes(read(at, min(left, (1 + record_blocks) * BLOCK)))
+    if left > len(zeros) or zeros.count(0) < left:
         raise FeedError(
             f"{where}: a block of zeros at {at:,} is no end mark, {left - BLOCK:,} bytes lie "
             "behind it; the tar is damaged, or several are joined: name the parts, or unpack with "
@@ -197,14 +285,17 @@ def _extended(content: bytes, name: bytes, at: int, where: str) -> tuple[bytes, 
         space = content.find(b" ", place, place + len(str(MAX_NAME_BYTES)) + 1)
         length = content[place : max(space, place)]
         end = place + int(length) if length.isdigit() else 0
-        if not space < end <= len(content):
+        line = content[max(space, place) + 1 : end]
+        key, equals, value = line.removesuffix(b"\n").partition(b"=")
+        if not space < end <= len(content) or not equals or not line.endswith(b"\n"):
             raise FeedError(f"{where}: the extended header at {at:,} is damaged")
-        key, _, value = content[space + 1 : end].removesuffix(b"\n").partition(b"=")
         if key.startswith(b"GNU.sparse"):
-            raise FeedError(f"{where}: the member at {at:,} is a sparse file; unpack the tar")
+            _refuse_fragment(GNU_SPARSE, at, where)
         if key == b"path":
             name = value
-        elif key == b"size" and value.isdigit():
+        elif key == b"size":
+            if not value.isdigit():
+                raise FeedError(f"{where}: the extended header at {at:,} is damaged")
             size = int(value)
         place = end
     return name, size

@@ -52,7 +52,7 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        offsets, heads, end = _scan(fd, size, progress)
+        offsets, heads, torn = _scan(fd, size, progress)
     finally:
         os.close(fd)
     head = np.frombuffer(bytes(heads), np.uint8).reshape(-1, HEAD)
@@ -64,10 +64,9 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
             f"{path}: the length of record {record}, at {offsets[record] - HEAD:,}, does not have "
             "the sum that is written beside it; the file is damaged, or no TFRecord"
         )
-    if end != size:
+    if torn >= 0:
         raise FeedError(
-            f"{path}: record {max(0, len(offsets) - 1)} ends at {end:,}, the file at {size:,}; "
-            "it is truncated"
+            f"{path}: ends at {size:,}, within the record that begins at {torn:,}; it is truncated"
         )
     length = head[:, :8].copy().view("<i8").ravel()
     prefix = os.fsencode(Path(path).name) + b"/"
@@ -75,7 +74,8 @@ def spans(path: str, progress: Advance | None = None) -> Spans:
 
 
 def _scan(fd: int, size: int, progress: Advance | None) -> tuple[list[int], bytearray, int]:
-    """Where payloads begin, the bytes before them, and where the last one ends."""
+    """Where payloads begin, the bytes before them, and where a record begins that is not all
+    there, else -1."""
     offsets: list[int] = []
     heads = bytearray()
     at, kept, begin, probe = 0, b"", 0, CHUNK_BYTES
@@ -86,14 +86,14 @@ def _scan(fd: int, size: int, progress: Advance | None) -> tuple[list[int], byte
             if progress is not None:
                 progress(at, size)
             if len(kept) < HEAD:
-                return offsets, heads, size + 1
+                return offsets, heads, at
         place = at - begin
         heads += kept[place : place + HEAD]
         length = _LENGTH.unpack_from(kept, place)[0]
         offsets.append(at + HEAD)
         at += HEAD + length + TAIL
         probe = CHUNK_BYTES if length < PROBE_BYTES else PROBE_BYTES
-    return offsets, heads, at
+    return offsets, heads, offsets[-1] - HEAD if at > size else -1
 
 
 def wrong_payloads(path: str, offset: Numbers, length: Numbers) -> Iterator[tuple[int, int, bool]]:

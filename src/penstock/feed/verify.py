@@ -1,7 +1,8 @@
 """Whether a data set is whole: every file's structure, every record's place, every sum there is.
 
 Makes each index anew and trusts no cache.  What a format keeps no sum of (an LMDB's values, a tar's
-contents, a folder's files) can be held against its place and size only.
+contents, a folder's files) can be held against its place and size only.  What may not be read is
+no answer but an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import pages, tar, tfrecord
 from penstock.feed.index import Index, Paths, open_index, shards
-from penstock.feed.spans import Advance
+from penstock.feed.spans import Advance, LeftOut, left_out
 
 __all__ = ["Checked", "Problem", "check", "check_files"]
 
@@ -31,14 +32,18 @@ class Problem(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """problems: in the order they were found.  n_records, n_bytes: those that could be looked at.
-    not_seen: what a format has no sum for."""
+    """problems: in the order they were found.  n_unknown: files of n_files (folders, of kind
+    folder) so damaged that their records cannot be told.  n_records, n_bytes: of the others, None:
+    there is no other.  left_out: what the files hold and no record does.  not_seen: what a format
+    has no sum for."""
 
     kind: str
     n_files: int
-    n_records: int
-    n_bytes: int
+    n_unknown: int
+    n_records: int | None
+    n_bytes: int | None
     problems: list[Problem]
+    left_out: tuple[LeftOut, ...]
     not_seen: str
 
 
@@ -46,18 +51,21 @@ NOT_SEEN = {
     "lmdb": "LMDB keeps no sums: a byte that is flipped inside a value is not seen, nor a "
     "value's length that was changed within its pages",
     "tar": "a tar keeps no sums of contents: a byte that is flipped inside a file is not seen, nor "
-    "files of its last 10 KiB that have become zeros",
+    "files of its last 10.5 KiB that have become zeros",
     "tfrecord": "",
     "folder": "files have no sums here: their sizes were looked at, no byte was read",
 }
 
 
 def check(
-    path: Paths, progress: Advance | None = None, database: bytes | str | None = None
+    path: Paths,
+    progress: Advance | None = None,
+    database: bytes | str | None = None,
+    kind: str | None = None,
 ) -> Checked:
-    """Looks at every record of a data set.  Raises FeedError: there is none, or none that is read
-    here."""
-    return check_files(*shards(path), progress, database)
+    """Looks at every record of a data set.  database, kind: see open_index.  Raises FeedError:
+    there is none, none that is read here, or none that may be read."""
+    return check_files(*shards(path, kind), progress, database, is_said=kind is not None)
 
 
 def check_files(
@@ -65,26 +73,53 @@ def check_files(
     files: tuple[str, ...],
     progress: Advance | None = None,
     database: bytes | str | None = None,
+    is_said: bool = False,
 ) -> Checked:
-    """The same of files that are known to be of one kind."""
+    """The same of files that are known to be of one kind.  is_said: so that a container in a
+    folder is a record of it."""
     problems: list[Problem] = []
-    said = None if kind == "folder" else kind  # a folder's files may be what is no record
-    n_records = n_bytes = n_files = 0
+    said = kind if is_said or kind != "folder" else None
+    _refuse_closed(files)
+    n_records = n_bytes = n_files = n_unknown = 0
+    other: list[LeftOut] = []
     for number, file in enumerate(files):
         within = progress if len(files) == 1 else None
+        index = None
         try:
             index = open_index(file, cache=False, kind=said, database=database, progress=within)
             n_files += len(index.files)
             n_records += len(index)
             n_bytes += index.total_bytes
+            other += index.left_out
+            if kind == "folder":
+                _refuse_closed(index.files)
             problems += _problems(index, within)
-        except FeedRefused:
-            raise
         except FeedError as error:
+            if isinstance(error, FeedRefused) or isinstance(error.__cause__, PermissionError):
+                raise
+            if index is None:
+                n_unknown += 1
             problems.append(Problem(file, None, str(error)))
         if progress is not None and len(files) > 1:
             progress(number + 1, len(files))
-    return Checked(kind, n_files or len(files), n_records, n_bytes, problems, NOT_SEEN[kind])
+    is_known = n_unknown < len(files)
+    return Checked(
+        kind=kind,
+        n_files=n_files + n_unknown,
+        n_unknown=n_unknown,
+        n_records=n_records if is_known else None,
+        n_bytes=n_bytes if is_known else None,
+        problems=problems,
+        left_out=left_out(other),
+        not_seen=NOT_SEEN[kind],
+    )
+
+
+def _refuse_closed(files: tuple[str, ...]) -> None:
+    """Before anything is read of the others, which may take hours."""
+    for file in files:
+        if os.path.exists(file) and not os.access(file, os.R_OK, effective_ids=True):
+            raise FeedRefused(f"{file}: Permission denied; is it readable by you?")
 
 
 def _problems(index: Index, progress: Advance | None) -> Iterator[Problem]:
@@ -156,6 +191,8 @@ def _doubled(index: Index, record: int, fd: int) -> Iterator[Problem]:
 
     for member in tar.members(read, start, end, index.files[0], is_part=True):
         parts = tar.name_parts(member.name)
-        if parts is not None and parts[1] in extensions:
+        if parts is None:  # between files of the sample, and none of them
+            continue
+        if parts[1] in extensions:
             yield Problem(index.files[0], record, f"holds two files {parts[1]!r}")
-        extensions.add(parts[1] if parts is not None else "")
+        extensions.add(parts[1])
