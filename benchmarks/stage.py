@@ -548,20 +548,37 @@ def batches_of(time_s: Any, workers: int = 8, step_s: float = 0.0002) -> tuple[A
     return float((got - asked)[1:].sum()), float(done), (), batches
 
 
+def named(data: Path, n: int, sizes: list[int]) -> None:
+    """So many names in folders of a thousand, of files that are all hole: names are what is asked
+    for, and a file takes far longer to make."""
+    data.mkdir()
+    for kind, size in enumerate(sizes):
+        with open(data / str(kind), "wb") as file:
+            file.truncate(size)
+    for number in range(n):
+        folder = f"{data}/in/{number // 1000:04}"
+        if number % 1000 == 0:
+            Path(folder).mkdir(parents=True)
+        os.link(f"{data}/{number % len(sizes)}", f"{folder}/{number:07}.jpg")
+
+
 def million(scale: float) -> list[Bar]:
     """A plan over a million files, from the columns of a run whose workers fetched batches to the
     chosen paths; reading its logs is `open_run`, which is measured elsewhere."""
     n, chance = 1_000_000, np.random.default_rng(0)
-    sizes = np.clip(chance.lognormal(np.log(110e3), 0.6, n), 2e3, 20e6).astype(np.int64)
+    kinds = np.clip(chance.lognormal(np.log(110e3), 0.6, 1000), 2e3, 20e6).astype(np.int64)
+    sizes = kinds[np.arange(n) % 1000]
     time_s = 0.002 + sizes / 200e6 * chance.uniform(0.5, 2.0, n)
     ones = np.ones(n)
-    evidence = Evidence(
-        tuple(f"/data/train/{number // 1000:04}/{number:07}.jpg" for number in range(n)),
-        (None,) * n, ones.astype(np.int64), sizes, ones, ones, sizes * 1.0, time_s,
-        time_s * chance.uniform(0, 1, n), np.zeros(n, bool), time_s / 10,
-        np.zeros(n, bool), *batches_of(time_s),
-    )  # fmt: skip
     with fast_tier() as tier:
+        data = tier.path / "data"
+        named(data, n, kinds.tolist())
+        evidence = Evidence(
+            tuple(f"{data}/in/{number // 1000:04}/{number:07}.jpg" for number in range(n)),
+            (None,) * n, ones.astype(np.int64), sizes, ones, ones, sizes * 1.0, time_s,
+            time_s * chance.uniform(0, 1, n), np.zeros(n, bool), time_s / 10,
+            np.zeros(n, bool), *batches_of(time_s),
+        )  # fmt: skip
         begun = time.perf_counter()
         made_plan = plan("run", evidence, tier, budget_bytes=10 << 30)
         took_s = time.perf_counter() - begun

@@ -354,8 +354,10 @@ static struct staged_slot *resolve(const struct staged_map *map, int dirfd, cons
     fd = open_place(dirfd, path, follows);
     if (fd < 0)
         return NULL;
-    if (ask(fd, "", AT_EMPTY_PATH, found) && S_ISREG(found->st_mode))
-        slot = slot_behind(map, fd, OF_SOURCE);
+    /* Where it leads the kernel knows by itself; its server is asked about a source alone. */
+    slot = slot_behind(map, fd, OF_SOURCE);
+    if (slot && (!ask(fd, "", AT_EMPTY_PATH, found) || !S_ISREG(found->st_mode)))
+        slot = NULL;
     syscall(SYS_close, fd);
     return slot;
 }

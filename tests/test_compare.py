@@ -158,6 +158,15 @@ def test_a_run_without_steps_has_no_number_and_no_zero(slow: Report) -> None:
     assert "not measured in B" in compared.delta("stall").why
     assert any("without training steps" in doubt for doubt in compared.doubts)
     assert "not measured" in view.render(compared, 80)
+    # What was measured of both is told of both, and what only one tells is not said to be missing.
+    calls = compared.delta("io_s")
+    assert calls.a is not None
+    assert (calls.b, calls.change) == (pytest.approx(0.001), "not comparable")
+    with pytest.raises(KeyError):
+        compared.delta("life_s")
+    assert compare([other], [other]).delta("life_s").change == "same"
+    with pytest.raises(KeyError):
+        compare([slow], [slow]).delta("io_s")
 
 
 def test_without_steps_the_same_bytes_are_the_same_work() -> None:

@@ -472,6 +472,33 @@ def test_rereading_is_counted_by_the_file() -> None:
     assert (reading.reread_files, reading.reread_bytes) == (1, 200)
 
 
+def test_a_file_read_from_itself_and_from_its_copy_is_one() -> None:
+    run = Synthetic()
+    run.process(1, end=1000 * MS, rank=0, world_size=2)
+    run.process(2, end=1000 * MS, rank=1, world_size=2)
+    run.step(0, 100 * MS)
+    run.note("tier", "fast")
+    for name, tier in (("a", None), ("a", "fast"), ("b", None)):
+        run.file(f"/data/{name}", size=100, tier=tier)
+    for number, (name, tier) in enumerate((("a", None), ("a", "fast"), ("b", None))):
+        start = number * 10 * MS
+        run.call("open", start, start + MS, path=f"/data/{name}", tier=tier)
+        run.call("read", start + MS, start + 2 * MS, path=f"/data/{name}", moved=100, tier=tier)
+    known = measure(run)
+    told = [(row.path, row.opens, row.read_bytes, row.read_times) for row in known.files]
+    assert told == [("/data/a", 2, 200, 2.0), ("/data/b", 1, 100, 1.0)]
+    assert (known.reading.files, known.reading.size_bytes, known.reading.reread_files) == (
+        2,
+        200,
+        1,
+    )
+    assert [row.files for row in known.directories] == [2]
+    assert [row.files for row in known.classes if row.layer == "posix"] == [2]
+    assert [(row.exponent, row.count) for row in known.file_sizes] == [(6, 2)]
+    assert (known.metadata.opens, known.metadata.files) == (3, 2)
+    assert [(row.files, row.size_bytes, row.read_bytes) for row in known.sharing] == [(2, 200, 300)]
+
+
 def test_epochs_know_their_batches_bytes_and_waits() -> None:
     run = one_wait(200, 300)
     run.span("loader", 15 * MS, 350 * MS, index=1, a=1, b=16)

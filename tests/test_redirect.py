@@ -403,6 +403,31 @@ def test_whatever_changed_since_staging_opens_the_original_and_says_why(
 
 
 @needs_fuse
+def test_a_server_is_asked_nothing_more_of_what_is_not_staged(
+    recorded: Callable[..., Any],
+    tier: Tier,
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first open in a folder finds out where its name leads: from the kernel alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    behind, far = tmp_path / "behind", work / "far"
+    far.mkdir()
+    for folder in ("a", "b", "c"):
+        (behind / folder).mkdir(parents=True)
+        (behind / folder / "file").write_bytes(b"o" * SIZE)
+    program = "for name in 'abc':\n    open(f'far/{name}/file', 'rb').read()\n"
+    asked = []
+    for environment in ({}, {"PENSTOCK_STAGED": str(tier.map)}):
+        with slow(behind, at=far) as place:  # a new mount: nothing is known of it
+            recorded(program, environment=environment)
+            asked.append(place.requests().metadata)
+    assert asked[0] == asked[1]
+    assert asked[0] >= 3
+
+
+@needs_fuse
 @pytest.mark.parametrize("name", ["far/file", "link"], ids=["by its path", "by a link"])
 def test_a_source_that_another_machine_changes_is_found_out_though_attributes_are_cached(
     staged: Callable[..., Any],

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from conftest import PENSTOCK
+from penstock.bench import tier as slow_tiers
 from penstock.measures import measure
 from penstock.run import open_run
+from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("penstock.registry") is None,
@@ -226,3 +228,74 @@ def test_a_tier_that_is_mounted_elsewhere_is_known_by_its_mark(
         assert said.startswith(f"{len(NAMES)} files staged")
         (staged / ".penstock" / "tier").write_text("of another tier")
         assert command("stage", "status", "fast").returncode == 2
+
+
+READ = """
+import sys, time
+for name in sys.argv[1]:
+    time.sleep(0.01)
+    with open(f"data/{name}", "rb") as file:
+        assert file.read() == name.encode() * 5000, name
+"""
+
+
+@needs_fuse
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", ["made up", "one for all"])
+def test_files_whose_numbers_a_remount_gives_to_others_are_never_mixed_up(
+    command: Callable[..., Any],
+    tmp_path: Path,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    numbers: str,
+) -> None:
+    """A real file system as of an archive: all files of one size, time and number of links, and of
+    inode numbers that are told in the order of the first looks, or are the same."""
+    program = Path(slow_tiers.__file__).with_name("slowfs.c").read_text()
+    asked = "    return answer(fstatat(root, below_root(path), status, AT_SYMLINK_NOFOLLOW));\n"
+    opened = "        return answer(fstat((int)file->fh, status));\n"
+    alike = """{
+        int failed = answer(%s);
+        if (!S_ISDIR(status->st_mode)) {
+            status->st_mtim = status->st_ctim = (struct timespec){1600000000, 0};
+            status->st_nlink = 2;
+            status->st_ino = 7;
+        }
+        return failed;
+    }
+"""
+    for before in (asked, opened):
+        assert program.count(before) == 1
+        program = program.replace(before, alike % before.strip()[len("return answer(") : -2])
+    if numbers == "made up":
+        assert "use_ino = 1;" in program
+        program = program.replace("use_ino = 1;", "use_ino = 0;")
+    (tmp_path / "slowfs.c").write_text(program)
+    monkeypatch.setattr(slow_tiers, "__file__", str(tmp_path / "tier.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    origin, tier = tmp_path / "origin", tmp_path / "fast"
+    for folder in (origin, tier, work / "data"):
+        folder.mkdir()
+    for name in "abcd":
+        (origin / name).write_bytes(name.encode() * 5000)
+    assert command("tiers", "add", "fast", tier).returncode == 0
+
+    def mounted_and(looks: str, *words: str | Path) -> str:
+        with slow_tiers.slow(origin, latency_s=0.003, at=work / "data"):
+            numbered = [(work / "data" / name).stat().st_ino for name in looks]
+            assert len(set(numbered)) == (len(looks) if numbers == "made up" else 1)
+            done = command(*words)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def reading(*words: str | Path) -> tuple[str | Path, ...]:
+        return ("run", "-q", *words, sys.executable, "-c", READ, "abcd")
+
+    mounted_and("abcd", *reading("-o", tmp_path / "first"))
+    mounted_and("dcab", "stage", "plan", tmp_path / "first", "--to", "fast", "-o", "plan.jsonl")
+    assert len((work / "plan.jsonl").read_text().splitlines()) == 1 + 4
+    mounted_and("badc", "stage", "copy", "plan.jsonl", "--to", "fast")
+    assert len(list((tier / "staged").rglob("[abcd]"))) == 4
+    mounted_and("cdba", "stage", "copy", "plan.jsonl", "--to", "fast")
+    mounted_and("bdac", *reading("-o", tmp_path / "staged", "--staged", "fast"))
+    assert opens_of(tmp_path / "staged") == {"served": 4}

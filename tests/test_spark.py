@@ -46,8 +46,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "timeline_slices": {"pixel_ns": 5 * MS},
     "timeline_spans": {"from_ns": 0, "to_ns": 8 * S},
 }
-# What this run has nothing of: a tier that was filled, batches that a graph asked for.
-EMPTY = {"filling", "graph_waits"}
+# What this run has nothing of: batches that a graph asked for.
+EMPTY = {"graph_waits"}
 VARIABLES = {"start_unix_ns": "0", "from_ns": "0", "to_ns": str(8 * S), "pids": "[1, 2]::BIGINT[]"}
 
 
@@ -142,6 +142,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     assert made.connection
     folder = tmp_path_factory.mktemp("spark") / "run"
     shutil.copytree(made.run.folder, folder)
+    windows = [[-S, S, 4096, True], [S, 2 * S, 0, False], [2 * S, 9 * S, 512, True]]
+    told = {"version": 1, "tier": "fast", "limit_bps": 1e6, "windows": windows, "is_whole": False}
+    (folder / "fill.json").write_text(json.dumps(told))
     manifest = {"start_unix_ns": 0, "running": [], "parts": {"events": 1, "spans": 1}}
     with Run(folder, folder / "tables", manifest, ()) as opened:
         yield opened

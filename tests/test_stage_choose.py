@@ -1,10 +1,12 @@
 """Which files are chosen, what they are expected to bring, and what a plan says of it."""
 
+import io
 import itertools
 import os
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from penstock import registry
 from penstock.bench.tier import slow
 from penstock.errors import TierError
 from penstock.registry import Costs, Tier
 from penstock.stage import plan as plans
-from penstock.stage import predict
+from penstock.stage import predict, today
 from penstock.stage import source as sources
 from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
-from penstock.stage.held import stored_bytes
+from penstock.stage.held import evict, stored_bytes
+from penstock.stage.manifest import Map, Place
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Wanted
 from synthetic import Synthetic
@@ -299,9 +303,9 @@ def test_the_choice_brings_what_trying_all_would_where_workers_fetch(seed: int, 
     before = pipeline(n, n_workers, fetch_s, float(chance.uniform(0, 0.02)))
     known = evidence(sizes, fetch_s, fetch_s / n_workers, wait_s=wait_s(before), batches=before)
     budget = int(stored_bytes(sizes).sum() * chance.uniform(0.3, 0.6))
-    made = plans.plan("run", known, tier, budget_bytes=budget)
+    made = planned(known, tier, budget_bytes=budget)
     assert tier.costs is not None
-    predictor = Predictor(expected(replace(known, check_s=plans._check_s(known, [])), tier.costs))
+    predictor = Predictor(expected(replace(known, check_s=plans._check_s(known)), tier.costs))
     sets = (np.array(one, bool) for one in itertools.product((0, 1), repeat=n))
     most = max(
         predictor.predict(one).gain_s for one in sets if stored_bytes(sizes[one]).sum() <= budget
@@ -450,7 +454,7 @@ def test_a_file_that_the_program_asks_for_before_it_opens_is_asked_again_for_lit
     for path in known.paths:
         Path(path).touch()
     known.is_asked[:10] = True
-    told = plans._check_s(known, [])
+    told = plans._check_s(known)
     assert 0 < told[0] <= told[10] <= 0.1
 
 
@@ -487,8 +491,21 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
     return registry.set_measured("fast", Costs(20e-6, 2e-6, 1 / 5e9), [])
 
 
+def planned(known: Evidence, tier: Tier, **more: Any) -> plans.Plan:
+    """A plan of files that are as they were in the run, there or not."""
+    size = dict(zip(known.paths, known.size_bytes.tolist(), strict=True))
+
+    def look(paths: Sequence[str]) -> Any:
+        now = today.now_of(paths)
+        sizes = zip(paths, now["size_bytes"].tolist(), strict=True)
+        now["size_bytes"] = [size.get(path, is_now) for path, is_now in sizes]
+        return now
+
+    return plans.plan("run", known, tier, look=look, **more)
+
+
 def test_a_plan_says_what_it_takes_and_what_it_brings(tier: Tier) -> None:
-    made = plans.plan("run", evidence_of(two_file_run(False)), tier, budget_bytes=2 * MIB)
+    made = planned(evidence_of(two_file_run(False)), tier, budget_bytes=2 * MIB)
     assert [one.path for one in made.wanted] == ["/data/a"]
     assert (made.files, made.size_bytes, made.all_files) == (1, 2 * MIB, 2)
     # Of 0.18 s what is left: at each of ten opens 1 ms to ask for the source (as long as an open
@@ -521,7 +538,7 @@ def test_a_plan_asks_each_thing_of_all_files_once_and_makes_no_rows(
     fetch_s = 0.01 + np.arange(3000) / 1e6
     before = pipeline(3000, 2, fetch_s, 0.001)
     known = evidence([MIB] * 3000, fetch_s, wait_s=wait_s(before), batches=before)
-    made = plans.plan("run", known, tier, budget_bytes=10 * MIB)
+    made = planned(known, tier, budget_bytes=10 * MIB)
     # By density twice: by the waits for each file, and by those for all.
     assert calls == {"_alike": 1, "_like_s": 1, "by_density": 2}
     assert made.files == len(made.wanted) == 10
@@ -532,7 +549,7 @@ def test_a_plan_asks_each_thing_of_all_files_once_and_makes_no_rows(
 def test_files_that_cannot_gain_are_left_out_and_it_says_why(tier: Tier, tmp_path: Path) -> None:
     known = evidence([MIB, 20 * MIB, MIB], [1.0, 5.0, 1.0])
     known.device[2] = tmp_path.stat().st_dev
-    made = plans.plan("run", known, tier)
+    made = planned(known, tier)
     assert [one.path for one in made.wanted] == ["/data/0"]
     assert any("1 file larger than the budget, up to 21" in note for note in made.notes)
     assert any("1 file on the same device as fast: no gain" in note for note in made.notes)
@@ -549,10 +566,10 @@ def test_a_plan_fits_beside_what_is_staged_and_keeps_what_is_its_own(
     copy(tier, [Wanted(str(path)) for path in paths[:2]])  # 4 of 10 MiB: one of the run's, one not
     run = [str(path) for path in paths[1:]]
     known = evidence([2 * MIB] * 5, [0.1, 0.5, 0.4, 0.3, 0.2], paths=tuple(run))
-    made = plans.plan("run", known, tier)
+    made = planned(known, tier)
     assert [Path(one.path).name for one in made.wanted] == ["1", "2", "3", "4"]
     assert any("4.19 MB are staged on fast already, 2.10 MB" in note for note in made.notes)
-    assert plans.plan("run", known, tier, budget_bytes=4 * MIB).files == 2
+    assert planned(known, tier, budget_bytes=4 * MIB).files == 2
     assert copy(tier, made.wanted).copied == 3
     with pytest.raises(TierError, match=r"10\.5 MB are taken; penstock stage plan"):
         copy(tier, [Wanted(str(paths[5]))])
@@ -582,7 +599,7 @@ def test_what_was_read_from_a_copy_that_is_gone_has_no_gain_that_is_known(tier: 
     assert sorted(zip(known.paths, known.served_by, strict=True), key=str) == [
         ("/data/a", "fast"), ("/data/b", None), ("/data/c", "fast"), ("/data/c", None),
     ]  # fmt: skip
-    made = plans.plan("run", known, tier)
+    made = planned(known, tier)
     assert [one.path for one in made.wanted] in (["/data/b", "/data/c"], ["/data/c", "/data/b"])
     assert (made.files, made.all_files, made.all_bytes) == (2, 3, 6 * MIB)
     # Of four waits 9 ms each for b and for c itself; nothing of what the copies took.
@@ -592,7 +609,7 @@ def test_what_was_read_from_a_copy_that_is_gone_has_no_gain_that_is_known(tier: 
     assert not any("same device" in note for note in made.notes)
     # For another tier the time on this one is known, and what is left of it.
     slow_tier = replace(tier, name="other")
-    made = plans.plan("run", known, slow_tier)
+    made = planned(known, slow_tier)
     assert made.files == 3
     assert any("read from copies on fast: their gain is against" in note for note in made.notes)
 
@@ -608,12 +625,12 @@ def test_copies_that_are_there_stay_in_each_choice_and_use_the_budget(
     known = replace(known, served_by=("fast", None, None))
     known.device[0] = tier.path.stat().st_dev
     for policy in POLICIES:
-        made = plans.plan("run", known, tier, policy=policy, budget_bytes=4 * MIB)
+        made = planned(known, tier, policy=policy, budget_bytes=4 * MIB)
         assert str(paths[0]) in {one.path for one in made.wanted}
         n_files = 1 if policy == "directory" else 2  # the whole folder does not fit
         assert (made.files, made.size_bytes) == (n_files, n_files * 2 * MIB)
         assert made.gain_s <= 0.25  # half of the time in calls of one other file
-    made = plans.plan("run", known, tier, budget_bytes=2 * MIB)
+    made = planned(known, tier, budget_bytes=2 * MIB)
     assert ([one.path for one in made.wanted], made.gain_s) == ([str(paths[0])], 0.0)
     said = [note for note in made.notes if "the budget is used up" in note]
     assert said == ["the budget is used up, all of it, by what is held: none of 2 other files fits"]
@@ -637,21 +654,275 @@ def test_a_file_with_several_names_is_one_and_stored_once(tier: Tier, tmp_path: 
         run.step(first + 20 * MS, first + 40 * MS, number)
     known = evidence_of(run)
     assert (len(known), known.opens.tolist()) == (2, [3.0, 1.0])
-    made = plans.plan("run", known, tier, budget_bytes=7 * MIB)
+    made = planned(known, tier, budget_bytes=7 * MIB)
     assert (made.files, made.all_files, made.size_bytes) == (1, 2, 6 * MIB)
     assert [Path(one.path).name for one in made.wanted] == ["a", "b", "c"]
     copied = copy(tier, made.wanted)
     assert (copied.copied, copied.copied_bytes) == (1, 6 * MIB)
-    again = plans.plan("run", known, tier, budget_bytes=7 * MIB)
+    again = planned(known, tier, budget_bytes=7 * MIB)
     assert again.files == 1
     assert any("6.29 MB of them this run's" in note for note in again.notes)
+
+
+def test_what_is_gone_or_has_grown_since_the_run_is_chosen_as_it_is_now(
+    tier: Tier, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    paths = [folder / f"{number}" for number in range(12)]
+    for path in paths:
+        path.write_bytes(bytes(MIB))
+    known = evidence([MIB] * 12, [0.1] * 12, paths=tuple(map(str, paths)))
+    for path in paths[1::2]:  # a sample by stride sees none of them
+        path.unlink()
+    for path in paths[:4:2]:
+        os.truncate(path, 4 * MIB)
+    made = plans.plan("run", known, tier)  # of 10 MiB
+    assert sorted(Path(one.path).name for one in made.wanted) in (
+        ["0", "10", "4", "6", "8"], ["10", "2", "4", "6", "8"],
+    )  # fmt: skip
+    assert (made.files, made.size_bytes, made.all_files) == (5, 8 * MIB, 12)
+    assert made.gain_s == pytest.approx(5 * 0.05, rel=0.02)
+    assert all(one.gain_s <= 6 * 0.05 for one in (*made.compared, *made.curve))
+    assert "6 files of the run not there any more: left out" in made.notes
+    assert any("2 files of another size than in the run" in note for note in made.notes)
+    assert copy(tier, made.wanted).copied == 5
+    # A whole folder is what is there of it.
+    held = next(one for one in plans.plan("run", known, tier).compared if one.policy == "directory")
+    assert held.files == 5
+    for path in paths[::2]:
+        path.unlink()
+    assert evict(tier)[0] == 5
+    none = plans.plan("run", known, tier)
+    assert (none.files, none.gain_s) == (0, 0.0)
+    assert none.notes == (
+        "none of the run's files is there: plan where they are, or from another run",
+    )
+
+
+def test_a_file_whose_first_name_is_gone_is_staged_under_the_others(
+    tier: Tier, tmp_path: Path
+) -> None:
+    for name in "bc":
+        (tmp_path / name).write_bytes(bytes(MIB))
+    told = tuple(f"{tmp_path}/{name}" for name in "ac")
+    known = replace(
+        evidence([MIB] * 2, [0.1] * 2, paths=told, wait_s=1.0),
+        names={0: (f"{tmp_path}/x", f"{tmp_path}/b"), 1: (f"{tmp_path}/y",)},
+    )
+    made = plans.plan("run", known, tier)
+    assert {Path(one.path).name for one in made.wanted} == {"b", "c"}
+    assert made.files == 2
+
+
+def test_one_file_read_by_one_name_from_its_copy_and_by_another_from_itself_is_one(
+    tier: Tier, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    os.link(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "c").write_bytes(bytes(MIB))
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xe9")
+    os.link(tmp_path / "c", odd)
+    copy(tier, [Wanted(f"{tmp_path}/{name}") for name in "ac"] + [Wanted(odd)])
+    known = replace(
+        evidence(
+            [MIB] * 3, [0.1] * 3, paths=(f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/\\xe9")
+        ),
+        served_by=(None, "fast", "fast"),
+    )
+    made = plans.plan("run", known, tier)
+    assert (made.files, made.all_files) == (2, 2)
+    assert any("1 file read in part from copies" in note for note in made.notes)
+    assert any("1 file read from copies on fast, which stay" in note for note in made.notes)
+    assert not any("does not hold any more" in note for note in made.notes)
+
+
+def linked_run(names: dict[str, int], size: int) -> Synthetic:
+    """Reads the files of these names, each of the inode that is told."""
+    run = Synthetic()
+    run.process(end=100 * MS * len(names))
+    for number, (path, inode) in enumerate(names.items()):
+        run.file(path, size=size, inode=inode)
+        first = number * 40 * MS
+        run.call("open", first, first + MS, path=path)
+        run.call("read", first + MS, first + 20 * MS, path=path, moved=size)
+        run.wait(first, first + 20 * MS, number)
+        run.step(first + 20 * MS, first + 40 * MS, number)
+    return run
+
+
+def test_a_link_that_leads_to_another_file_by_now_takes_the_room_of_both(
+    tier: Tier, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(100_000))
+    (tmp_path / "big").write_bytes(bytes(6 * MIB))
+    (tmp_path / "b").symlink_to("a")
+    run = evidence_of(linked_run({f"{tmp_path}/a": 7, f"{tmp_path}/b": 7}, 100_000))
+    before = plans.plan("run", run, tier, budget_bytes=MIB)
+    assert (before.files, before.size_bytes, len(before.wanted)) == (1, 100_000, 2)
+    (tmp_path / "b").unlink()
+    (tmp_path / "b").symlink_to("big")
+    made = plans.plan("run", run, tier, budget_bytes=MIB)
+    assert (made.files, made.all_files) == (0, 2)
+    assert any("1 file of which some names lead to another file" in note for note in made.notes)
+    made = plans.plan("run", run, tier)
+    assert made.files == copy(tier, made.wanted).copied == 2
+    assert made.size_bytes == 6 * MIB + 100_000
+    again = plans.plan("run", run, tier)
+    assert any("6.39 MB of them this run's: they stay" in note for note in again.notes)
+
+
+def test_hard_links_that_were_parted_since_the_run_take_room_each(
+    tier: Tier, tmp_path: Path
+) -> None:
+    names = {}
+    for number in range(8):
+        for name in (f"{number}", f"h{number}"):
+            (tmp_path / name).write_bytes(bytes(MIB))
+            names[f"{tmp_path}/{name}"] = number + 1
+    made = plans.plan("run", evidence_of(linked_run(names, MIB)), tier)  # of 10 MiB
+    assert (made.files, made.all_files, made.size_bytes) == (10, 16, 10 * MIB)
+    assert copy(tier, made.wanted).copied == 10
+
+
+def test_a_copy_that_another_hard_link_was_staged_under_is_one_of_each(
+    tier: Tier, tmp_path: Path
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    for number in range(3):
+        path = tmp_path / "one" / f"{number}"
+        path.write_bytes(bytes([number]) * MIB)
+        os.link(path, tmp_path / "two" / f"{number}")
+    there = [f"{tmp_path}/one/{number}" for number in range(3)]
+    assert copy(tier, [Wanted(f"{tmp_path}/two/{number}") for number in range(3)]).copied == 3
+    made = plans.plan("run", evidence([MIB] * 3, [0.1] * 3, paths=tuple(there)), tier)
+    assert any("3.15 MB of them this run's: they stay" in note for note in made.notes)
+    (tmp_path / "new").touch()  # with something to copy, room is looked for
+    found = copy(replace(tier, capacity_bytes=4 * MIB), [*made.wanted, Wanted(f"{tmp_path}/new")])
+    assert (found.copied, found.was_there) == (1, 3)
+    with Map(Place(tier).map) as found_map:
+        copies = {found_map.copy_of(os.fsencode(path)) for path in there}
+    assert copies == {
+        os.fsencode(f"{tier.path}/staged{tmp_path}/two/{number}") for number in range(3)
+    }
+
+
+@pytest.mark.parametrize("size", [MIB, MIB + 4096])
+def test_a_copy_of_what_was_written_over_is_none_of_the_file(
+    tier: Tier, tmp_path: Path, size: int
+) -> None:
+    paths = [tmp_path / f"{number}" for number in range(8)]
+    for path in paths:
+        path.write_bytes(bytes(MIB))
+    known = evidence([MIB] * 8, [0.1] * 8, paths=tuple(map(str, paths)))
+    assert copy(tier, [Wanted(str(path)) for path in paths]).copied == 8
+    assert plans.plan("run", known, tier).files == 8
+    for path in paths:
+        path.write_bytes(bytes(size))
+        os.utime(path, ns=(1, 1))  # not within a tick of what it was
+    made = plans.plan("run", known, tier)  # 8 of 10 MiB are taken, by what serves nothing
+    assert made.files == 8
+    assert any("8.39 MB are staged on fast already, none of them" in note for note in made.notes)
+    assert any("copies of 8 files, 8.39 MB, are of what was there before" in n for n in made.notes)
+    assert copy(tier, made.wanted).copied == 8
+    assert evict(tier, is_stale_only=True)[0] == 0
+
+
+def test_a_plan_that_takes_the_room_of_stale_copies_can_be_copied(
+    tier: Tier, tmp_path: Path
+) -> None:
+    # 8 of 10 MiB are taken, 6 of them by copies of files that have changed.
+    for number in range(16):
+        (tmp_path / f"{number}").write_bytes(bytes(MIB))
+    paths = tuple(str(tmp_path / f"{number}") for number in range(16))
+    copy(tier, [Wanted(path) for path in paths[:8]])
+    for path in paths[:6]:
+        os.utime(path, ns=(1, 1))
+    made = plans.plan("run", evidence([MIB] * 8, [0.1] * 8, paths=paths[8:]), tier)
+    assert made.files == 8
+    assert copy(tier, made.wanted).copied == 8
+    held = {one.source for one in Place(tier).entries().values()}
+    assert held == {*paths[6:]}
+    Path(paths[0]).write_bytes(bytes(MIB))
+    with pytest.raises(TierError, match="are taken"):
+        copy(tier, [Wanted(paths[0])])
+    assert len(Place(tier).entries()) == 10
+
+
+def test_a_link_that_leads_to_itself_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    assert today.now_of([f"{tmp_path}/a"])["size_bytes"].tolist() == [today.GONE]
+
+
+def test_a_copy_that_another_name_was_staged_under_is_held(tier: Tier, tmp_path: Path) -> None:
+    # The run's name is none that the manifest knows: the copy that it read is.
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    os.link(tmp_path / "a", tmp_path / "b")
+    copy(tier, [Wanted(f"{tmp_path}/a")])
+    known = replace(
+        evidence([MIB], [0.1], paths=(f"{tmp_path}/b",)),
+        resolved=(f"{tier.path}/staged{tmp_path}/a",),
+        served_by=("fast",),
+    )
+    made = plans.plan("run", known, tier)
+    assert made.files == 1
+    assert made.notes[0].startswith("nothing more to gain: all of these files are staged on fast")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device": 0}, "lie on fast's own device"),
+        ({"blocking_s": 0.0}, "waited for none of their reads"),
+        ({"time_s": 1e-7, "open_s": 1e-8}, "no slower than fast would give them"),
+        ({"size_bytes": 20 * MIB}, "no file fits into the room"),
+    ],
+)
+def test_where_nothing_is_to_gain_a_plan_says_why(
+    tier: Tier, change: dict[str, float], why: str
+) -> None:
+    known = evidence([MIB] * 2, [0.1] * 2)
+    if "device" in change:
+        change = {"device": tier.path.stat().st_dev}
+    columns = {name: np.full(2, value) for name, value in change.items()}
+    made = planned(replace(known, **columns), tier)  # type: ignore[arg-type]
+    assert made.gain_s == 0
+    assert why in made.notes[0], made.notes
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(plans.table_of(made))
+    said = console.export_text()
+    assert "nothing to gain" in said
+    assert "removes" not in said
+
+
+def test_less_than_can_be_told_from_chance_is_nothing_to_gain(tier: Tier) -> None:
+    known = evidence([MIB] * 4, [0.1] * 4, [1e-5] * 4)
+    made = planned(known, tier)  # 40 µs of 100 s
+    assert (made.files, made.gain_s, made.curve, made.compared) == (0, 0.0, (), ())
+    assert len(made.notes) == 1
+    assert made.notes[0].startswith("nothing to gain: with any of them staged the run is expected")
+    assert planned(replace(known, wait_s=0.01), tier).files == 4
+    # A budget that holds little of much is no such thing.
+    known = evidence([MIB] * 2000, [0.1] * 2000, wait_s=100.0)
+    assert planned(known, tier, budget_bytes=MIB).files == 1
+
+
+def test_of_copies_that_are_all_there_no_time_of_copying_is_told(
+    tier: Tier, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    known = evidence([MIB], [0.1], paths=(f"{tmp_path}/a",), wait_s=0.1)
+    copy(tier, [Wanted(f"{tmp_path}/a")])
+    made = planned(known, replace(tier, write_bps=1e9))
+    assert plans._sentence(made).endswith("all of them are there already")
 
 
 def test_a_tier_that_was_not_measured_says_how(tier: Tier, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     bare = registry.add("bare", tmp_path / "bare")
     with pytest.raises(TierError, match="penstock tiers measure bare"):
-        plans.plan("run", evidence([1], [1.0]), bare)
+        planned(evidence([1], [1.0]), bare)
 
 
 @pytest.mark.parametrize(
@@ -666,7 +937,7 @@ def test_a_run_without_waits_is_planned_by_time_in_calls(
         run.step(number * 50 * MS, (number + 1) * 50 * MS, number)
     run.file("/data/a", size=MIB)
     run.call("read", 0, 50 * MS, path="/data/a", moved=MIB)
-    made = plans.plan("run", evidence_of(run), tier)
+    made = planned(evidence_of(run), tier)
     assert made.files == 1
     # 50 ms in calls, less 0.2 ms for the bytes and 0.02 ms for a file on the tier.
     assert made.gain_s == pytest.approx(0.050, rel=0.01)
@@ -677,7 +948,7 @@ def test_a_run_without_waits_is_planned_by_time_in_calls(
 
 
 def test_a_plan_is_read_as_it_was_written(tier: Tier, tmp_path: Path) -> None:
-    made = plans.plan("run", evidence_of(two_file_run(True)), tier)
+    made = planned(evidence_of(two_file_run(True)), tier)
     path = tmp_path / "plan.jsonl"
     plans.store(made, path)
     assert plans.is_plan(path)
@@ -701,14 +972,20 @@ def test_a_path_told_with_escapes_is_found_again(tmp_path: Path) -> None:
     name = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
     Path(name).touch()
     told = f"{tmp_path}/caf\\xe9"
-    assert plans._real_path(told) == name
+    assert today.real_path(told) == name
     literal = f"{tmp_path}/a\\xe9"
     Path(literal).touch()
-    assert plans._real_path(literal) == literal
+    assert today.real_path(literal) == literal
+    # A name with both: a byte that is no UTF-8, and what looks like an escape and is none.
+    both = f"{tmp_path}/a\\xff\\xzz"
+    assert today.now_of([both])["size_bytes"].tolist() == [today.GONE]
+    Path(today.real_path(both)).write_bytes(b"123")
+    assert today.now_of([both])["size_bytes"].tolist() == [3]
+    assert Path(os.fsdecode(bytes(tmp_path) + b"/a\xff\\xzz")).exists()
 
 
 def test_the_curve_is_drawn_as_a_page_and_as_a_picture(tier: Tier, tmp_path: Path) -> None:
-    made = plans.plan("run", evidence_of(two_file_run(True)), tier)
+    made = planned(evidence_of(two_file_run(True)), tier)
     for package, name in (("plotly", "curve.html"), ("matplotlib", "curve.svg")):
         pytest.importorskip(package, reason=f"{package} draws it: an extra")
         plans.picture(made, tmp_path / name)
@@ -825,8 +1102,8 @@ def test_copying_is_said_to_take_about_as_long_as_it_takes(
     with slow(folder, latency_s=0.02) as found:
         names = [f"{found.path}/{Path(path).name}" for path in known.paths]
         known = replace(known, paths=tuple(names))
-        with_ceiling = plans.plan("run", known, fast, slow_bps=1e9)
-        without = plans.plan("run", known, fast)
+        with_ceiling = planned(known, fast, slow_bps=1e9)
+        without = planned(known, fast)
     with slow(folder, latency_s=0.02) as found:
         took = copy(fast, [Wanted(f"{found.path}/{n}") for n in range(60)])
     assert took.copied == 60
@@ -840,19 +1117,19 @@ def test_copying_is_said_to_take_about_as_long_as_it_takes(
 
 
 def test_what_is_not_known_of_copying_is_not_said(tier: Tier) -> None:
-    known = evidence([MIB, MIB], [0.1, 0.1])
-    made = plans.plan("run", known, tier)  # the tier's own ceiling was not measured
+    known = evidence([MIB, MIB], [0.1, 0.1], wait_s=1.0)
+    made = planned(known, tier)  # the tier's own ceiling was not measured
     assert made.copy_s is None
     assert "the time of copying is not known" in plans._sentence(made)
     fast = replace(tier, write_bps=1e9)
-    made = plans.plan("run", replace(known, read_bytes=np.zeros(2)), fast)
+    made = planned(replace(known, read_bytes=np.zeros(2)), fast)
     assert made.copy_s is None  # no call read them
-    made = plans.plan("run", known, fast)
+    made = planned(known, fast)
     assert made.copy_least_s is not None
     assert made.copy_s is not None
     assert made.copy_s >= 0.2
     assert made.copy_least_s < made.copy_s
     assert "penstock ceiling RUN tells more" in plans._sentence(made)
-    made = plans.plan("run", known, fast, slow_bps=1e6)
+    made = planned(known, fast, slow_bps=1e6)
     assert made.copy_s == made.copy_least_s
     assert made.copy_s == pytest.approx(2.1, rel=0.3)  # 2 MiB at 1 MB/s

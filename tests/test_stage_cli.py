@@ -69,6 +69,9 @@ def test_from_a_run_to_copies_that_are_verified_and_evicted(
     assert told["files"] == 0
     assert any("same device as fast: no gain" in note for note in told["notes"])
     assert told["all_files"] == 8
+    chosen = say("stage", "copy", "run", "--to", "fast").stderr
+    assert "0 files, nothing to gain\n" in chosen
+    assert "lie on fast's own device: name a tier on another" in chosen
     said = say("stage", "copy", "data", "--to", "fast")
     assert said.stdout.startswith("8 files copied, 400 kB")
     assert "8 of 8 files lie on the same device" in said.stderr
@@ -80,9 +83,16 @@ def test_from_a_run_to_copies_that_are_verified_and_evicted(
     assert "7 bytes instead of 50,000" in say("stage", "verify", "fast", status=1).stderr
     say("stage", "verify", "fast", "--evict", status=1)
     assert say("stage", "copy", "data", "--to", "fast").stdout.startswith("1 file copied")
-    say("stage", "evict", "fast", "--free", "100KB")
+    said = say("stage", "evict", "fast", "--free", "100KB")
+    assert said.stdout == "copies of 2 files removed, 106 kB more room than before\n"
+    assert not said.stderr
     assert json.loads(say("stage", "status", "fast", "--json").stdout)["copies"] == 6
-    assert "copies of 6 files removed" in say("stage", "evict", "fast").stdout
+    said = say("stage", "evict", "fast", "--free", "1GB")
+    assert "copies of 6 files removed" in said.stdout
+    assert "less than 1.00 GB: no copy is left on fast" in said.stderr
+    assert "copies of 0 files removed" in say("stage", "evict", "fast").stdout
+    (tmp_path / "tier").rename(tmp_path / "away")
+    assert "tier fast is not there" in say("stage", "plan", "run", "--to", "fast", status=2).stderr
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_done(say: Say, tmp_path: Path) -> None:
@@ -206,7 +216,9 @@ def test_a_file_url_is_the_folder_that_it_names(
         (("stage", "fill", "data", "--to", "fast"), "give --limit 50MB/s"),
         (("stage", "evict", "fast", "--free", "1GB", "--stale"), "not both"),
         (("tiers", "add", "no name", "."), "a tier's name is letters"),
-        (("tiers", "add", "x", "nowhere"), "no such folder"),
+        (("tiers", "add", "x", "nowhere"), "no such folder; mkdir -p nowhere"),
+        (("tiers", "add", "x", "no where"), "no such folder; mkdir -p 'no where'"),
+        (("tiers", "add", "x", "/etc/passwd"), "/etc/passwd: no folder; name one"),
         (("tiers", "remove", "slow"), "no such tier (fast)"),
     ],
 )
@@ -216,6 +228,31 @@ def test_what_cannot_be_done_is_said_in_one_line(
     said = say(*words, status=2).stderr
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_a_tier_of_more_than_its_file_system_holds_is_told(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "huge").mkdir()
+    said = say("tiers", "add", "huge", "huge", "--capacity", "9000TB", "--no-measure")
+    assert "huge: its capacity is 9.00 PB, and its file system holds " in said.stderr
+    assert not say("tiers", "add", "huge", "huge", "--capacity", "1MB", "--no-measure").stderr
+
+
+def test_a_tier_that_is_too_small_to_be_measured_may_be_added_without(
+    monkeypatch: pytest.MonkeyPatch, say: Say, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from penstock import tiers
+    from penstock.cli.stage import tiers_group
+    from penstock.errors import TierError
+
+    (tmp_path / "small").mkdir()
+    monkeypatch.setattr(tiers, "free_bytes", lambda folder: 1 << 20)
+    told = CliRunner().invoke(tiers_group, ["add", "small", str(tmp_path / "small")])
+    assert isinstance(told.exception, TierError)
+    assert "full: 1 MiB are free" in str(told.exception)
+    assert "--no-measure" in str(told.exception)
+    assert [one.name for one in registry.registered()] == ["fast"]
 
 
 def test_every_command_explains_itself_with_an_example(say: Say) -> None:

@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from hypothesis import strategies as st
 from penstock import registry, tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import manifest, map_of, part
+from penstock.stage import held, manifest, map_of, part
 from penstock.stage import source as sources
 from penstock.stage.copy import copy
-from penstock.stage.held import evict, status, verify
+from penstock.stage.held import drop, evict, past, status, verify
 from penstock.stage.manifest import Entry, Identity, Map, Place, hash_of, hashes, write_map
 from penstock.stage.part import Large
 from penstock.stage.source import Wanted, below, find
+from penstock.stage.today import now_of
 from penstock.stage.work import Pace, Work
 
 MIB = 1 << 20
@@ -137,6 +139,173 @@ def test_links_of_one_file_are_one_copy_under_all_their_names(source: Path, tier
         assert served.copy_of(os.fsencode(source / "linked" / "inside")) == served.copy_of(
             os.fsencode(source / "folder" / "inside")
         )
+
+
+def test_files_of_one_made_up_inode_number_are_copies_of_their_own(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As an archive that FUSE shows: one inode number and one time for all.
+    for name in ("a", "b"):
+        (source / name).write_bytes(name.encode())
+    os.link(source / "b", source / "linked")
+    kind = tiers.mount_of(str(source)).kind.partition(".")[0]
+    monkeypatch.setattr(sources, "FORGETFUL", (kind,))
+    real = sources._resolved
+
+    def resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
+        found, status = real(path, folders)
+        told = list(status)
+        told[1] = 7
+        return found, os.stat_result(told, {"st_mtime_ns": 5, "st_ctime_ns": 5})
+
+    monkeypatch.setattr(sources, "_resolved", resolved)
+    found, _ = find([Wanted(str(source / name)) for name in ("a", "b", "linked")], Place(tier))
+    assert [(Path(one.path).name, len(one.names)) for one in found] == [("a", 0), ("b", 1)]
+
+
+def test_an_inode_number_that_another_mount_gave_is_no_proof_of_one_file(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = tiers.mount_of(str(source)).kind.partition(".")[0]
+    monkeypatch.setattr(sources, "FORGETFUL", (kind,))
+    for name in ("a", "b"):
+        (source / name).write_bytes(name.encode())
+        os.utime(source / name, ns=(10**18, 10**18))
+    copy(tier, [Wanted(str(source / "a"))])
+    place = Place(tier)
+    (entry,) = place.entries().values()
+    # After the next mount "b" has the number that "a" had, and both are of one time.
+    place.append([replace(entry, identity=Identity.of((source / "b").stat()))])
+    assert copy(tier, [Wanted(str(source / "b"))]).copied == 1
+    with Map(map_of("fast")) as served:
+        at = served.copy_of(os.fsencode(source / "b"))
+    assert at is not None
+    assert Path(os.fsdecode(at)).read_bytes() == b"b"
+
+    evict(tier)
+    copy(tier, [Wanted(str(source / "a"))])
+    os.link(source / "a", source / "c")
+    copy(tier, [Wanted(str(source / "a"))])  # a link more is another ctime
+    assert copy(tier, [Wanted(str(source / "c"))]).was_there == 1
+
+
+def test_a_name_is_served_the_copy_that_was_told_of_last(source: Path, tier: Tier) -> None:
+    one, other = source / "one", source / "other"
+    one.write_bytes(b"one")
+    other.write_bytes(b"other")
+
+    def served() -> bytes:
+        copy(tier, below(source))
+        with Map(map_of("fast")) as now:
+            at = now.copy_of(os.fsencode(other))
+        assert at is not None
+        return Path(os.fsdecode(at)).read_bytes()
+
+    assert served() == b"other"
+    other.unlink()
+    os.link(one, other)
+    assert served() == b"one"
+    other.unlink()
+    other.write_bytes(b"again")
+    assert served() == b"again"
+
+
+def test_a_copying_brings_back_nothing_that_was_evicted_meanwhile(source: Path, tier: Tier) -> None:
+    filled(source, 2)
+    copy(tier, below(source))
+    os.link(source / "class0" / "0.bin", source / "later")
+    (source / "new").write_bytes(b"new")
+    copy(tier, [Wanted(str(source / "class0" / "0.bin"))])
+
+    class Evicting(Pace):
+        def wait(self, n_bytes: int) -> None:
+            evict(tier)
+
+    # The link is a further name of a copy that is there, which is told at the end.
+    copy(tier, below(source), threads=1, pace=Evicting(None))
+    now = status(tier)
+    assert (now.copies, now.missing) == (len(copies(tier)), 0)
+
+
+def test_a_copy_that_was_made_anew_is_not_removed_for_what_it_was_before(
+    source: Path, tier: Tier
+) -> None:
+    (source / "file").write_bytes(b"before")
+    copy(tier, below(source))
+    place = Place(tier)
+    seen = list(place.entries().values())
+    (source / "file").write_bytes(b"after")
+    copy(tier, below(source))
+    # Another staging looked before that, and makes room now.
+    assert drop(place, seen) == []
+    assert copies(tier) == {str(source / "file"): b"after"}
+    with Map(map_of("fast")) as served:
+        assert served.copy_of(os.fsencode(source / "file")) is not None
+
+    # A name more is no other copy.
+    seen = list(place.entries().values())
+    place.append([replace(seen[0], names=("/another",))])
+    assert [one.copy for one in drop(place, seen)] == [seen[0].copy]
+    assert not (place.copies / seen[0].copy).exists()
+
+
+def test_copies_of_what_was_there_before_are_told_and_what_is_known_is_not_asked_again(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("written", "replaced", "gone", "same", "moved"):
+        (source / name).write_bytes(b"12345")
+    copy(tier, below(source))
+    (source / "written").write_bytes(b"54321")
+    (source / "other").write_bytes(b"12345")
+    os.rename(source / "other", source / "replaced")
+    (source / "gone").unlink()
+    entries = list(Place(tier).entries().values())
+    # Where inode numbers are made up at each mount, another one alone tells nothing.
+    (moved,) = (one for one in entries if one.source.endswith("moved"))
+    identity = replace(moved.identity, ino=moved.identity.ino + 1)
+    entries += [
+        replace(moved, identity=identity, copy="x", is_ino_kept=kept) for kept in (False, True)
+    ]
+    found = past(entries)
+    assert sorted(Path(one.source).name for one in found) == ["moved", "replaced", "written"]
+    assert found[-1].is_ino_kept
+
+    rows = now_of([one.source for one in entries])
+    seen = {one.source: at for at, one in enumerate(entries[1:], 1)}
+    asked: list[str] = []
+    monkeypatch.setattr(held, "now_of", lambda paths: (asked.extend(paths), now_of(paths))[1])
+    assert past(entries, seen, rows) == found
+    assert asked == [entries[0].source]
+
+
+def test_a_copy_is_served_under_no_name_that_another_copy_has(source: Path, tier: Tier) -> None:
+    (source / "one").write_bytes(b"one")
+    copy(tier, below(source))
+    place = Place(tier)
+    (one,) = place.entries().values()
+    other = Entry(str(source / "other"), "other", Identity(1, 2, 3, 4, 5), "", (one.source,))
+    with Map(place.map) as now:
+        now.mark(other, "is_staged", 1, other.identity)
+        number = now.find(os.fsencode(one.source))
+        assert number is not None
+        assert now.slot(number)["size_bytes"] == 3
+
+
+def test_a_file_that_became_a_folder_and_one_again_is_copied(source: Path, tier: Tier) -> None:
+    place = source / "one"
+    place.write_bytes(b"file")
+    (source / "other").write_bytes(b"other")
+    copy(tier, below(source))
+    place.unlink()
+    place.mkdir()
+    (place / "inside").write_bytes(b"inside")
+    copy(tier, below(source))
+    others = {str(source / "other"): b"other"}
+    assert copies(tier) == {str(place / "inside"): b"inside"} | others
+    shutil.rmtree(place)
+    place.write_bytes(b"again")
+    copy(tier, below(source))
+    assert copies(tier) == {str(place): b"again"} | others
 
 
 def test_what_is_no_file_is_left_out_and_counted(source: Path, tier: Tier) -> None:
@@ -278,6 +447,25 @@ def test_files_of_several_folders_are_asked_for_at_once_and_told_in_order(
     assert [one.path for one in found] == [one.path for one in wanted]
     assert sorted(asked) == sorted(made)
     assert [Path(path).parent.name for path in asked] == ["class0", "class1"] * 10
+
+
+@pytest.mark.parametrize("chunk_bytes", [manifest.CHUNK_BYTES, 4])
+def test_a_file_that_only_its_open_refuses_is_left_out_and_the_others_are_copied(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    made = filled(source, 4)
+    refused = next(iter(made))
+    opened = os.open
+
+    def asked(path: Any, *told: Any, **more: Any) -> int:
+        if path == refused:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, *told, **more)
+
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(os, "open", asked)
+    found = copy(tier, below(source))
+    assert (found.copied, found.skipped) == (3, {"not readable": 1})
 
 
 def test_folders_that_an_eviction_removes_as_they_are_made_are_made_again(
@@ -647,11 +835,24 @@ def test_eviction_takes_the_useless_first_then_those_of_least_gain_per_byte(
     gains = {"a": 1.0, "b": 2.0, "c": 2.5, "d": 9.0}
     copy(tier, [Wanted(str(source / name), gain) for name, gain in gains.items()])
     (source / "d").write_bytes(b"changed")
-    assert evict(tier, free_bytes=8000) == (2, 8000)
+    assert evict(tier, free_bytes=8000) == (2, 8000, 2 * 4096)
     assert {Path(path).name for path in copies(tier)} == {"b", "c"}
-    assert evict(tier) == (2, 12000)
+    assert evict(tier) == (2, 12000, 3 * 4096)
     assert copies(tier) == {}
     assert not list(Place(tier).copies.iterdir())
+
+
+def test_room_on_a_tier_above_its_capacity_begins_where_that_is_reached(
+    source: Path, tier: Tier
+) -> None:
+    for number in range(10):
+        (source / str(number)).write_bytes(bytes(4000))
+    copy(tier, below(source))
+    small = registry.add("fast", tier.path, 5 * 4096)
+    assert evict(small, free_bytes=100) == (6, 24_000, 4096)
+    assert status(small).free_bytes == 4096
+    assert evict(small, free_bytes=100) == (1, 4000, 4096)
+    assert evict(small, free_bytes=1 << 30) == (3, 12_000, 3 * 4096)
 
 
 def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, tier: Tier) -> None:
@@ -677,6 +878,23 @@ def test_what_is_free_is_what_copies_may_still_take(source: Path, tier: Tier) ->
     small = registry.add("fast", tier.path, 100_000)
     copy(small, below(source))
     assert status(small).free_bytes == 100_000 - 4 * 4096
+
+
+def test_copies_of_what_does_not_answer_are_not_stale(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled(source, 3)
+    copy(tier, below(source))
+    real = os.stat
+
+    def stat(path: Any, **ways: Any) -> os.stat_result:
+        if path in made:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, **ways)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert (status(tier).orphans, status(tier).not_asked) == (0, 3)
+    assert evict(tier, is_stale_only=True).copies == 0
 
 
 def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:

@@ -1,17 +1,20 @@
 """Filling while a job reads: what is served when, and what gives way."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import registry
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import map_of
+from penstock.stage import fill as filling
+from penstock.stage import manifest, map_of, part, work
 from penstock.stage.copy import copy
-from penstock.stage.fill import fill
-from penstock.stage.held import verify
+from penstock.stage.fill import fill, fill_following
+from penstock.stage.held import evict, verify
 from penstock.stage.manifest import Map, Place
 from penstock.stage.source import Wanted
 from penstock.stage.work import Pace
@@ -58,6 +61,51 @@ def test_a_program_that_has_the_map_is_served_each_copy_as_it_comes(
         assert at is not None
         assert Path(os.fsdecode(at)).read_bytes() == Path(files[3]).read_bytes()
     assert not verify(tier).corrupted
+
+
+def test_following_serves_each_copy_as_it_comes_with_one_map_a_round(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[int] = []
+    maps: list[int] = []
+    path = Place(tier).map
+
+    def wait(self: Pace, n_bytes: int) -> None:
+        with Map(path) as one:
+            served.append(len(one.staged()))
+            maps.append(path.stat().st_ino)
+
+    monkeypatch.setattr(filling._Breathing, "wait", wait)
+    monkeypatch.setattr(filling, "THREADS", 1)
+    monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
+    looks = [[Wanted(one) for one in files[:4]], [Wanted(one) for one in files[4:]]]
+    fill_following(tier, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9)
+    assert served == [0, 1, 2, 3, 4, 5]
+    assert len(set(maps)) == 2
+    assert path.stat().st_ino == maps[-1]
+    assert map_of("fast") == path
+    assert path.stat().st_ino == maps[-1]
+    with Map(path) as one:
+        assert one.staged() == {os.fsencode(file) for file in files}
+    assert not verify(tier).corrupted
+
+
+def test_what_another_staging_told_and_did_not_map_is_in_the_map_that_is_asked_for(
+    files: list[str], tier: Tier
+) -> None:
+    copy(tier, [Wanted(files[5])])
+    place = Place(tier)
+    (other,) = place.entries().values()
+    place.append(gone=[other.copy])
+    # Another staging has made a copy, told of it and was killed, while this one was at work.
+    copy(
+        tier,
+        [Wanted(path) for path in files[:2]],
+        is_live=True,
+        ready=lambda: place.append([other]),
+    )
+    with Map(map_of("fast")) as now:
+        assert now.staged() == {os.fsencode(path) for path in (*files[:2], files[5])}
 
 
 def test_filling_goes_in_the_order_of_the_plan(files: list[str], tier: Tier) -> None:
@@ -109,6 +157,119 @@ def test_a_folder_fills_what_room_there_is(files: list[str], tier: Tier) -> None
     found = fill(small, [Wanted(path) for path in files], limit_bps=1e9)
     assert {Path(one.source).name for one in Place(small).entries().values()} == set("0123")
     assert found.notes[-1].startswith("0 staged files gave way to what is worth more, 2 files left")
+
+
+def test_a_file_with_two_names_gives_way_to_none_of_them_and_takes_room_once(
+    files: list[str], tier: Tier
+) -> None:
+    links = [f"{files[0]}-linked", f"{files[3]}-linked"]
+    for name in links:
+        os.link(name.removesuffix("-linked"), name)
+    small = registry.add("fast", tier.path, 4 * 8192)
+    copy(small, [Wanted(path, 1.0) for path in files[:3]])
+    wanted = [Wanted(links[0], 0.5), Wanted(files[3], 0.5), Wanted(links[1], 0.5)]
+    found = fill(small, wanted, limit_bps=1e9)
+    assert (found.copied, found.was_there, found.notes[1:]) == (1, 1, ())
+    with Map(map_of("fast")) as now:
+        assert now.staged() == {os.fsencode(path) for path in (*files[:4], *links)}
+
+
+def test_copies_of_what_has_changed_give_way_first_and_what_has_grown_takes_its_room(
+    files: list[str], tier: Tier
+) -> None:
+    small = registry.add("fast", tier.path, 4 * 8192)
+    copy(small, [Wanted(path, 9.0) for path in files[:4]])
+    Path(files[0]).write_bytes(os.urandom(8192))
+    with open(files[1], "ab") as file:
+        file.write(os.urandom(8192))
+    # A stale copy goes though it is worth most; the grown file has room for two, or goes without.
+    found = fill(small, [Wanted(files[1], 10.0), Wanted(files[4], 1.0)], limit_bps=1e9)
+    names = {Path(one.source).name for one in Place(small).entries().values()}
+    assert names == set("123")
+    assert "1 file left out" in found.notes[-1]
+    with Map(map_of("fast")) as now:
+        at = now.copy_of(os.fsencode(files[1]))
+        assert at is not None
+        assert len(Path(os.fsdecode(at)).read_bytes()) == 2 * 8192
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_filling_goes_on_where_another_staging_takes_the_room_that_it_made(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    small = registry.add("fast", tier.path, 3 * 8192)
+    taken = [0]
+
+    def beside(tier: Tier, wanted: list[Wanted], **ways: Any) -> Any:
+        if wanted and taken[0] < times:
+            taken[0] += 1
+            evict(tier)
+            copy(tier, [Wanted(files[4], 5.0), Wanted(files[5], 1.0)])
+        return copy(tier, wanted, **ways)
+
+    monkeypatch.setattr(filling, "copy", beside)
+    wanted = [Wanted(path, 2.0) for path in files[:2]]
+    looks = [wanted, [Wanted(files[2], 9.0)]]
+    monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
+    ended = fill_following(
+        small, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9
+    )
+    names = {Path(one.source).name for one in Place(small).entries().values()}
+    if times == 1:
+        assert (len(names), {"4", "2"} <= names, ended.copied) == (3, True, 3)
+        assert "2 staged files gave way to what is worth more" in ended.notes[-1]
+    else:
+        assert names == {"4", "5", "2"}
+        assert "2 files left out" in ended.notes[-1]
+
+
+@pytest.mark.parametrize("chunk_bytes", [64 << 20, 4096])
+def test_a_filling_goes_on_where_a_file_finds_no_room_or_none_does_for_a_while(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    # What statvfs tells is not all: of quotas, and of who writes meanwhile, it tells nothing.
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
+    tries = dict.fromkeys(files, 0)
+    real = part.Part.chunk
+
+    def chunk(self: part.Part, first: int) -> bytes:
+        if first + chunk_bytes >= 8192:
+            tries[self.source.path] += 1
+            if self.source.path == files[1] or tries[files[0]] + tries[files[2]] == 1:
+                raise OSError(errno.ENOSPC, "No space left on device", self.path)
+        return real(self, first)
+
+    monkeypatch.setattr(part.Part, "chunk", chunk)
+    looks = [[Wanted(one, 1.0) for one in files[:3]], [Wanted(one, 1.0) for one in files[3:]]]
+    ended = fill_following(
+        tier, lambda: looks.pop(0) if looks else [], lambda: not looks, limit_bps=1e9
+    )
+    assert tries == dict(zip(files, [2, 3, 1, 1, 1, 1], strict=True))
+    names = {Path(one.source).name for one in Place(tier).entries().values()}
+    assert (names, ended.copied, ended.was_there, ended.skipped) == (set("02345"), 5, 0, {})
+    assert "1 file left out: fast holds no more" in ended.notes[-1]
+    assert not list(Place(tier).parts.iterdir())
+    assert not verify(tier).corrupted
+    with Map(map_of("fast")) as now:
+        assert {Path(os.fsdecode(one)).name for one in now.staged()} == names
+
+
+def test_a_tier_that_is_full_is_not_tried_with_each_file(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def chunk(self: part.Part, first: int) -> bytes:
+        tried.append(self.source.path)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", self.path)
+
+    monkeypatch.setattr(part.Part, "chunk", chunk)
+    monkeypatch.setattr(work, "MOST_FULL", 2)
+    found = fill(tier, [Wanted(path) for path in files], limit_bps=1e9)
+    assert 3 * 2 <= len(tried) <= 3 * 3  # a thread may be at one more
+    assert (found.copied, found.skipped) == (0, {})
+    assert "6 files left out" in found.notes[-1]
 
 
 def test_a_limit_that_fills_nothing_is_refused(files: list[str], tier: Tier) -> None:

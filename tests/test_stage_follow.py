@@ -5,6 +5,7 @@ import math
 import os
 import random
 import statistics
+import subprocess
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,16 +13,19 @@ from typing import Any
 
 import pytest
 
+from conftest import PENSTOCK
 from penstock import registry
 from penstock.errors import RunError, TierError
 from penstock.measures import Filling, measure
 from penstock.registry import Tier
+from penstock.report import report_of
 from penstock.run import open_run
-from penstock.stage.fill import Journal, fill, fill_following
+from penstock.stage.fill import Journal, Stopped, fill, fill_following
 from penstock.stage.follow import Following
-from penstock.stage.held import verify
+from penstock.stage.held import evict, verify
 from penstock.stage.manifest import Place
 from penstock.stage.source import Wanted
+from penstock.views import terminal
 
 READER = """
 import os, time
@@ -86,11 +90,144 @@ def test_a_run_that_is_filled_meanwhile_reads_the_copies_in_its_later_epochs(
     assert not list(Place(tier).parts.iterdir())
 
 
+def test_the_end_of_a_filling_says_what_is_staged_and_what_is_not(
+    files: dict[str, bytes], tier: Tier
+) -> None:
+    # 40 files of 20 kB; the next looks of a job that is killed then tell no more.
+    told = [Wanted(path) for path in files]
+    looks = iter([told[:30], told[30:]])
+
+    def is_over() -> bool:
+        if len(copies(tier)) == 30:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(Stopped) as stopped:
+        fill_following(tier, lambda: next(looks, []), is_over, limit_bps=50e6)
+    assert (stopped.value.copied, stopped.value.left) == (30, 10)
+    assert stopped.value.copied_bytes == sum(len(files[one.path]) for one in told[:30])
+
+    evict(tier)
+
+    def ended() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Stopped) as stopped:
+        fill(tier, told, limit_bps=50e6, ready=ended)
+    assert (stopped.value.copied, stopped.value.left) == (0, 40)
+
+
+def test_a_filling_that_is_stopped_says_that_the_tier_held_no_more(
+    files: dict[str, bytes], tier: Tier
+) -> None:
+    small = registry.add("fast", tier.path, 30 * 20_480)
+    told = [Wanted(path) for path in files]
+    looks, rounds = iter([told[:20], told[20:35], told[35:]]), iter([False, False, False])
+
+    def is_over() -> bool:
+        try:
+            return next(rounds)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(Stopped) as stopped:
+        fill_following(small, lambda: next(looks, []), is_over, limit_bps=50e6)
+    assert (stopped.value.copied, stopped.value.left) == (30, 10)
+    (note,) = stopped.value.notes  # one of all rounds
+    assert "10 files left out: fast holds no more" in note
+
+
+@pytest.mark.parametrize(
+    ("ends", "log", "sentence"),
+    [
+        ("exit 2", "may start\npenstock: fast: full after 70 files", "failed: fast: full after 70"),
+        ("exit 2", "may start\n", "failed: penstock stage status fast"),
+        ("exit 2", None, "is not there; penstock stage status fast"),
+        ("kill -9 $$", "may start\n", "was killed; penstock stage status fast"),
+    ],
+)
+def test_a_filling_that_ended_badly_is_said_even_to_who_wants_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: str, log: str | None, sentence: str
+) -> None:
+    from penstock.cli import _end_filling
+
+    if log is not None:
+        (tmp_path / "fill.log").write_text(log)
+    filling = subprocess.Popen(["sh", "-c", ends])
+    filling.wait()
+    _end_filling(filling, tmp_path / "fill.log", "fast", is_quiet=True)
+    said = capsys.readouterr().err
+    assert said.startswith("penstock: the filling of fast ")
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_a_job_of_an_instant_shows_what_filling_did(recorded: Callable[..., Any]) -> None:
+    pytest.importorskip("rich", reason="the terminal view: an extra")
+    run = recorded("print()")
+    # The program began in the middle of the second stretch: the first is of no call of it.  What
+    # was copied is of all of the second, so its time is too; what came after the end, of none.
+    before = [run.start_unix_ns - 9_000_000, run.start_unix_ns - 1_000_000, 0, False]
+    first = [run.start_unix_ns - 1_000_000, run.start_unix_ns + 1_000_000, 5000, True]
+    ((end,),) = run.sql("SELECT max(end_ns) FROM processes")
+    paused = [run.start_unix_ns + end - 2_000_000, run.start_unix_ns + end + 10**12, 0, False]
+    windows = [before, first, paused]
+    windows.append([paused[1], paused[1] + 10**9, 700, True])
+    told = {"version": 1, "tier": "fast", "limit_bps": 1e6, "windows": windows}
+    (run.folder / "fill.json").write_text(json.dumps(told))
+    with open_run(run.folder) as again:
+        measures = measure(again)
+        said = terminal.render(report_of(measures))
+        assert again.sql("SELECT from_ns, to_ns FROM fills")[0] == (-1_000_000, 1_000_000)
+    assert {row.filling: row.seconds for row in measures.filling} == {
+        "copying": pytest.approx(0.002),
+        "paused": pytest.approx(0.002),
+    }
+    assert "Filling a tier meanwhile" in said
+    assert "5.00 kB" in said
+    assert "Only slower compares the two" in " ".join(said.split())
+
+
+def test_a_short_job_is_told_that_its_filling_ended_with_it(
+    files: dict[str, bytes], tier: Tier, tmp_path: Path
+) -> None:
+    said = subprocess.run(
+        [PENSTOCK, "run", "-o", "run", "--fill", "fast", "sha256sum", *files],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    assert "penstock: the filling of fast ended with the program: " in said.stderr
+    assert " which stay on fast; " in said.stderr
+    assert "interrupted" not in (tier.path / ".penstock" / "fill.log").read_text()
+
+
 def test_what_cannot_be_filled_is_told_and_the_program_runs(
     recorded_command: Callable[..., Any], files: dict[str, bytes]
 ) -> None:
     run = recorded_command(["sha256sum", "data/1.bin"], options=["--fill", "none-such"])
     assert run.sql("SELECT count(*) FROM events WHERE op_group = 'read'")[0][0] > 0
+
+
+def test_without_a_limit_that_is_known_nothing_is_filled_and_the_program_runs(
+    files: dict[str, bytes], tier: Tier, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()  # one that was never recorded
+    (tmp_path / "run" / "manifest.json").write_text("{")
+    ended = {
+        "data": "give --fill-limit 50MB/s",
+        "nowhere": "no run, plan, folder or file is there",
+        str(tmp_path / "run"): "nothing is filled: ",
+    }
+    fill_from, (path, data) = ["--fill", "fast", "--fill-from"], next(iter(files.items()))
+    for source, sentence in ended.items():
+        said = subprocess.run(
+            [PENSTOCK, "run", "-q", *fill_from, source, "cat", path],
+            cwd=tmp_path / "work", capture_output=True, timeout=240,
+        )  # fmt: skip
+        assert (said.returncode, said.stdout) == (0, data)
+        assert sentence in said.stderr.decode()
+        assert "nothing is filled" in said.stderr.decode()
+        assert said.stderr.count(b"\n") == 1
 
 
 def test_following_tells_each_data_file_once_with_the_time_in_its_calls(
@@ -164,6 +301,63 @@ def test_a_journal_holds_every_byte_in_stretches_that_do_not_overlap(
     assert all(before[1] <= after[0] for before, after in pairwise(windows))
     assert {row[3] for row in windows} == {True, False}
     assert copies(tier) == files
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, TierError])
+def test_a_journal_ends_with_the_stretch_in_which_the_filling_ended(
+    files: dict[str, bytes], tier: Tier, tmp_path: Path, end: type[BaseException]
+) -> None:
+    def progress(done: int, total: int) -> None:
+        if done:
+            raise end
+
+    journal = Journal(tmp_path / "fill.json", "fast", 1e6)
+    told = [Wanted(path) for path in files]
+    with pytest.raises((Stopped, TierError)):
+        fill(tier, told, limit_bps=1e6, journal=journal, progress=progress)
+    *_, last = json.loads((tmp_path / "fill.json").read_text())["windows"]
+    assert last[3]
+    assert last[2] >= max(1, sum(map(len, copies(tier).values())))
+
+
+def test_a_filling_that_was_killed_is_said_to_be_told_in_part(
+    recorded: Callable[..., Any], files: dict[str, bytes], tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "fill.json", "fast", 1e6)
+    journal.add(1, 2, 3, True)
+    killed = json.loads(journal.path.read_text())
+    journal.end()
+    ended = json.loads(journal.path.read_text())
+    run = recorded(program(5, 1, 0.01))
+    start, end = run.start_unix_ns, run.sql("SELECT max(end_ns) FROM processes").fetchall()[0][0]
+
+    def gaps(told: dict[str, Any], to_ns: int) -> list[str]:
+        windows = [
+            [start, start + to_ns // 2, 100, True],
+            [start + to_ns // 2, start + to_ns, 0, False],
+        ]
+        (run.folder / "fill.json").write_text(json.dumps({**told, "windows": windows}))
+        with open_run(run.folder) as again:
+            report = report_of(measure(again))
+        return [gap.why for gap in report.gaps if gap.what == "filling of a tier"]
+
+    (why,) = gaps(killed, end // 2)
+    assert why.startswith("killed before the run's end")
+    assert gaps(ended, end // 2) == []
+    assert gaps(killed, end + 1) == []  # the run had ended before
+
+
+def test_a_journal_of_a_run_that_was_followed_ends_with_its_last_pause(
+    files: dict[str, bytes], tier: Tier, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "fill.json", "fast", 50e6)
+    looks, rounds = iter([[Wanted(path) for path in files]]), iter([False, True])
+    fill_following(
+        tier, lambda: next(looks, []), lambda: next(rounds), limit_bps=50e6, journal=journal
+    )
+    *_, copying, pause = json.loads((tmp_path / "fill.json").read_text())["windows"]
+    assert (copying[3], pause[3], copying[1]) == (True, False, pause[0])
+    assert pause[1] - pause[0] > 400_000_000  # what it waits before it looks again
 
 
 def test_the_comparison_is_that_of_the_reads_in_each_stretch(
@@ -240,10 +434,11 @@ def test_reads_from_memory_in_a_later_epoch_are_no_sign_of_harm_or_of_help(slowe
             " op_group TEXT DEFAULT 'read');"
             "CREATE TABLE files AS SELECT range AS file, 'data' AS path_class, 'regular' AS kind,"
             " NULL AS served_from FROM range(1200);"
-            "CREATE TABLE fills (from_ns BIGINT, to_ns BIGINT, is_copying BOOLEAN, copied_bytes"
-            " BIGINT DEFAULT 0);"
+            "CREATE TABLE fills (from_ns BIGINT, to_ns BIGINT, is_copying BOOLEAN, is_cut BOOLEAN,"
+            " copied_bytes BIGINT DEFAULT 0);"
             "CREATE TABLE waits (start_ns BIGINT, end_ns BIGINT, in_wall BOOLEAN);"
-            "CREATE TABLE mains AS SELECT 1 AS process"
+            "CREATE TABLE mains AS SELECT 1 AS process;"
+            "CREATE TABLE processes AS SELECT CAST(NULL AS BIGINT) AS end_ns"
         )
         engine.executemany(
             "INSERT INTO events (start_ns, duration_ns, file) VALUES (?, ?, ?)",

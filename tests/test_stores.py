@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,13 @@ class TestMemory(StoreContract):
         return open_store(f"memory://{tmp_path.name}")
 
 
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    from penstock.stores import _said
+
+    assert _said(NotImplementedError()) == "NotImplementedError"
+    assert _said(OSError(2, "gone")) == "gone"
+
+
 def test_what_lies_in_s3_is_what_boto_finds(s3: Store, s3_server: str, tmp_path: Path) -> None:
     boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     data = os.urandom(13 << 20)
@@ -241,6 +249,30 @@ def _mounted(folder: Path) -> bool:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
     return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(("number", "is_gone"), [(5, False), (2, True), (40, True)])
+def test_a_file_that_cannot_be_seen_is_not_taken_for_none(
+    tmp_path: Path, number: int, is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        name = "model.pt"
+
+        def is_dir(self, follow_symlinks: bool = True) -> bool:
+            return False
+
+        def is_file(self) -> bool:
+            return True
+
+        def stat(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "scandir", lambda folder: nullcontext([Entry()]))
+    if is_gone:
+        assert list(LocalStore(tmp_path).list()) == []
+    else:
+        with pytest.raises(TierError, match=r"model\.pt: cannot be seen: Input/output error"):
+            list(LocalStore(tmp_path).list())
 
 
 def test_a_killed_put_leaves_the_old_file_and_a_name_that_is_swept(tmp_path: Path) -> None:

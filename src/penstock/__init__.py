@@ -9,6 +9,7 @@
         with penstock.span("validation"):
             validate()
 
+`penstock.feed`, `penstock.save` and `penstock.adapters` are imported when they are first asked for.
 Importing this loads no native code, no numpy and no framework.
 """
 
@@ -25,6 +26,12 @@ from penstock.errors import (
 )
 from penstock.recorder import record, span, step
 
+TYPE_CHECKING = False  # typing's own takes ten times as long to import as all else here
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from penstock import adapters, feed, save  # noqa: F401 - see __getattr__
+
 __all__ = [
     "LogError",
     "MissingDependency",
@@ -38,6 +45,19 @@ __all__ = [
     "span",
     "step",
 ]
+
+
+def __getattr__(name: str) -> "ModuleType":
+    """The packages with an interface for Python, as `import penstock` alone would not have them."""
+    if name not in ("adapters", "feed", "save"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # `from penstock import feed` would ask this function again
+
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "adapters", "feed", "save"})
 
 
 def _load_adapters() -> None:

@@ -200,6 +200,17 @@ def _read_bps(report: Report) -> float | None:
     return n_bytes / wall if n_bytes is not None and wall else None
 
 
+def _io_s(report: Report) -> float | None:
+    """Seconds in calls on data and output files, of all threads."""
+    found = [
+        _column("classes", key, {"path_class": name})(report)
+        for name in ("data", "output")
+        for key in ("read_s", "write_s", "metadata_s")
+    ]
+    known = [value for value in found if value is not None]
+    return sum(known) if known else None
+
+
 def _opens(report: Report) -> float | None:
     calls = [_column("operations", "calls", {"op": op})(report) for op in ("open", "fopen")]
     known = [value for value in calls if value is not None]
@@ -218,7 +229,8 @@ _DATA_READ = _column("classes", "read_bytes", _POSIX_DATA)
 class _Row:
     """A line of the delta table.  needs: what must be equal on both sides for it to mean anything:
     steps (the same amount of work), program (the same kind of work).  is_rare: it is left out where
-    it is 0 on both sides."""
+    it is 0 on both sides.  without_steps: which sides must be without steps for it to be shown, as
+    with steps other numbers tell more."""
 
     key: str
     label: str
@@ -227,10 +239,29 @@ class _Row:
     of: Callable[[Report], float | None]
     needs: tuple[str, ...] = ()
     is_rare: bool = False
+    without_steps: Literal["none", "one", "both"] = "none"
 
 
 ROWS = (
     _Row("wall_s", "wall", "s", "less", lambda r: _fact(r, "wall_s"), ("program", "steps")),
+    _Row(
+        "life_s",
+        "life",
+        "s",
+        "less",
+        lambda r: _fact(r, "life_s"),
+        ("program", "steps"),
+        without_steps="both",  # a report with steps tells their wall time instead
+    ),
+    _Row(
+        "io_s",
+        "in calls on files",
+        "s",
+        "less",
+        _io_s,
+        ("program", "steps"),
+        without_steps="one",
+    ),
     _Row("step_s", "wall per step", "s", "less", _per_step("wall_s"), ("program",)),
     _Row("wait_step_s", "data wait per step", "s", "less", _per_step("data_wait_s"), ("program",)),
     _Row(
@@ -275,10 +306,13 @@ def compare(a: Sequence[Report], b: Sequence[Report]) -> Comparison:
         raise PenstockError("a comparison needs a run on each side")
     doubts, unequal = _doubts(a, b)
     deltas = tuple(_delta(row, a, b, unequal) for row in ROWS)
+    lacks = [_fact(report, "wall_s") is None for report in (*a, *b)]
+    fit = {"none": True, "one": any(lacks), "both": all(lacks)}
     shown = tuple(
         delta
         for row, delta in zip(ROWS, deltas, strict=True)
-        if (delta.a or delta.b if row.is_rare else delta.a is not None or delta.b is not None)
+        if fit[row.without_steps]
+        and (delta.a or delta.b if row.is_rare else delta.a is not None or delta.b is not None)
     )
     return Comparison(
         comparison=VERSION,

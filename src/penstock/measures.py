@@ -412,6 +412,7 @@ class Filling:
     slower: float | None
     slower_error: float | None
     wait_share: float | None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import statistics
 import tempfile
 import time
@@ -187,8 +188,13 @@ def add(name: str, folder: tiers.AnyPath, capacity_bytes: int | None = None) -> 
         raise TierError(f"{name!r}: a tier's name is letters, digits, dots and dashes")
     path = Path(folder).expanduser()
     if not path.is_dir():
+        if os.path.lexists(path):
+            raise TierError(
+                f"{path}: no folder; name one on the file system that is to hold copies"
+            )
         raise TierError(
-            f"{path}: no such folder; make it on the file system that is to hold copies"
+            f"{path}: no such folder; mkdir -p {shlex.quote(str(path))}, on the file system that "
+            "is to hold copies"
         )
     path = Path(os.path.realpath(path))
     if os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -279,7 +285,7 @@ def look(tier: Tier) -> None:
         raise TierGone(
             f"{tier.path}: tier {tier.name} is not mounted: it lay on {tier.mount} when it was "
             f"added, and this folder is on {now}; mount it, or if copies are to lie here: "
-            f"penstock tiers add {tier.name} {tier.path}"
+            f"penstock tiers add {tier.name} {shlex.quote(str(tier.path))}"
         )
 
 
@@ -337,7 +343,10 @@ def measure_costs(folder: tiers.AnyPath, clock: Callable[[], float] = time.perf_
     needed = 48 << 20
     free = tiers.free_bytes(folder)
     if free < needed:
-        raise TierError(f"{os.fspath(folder)}: full: {free >> 20} of {needed >> 20} MiB are free")
+        raise TierError(
+            f"{os.fspath(folder)}: full: {free >> 20} MiB are free, and measuring what reads cost "
+            f"there, which a plan needs, writes {needed >> 20} MiB for a moment; make room there"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder) as place:
             small = _made(Path(place), N_SMALL, SMALL_BYTES)

@@ -1004,8 +1004,10 @@ TABLES: dict[str, tuple[str, str, str]] = {
         "Filling a tier meanwhile",
         "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
         "Reads of the files themselves beside the copying, and in the pauses that it makes to"
-        " compare. Slower: against reads of as many bytes in the pauses; what is no more than two"
-        " or three of its errors is chance.",
+        " compare. Only slower compares the two: reads of as many bytes, those read before apart;"
+        " none: too few. What is no more than two or three of its errors is chance. Mean"
+        " times may be of a cold epoch and of a warm one. Copying counts in whole stretches, which"
+        " may begin before the program and end after it.",
     ),
     "burst": (
         "Checkpoints by a fast tier",
@@ -1498,6 +1500,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             for spot in measures.blind_spots
         ),
         *_job_gaps(measures),
+        *_filling_gap(measures),
         *_faults_gap(measures),
         *_device_gaps(measures),
         Gap(
@@ -1567,6 +1570,15 @@ def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
         why = "name the data with `penstock run --data PATH`"
         gaps.append(Gap("data in memory before", "not measured", why))
     return tuple(gaps)
+
+
+def _filling_gap(measures: Measures) -> tuple[Gap, ...]:
+    if not any(row.is_cut for row in measures.filling):
+        return ()
+    why = (
+        "killed before the run's end: what it did last is not told, up to 3 s of copying or a pause"
+    )
+    return (Gap("filling of a tier", "incomplete", why),)
 
 
 def _paused(measures: Measures) -> tuple[Gap, ...]:

@@ -509,19 +509,25 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
                 "is_copying": is_copying,
                 "tier": told["tier"],
                 "limit_bps": told["limit_bps"],
+                "is_cut": False,
             }
             for from_ns, to_ns, copied_bytes, is_copying in told["windows"]
         ]
+        if rows and told.get("is_whole") is False:
+            rows[-1]["is_cut"] = True
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path}: cannot be read: {error}; remove it to go on without") from error
     for row in rows:
-        # What began before the first process is of no call.
-        row["from_ns"] = max(0, row["from_ns"])
-        if wrong := _wrong_in("fills", row):
+        # What was before the first process is of no call: the first pause mostly ends there.  A
+        # stretch of copying stays whole, as its bytes are of all of it.
+        if not row["is_copying"]:
+            row["from_ns"] = max(0, row["from_ns"])
+        either = {name: abs(row[name]) for name in ("from_ns", "to_ns")}
+        if wrong := _wrong_in("fills", row | either):
             raise RunError(f"{path}: {wrong}; remove it to go on without")
-    return [row for row in rows if row["from_ns"] < row["to_ns"]]
+    return [row for row in rows if max(0, row["from_ns"]) < row["to_ns"]]
 
 
 def _wrong_in(table: str, row: Any) -> str:

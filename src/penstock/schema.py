@@ -252,6 +252,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "is_copying": ("BOOLEAN", "FALSE: a pause, in which nothing was copied"),
         "tier": ("VARCHAR", "the tier that was filled"),
         "limit_bps": ("DOUBLE", "the bandwidth that it might take; 0: as much as the job read"),
+        "is_cut": ("BOOLEAN", "TRUE: what came after it is not told: the filling was killed"),
     },
     "unseen": {
         "process": ("INTEGER", "which process started it"),

@@ -11,10 +11,11 @@ import errno
 import hashlib
 import io
 import os
+import stat
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -66,10 +67,14 @@ class Upload(ABC):
     is_ordered: pieces have to come in order, from one thread.  Other uploads take them in any
     order from several.  is_confirmed: the store has compared what arrived with what was sent, so
     that nobody need read it back.  Nothing is seen under the name before finish() has returned.
+    Of a local store: mtime_ns: which the file gets; replacing: called when it is durable, just
+    before it takes its name.
     """
 
     is_ordered = True
     is_confirmed = False
+    mtime_ns: int | None = None
+    replacing: Callable[[], None] | None = None
 
     def __init__(self, where: str, size_bytes: int, piece_bytes: int) -> None:
         self.where = where
@@ -255,7 +260,7 @@ def _checked(name: str) -> str:
 
 
 def _said(error: BaseException) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 @contextmanager
@@ -374,6 +379,8 @@ class LocalStore(Store):
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
+                if here == "lost+found" and error.errno == errno.EACCES:
+                    continue  # of the file system, at the root of a mount
                 raise TierError(f"{folder}: cannot be listed: {_said(error)}") from error
             for entry in entries:
                 name = f"{here}/{entry.name}" if here else entry.name
@@ -387,8 +394,10 @@ class LocalStore(Store):
             if not entry.is_file():
                 return None
             status = entry.stat()
-        except OSError:  # gone meanwhile, or a link to nothing
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+                return None  # gone meanwhile, or a link to nothing
+            raise TierError(f"{self.path(name)}: cannot be seen: {_said(error)}") from error
         return Found(name, status.st_size, status.st_mtime_ns)
 
     def stat(self, name: str) -> Found | None:
@@ -399,7 +408,8 @@ class LocalStore(Store):
             return None
         except OSError as error:
             raise TierError(f"{path}: cannot be seen: {_said(error)}") from error
-        return Found(name, status.st_size, status.st_mtime_ns) if path.is_file() else None
+        is_file = stat.S_ISREG(status.st_mode)
+        return Found(name, status.st_size, status.st_mtime_ns) if is_file else None
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         path = self.path(name)
@@ -529,7 +539,11 @@ class _LocalUpload(Upload):
     def finish(self) -> None:
         with _told(self.where, "written"):
             os.ftruncate(self._plain, self.size_bytes)
+            if self.mtime_ns is not None:
+                os.utime(self._plain, ns=(self.mtime_ns, self.mtime_ns))
             os.fsync(self._plain)
+            if self.replacing is not None:
+                self.replacing()
             self._draft.rename(self._path)
             fsync_folder(self._path.parent)
         self.close()

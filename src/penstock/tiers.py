@@ -38,6 +38,7 @@ __all__ = [
     "mount_of",
     "read_ceiling",
     "resident_bytes",
+    "size_bytes",
     "sync",
     "warmth_of",
     "write_ceiling",
@@ -286,13 +287,23 @@ def _of_each(ask: Callable[[AnyPath], Any], paths: Sequence[AnyPath]) -> list[An
         return list(pool.map(ask, paths))
 
 
-def free_bytes(folder: AnyPath) -> int:
-    """Room that this user has on the file system of a folder.  Raises TierError."""
+def _file_system(folder: AnyPath) -> os.statvfs_result:
     try:
-        known = os.statvfs(folder)
+        return os.statvfs(folder)
     except OSError as error:
         raise TierError(f"{os.fspath(folder)}: {error.strerror}; name a folder") from error
+
+
+def free_bytes(folder: AnyPath) -> int:
+    """Room that this user has on the file system of a folder.  Raises TierError."""
+    known = _file_system(folder)
     return known.f_bavail * known.f_frsize
+
+
+def size_bytes(folder: AnyPath) -> int:
+    """What the file system of a folder holds in all; 0: it does not say.  Raises TierError."""
+    known = _file_system(folder)
+    return known.f_blocks * known.f_frsize
 
 
 def device_of(folder: AnyPath) -> int:

@@ -288,7 +288,7 @@ def run_command(
         fail(str(error), error.status)
     finally:
         if filling is not None:
-            _end_filling(filling)
+            _end_filling(*filling, fill or "", quiet)
     if folder is not None:
         _finish(folder, facts, status, quiet, job, is_reduced)
     _exit_like(status or getattr(draining, "status", 0))
@@ -396,29 +396,30 @@ def _offset(folder: Path, job: RankOfJob | None) -> Any:
 
 def _filling(
     folder: Path, tier: str, source: str | None, limit: int | None, environ: dict[str, str]
-) -> subprocess.Popen[bytes] | None:
+) -> tuple[subprocess.Popen[bytes], Path] | None:
     """Starts the copying and points the program to the copies.  What goes wrong is told: the
     program runs all the same."""
     from penstock.cli.stage import quarter, start_filling
-    from penstock.errors import TierError
+    from penstock.errors import PenstockError
     from penstock.registry import tier_of
     from penstock.stage.manifest import Place
 
     try:
         there = tier_of(tier)
         if source is not None and limit is None:
-            limit = quarter(source)
+            limit = quarter(source, "--fill-limit")
         what, journal = source or str(folder), folder / "fill.json"
-        filling, _ = start_filling(what, there, None, limit, source is None, journal)
+        filling = start_filling(what, there, None, limit, source is None, journal)
         environ["PENSTOCK_STAGED"] = str(Place(there).map)
-    except TierError as error:
+    except PenstockError as error:
         say(f"nothing is filled: {error}")
         return None
     return filling
 
 
-def _end_filling(filling: subprocess.Popen[bytes]) -> None:
-    """What was copied is whole and stays; the copy under way is removed."""
+def _end_filling(filling: subprocess.Popen[bytes], log: Path, tier: str, is_quiet: bool) -> None:
+    """What was copied is whole and stays; the copy under way is removed.  Says what came of it, as
+    the filling itself said it at its end; if that was a bad one, however quiet."""
     import subprocess
 
     filling.terminate()
@@ -427,6 +428,22 @@ def _end_filling(filling: subprocess.Popen[bytes]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         filling.kill()
         filling.wait()
+    status, look = filling.returncode, f"penstock stage status {tier} says what is there"
+    if status < 0:
+        say(f"the filling of {tier} was killed; {look}")
+        return
+    how = {0: "is done", INTERRUPTED: "ended with the program"}.get(status, "failed")
+    if is_quiet and how != "failed":
+        return
+    try:
+        told = log.read_text(errors="replace").partition("may start\n")[2]
+    except OSError:  # the tier went away
+        say(f"the filling of {tier} {how}, and {log}, where it says why, is not there; {look}")
+        return
+    lines = [line.removeprefix("penstock: ") for line in map(str.strip, told.splitlines())]
+    for line in filter(None, lines) if any(lines) else [look]:
+        if not line.startswith("penstock run --staged"):
+            say(f"the filling of {tier} {how}: {line.removeprefix('stopped: ')}")
 
 
 def _map_of(tier: str, is_verified: bool) -> Path:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shell import AS_JSON, here, print_json, print_rich, rate, say, size, working
+from penstock.cli.shell import (
+    AS_JSON,
+    INTERRUPTED,
+    here,
+    print_json,
+    print_rich,
+    rate,
+    say,
+    size,
+    working,
+)
 from penstock.errors import TierError, TierGone
 
 if TYPE_CHECKING:
@@ -59,11 +69,27 @@ def tiers_add(name: str, folder: Path, capacity: int | None, no_measure: bool) -
     tier = registry.add(name, folder, capacity)
     try:
         tier = tier if no_measure else _measured(tier)
-    except BaseException:
+    except BaseException as error:
         if is_new:
             registry.remove(name)
+        if isinstance(error, TierError):
+            raise TierError(f"{error}; or leave that for later: --no-measure") from error
         raise
     print_rich(_tiers_table([tier]))
+    _tell_beyond(tier)
+
+
+def _tell_beyond(tier: Tier) -> None:
+    """Of a capacity that nothing can ever fill."""
+    from penstock.tiers import size_bytes
+    from penstock.words import show
+
+    whole = size_bytes(tier.path)
+    if tier.capacity_bytes is not None and tier.capacity_bytes > whole > 0:
+        say(
+            f"{tier.name}: its capacity is {show(tier.capacity_bytes, 'B')}, and its file system "
+            f"holds {show(whole, 'B')} in all: copies take what is free there"
+        )
 
 
 @tiers_group.command("measure", short_help="Measure a tier again.")
@@ -193,12 +219,13 @@ def stage_group() -> None:
 
 def _plan(run: Path, tier_name: str, budget: int | None, policy: str) -> Plan:
     from penstock.measures import measure
-    from penstock.registry import tier_of
+    from penstock.registry import look, tier_of
     from penstock.run import open_run
     from penstock.stage.evidence import evidence_of
     from penstock.stage.plan import plan
 
     tier = tier_of(tier_name)
+    look(tier)  # before minutes of reading logs
     with (
         working("reading logs") as progress,
         contextlib.closing(open_run(run, progress.advance)) as opened,
@@ -385,15 +412,17 @@ def _wanted(what: str, tier: str, budget: int | None, policy: str) -> Iterable[W
     path = Path(what)
     if path.is_dir() and is_run(path):
         made = _plan(path, tier, budget, policy)
-        say(
-            f"{count(made.files, 'file')}, expected to remove {show(made.gain_s, 's')} of data wait"
-        )
+        brings = f"expected to remove {show(made.gain_s, 's')} of data wait"
+        say(f"{count(made.files, 'file')}, {brings if made.gain_s > 0 else 'nothing to gain'}")
+        if made.gain_s <= 0:
+            for note in made.notes:
+                say(note)
         return made.wanted
     _copied_whole(budget, policy)
     if plans.is_plan(path):
         return plans.load(path)
     if not path.exists():
-        raise TierError(f"{what}: no run, plan, folder or file is there; look at its name")
+        raise TierError(_nothing_at(what))
     return below(path)
 
 
@@ -467,7 +496,8 @@ def stage_fill(
       penstock run --fill fast python train.py          both at once; see penstock run --help
     """
     from penstock.registry import tier_of
-    from penstock.stage.fill import Journal, fill, fill_following
+    from penstock.stage.fill import Journal, Stopped, fill, fill_following
+    from penstock.words import count, show
 
     what = what.removeprefix("file://")
     if "://" in what:
@@ -487,44 +517,47 @@ def stage_fill(
     def ready() -> None:
         say(f"penstock run --staged {tier} COMMAND may start")
 
-    with working("filling", is_of_bytes=True) as progress:
-        if follow:
-            from penstock.stage.follow import Following
+    try:
+        with working("filling", is_of_bytes=True) as progress:
+            if follow:
+                from penstock.stage.follow import Following
 
-            seen = Following(Path(what))
-            rate_bps = seen.read_bps if limit is None else limit
-            found = fill_following(
-                there,
-                seen.look,
-                lambda: seen.is_over,
-                limit_bps=rate_bps,
-                ready=ready,
-                journal=told,
-            )
-        else:
-            found = fill(
-                there,
-                _wanted(what, tier, budget, "gain"),
-                limit_bps=limit or 0,
-                progress=progress.advance,
-                ready=ready,
-                journal=told,
-            )
+                seen = Following(Path(what))
+                rate_bps = seen.read_bps if limit is None else limit
+                ways: Any = {"limit_bps": rate_bps, "ready": ready, "journal": told}
+                found = fill_following(there, seen.look, lambda: seen.is_over, **ways)
+            else:
+                ways = {"limit_bps": limit or 0, "ready": ready, "journal": told}
+                wanted = _wanted(what, tier, budget, "gain")
+                found = fill(there, wanted, progress=progress.advance, **ways)
+    except Stopped as stopped:
+        say(
+            f"stopped: {count(stopped.copied, 'file')} copied, {show(stopped.copied_bytes, 'B')}, "
+            f"which stay on {tier}; {stopped.left:,} others not"
+        )
+        for note in stopped.notes:
+            say(note)
+        raise SystemExit(INTERRUPTED) from stopped
     _tell_copied(found, there, as_json=False)
 
 
-def quarter(what: str) -> int:
-    """A quarter of what the slowest of the file systems that the run's files lie on gave."""
+def quarter(what: str, option: str = "--limit") -> int:
+    """A quarter of what the slowest of the file systems that the run's files lie on gave.
+
+    Raises TierError: that is not known; option is what says it instead.  RunError, LogError.
+    """
     from penstock.bench.ceiling import is_run
     from penstock.run import open_run
     from penstock.stage.evidence import mounts_of
     from penstock.words import count
 
     path = Path(what)
+    if not path.exists():
+        raise TierError(_nothing_at(what))
     if not (path.is_dir() and is_run(path)):
-        raise click.UsageError(
-            "how much of the slow tier it may take is not known: give --limit 50MB/s, or of a RUN "
-            "measure it: penstock ceiling RUN"
+        raise TierError(
+            f"how much of the slow tier it may take is not known: give {option} 50MB/s, or of a "
+            "RUN measure it: penstock ceiling RUN"
         )
     with contextlib.closing(open_run(path)) as opened:
         found = mounts_of(opened)
@@ -533,11 +566,15 @@ def quarter(what: str) -> int:
         where = (
             f"{count(unknown[0].files, 'file')} on {unknown[0].mount or what}" if unknown else what
         )
-        raise click.UsageError(
-            f"how much of the slow tier it may take is not known of {where}: give --limit 50MB/s, "
+        raise TierError(
+            f"how much of the slow tier it may take is not known of {where}: give {option} 50MB/s, "
             f"or measure it: penstock ceiling {what}"
         )
     return int(min(one.read_bps or 0.0 for one in found) / 4)
+
+
+def _nothing_at(what: str) -> str:
+    return f"{what}: no run, plan, folder or file is there; look at its name"
 
 
 def start_filling(
@@ -619,7 +656,10 @@ def stage_status(tier: str, as_json: bool) -> None:
         if number:
             click.echo(f"{number:,} {what}: the original is read; {cure}")
     if found.not_asked:
-        click.echo(f"{found.not_asked:,} of a URL: its source was not asked; stage copy asks")
+        click.echo(
+            f"{found.not_asked:,} not asked: of a URL, or of a source that does not answer; "
+            "stage copy asks"
+        )
     if found.foreign:
         click.echo(f"{count(found.foreign, 'file')} among the copies that is none: left alone")
     if found.parts:
@@ -628,7 +668,9 @@ def stage_status(tier: str, as_json: bool) -> None:
 
 @stage_group.command("evict")
 @click.argument("tier")
-@click.option("--free", "free_bytes", type=size, help="Only as many as give so much room.")
+@click.option(
+    "--free", "free_bytes", type=size, help="Only as many as give so much room more than there is."
+)
 @click.option("--stale", is_flag=True, help="Only those whose source has changed or is gone.")
 def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
     """Remove copies: all of them, or those of least gain per byte.  Never anything else.
@@ -644,8 +686,13 @@ def stage_evict(tier: str, free_bytes: int | None, stale: bool) -> None:
 
     if stale and free_bytes is not None:
         raise click.UsageError("--free or --stale, not both")
-    copies, n_bytes = held.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
-    click.echo(f"copies of {count(copies, 'file')} removed, {show(n_bytes, 'B')}")
+    gone = held.evict(tier_of(tier), free_bytes=free_bytes, is_stale_only=stale)
+    what = show(gone.size_bytes, "B")
+    if free_bytes is not None:  # in whole blocks, as room is counted
+        what = f"{show(gone.room_bytes, 'B')} more room than before"
+    click.echo(f"copies of {count(gone.copies, 'file')} removed, {what}")
+    if free_bytes is not None and gone.room_bytes < free_bytes:
+        say(f"that is less than {show(free_bytes, 'B')}: no copy is left on {tier}")
 
 
 @stage_group.command("verify")

@@ -1,7 +1,11 @@
 -- File calls by class of path and layer: what was read and written, and how long calls took.  'other
 -- than files' are pipes, sockets and terminals: their time is spent waiting for others, not for storage.
 WITH files_of AS (
-    SELECT path_class, layer, count(*) FILTER (WHERE kind = 'regular') AS files
+    SELECT
+        path_class,
+        layer,
+        -- One that was opened as itself and as its staged copy has two numbers and one path.
+        count(DISTINCT coalesce(path, CAST(file AS VARCHAR))) FILTER (WHERE kind = 'regular') AS files
     FROM file_totals
     GROUP BY path_class, layer
 )

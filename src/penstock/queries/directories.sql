@@ -36,7 +36,7 @@ totals AS (
         p.path_class,
         p.layer,
         count(DISTINCT p.folder) AS folders,
-        count(*) FILTER (WHERE p.kind IS DISTINCT FROM 'directory') AS files,
+        count(DISTINCT p.path) FILTER (WHERE p.kind IS DISTINCT FROM 'directory') AS files,
         CAST(sum(p.calls) AS BIGINT) AS calls,
         CAST(sum(p.read_bytes) AS BIGINT) AS read_bytes,
         CAST(sum(p.written_bytes) AS BIGINT) AS written_bytes,

@@ -1,13 +1,14 @@
 -- Sizes of the regular data and output files that were read or written, the largest known, in bins of
--- one octave: 2^bin <= bytes < 2^(bin + 1); empty files are in bin 0.
+-- one octave: 2^bin <= bytes < 2^(bin + 1); empty files are in bin 0.  One that was opened as itself and
+-- as its staged copy has two numbers and one path.
 WITH sized AS (
-    SELECT DISTINCT
-        file,
+    SELECT
         CASE WHEN read_bytes > 0 THEN 'read' ELSE 'write' END AS op_group,
-        size_bytes
+        max(size_bytes) AS size_bytes
     FROM file_totals
     WHERE path_class IN ('data', 'output') AND kind = 'regular' AND size_bytes IS NOT NULL
         AND (read_bytes > 0 OR (written_bytes > 0 AND size_bytes > 0))
+    GROUP BY coalesce(path, CAST(file AS VARCHAR)), 1
 )
 SELECT
     '' AS layer,

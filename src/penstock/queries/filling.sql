@@ -1,8 +1,9 @@
 -- Filling a tier while the job read (`penstock run --fill`): what reads took beside the copying, and what
 -- they took in its pauses, which it makes for this.  Two rows, none where nothing was filled.
 --   filling       copying or paused
---   seconds       how long, in all
---   copied_bytes  what was copied; NULL in the pauses
+--   seconds       how long, in all: of copying, whole stretches, which may begin before the run's first
+--                 process and end after its last; of pauses, while a process of the run lived
+--   copied_bytes  what was copied in these; NULL in the pauses
 --   reads         reads of data files, not served from a tier, that began then
 --   mean_read_s   their mean time
 --   slower        how much longer reads took beside the copying than reads of as many bytes (within a
@@ -12,6 +13,7 @@
 --   slower_error  its standard error, from the spread within each size
 --   wait_share    the part of this time, from the first to the last data wait, that the step loop waited;
 --                 a mean over main processes
+--   is_cut        the filling was killed before the run's end, and did not write down what it did last
 WITH gets AS (
     SELECT
         e.start_ns,
@@ -72,10 +74,25 @@ waited AS (
     WHERE w.in_wall
     GROUP BY f.is_copying
 ),
+life AS (
+    -- Of a run that goes on, no end.
+    SELECT CASE WHEN count(*) = count(end_ns) THEN max(end_ns) END AS to_ns FROM processes
+),
 times AS (
-    SELECT is_copying, sum(to_ns - from_ns) AS ns, CAST(sum(copied_bytes) AS BIGINT) AS copied_bytes
-    FROM fills
-    GROUP BY is_copying
+    SELECT
+        f.is_copying,
+        sum(CASE WHEN f.is_copying THEN f.to_ns ELSE least(f.to_ns, coalesce(l.to_ns, f.to_ns)) END
+            - f.from_ns) AS ns,
+        CAST(sum(f.copied_bytes) AS BIGINT) AS copied_bytes
+    FROM fills AS f
+    CROSS JOIN life AS l
+    WHERE f.from_ns < coalesce(l.to_ns, f.to_ns)
+    GROUP BY f.is_copying
+),
+cut AS (
+    SELECT coalesce(bool_or(f.is_cut) AND max(f.to_ns) < max(l.to_ns), FALSE) AS is_cut
+    FROM fills AS f
+    CROSS JOIN life AS l
 ),
 counted AS (
     SELECT is_copying, count(*) AS reads, avg(s) AS mean_read_s FROM reads GROUP BY is_copying
@@ -88,9 +105,11 @@ SELECT
     c.mean_read_s,
     CASE WHEN t.is_copying AND d.is_enough THEN d.slower END AS slower,
     CASE WHEN t.is_copying AND d.is_enough THEN d.error END AS slower_error,
-    w.ns / nullif(r.ns, 0) / (SELECT greatest(1, count(*)) FROM mains) AS wait_share
+    w.ns / nullif(r.ns, 0) / (SELECT greatest(1, count(*)) FROM mains) AS wait_share,
+    x.is_cut
 FROM times AS t
 CROSS JOIN compared AS d
+CROSS JOIN cut AS x
 LEFT JOIN counted AS c ON c.is_copying = t.is_copying
 LEFT JOIN trained AS r ON r.is_copying = t.is_copying
 LEFT JOIN waited AS w ON w.is_copying = t.is_copying

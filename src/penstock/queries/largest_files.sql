@@ -1,13 +1,30 @@
 -- The 100 files (per layer) that blocked the step loop longest, then those with the most time in
--- calls; and one row (per layer) without a path for all the others.
+-- calls; and one row (per layer) without a path for all the others.  A path that was opened as itself
+-- and as its staged copy is one file.
 --   all_files   how many files there are in all; one with calls of both layers counts once
-WITH ordered AS (
+WITH named AS (
     SELECT
-        *,
-        row_number() OVER (ORDER BY blocking_s DESC, time_s DESC, path, layer) AS place
+        path,
+        layer,
+        max(path_class) AS path_class,
+        max(size_bytes) AS size_bytes,
+        sum(opens) AS opens,
+        sum(calls) AS calls,
+        sum(read_bytes) AS read_bytes,
+        sum(written_bytes) AS written_bytes,
+        sum(read_times) AS read_times,
+        sum(time_s) AS time_s,
+        sum(blocking_s) AS blocking_s
     FROM file_totals
     WHERE path_class IN ('data', 'output') AND path IS NOT NULL
         AND (kind = 'regular' OR read_bytes + written_bytes > 0)
+    GROUP BY path, layer
+),
+ordered AS (
+    SELECT
+        *,
+        row_number() OVER (ORDER BY blocking_s DESC, time_s DESC, path, layer) AS place
+    FROM named
 )
 SELECT
     CASE WHEN place <= 100 THEN path END AS path,

@@ -26,15 +26,27 @@ by_file AS (  -- a million files need no set of those seen
     WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND e.path_class = 'data'
         AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns
     GROUP BY e.file
+),
+by_name AS (  -- one that was opened as itself and as its staged copy has two numbers and one path
+    SELECT
+        max(f.kind) AS kind,
+        sum(b.calls) AS calls,
+        sum(b.opens) AS opens,
+        sum(b.failed) AS failed,
+        sum(b.ns) AS ns,
+        sum(b.tried) AS tried,
+        sum(b.open_ns) AS open_ns
+    FROM by_file AS b
+    JOIN files AS f ON f.file = b.file
+    GROUP BY coalesce(f.path, CAST(f.file AS VARCHAR))
 )
 SELECT
     CAST(coalesce(sum(b.calls), 0) AS BIGINT) AS calls,
     CAST(coalesce(sum(b.opens), 0) AS BIGINT) AS opens,
     CAST(coalesce(sum(b.failed), 0) AS BIGINT) AS failed,
-    count(*) FILTER (WHERE f.kind = 'regular') AS files,
+    count(*) FILTER (WHERE b.kind = 'regular') AS files,
     coalesce(sum(b.ns), 0) / 1e9 AS time_s,
     count(*) FILTER (WHERE b.open_ns > 1e9 * b.tried) AS blocked_files,
     CAST(coalesce(sum(b.tried) FILTER (WHERE b.open_ns > 1e9 * b.tried), 0) AS BIGINT) AS blocked_opens,
     coalesce(sum(b.open_ns) FILTER (WHERE b.open_ns > 1e9 * b.tried), 0) / 1e9 AS blocked_s
-FROM by_file AS b
-JOIN files AS f ON f.file = b.file
+FROM by_name AS b

@@ -4,9 +4,11 @@
 --   opens       calls that opened a data file
 --   metadata    calls on data files that moved no data: open, close, stat, seek ...
 --   reread_files, reread_bytes  files read more than 1.01 times their size, and the bytes beyond it
--- A file read through both layers counts with the one that read more.
-WITH data AS (
+-- A file read through both layers counts with the one that read more; one that was read as itself and
+-- as its staged copy is one.
+WITH moved AS (
     SELECT
+        any_value(path) AS path,
         file,
         max(size_bytes) AS size_bytes,
         max(read_bytes) AS read_bytes,
@@ -14,6 +16,14 @@ WITH data AS (
     FROM file_totals
     WHERE path_class = 'data' AND kind = 'regular' AND read_bytes > 0
     GROUP BY file
+),
+data AS (
+    SELECT
+        max(size_bytes) AS size_bytes,
+        sum(read_bytes) AS read_bytes,
+        sum(read_times) AS read_times
+    FROM moved
+    GROUP BY coalesce(path, CAST(file AS VARCHAR))
 ),
 files_read AS (
     SELECT

@@ -4,15 +4,25 @@
 --   read_bytes  what all ranks read of them, by the layer that moved more of a file and rank
 --   node_bytes  what would be read of them if each host read once what its ranks read: the largest that
 --               one rank of it read of a file; a lower bound where ranks read different parts
-WITH moved AS (
-    SELECT c.file, p.rank, min(p.host) AS host, o.layer, sum(c.moved_bytes) AS bytes
+-- One that was read as itself and as its staged copy has two numbers and one path: the first stands for both.
+WITH named AS (
+    SELECT
+        file,
+        min(file) OVER name AS first_file,
+        max(size_bytes) OVER name AS size_bytes
+    FROM files
+    WHERE path_class = 'data' AND kind = 'regular'
+    WINDOW name AS (PARTITION BY coalesce(path, CAST(file AS VARCHAR)))
+),
+moved AS (
+    SELECT n.first_file AS file, p.rank, min(p.host) AS host, o.layer, sum(c.moved_bytes) AS bytes
     FROM calls AS c
+    JOIN named AS n ON n.file = c.file
     JOIN ops AS o ON o.op_number = c.op_number
     JOIN processes AS p ON p.process = c.process
     WHERE o.op_group = 'read' AND o.is_access AND p.rank IS NOT NULL
-        AND c.file IN (SELECT file FROM files WHERE path_class = 'data' AND kind = 'regular')
         AND p.world_size = (SELECT max(world_size) FROM processes WHERE rank IS NOT NULL)
-    GROUP BY c.file, p.rank, o.layer
+    GROUP BY n.first_file, p.rank, o.layer
     HAVING sum(c.moved_bytes) > 0
 ),
 by_rank AS (
@@ -34,7 +44,7 @@ SELECT
     CAST(sum(b.bytes) AS BIGINT) AS read_bytes,
     CAST(sum(h.bytes) AS BIGINT) AS node_bytes
 FROM by_file AS b
-JOIN files AS f ON f.file = b.file
+JOIN named AS f ON f.file = b.file
 JOIN hosts AS h ON h.file = b.file
 GROUP BY b.readers
 ORDER BY b.readers DESC

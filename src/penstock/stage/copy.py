@@ -4,25 +4,24 @@ Knows sources and places; knows no run and chooses nothing.  What one copy is, `
 there already, `held`.
 """
 
-import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import tiers
-from penstock.errors import TierError
+from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage import manifest
-from penstock.stage.held import dropped, stored_bytes, why_bad
-from penstock.stage.manifest import Entry, Map, Place, hashes, write_map
+from penstock.stage.held import drop, dropped, past, stored_bytes, taken_bytes, why_bad
+from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
 from penstock.stage.part import Tasks, sweep
 from penstock.stage.source import Source, Wanted, find, find_in, found_again, touched_ns
-from penstock.stage.work import Pace, Progress, Work, run_all
+from penstock.stage.work import FULL, Pace, Progress, Work, run_all
 from penstock.words import show
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def copy(
     threads: None is THREADS, or FAR_THREADS where sources lie on a server's or a FUSE file system.
     What is there already and unchanged stays.  progress is called with bytes done and bytes in all.
     is_live: in the order given, with a map that programs may use from the beginning (`ready` is
-    called then): each copy is served as soon as it is there.
+    called then): each copy is served once it is there; a file without room is left out (`skipped`).
     Raises TierError: the tier is missing, read-only, too small for what is wanted, or became full;
     what was copied until then is valid and in the map.
     """
@@ -84,12 +83,13 @@ def copy(
     missing, there = _missing(place, mine)
     ours = {id(source) for source in mine}
     sweep(place, [*missing, *(source for source in sources if id(source) not in ours)])
+    _clear_way(place, missing)
     _check_room(place, missing, sources)
     total = sum(source.identity.size_bytes for source in missing)
     # What was left out by all ranks alike is told by one.
     work = Work(place, pace or Pace(limit_bps), total, progress, skipped={} if rank else skipped)
     reserve = _Reserve(place, len(missing))
-    work.is_ordered = is_live
+    work.is_ordered = work.goes_on = is_live
     live = _Live(place, missing) if is_live else None
     if live is not None:
         work.now = live.serve
@@ -103,10 +103,12 @@ def copy(
     except OSError as error:
         raise _told(work, error) from error
     finally:
-        if live is not None:
-            live.close()
         reserve.give_back()
-        _publish(work, there)
+        try:
+            _publish(work, there, live)
+        finally:
+            if live is not None:
+                live.close()
     return Copied(
         work.copied,
         work.copied_bytes,
@@ -142,19 +144,40 @@ class _Live:
         self._place = place
         self._lock = threading.Lock()
         self._filling = place.begin_filling()
-        known = place.entries()
         coming = [_coming(source) for source in missing]
         pending = frozenset(entry.copy for entry in coming)
         with place.locked():
+            known = place.entries()  # under the lock: what another staging told stays in the map
             write_map(place, [*known.values(), *coming], pending=pending, fresh=pending)
-        self._map = Map(place.map)
+            self._map = Map(place.map)
+        self._others = {copy: one for copy, one in known.items() if copy not in pending}
+        self._coming, self._is_ours = len(coming), True
 
     def serve(self, entry: Entry) -> None:
         with self._lock:
             if self._map.is_retired():  # another staging has put its own in place
                 self._map.close()
                 self._map = Map(self._place.map)
+                self._is_ours = False
             self._map.mark(entry, "is_staged", 1, entry.identity)
+
+    def is_all(self, entries: Mapping[str, Entry], fresh: Collection[str]) -> bool:
+        """Whether this map says what one of these entries, written now, would.  Then it stays: a
+        program keeps each map that it has seen until it ends, and a filling of many rounds would
+        write two in each.  fresh: the copies that were served.  Call it under the lock."""
+        is_other = self._map.is_retired() or not self._is_ours
+        if len(fresh) < self._coming or is_other or self._map.dropped():
+            return False
+        # What another staging told meanwhile, and dies before it writes its map, is in none.
+        others = {copy: one for copy, one in entries.items() if copy not in fresh}
+        if others != self._others or len(others) + len(fresh) != len(entries):
+            return False
+        try:
+            self._map.flush()
+            os.utime(self._place.map)  # younger than the manifest: current_map takes it
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         self._map.close()
@@ -218,22 +241,54 @@ def _missing(place: Place, sources: Sequence[Source]) -> tuple[list[Source], lis
     stamps = [_stamp(place, source) for source in sources]
     known = place.entries()
     away = dropped(place)
+    same = _by_identity(known.values())
     missing, more = [], []
     for source, stamp in zip(sources, stamps, strict=True):
-        entry = known.get(source.copy)
-        is_there = (
-            entry is not None
-            and entry.source == source.path
-            and entry.identity.is_same(source.identity, source.is_ino_kept)
-            and not why_bad(place, entry)
-            and away.isdisjoint(map(os.fsencode, (source.path, *source.names)))
-        )
-        if not is_there or entry is None:
+        # Under its own name, or under another of the same file: a hard link.
+        own = known.get(source.copy)
+        if own is not None and own.source != source.path:
+            own = None
+        twin = same.get(source.identity) if source.store is None else None
+        if twin is not None and not _is_one_file(twin, source):
+            twin = None
+        entry = next((one for one in (own, twin) if _is_copy(place, one, source, away)), None)
+        if entry is None:
             missing.append(replace(source, before=stamp) if stamp else source)
-        elif not set(source.names) <= set(entry.names) or source.gain_s not in (0.0, entry.gain_s):
-            names = tuple(sorted({*entry.names, *source.names}))
-            more.append(replace(entry, names=names, gain_s=source.gain_s or entry.gain_s))
+            continue
+        names = {source.path, *source.names} - {entry.source}
+        if not names <= set(entry.names) or source.gain_s not in (0.0, entry.gain_s):
+            names |= set(entry.names)
+            more.append(
+                replace(entry, names=tuple(sorted(names)), gain_s=source.gain_s or entry.gain_s)
+            )
     return missing, more
+
+
+def _by_identity(entries: Iterable[Entry]) -> dict[Identity, Entry]:
+    """Of files: what stores tell may be the same of many."""
+    return {entry.identity: entry for entry in entries if not entry.is_url}
+
+
+def _is_one_file(entry: Entry, source: Source) -> bool:
+    """Whether an entry of the same numbers is of this file.  Inode numbers that are made up at each
+    mount may have been another file's: there both names have to lead to it now."""
+    if source.is_ino_kept or not source.is_told_apart:
+        return source.is_ino_kept
+    try:
+        status = os.stat(entry.source)  # noqa: PTH116
+    except OSError:
+        return False
+    return status.st_nlink > 1 and Identity.of(status) == source.identity
+
+
+def _is_copy(place: Place, entry: Entry | None, source: Source, away: set[bytes]) -> bool:
+    """Whether it is one of the source as it is now, which no program has taken out of use."""
+    return (
+        entry is not None
+        and entry.identity.is_same(source.identity, source.is_ino_kept)
+        and not why_bad(place, entry)
+        and away.isdisjoint(map(os.fsencode, (source.path, *source.names, entry.source)))
+    )
 
 
 def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
@@ -244,35 +299,67 @@ def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
+def _clear_way(place: Place, missing: Sequence[Source]) -> None:
+    """Removes copies of files that are folders now, or in folders that are files now: what is to be
+    copied has their places."""
+    known = {copy: one for copy, one in place.entries().items() if not one.is_url}
+    if not known or not missing:
+        return
+    above: set[str] = set()
+    folders: set[str] = set()
+    for source in missing:
+        folder = source.copy.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            above |= {folder} & known.keys()
+            folder = folder.rpartition("/")[0]
+    files = [
+        f"{source.copy}/"
+        for source in missing
+        if source.before and os.path.isdir(f"{place.copies}/{source.copy}")  # noqa: PTH112
+    ]
+    below = {copy for copy in known for file in files if copy.startswith(file)}
+    if above or below:
+        drop(place, [known[copy] for copy in sorted(above | below)])
+
+
 def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Source]) -> None:
-    """Raises TierError: what is missing does not fit, with what other ranks are to copy."""
-    tier = place.tier
-    known = place.entries()
-    again = {source.copy for source in missing}
-    others = [one for one in sources if one.copy not in known and one.copy not in again]
-    needed = sum(stored_bytes(one.identity.size_bytes) for one in (*missing, *others))
+    """Where what is missing, with what other ranks are to copy, does not fit, copies go that no
+    open can be served.  Raises TierFull: it does not fit then either."""
     if not missing:
         return
-    held = sum(
-        stored_bytes(entry.identity.size_bytes)
-        for copy, entry in known.items()
-        if copy not in again
-    )
-    cure = (
-        f"penstock stage plan RUN --to {tier.name} chooses what fits, "
-        f"penstock stage evict {tier.name} makes room"
-    )
+    known = place.entries()
+    again = {source.copy for source in missing}
+    same = _by_identity(known.values())
+    others = [
+        one
+        for one in sources
+        if one.copy not in known and one.copy not in again and one.identity not in same
+    ]
+    needed = sum(stored_bytes(one.identity.size_bytes) for one in (*missing, *others))
+    if not _too_much(place, known, again, needed):
+        return
+    if stale := past(known.values()):
+        drop(place, stale)
+        known = place.entries()
+    if why := _too_much(place, known, again, needed):
+        tier = place.tier.name
+        raise TierFull(
+            f"{tier}: {show(needed, 'B')} are to be copied, and {why}; penstock stage plan RUN "
+            f"--to {tier} chooses what fits, penstock stage evict {tier} makes room",
+            str(place.tier.path),
+            needed,
+        )
+
+
+def _too_much(place: Place, known: Mapping[str, Entry], again: set[str], needed: int) -> str:
+    """Why so much does not fit; empty: it does."""
+    tier = place.tier
+    held = taken_bytes(entry for copy, entry in known.items() if copy not in again)
     if tier.capacity_bytes is not None and held + needed > tier.capacity_bytes:
-        raise TierError(
-            f"{tier.name}: {show(needed, 'B')} are to be copied, and of its "
-            f"{show(tier.capacity_bytes, 'B')} {show(held, 'B')} are taken; {cure}"
-        )
+        return f"of its {show(tier.capacity_bytes, 'B')} {show(held, 'B')} are taken"
     free = tiers.free_bytes(tier.path)
-    if needed > free:
-        raise TierError(
-            f"{tier.name}: {show(needed, 'B')} are to be copied and "
-            f"{show(free, 'B')} are free on {tier.path}; {cure}"
-        )
+    return f"{show(free, 'B')} are free on {tier.path}" if needed > free else ""
 
 
 def _copy_all(work: Work, missing: Sequence[Source], threads: int) -> None:
@@ -302,7 +389,7 @@ def _copy_all(work: Work, missing: Sequence[Source], threads: int) -> None:
 
 def _told(work: Work, error: OSError) -> TierError:
     tier = work.place.tier
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL:
         return TierError(
             f"{tier.name}: full after {work.copied:,} files, {show(work.copied_bytes, 'B')} "
             f"({error.strerror}); these are staged and valid, "
@@ -314,8 +401,8 @@ def _told(work: Work, error: OSError) -> TierError:
     )
 
 
-def _publish(work: Work, more: Sequence[Entry]) -> None:
-    """Makes names durable, tells the manifest, puts the map in place."""
+def _publish(work: Work, more: Sequence[Entry], live: _Live | None) -> None:
+    """Makes names durable, tells the manifest, puts the map in place.  live: the one in use."""
     place = work.place
     for folder in work.folders:
         with suppress(OSError):
@@ -324,10 +411,16 @@ def _publish(work: Work, more: Sequence[Entry]) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-    place.append(more)
     with place.locked():
         entries = place.entries()
-        write_map(place, entries.values(), fresh=frozenset(work.fresh))
+        # An eviction, or another copying, may have been there since: theirs is the last word.
+        more = [one for one in more if one.copy in entries and one.is_copy_of(entries[one.copy])]
+        place.append_locked(more)
+        for one in more:
+            del entries[one.copy]  # the last told is the last
+            entries[one.copy] = one
+        if live is None or more or not live.is_all(entries, work.fresh):
+            write_map(place, entries.values(), fresh=frozenset(work.fresh))
         place.compact(entries)
 
 

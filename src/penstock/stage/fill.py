@@ -13,8 +13,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import tiers
-from penstock.errors import TierError
+from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
-from penstock.stage.held import drop, stored_bytes
-from penstock.stage.manifest import Place, write_map
-from penstock.stage.source import Wanted
-from penstock.stage.work import Pace, Progress
+from penstock.stage.held import drop, past, stored_bytes
+from penstock.stage.manifest import Entry, Identity, Place, write_map
+from penstock.stage.source import Kinds, Wanted
+from penstock.stage.today import now_of
+from penstock.stage.work import NO_ROOM, Pace, Progress
 from penstock.words import count
 
-__all__ = ["LEAST_BPS", "Journal", "fill", "fill_following"]
+__all__ = ["LEAST_BPS", "Journal", "Stopped", "fill", "fill_following"]
 
 Array = NDArray[Any]
 
+ATTEMPTS = 3  # to make room for a round, beside others that fill the tier
 THREADS = 2  # a job that reads has the tier's attention; more would take what it is waiting for
 LEAST_BPS = 1_000_000  # less fills no tier before the job is over
 KEPT_FREE_BYTES = 64 << 20
@@ -47,11 +49,24 @@ MOST_WINDOWS = 100_000  # of a journal: three days of filling
 REST = 10.0  # a round of looking and mapping takes a tenth of a processor at most
 
 
+class Stopped(KeyboardInterrupt):
+    """A filling that was told to end, as it is when the job has ended.  copied, copied_bytes: since
+    it began; left: files that were wanted and have no copy; notes: what else to know."""
+
+    def __init__(
+        self, copied: int, copied_bytes: int, left: int, notes: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.copied, self.copied_bytes, self.left = copied, copied_bytes, left
+        self.notes = notes
+
+
 @dataclass(slots=True)
 class Journal:
     """When a filling copied and when it paused: RUN/fill.json, written whole each time.
 
-    windows: from, to (ns since 1970), bytes, whether it copied.
+    windows: from, to (ns since 1970), bytes, whether it copied.  is_whole: it is ended, and every
+    stretch is told; one that was killed does not tell the last.
     """
 
     path: Path
@@ -64,7 +79,14 @@ class Journal:
         if to_ns <= from_ns or len(self.windows) >= MOST_WINDOWS:
             return
         self.windows.append((from_ns, to_ns, n_bytes, is_copying))
-        facts = {"version": 1, "tier": self.tier, "limit_bps": self.limit_bps}
+        self._write(is_whole=False)
+
+    def end(self) -> None:
+        """No more comes."""
+        self._write(is_whole=len(self.windows) < MOST_WINDOWS)
+
+    def _write(self, is_whole: bool) -> None:
+        facts = {"version": 1, "tier": self.tier, "limit_bps": self.limit_bps, "is_whole": is_whole}
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with suppress(OSError):
             draft.write_text(json.dumps({**facts, "windows": self.windows}))
@@ -105,6 +127,13 @@ class _Breathing(Pace):
                     self._change(now_ns)
                 self._until_ns = now_ns
 
+    def end(self) -> None:
+        """Nothing is copied any more: writes down the stretch under way, however it ended."""
+        if self._journal is not None:
+            with self._turn:
+                self._change(time.time_ns())
+                self._journal.end()
+
     def _change(self, now_ns: int) -> None:
         assert self._journal is not None
         self._journal.add(self._from_ns, now_ns, self._moved_bytes, self._is_copying)
@@ -127,21 +156,14 @@ def fill(
     journal: where it is told when it copied; with one, it pauses now and then.  ready is called
     once the map is in place: programs that are started then are served each copy as soon as it is
     there.  Of what is staged and what is wanted, the most gain that the tier holds stays; the rest
-    is evicted, or left out.  Raises TierError.
+    is evicted, or left out.  Raises TierError; Stopped.
     """
     place, pace = _begun(tier, limit_bps, journal)
-    chosen, notes = _room_made(place, list(wanted))
-    found = copy(
-        tier,
-        chosen,
-        pace=pace,
-        threads=THREADS,
-        progress=progress,
-        is_live=True,
-        ready=ready,
-    )
-    pace.rest()
-    return replace(found, notes=(*found.notes, *notes))
+    told = list(wanted)
+    room = _Room(place)
+    with _counted(place, lambda: told, room, pace):
+        found = room.copied(told, pace, progress, ready)
+    return replace(found, notes=(*found.notes, *room.notes()))
 
 
 def fill_following(
@@ -157,34 +179,67 @@ def fill_following(
 
     A file that a job has just read is in memory: copying it asks little of the slow tier.
     limit_bps: a function is asked for it in each round.  ready is called once there is a map, which
-    programs that are started then have replaced under them as copies come.  Otherwise as `fill`.
+    programs that are started then have replaced under them by that of each round.  As `fill` else.
     """
     first_bps = LEAST_BPS if callable(limit_bps) else limit_bps
     place, pace = _begun(tier, first_bps, journal)
-    with place.locked():
-        write_map(place, place.entries().values())
-    if ready is not None:
-        ready()
-    total = Copied(0, 0, 0, 0, {}, (), 0.0)
-    waiting: list[Wanted] = []
-    begun_s = time.monotonic()
-    while True:
-        ended = is_over()
-        looked_s = time.monotonic()
-        waiting += look()
-        if callable(limit_bps):
-            pace.limit_bps = max(LEAST_BPS, limit_bps())
-        if waiting:
-            chosen, notes = _room_made(place, waiting)
-            waiting = []
-            found = copy(tier, chosen, pace=pace, threads=THREADS)
-            total = summed([total, replace(found, notes=(*found.notes, *notes))])
-        pace.rest()
-        if ended:
-            return replace(total, seconds=time.monotonic() - begun_s)
-        # The manifest is read in each round: the more it holds, the fewer rounds.
-        known_s = _known_s(place)
-        time.sleep(max(LOOKED_EVERY_S, REST * known_s, looked_s - time.monotonic()))
+    told: list[Wanted] = []
+
+    def all_told() -> list[Wanted]:
+        told.extend(look())  # what was read since the last round counts as left too
+        return told
+
+    room = _Room(place)
+    with _counted(place, all_told, room, pace):
+        with place.locked():
+            write_map(place, place.entries().values())
+        if ready is not None:
+            ready()
+        total = Copied(0, 0, 0, 0, {}, (), 0.0)
+        begun_s = time.monotonic()
+        while True:
+            ended = is_over()
+            looked_s = time.monotonic()
+            waiting = list(look())
+            told += waiting
+            if callable(limit_bps):
+                pace.limit_bps = max(LEAST_BPS, limit_bps())
+            if waiting:
+                total = summed([total, room.copied(waiting, pace)])
+            pace.rest()
+            if ended:
+                notes = (*total.notes, *room.notes())
+                return replace(total, notes=notes, seconds=time.monotonic() - begun_s)
+            # The manifest is read in each round: the more it holds, the fewer rounds.
+            known_s = _known_s(place)
+            time.sleep(max(LOOKED_EVERY_S, REST * known_s, looked_s - time.monotonic()))
+
+
+@contextmanager
+def _counted(
+    place: Place, wanted: Callable[[], list[Wanted]], room: _Room, pace: _Breathing
+) -> Iterator[None]:
+    """Raises Stopped instead of KeyboardInterrupt, by what the manifest tells then; ends the
+    journal however the filling ends."""
+    before = place.entries()
+    try:
+        try:
+            yield
+        finally:
+            pace.end()
+    except KeyboardInterrupt as stopped:
+        after = place.entries()
+        fresh = [one for one in after.values() if _is_new(one, before)]
+        held = {name for one in after.values() for name in (one.source, *one.names)}
+        ours = f"{place.tier.path}/"
+        left = {one.path for one in wanted() if not one.path.startswith(ours)} - held
+        size = sum(one.identity.size_bytes for one in fresh)
+        raise Stopped(len(fresh), size, len(left), tuple(room.notes())) from stopped
+
+
+def _is_new(entry: Entry, before: Mapping[str, Entry]) -> bool:
+    known = before.get(entry.copy)
+    return known is None or known.identity != entry.identity
 
 
 def _known_s(place: Place) -> float:
@@ -202,31 +257,106 @@ def _begun(tier: Tier, limit_bps: float, journal: Journal | None) -> tuple[Place
     return place, _Breathing(limit_bps, journal)
 
 
-def _room_made(place: Place, wanted: list[Wanted]) -> tuple[list[Wanted], list[str]]:
-    """What of it fits, beside what is worth more already; evicts what has to give way."""
-    staged = place.entries()
-    names = {name for entry in staged.values() for name in (entry.source, *entry.names)}
-    fresh = [one for one in wanted if one.path not in names]
-    paths = {one.path for one in wanted}
-    held = [one for one in staged.values() if paths.isdisjoint((one.source, *one.names))]
-    sizes = np.array([_size_of(one.path) for one in fresh], np.int64)
-    needed, room = int(stored_bytes(sizes).sum()), _room(place)
-    if needed <= room:
-        return wanted, []
-    kept_bytes = np.array([one.identity.size_bytes for one in held], np.int64)
-    size = np.concatenate([stored_bytes(sizes), stored_bytes(kept_bytes)])
-    gain = np.array([one.gain_s for one in fresh] + [one.gain_s for one in held])
-    choice = _most_gain(gain, size, len(fresh), room + int(stored_bytes(kept_bytes).sum()))
-    is_kept = choice[len(fresh) :]
-    gone = [entry for entry, stays in zip(held, is_kept.tolist(), strict=True) if not stays]
-    left = {one.path for one, goes in zip(fresh, choice.tolist(), strict=False) if not goes}
-    if gone:
-        drop(place, gone)
-    notes = [
-        f"{count(len(gone), 'staged file')} gave way to what is worth more, "
-        f"{count(len(left), 'file')} left out: {place.tier.name} holds no more"
-    ]
-    return [one for one in wanted if one.path not in left], notes
+class _Room:
+    """Makes room on a tier, round after round, and knows what that came to."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._gone = 0
+        self._left: set[str] = set()  # by their first names
+        self._has_swept = False
+
+    def copied(
+        self,
+        wanted: list[Wanted],
+        pace: Pace,
+        progress: Progress | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> Copied:
+        """Copies what fits.  Others may take the room that was made: then it is made anew, and if
+        that goes on so, what has none is left out."""
+        parts: list[Copied] = []
+        for _ in range(ATTEMPTS):
+            with suppress(TierFull):
+                parts.append(self._copy(self.made_for(wanted), pace, progress, ready))
+                if NO_ROOM not in parts[-1].skipped:
+                    return _in_all(parts)
+        files, _ = _apart(self._place, self._place.entries(), wanted)
+        self._left |= {one.names[0] for one in files if one.size_bytes and not one.is_held}
+        return _in_all(parts or [self._copy([], pace, progress, ready)])
+
+    def _copy(
+        self,
+        chosen: list[Wanted],
+        pace: Pace,
+        progress: Progress | None,
+        ready: Callable[[], None] | None,
+    ) -> Copied:
+        return copy(
+            self._place.tier,
+            chosen,
+            pace=pace,
+            threads=THREADS,
+            progress=progress,
+            is_live=True,
+            ready=ready,
+        )
+
+    def made_for(self, wanted: list[Wanted]) -> list[Wanted]:
+        """What of it fits, beside what is worth more already; evicts what has to give way."""
+        place = self._place
+        staged = place.entries()
+        files, held = _apart(place, staged, wanted)
+        fresh = [one for one in files if not one.is_held]
+        self._left -= {one.names[0] for one in files}
+        sizes = np.array([one.size_bytes for one in fresh], np.int64)
+        needed = int(stored_bytes(sizes).sum())
+        if needed <= _free_bytes(place):
+            return wanted
+        held = self._without_stale(held)
+        free = _free_bytes(place)
+        kept_bytes = np.array([one.identity.size_bytes for one in held], np.int64)
+        size = np.concatenate([stored_bytes(sizes), stored_bytes(kept_bytes)])
+        gain = np.array([one.gain_s for one in fresh] + [one.gain_s for one in held])
+        choice = _most_gain(gain, size, len(fresh), free + int(stored_bytes(kept_bytes).sum()))
+        is_kept = choice[len(fresh) :]
+        gone = [entry for entry, stays in zip(held, is_kept.tolist(), strict=True) if not stays]
+        left = [one for one, goes in zip(fresh, choice.tolist(), strict=False) if not goes]
+        if gone:
+            self._gone += len(drop(place, gone))
+        self._left |= {one.names[0] for one in left}
+        names = {name for one in left for name in one.names}
+        return [one for one in wanted if one.path not in names]
+
+    def _without_stale(self, held: list[Entry]) -> list[Entry]:
+        """Copies that no open can be served go first.  The slow tier is asked for them once: what
+        changes later gives way as the others do."""
+        if self._has_swept:
+            return held
+        self._has_swept = True
+        stale = past(held)
+        if stale:
+            drop(self._place, stale)
+        away = {one.copy for one in stale}
+        return [one for one in held if one.copy not in away]
+
+    def notes(self) -> list[str]:
+        """One of all rounds, if the tier did not hold all."""
+        if not self._gone and not self._left:
+            return []
+        return [
+            f"{count(self._gone, 'staged file')} gave way to what is worth more, "
+            f"{count(len(self._left), 'file')} left out: {self._place.tier.name} holds no more"
+        ]
+
+
+def _in_all(attempts: list[Copied]) -> Copied:
+    """What came of attempts at the same files: what one has copied was there in the next."""
+    first, last = attempts[0], attempts[-1]
+    skipped = {why: number for why, number in last.skipped.items() if why != NO_ROOM}
+    return replace(
+        summed(attempts), was_there=first.was_there, elsewhere=first.elsewhere, skipped=skipped
+    )
 
 
 def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
@@ -239,15 +369,46 @@ def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
     return is_chosen
 
 
-def _size_of(path: str) -> int:
-    """0: not there, which copying will say."""
-    try:
-        return os.stat(path).st_size  # noqa: PTH116
-    except (OSError, ValueError):
-        return 0
+@dataclass(slots=True)
+class _File:
+    """A wanted file: one for all its names.  is_held: a copy of it as it is now is there."""
+
+    size_bytes: int
+    is_held: bool
+    gain_s: float = 0.0
+    names: list[str] = field(default_factory=list)
 
 
-def _room(place: Place) -> int:
+def _apart(
+    place: Place, staged: Mapping[str, Entry], wanted: list[Wanted]
+) -> tuple[list[_File], list[Entry]]:
+    """What is wanted, as it is now; and the copies that are of none of it.  What is not there, or
+    on the tier, takes no room: copying will say so."""
+    by_name = {name: one for one in staged.values() for name in (one.source, *one.names)}
+    # Inode numbers that are made up at each mount may be another file's by now.
+    same = {one.identity: one for one in staged.values() if one.is_ino_kept and not one.is_url}
+    ours = f"{place.tier.path}/"
+    kinds = Kinds()
+    files: dict[tuple[Identity, str] | str, _File] = {}
+    taken: set[str] = set()
+    for want, row in zip(wanted, now_of([one.path for one in wanted]), strict=True):
+        identity = Identity(*row.item())
+        is_file = identity.size_bytes >= 0 and not want.path.startswith(ours)
+        name = kinds.one_name(identity.dev, want.path) if is_file else ""
+        entry = by_name.get(want.path) or by_name.get(name)
+        if entry is None or not identity.is_same(entry.identity, entry.is_ino_kept):
+            entry = same.get(identity)
+        key = (identity, name) if is_file else want.path
+        if key not in files:
+            files[key] = _File(identity.size_bytes if is_file else 0, entry is not None)
+        files[key].gain_s += want.gain_s
+        files[key].names.append(want.path)
+        if entry is not None:
+            taken.add(entry.copy)
+    return list(files.values()), [one for one in staged.values() if one.copy not in taken]
+
+
+def _free_bytes(place: Place) -> int:
     free = tiers.free_bytes(place.tier.path) - KEPT_FREE_BYTES
     if place.tier.capacity_bytes is None:
         return max(0, free)

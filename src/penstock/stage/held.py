@@ -5,12 +5,16 @@ Knows the manifest and the copies; copies nothing.
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import ELOOP, ENOENT, ENOTDIR
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock import tiers
 from penstock.errors import TierError
@@ -18,17 +22,21 @@ from penstock.registry import Tier
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Entry, Identity, Map, Place, write_map
 from penstock.stage.part import sweep
+from penstock.stage.today import NOW, now_of
 from penstock.stage.work import Pace, Progress, Work, run_all
 
 __all__ = [
     "Corrupted",
+    "Evicted",
     "Status",
     "Verified",
     "drop",
     "dropped",
     "evict",
+    "past",
     "status",
     "stored_bytes",
+    "taken_bytes",
     "verify",
     "why_bad",
 ]
@@ -108,14 +116,42 @@ def dropped(place: Place) -> set[bytes]:
 
 
 def _source_is(entry: Entry) -> str:
-    """same, changed or gone; of a store: not asked."""
+    """same, changed or gone; of a store, or where nobody answers: not asked."""
     if entry.is_url:
         return "not asked"
     try:
         now = Identity.of(os.stat(entry.source))  # noqa: PTH116
-    except OSError:
-        return "gone"
+    except OSError as error:
+        # A server that does not answer now has lost nothing.
+        return "gone" if error.errno in (ENOENT, ENOTDIR, ELOOP) else "not asked"
     return "same" if now.is_same(entry.identity, entry.is_ino_kept) else "changed"
+
+
+def past(
+    entries: Iterable[Entry],
+    seen: Mapping[str, int] = {},
+    rows: NDArray[Any] | None = None,
+) -> list[Entry]:
+    """Those that are of what was there before: another file is there now, or the same that was
+    written to.  Nothing brings back its ctime, so that no open is ever served them.  seen: sources
+    that need not be asked: of each the row of NOW that tells what it is."""
+    ours = [one for one in entries if not one.is_url]
+    now = np.empty(len(ours), NOW)
+    at = np.array([seen.get(one.source, -1) for one in ours], np.int64)
+    if rows is not None:
+        now[at >= 0] = rows[at[at >= 0]]
+    asked = np.flatnonzero(at < 0)
+    now[asked] = now_of([ours[place].source for place in asked.tolist()])
+    told = [one.identity for one in ours]
+    then = np.fromiter(
+        ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
+        NOW,
+        len(ours),
+    )
+    is_other = (now["ino"] != then["ino"]) & np.array([one.is_ino_kept for one in ours], bool)
+    for column in ("size_bytes", "mtime_ns", "ctime_ns"):
+        is_other |= now[column] != then[column]
+    return [ours[place] for place in np.flatnonzero(is_other & (now["size_bytes"] >= 0)).tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +186,17 @@ def _strays(place: Place) -> list[_Stray]:
     return strays
 
 
-def _room(tier: Tier, entries: Iterable[Entry]) -> int:
-    free = tiers.free_bytes(tier.path)
+def taken_bytes(entries: Iterable[Entry]) -> int:
+    """What copies take of the tier."""
+    return sum(int(stored_bytes(entry.identity.size_bytes)) for entry in entries)
+
+
+def _room(tier: Tier, free_bytes: int, taken_bytes: int) -> int:
+    """What copies may still take, where so much is free and these take so much: none on a tier
+    that holds more than its capacity."""
     if tier.capacity_bytes is None:
-        return free
-    held = sum(int(stored_bytes(entry.identity.size_bytes)) for entry in entries)
-    return max(0, min(free, tier.capacity_bytes - held))
+        return free_bytes
+    return max(0, min(free_bytes, tier.capacity_bytes - taken_bytes))
 
 
 def status(tier: Tier, progress: Progress | None = None) -> Status:
@@ -189,7 +230,7 @@ def status(tier: Tier, progress: Progress | None = None) -> Status:
         len(ours),
         sum(ours),
         len(strays) - len(ours),
-        _room(tier, entries.values()),
+        _room(tier, tiers.free_bytes(tier.path), taken_bytes(entries.values())),
     )
 
 
@@ -237,24 +278,42 @@ def verify(
     return Verified(len(entries), work.done_bytes, tuple(bad), stale)
 
 
-def drop(place: Place, entries: Sequence[Entry]) -> None:
-    """Takes copies away: first out of the map, then out of the manifest, then the files."""
-    with place.locked(), suppress(TierError), Map(place.map) as found:
-        for entry in entries:
-            found.mark(entry, "is_staged", 0)
-    place.append(gone=[entry.copy for entry in entries])
-    for entry in entries:
-        _unlink(place, place.copy_path(entry))
+def drop(place: Place, entries: Sequence[Entry]) -> list[Entry]:
+    """Takes copies away: first out of the map, then out of the manifest, then the files.  Returns
+    them: but for those that another staging has removed or made anew since they were looked up."""
     with place.locked():
-        write_map(place, place.entries().values())
+        known = place.entries()
+        told = {entry.copy: entry for entry in entries}
+        ours = [
+            known[copy]
+            for copy, entry in told.items()
+            if copy in known and known[copy].is_copy_of(entry)
+        ]
+        with suppress(TierError), Map(place.map) as found:
+            for entry in ours:
+                found.mark(entry, "is_staged", 0)
+        place.append_locked(gone=[entry.copy for entry in ours])
+        # Under the lock: a copy that is made anew is told of before it comes to its place.
+        for entry in ours:
+            _unlink(place, place.copy_path(entry))
+            del known[entry.copy]
+        write_map(place, known.values())
+    return ours
 
 
-def evict(
-    tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = False
-) -> tuple[int, int]:
+class Evicted(NamedTuple):
+    """What was removed, and how much more copies may take since: none as long as those that are
+    left take more than the capacity."""
+
+    copies: int
+    size_bytes: int
+    room_bytes: int
+
+
+def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = False) -> Evicted:
     """Removes copies: all, or only those of changed and removed sources, or as many as give this
     much room, first the useless, then by least gain per byte.  Copies of which the manifest tells
-    nothing go in any case.  Copies and bytes removed.
+    nothing go in any case.
 
     Programs that have one open read on; later opens get the original.  Raises TierError.
     """
@@ -266,6 +325,9 @@ def evict(
         if _source_is(entry) in ("changed", "gone") or why_bad(place, entry)
     }
     strays = [one for one in _strays(place) if one.is_ours]
+    taken, free = taken_bytes(entries), tiers.free_bytes(tier.path)
+    room = _room(tier, free, taken)
+    free += sum(stored_bytes(one.size_bytes) for one in strays)
     if is_stale_only:
         chosen = [entry for entry in entries if entry.copy in useless]
     elif free_bytes is None:
@@ -278,20 +340,25 @@ def evict(
                 -one.identity.size_bytes,
             )
         )
-        chosen, freed = [], sum(stored_bytes(one.size_bytes) for one in strays)
+        chosen, freed = [], 0
         for entry in entries:
-            if freed >= free_bytes:
+            if _room(tier, free + freed, taken - freed) >= room + free_bytes:
                 break
             chosen.append(entry)
             freed += stored_bytes(entry.identity.size_bytes)
     if chosen:
-        drop(place, chosen)
+        chosen = drop(place, chosen)
     for stray in strays:
         _unlink(place, Path(stray.path))
     if place.parts.is_dir():
         sweep(place, ())
-    sizes = [entry.identity.size_bytes for entry in chosen]
-    return len(chosen) + len(strays), sum(sizes) + sum(one.size_bytes for one in strays)
+    freed = taken_bytes(chosen)
+    size = sum(entry.identity.size_bytes for entry in chosen)
+    return Evicted(
+        len(chosen) + len(strays),
+        size + sum(one.size_bytes for one in strays),
+        _room(tier, free + freed, taken - freed) - room,
+    )
 
 
 def _unlink(place: Place, path: Path) -> None:

@@ -126,6 +126,14 @@ class Entry:
         """Not a file that a program opens by path: kept, verified, never in the map."""
         return not self.source.startswith("/")
 
+    def is_copy_of(self, other: "Entry") -> bool:
+        """Whether both tell of the very same copy, whatever names and gain they tell."""
+        return (self.copy, self.identity, self.checksum) == (
+            other.copy,
+            other.identity,
+            other.checksum,
+        )
+
     def line(self) -> bytes:
         """Itself as a line of the manifest."""
         one = self.identity
@@ -275,12 +283,18 @@ class Place:
                 found.pop(facts["gone"], None)
             else:
                 entry = _entry(facts)
+                found.pop(entry.copy, None)  # the last told is the last: it has a path of two
                 found[entry.copy] = entry
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # a line that a crash cut: its copy is made again
 
     def append(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
         """Adds copies, and says that others are gone.  Raises TierError."""
+        with self.locked():
+            self.append_locked(entries, gone)
+
+    def append_locked(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
+        """The same for who holds the lock."""
         lines = b"".join(
             [entry.line() for entry in entries]
             + [json.dumps({"gone": copy}).encode() + b"\n" for copy in gone]
@@ -288,20 +302,19 @@ class Place:
         if not lines:
             return
         try:
-            with self.locked():
-                # Without a file object: of small files there are thousands a second.
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                descriptor = os.open(self.manifest, flags, 0o666)
-                try:
-                    end = os.fstat(descriptor).st_size
-                    if not end:
-                        lines = _first_line(self.tier) + lines
-                    elif os.pread(descriptor, 1, end - 1) != b"\n":  # a crash cut the last line
-                        lines = b"\n" + lines
-                    while lines:
-                        lines = lines[os.write(descriptor, lines) :]
-                finally:
-                    os.close(descriptor)
+            # Without a file object: of small files there are thousands a second.
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self.manifest, flags, 0o666)
+            try:
+                end = os.fstat(descriptor).st_size
+                if not end:
+                    lines = _first_line(self.tier) + lines
+                elif os.pread(descriptor, 1, end - 1) != b"\n":  # a crash cut the last line
+                    lines = b"\n" + lines
+                while lines:
+                    lines = lines[os.write(descriptor, lines) :]
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
 
@@ -580,14 +593,21 @@ class Map:
         row = self.slot(number)
         if not row["is_staged"] or row["is_dropped"]:
             return None
+        return self._copy(number)
+
+    def _copy(self, number: int) -> bytes:
+        row = self.slot(number)
         return self._text(int(row["copy_at"]), int(row["copy_bytes"]))
 
     def mark(self, entry: Entry, column: str, value: int, identity: Identity | None = None) -> None:
         """Sets is_staged or is_dropped of all names of a copy; first who its source is now."""
+        copy = os.fsencode(self.path.parent.parent / "staged" / entry.copy)
         for name in (entry.source, *entry.names):
             number = self.find(os.fsencode(name))
             if number is None:
                 continue
+            if identity is not None and self._copy(number) != copy:
+                continue  # of another staging: under this name it has another copy
             at = self._slots_at + number * SLOT.itemsize
             if identity is not None:
                 row = np.frombuffer(self._bytes[at : at + SLOT.itemsize], SLOT).copy()
@@ -619,6 +639,10 @@ class Map:
     def retire(self) -> None:
         """Says to those who have it mapped that a newer one is in its place."""
         self._bytes[RETIRED_AT] = 1
+
+    def flush(self) -> None:
+        """Makes what was marked durable.  Raises OSError."""
+        self._bytes.flush()
 
     def close(self) -> None:
         self._bytes.close()

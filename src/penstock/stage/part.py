@@ -257,6 +257,7 @@ class Large:
         self.digests: dict[int, bytes] = {}
         self.left = len(self.firsts)
         self.has_failed = False
+        self.is_told = False  # why it failed
 
     def begin(self) -> list[int] | None:
         """What is to be copied; None: another process is at it.  Raises Changed, OSError."""
@@ -388,6 +389,11 @@ class Tasks:
         except FileNotFoundError:
             work.skip("gone", source)
             return
+        except PermissionError as error:
+            if error.filename != source.path:
+                raise
+            work.skip("not readable", source)
+            return
         if firsts is None:
             with work.lock:
                 work.elsewhere += 1
@@ -426,8 +432,10 @@ def _chunk_task(work: Work, large: Large, first: int) -> Callable[[], None]:
         except Changed:
             large.has_failed = True
         except BaseException:
-            large.has_failed = True
-            raise
+            is_first = not large.is_told
+            large.has_failed = large.is_told = True
+            if is_first:
+                raise
         finally:
             with work.lock:
                 large.left -= 1
@@ -442,6 +450,8 @@ def _chunk_task(work: Work, large: Large, first: int) -> Callable[[], None]:
 
 def _end_large(work: Work, large: Large) -> None:
     try:
+        if large.is_told:
+            return
         if large.has_failed:
             raise Changed
         large.finish()

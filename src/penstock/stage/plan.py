@@ -6,13 +6,14 @@ first of them what it is as a whole, so that a million files can be read one by 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,10 +26,11 @@ from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
 from penstock.stage.duration import duration
 from penstock.stage.evidence import Evidence
-from penstock.stage.held import stored_bytes
-from penstock.stage.manifest import Place
+from penstock.stage.held import past, stored_bytes, taken_bytes
+from penstock.stage.manifest import Entry, Identity, Place
 from penstock.stage.predict import UNLIKE, Expected, Prediction, Predictor, expected
-from penstock.stage.source import Wanted
+from penstock.stage.source import Kinds, Wanted
+from penstock.stage.today import GONE, NOW, now_of, real_path
 from penstock.words import count, per_cent, show
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
 
 Array = NDArray[Any]
 Progress = Callable[[str, float], None]
+Look = Callable[[Sequence[str]], Array]
 
 VERSION = 1
 MOST_LINE_BYTES = 1 << 20
@@ -53,6 +56,7 @@ CURVE_POINTS = 10
 ASKED_FILES, ASKED_LEAST = 100, 5  # of each device: a fifth of a second where asking takes 2 ms
 # Exchanging files: what it may take is half a second; a gain of less than this is chance.
 TRIES, TRIED_BATCHES, MOST_EXCHANGED, LEAST_MORE = 600, 200_000, 2000, 0.005
+LEAST_SHARE = 0.001  # of the data wait: less is what reading from memory seems to cost, and chance
 KEPT_FREE_BYTES = 64 << 20  # of a tier without a stated capacity
 
 
@@ -141,9 +145,11 @@ def plan(
     policy: str = "gain",
     slow_bps: float | None = None,
     progress: Progress | None = None,
+    look: Look = now_of,
 ) -> Plan:
     """Chooses files of a run for a tier.  budget_bytes: None is the tier's capacity, or what is
-    free.  slow_bps: what the source gives at most, for the time of copying.
+    free.  slow_bps: what the source gives at most, for the time of copying.  look: asks what the
+    files are now, as `now_of`: what is gone is not chosen, what has grown takes more room.
 
     Raises TierError: a tier that was not measured, one without room, nothing to stage.
     """
@@ -154,63 +160,64 @@ def plan(
     tell = progress or (lambda what, share: None)
     notes = list(evidence.notes)
     is_twin, is_here = _served(evidence, tier)
-    n_files = len(evidence) - int(is_twin.sum())
+    tell("asking files", 0.02)
+    evidence, now, is_gone = _as_now(evidence, is_twin, look, notes)
     evidence = _with_gainless(evidence, tier, is_twin, is_here, notes)
-    size = stored_bytes(evidence.size_bytes)
-    budget, is_held = _budget(tier, budget_bytes, evidence, is_twin, notes)
-    size = np.where(is_held, 0, size)  # a copy that is there takes no more room
-    _say_served(evidence, is_twin, is_here, is_held, tier, notes)
-    tell("asking files", 0.05)
-    evidence = replace(evidence, check_s=_check_s(evidence, notes))
+    budget, is_held = _budget(tier, budget_bytes, evidence, now, is_twin | is_gone, notes)
+    size = np.where(is_held, 0, stored_bytes(evidence.size_bytes))  # a copy there takes no more
+    _say_served(evidence, is_twin, is_here & ~is_gone, is_held, tier, notes)
+    evidence = replace(evidence, check_s=_check_s(evidence))
     tell("weighing files", 0.1)
-    is_fit = _fit(evidence, size, budget, is_held, notes)
+    is_fit = _fit(evidence, size, budget, is_held, is_gone, notes)
     size = np.where(is_fit, size, budget + 1)
     known = expected(evidence, tier.costs)
     predictor = Predictor(known)
     tell("remaking the loader", 0.3)
+    taking = np.where(is_gone, 0, size)  # a folder is whole without what is gone
 
     def by(policy: str, weighed: _Weighed) -> _Found:
-        choice = choose(evidence, weighed.value, size, budget, policy, order=weighed.order)
-        choice = replace(choice, is_chosen=choice.is_chosen | is_held)  # what is there stays
-        return _Found(choice, predictor.predict(choice.is_chosen), weighed)
+        choice = choose(evidence, weighed.value, taking, budget, policy, order=weighed.order)
+        is_chosen = (choice.is_chosen & ~is_gone) | is_held  # what is there stays
+        return _Found(replace(choice, is_chosen=is_chosen), predictor.predict(is_chosen), weighed)
 
-    weighed = []
-    for value in _worths(known):
-        value = np.where(is_fit, value, 0.0)
-        weighed.append(_Weighed(value, by_density(value, size)))
-    ours = max((by(policy, one) for one in weighed), key=lambda one: one.expected.gain_s)
+    found = (by(policy, one) for one in _weighed(known, is_fit, size))
+    ours = max(found, key=lambda one: one.expected.gain_s)
     others = {other: by(other, ours.weighed) for other in POLICIES if other != policy}
+    more: list[str] = []
     if policy == "gain":
-        ours = _or_small(ours, others["small"], notes)
-        ours = _exchanged(size, budget, predictor, ours, is_held, notes)
-    _say_how(ours.expected, predictor, notes)
+        ours = _or_small(ours, others["small"], more)
+        ours = _exchanged(size, budget, predictor, ours, is_held, more)
     value, order = ours.weighed.value, ours.weighed.order
-    curve = _curve(predictor, value, size, order, tell)
+    curve = tuple(_curve(predictor, value, size, order, tell))
+    if _is_nothing(evidence, curve, (ours, *others.values())):
+        ours, others, curve = _nothing(ours, is_held), {}, ()
+    if ours.expected.gain_s > 0:
+        _say_how(ours.expected, predictor, notes := [*notes, *more])
+    else:
+        _say_nothing(known, tier, is_fit & ~is_held, is_twin | is_gone, is_held, notes)
     chosen = order[ours.choice.is_chosen[order]]
-    if not len(chosen) and not np.all(evidence.is_gainless):
-        notes.append("nothing is worth staging: no file's reads were waited for")
-    total = int(evidence.size_bytes[chosen].sum())
     copying = duration(evidence, ours.choice.is_chosen & ~is_held, tier, slow_bps)
     return Plan(
-        run, tier.name, policy, budget, len(chosen), total, n_files,
+        run, tier.name, policy, budget, int(now.files[chosen].sum()),
+        int(evidence.size_bytes[chosen].sum()), int(now.files[~is_twin].sum()),
         int(evidence.size_bytes.sum()), ours.expected.gain_s, ours.expected.how, ours.expected.off,
         ours.choice.of_best, evidence.wait_s, evidence.wall_s, evidence.epochs,
-        copying.least_s if copying else None, copying.most_s if copying else None, tuple(curve),
-        tuple(_compared(name, evidence, one) for name, one in others.items()), tuple(notes),
-        _files(evidence, chosen, value[chosen]),
+        copying.least_s if copying else None, copying.most_s if copying else None, curve,
+        tuple(_compared(name, evidence, now.files, one) for name, one in others.items()),
+        tuple(notes), _files(evidence, chosen, value[chosen]),
     )  # fmt: skip
 
 
 def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
     """Under all their names: opens are served by the name that they use."""
-    paths = [_real_path(evidence.paths[place]) for place in chosen.tolist()]
+    paths = [real_path(evidence.paths[place]) for place in chosen.tolist()]
     if evidence.names:
         more = [evidence.names.get(place, ()) for place in chosen.tolist()]
         counts = np.array([1 + len(names) for names in more], np.int64)
         paths = [
             path
             for first, names in zip(paths, more, strict=True)
-            for path in (first, *map(_real_path, names))
+            for path in (first, *map(real_path, names))
         ]
         # What a file brings is told once.
         each_s = np.zeros(len(paths))
@@ -225,11 +232,122 @@ def _served(evidence: Evidence, tier: Tier) -> tuple[Array, Array]:
     if not any(evidence.served_by):
         return none, none
     is_served = np.array([one is not None for one in evidence.served_by])
-    pairs = list(zip(evidence.paths, is_served.tolist(), strict=True))
-    themselves = {path for path, is_copy in pairs if not is_copy}
-    is_twin = np.array([is_copy and path in themselves for path, is_copy in pairs])
+    names = [(path, *evidence.names.get(at, ())) for at, path in enumerate(evidence.paths)]
+    pairs = list(zip(names, is_served.tolist(), strict=True))
+    # By their names in the run, and by what they are now: one name may have been read from the copy
+    # and the other, a hard link or another path there, from the file.
+    themselves = {key for ours, is_copy in pairs if not is_copy for key in _keys(ours)}
+    is_twin = np.array(
+        [is_copy and not themselves.isdisjoint(_keys(ours)) for ours, is_copy in pairs]
+    )
     is_here = np.array([one == tier.name for one in evidence.served_by])
     return is_twin, is_here & ~is_twin
+
+
+def _keys(names: tuple[str, ...]) -> Iterator[Any]:
+    """What one file has in common under several names."""
+    yield from names
+    with suppress(OSError, ValueError):
+        status = os.stat(real_path(names[0]))  # noqa: PTH116
+        # Not by the inode alone: some FUSE file systems give one number to many files.
+        yield status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Now:
+    """What a run's files are now: columns of the evidence's length.
+
+    first: rows of NOW, of the first name that leads to a file.  others: by number, the further
+    files that names of what was one file lead to now.  files: how many that makes of each.
+    """
+
+    first: Array
+    files: Array
+    others: Mapping[int, tuple[_Other, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """A file that has become one of its own: a link was laid anew, or a name written over."""
+
+    names: tuple[str, ...]
+    identity: Identity
+
+
+def _as_now(
+    evidence: Evidence, is_twin: Array, look: Look, notes: list[str]
+) -> tuple[Evidence, _Now, Array]:
+    """With the sizes that files have now and the names that are left; what the files are; and which
+    are gone."""
+    first = _looked(evidence.paths, evidence.device, look)
+    evidence, others = _apart(evidence, first, look)
+    now = first["size_bytes"]
+    files, more_bytes = np.ones(len(now), np.int64), np.zeros(len(now), np.int64)
+    for at, apart in others.items():
+        files[at] += len(apart)
+        more_bytes[at] = sum(int(stored_bytes(one.identity.size_bytes)) for one in apart)
+    is_gone = (now < 0) & ~is_twin
+    is_other = (now >= 0) & (evidence.size_bytes > 0) & (now != evidence.size_bytes) & ~is_twin
+    n_gone, n_unseen = (int((is_gone & is_one).sum()) for is_one in (now == GONE, now != GONE))
+    if n_gone and n_gone == len(evidence) - is_twin.sum():
+        notes.append("none of the run's files is there: plan where they are, or from another run")
+    elif n_gone:
+        notes.append(f"{count(n_gone, 'file')} of the run not there any more: left out")
+    if n_unseen:
+        notes.append(f"{count(n_unseen, 'file')} that you may not look at: left out")
+    if is_other.any():
+        notes.append(
+            f"{count(int(is_other.sum()), 'file')} of another size than in the run: room is "
+            "planned for what they have now, gain as they were"
+        )
+    if others:
+        notes.append(
+            f"{count(len(others), 'file')} of which some names lead to another file by now, or to "
+            "what cannot be told from one: room is planned for all that they lead to, gain as they "
+            "were"
+        )
+    size = np.where(now >= 0, now + more_bytes, evidence.size_bytes)
+    return replace(evidence, size_bytes=size), _Now(first, files, others), is_gone
+
+
+def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
+    """Of all file systems, one after the other."""
+    found = np.empty(len(paths), NOW)
+    for one in np.unique(device).tolist():
+        files = np.flatnonzero(device == one)
+        is_all = len(files) == len(paths)
+        found[files] = look(paths if is_all else [paths[at] for at in files.tolist()])
+    return found
+
+
+def _apart(
+    evidence: Evidence, first: Array, look: Look
+) -> tuple[Evidence, dict[int, tuple[_Other, ...]]]:
+    """With the names that are left of files with several, and what is a file of its own by now.
+    Puts into `first` what the first name that is left leads to."""
+    if not evidence.names:
+        return evidence, {}
+    pairs = [(at, name) for at, more in evidence.names.items() for name in more]
+    device = evidence.device[[at for at, _ in pairs]]
+    seen = _looked([name for _, name in pairs], device, look)
+    kinds = Kinds()
+    files: dict[int, dict[tuple[Identity, str], list[str]]] = {}
+    told = [(at, evidence.paths[at], first[at]) for at in evidence.names]
+    told += [(at, name, row) for (at, name), row in zip(pairs, seen, strict=True)]
+    for at, name, row in told:
+        if row["size_bytes"] >= 0:
+            identity = Identity(*row.item())
+            key = identity, kinds.one_name(identity.dev, real_path(name))
+            files.setdefault(at, {}).setdefault(key, []).append(name)
+    paths, names, others = list(evidence.paths), {}, {}
+    for at, apart in files.items():
+        paths[at], *left = itertools.chain.from_iterable(apart.values())
+        names[at] = tuple(left)
+        found = [_Other(tuple(one), identity) for (identity, _), one in apart.items()]
+        first[at] = astuple(found[0].identity)
+        if found[1:]:
+            others[at] = tuple(found[1:])
+    return replace(evidence, paths=tuple(paths), names=names), others
 
 
 def _with_gainless(
@@ -262,8 +380,9 @@ def _say_served(
         )
     if gone:
         notes.append(
-            f"{count(gone, 'file')} read from copies that {tier.name} does not hold any more: what "
-            "reading them where they lie costs this run does not tell; plan from a run that did"
+            f"{count(gone, 'file')} read from copies that {tier.name} does not hold any more, or "
+            "not as the files are now: what reading them where they lie costs this run does not "
+            "tell; plan from a run that did"
         )
     others = {one for one in evidence.served_by if one not in (None, tier.name)}
     if others:
@@ -301,6 +420,11 @@ def _worths(known: Expected) -> Iterator[Array]:
     yield worth(known)
     if known.evidence.batches is not None:
         yield worth(known, is_shared=True)
+
+
+def _weighed(known: Expected, is_fit: Array, size: Array) -> list[_Weighed]:
+    values = [np.where(is_fit, value, 0.0) for value in _worths(known)]
+    return [_Weighed(value, by_density(value, size)) for value in values]
 
 
 def _or_small(ours: _Found, small: _Found, notes: list[str]) -> _Found:
@@ -358,28 +482,40 @@ def _exchanged(
 
 
 def _budget(
-    tier: Tier, told: int | None, evidence: Evidence, is_twin: Array, notes: list[str]
+    tier: Tier,
+    told: int | None,
+    evidence: Evidence,
+    now: _Now,
+    is_out: Array,
+    notes: list[str],
 ) -> tuple[int, Array]:
     """What may be copied: what is told, within what the copies there leave of the capacity and what
     is free; and which of the run's files have a copy there."""
-    entries = Place(tier).entries().values()
-    held = {name: entry for entry in entries for name in (entry.source, *entry.names)}
+    place = Place(tier)
+    entries = place.entries().values()
     is_held = np.zeros(len(evidence), bool)
-    if held:
-        pairs = zip(evidence.paths, evidence.resolved, strict=True)
-        is_held[:] = [path in held or resolved in held for path, resolved in pairs]
-        for place, names in evidence.names.items():
-            is_held[place] |= not held.keys().isdisjoint(names)
-        is_held &= ~is_twin
-    taken = sum(int(stored_bytes(one.identity.size_bytes)) for one in entries)
+    if entries:
+        is_held = np.array(list(_held(evidence, now, place, entries)), bool) & ~is_out
+    taken = taken_bytes(entries)
+    # What was asked for the run is not asked again: of a server a million files take minutes.
+    seen = {path: at for at, path in enumerate(evidence.paths)} if entries else {}
+    stale = past(entries, seen, now.first)
+    stale_bytes = taken_bytes(stale)  # copying takes their room where it needs it
     theirs = int(stored_bytes(evidence.size_bytes[is_held]).sum())
-    room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES
+    room = tiers.free_bytes(tier.path) - KEPT_FREE_BYTES + stale_bytes
     if tier.capacity_bytes is not None:
-        room = min(room, tier.capacity_bytes - taken)
+        room = min(room, tier.capacity_bytes - taken + stale_bytes)
     if taken:
+        ours = f"{show(theirs, 'B')} of them this run's: they stay"
         notes.append(
-            f"{show(taken, 'B')} are staged on {tier.name} already, {show(theirs, 'B')} of them "
-            f"this run's: they stay; penstock stage evict {tier.name} lets the plan choose anew"
+            f"{show(taken, 'B')} are staged on {tier.name} already, "
+            f"{ours if theirs else 'none of them files of this run as they are now'}; "
+            f"penstock stage evict {tier.name} lets the plan choose anew"
+        )
+    if stale:
+        notes.append(
+            f"copies of {count(len(stale), 'file')}, {show(stale_bytes, 'B')}, are of what was "
+            "there before: they serve nothing, and their room counts as free"
         )
     if told is not None and told > room + theirs:
         notes.append(
@@ -394,9 +530,51 @@ def _budget(
     return max(0, budget), is_held
 
 
-def _fit(evidence: Evidence, size: Array, budget: int, is_held: Array, notes: list[str]) -> Array:
+def _held(
+    evidence: Evidence, now: _Now, place: Place, entries: Collection[Entry]
+) -> Iterator[bool]:
+    """For each file whether a copy of it as it is now is there.
+
+    By any of its names or as the copy that was read; else by what it is: the names that the run
+    used may be others than those that it was staged under.
+    """
+    by_name = {name: one for one in entries for name in (one.source, *one.names)}
+    if any(evidence.served_by):
+        by_name |= {f"{place.copies}/{one.copy}": one for one in entries}
+    # Numbers that are made up at each mount may be another file's by now.
+    themselves = {one.identity for one in entries if not one.is_url and one.is_ino_kept}
+    inos = np.array([one.ino for one in themselves], np.uint64)
+    may_be = np.isin(now.first["ino"], inos).tolist()
+
+    def is_held(found: Entry | None, identity: Identity) -> bool:
+        if found is not None and identity.is_same(found.identity, found.is_ino_kept):
+            return True
+        return identity in themselves
+
+    for at, (path, resolved) in enumerate(zip(evidence.paths, evidence.resolved, strict=True)):
+        found = by_name.get(path) or by_name.get(resolved or "")
+        if found is None and ("\\x" in path or at in evidence.names):
+            names = (path, resolved or "", *evidence.names.get(at, ()))
+            found = next((by_name[one] for one in map(real_path, names) if one in by_name), None)
+        if found is None and not may_be[at]:
+            yield False
+            continue
+        yield is_held(found, Identity(*now.first[at].item())) and all(
+            is_held(next(filter(None, map(by_name.get, other.names)), None), other.identity)
+            for other in now.others.get(at, ())
+        )
+
+
+def _fit(
+    evidence: Evidence,
+    size: Array,
+    budget: int,
+    is_held: Array,
+    is_gone: Array,
+    notes: list[str],
+) -> Array:
     """Which files may be staged at all, with those that are; says why others may not."""
-    is_able = ~is_held & ~evidence.is_gainless
+    is_able = ~is_held & ~is_gone & ~np.broadcast_to(evidence.is_gainless, len(evidence))
     is_large = is_able & (size > budget)
     n_large = int(is_large.sum())
     if n_large and n_large == is_able.sum() and is_held.any():
@@ -414,19 +592,17 @@ def _fit(evidence: Evidence, size: Array, budget: int, is_held: Array, notes: li
     return fit
 
 
-def _check_s(evidence: Evidence, notes: list[str]) -> Array:
+def _check_s(evidence: Evidence) -> Array:
     """What it costs to ask for a source at each open: by device, of files that are asked now, but
     no more than opening one took in the run; where none is there, as much as that.  Where the
     program itself asks before it opens, it is what asking again costs."""
     found = np.zeros(len(evidence))
-    missing = 0
     for device in np.unique(evidence.device).tolist():
         files = np.flatnonzero(evidence.device == device)
         opens = max(1.0, float(evidence.opens[files].sum()))
         most_s = float(evidence.open_s[files].sum()) / opens
         step = max(1, len(files) // ASKED_FILES)
         told_s = list(_stat_s(evidence.paths[place] for place in files[::step].tolist()))
-        missing += len(files[::step]) - len(told_s)
         if len(told_s) >= min(ASKED_LEAST, len(files)):
             first_s, again_s = (
                 min(most_s, sum(one) / len(told_s)) for one in zip(*told_s, strict=True)
@@ -434,15 +610,13 @@ def _check_s(evidence: Evidence, notes: list[str]) -> Array:
             found[files] = np.where(evidence.is_asked[files], again_s, first_s)
         else:
             found[files] = most_s
-    if missing:
-        notes.append(f"of the files that were asked for, {missing:,} are not there any more")
     return found
 
 
 def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
     """Seconds to ask for each file that is there, and to ask again at once."""
     for told in paths:
-        path = _real_path(told)
+        path = real_path(told)
         try:
             # A job has asked for its folders long before: the way there is no part of the cost.
             os.stat(path.rpartition("/")[0] or "/")  # noqa: PTH116
@@ -453,6 +627,19 @@ def _stat_s(paths: Iterable[str]) -> Iterator[tuple[float, float]]:
         except OSError:
             continue
         yield middle_s - begun_s, time.perf_counter() - middle_s
+
+
+def _is_nothing(evidence: Evidence, curve: Iterable[Point], found: Iterable[_Found]) -> bool:
+    """Whether nothing that could be chosen, with any budget, brings more than chance."""
+    of_s = evidence.wait_s if evidence.wait_s is not None else float(evidence.time_s.sum())
+    gains_s = [*(one.gain_s for one in curve), *(one.expected.gain_s for one in found)]
+    return max(gains_s) <= LEAST_SHARE * of_s
+
+
+def _nothing(ours: _Found, is_held: Array) -> _Found:
+    """What is there stays; nothing is promised of it."""
+    none = Choice(is_held, None)
+    return _Found(none, replace(ours.expected, gain_s=0.0), ours.weighed)
 
 
 def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
@@ -469,11 +656,43 @@ def _say_how(found: Prediction, predictor: Predictor, notes: list[str]) -> None:
         )
 
 
-def _compared(policy: str, evidence: Evidence, found: _Found) -> Compared:
+def _say_nothing(
+    known: Expected,
+    tier: Tier,
+    is_able: Array,
+    is_out: Array,
+    is_held: Array,
+    notes: list[str],
+) -> None:
+    """Why nothing is to be gained; is_able: could be staged; is_out: gone, or told of elsewhere."""
+    evidence = known.evidence
+    is_gainless = np.broadcast_to(evidence.is_gainless, len(evidence))
+    waited_s = evidence.blocking_s[is_able].sum()
+    if is_out.all():
+        return  # said already, and why
+    if is_held[~is_out].all():
+        why = f"all of these files are staged on {tier.name} already"
+    elif is_gainless[~is_out & ~is_held].all():
+        why = f"these files lie on {tier.name}'s own device: name a tier on another"
+    elif not is_able.any():
+        why = "no file fits into the room that there is"
+    elif evidence.wait_s is not None and waited_s <= 0:
+        why = "the step loop waited for none of their reads"
+    elif (known.kept[is_able] >= 1).all():
+        why = (
+            f"the run read them no slower than {tier.name} would give them; had they been in "
+            "memory? (penstock report RUN)"
+        )
+    else:
+        why = "with any of them staged the run is expected to wait as long"
+    notes.insert(0, f"nothing {'more ' if is_held.any() else ''}to gain: {why}")
+
+
+def _compared(policy: str, evidence: Evidence, files: Array, found: _Found) -> Compared:
     is_chosen = found.choice.is_chosen
     return Compared(
         policy,
-        int(is_chosen.sum()),
+        int(files[is_chosen].sum()),
         int(evidence.size_bytes[is_chosen].sum()),
         found.expected.gain_s,
     )
@@ -499,14 +718,6 @@ def _curve(
         tell("drawing the curve", 0.4 + 0.6 * step / CURVE_POINTS)
         total = int(predictor.evidence.size_bytes[order[:n]].sum())
         yield Point(total, predictor.predict(is_chosen).gain_s)
-
-
-def _real_path(told: str) -> str:
-    r"""The path that a table tells: there bytes that are no UTF-8 stand as \xff."""
-    if "\\x" not in told or os.path.lexists(told):
-        return told
-    data = re.sub(rb"\\x([89a-f][0-9a-f])", lambda match: bytes([int(match[1], 16)]), told.encode())
-    return os.fsdecode(data)
 
 
 # --- as a file -----------------------------------------------------------------------------------
@@ -572,15 +783,18 @@ def table_of(made: Plan) -> Any:
     from rich.text import Text
 
     of_wait = f" of {show(made.wait_s, 's')} data wait" if made.wait_s is not None else ""
+    brings = f"expected to remove {show(made.gain_s, 's')}{of_wait}"
     lines: list[Any] = [
         Text(
             f"{count(made.files, 'file')} of {made.all_files:,}, {show(made.size_bytes, 'B')} of "
-            f"{show(made.all_bytes, 'B')}: expected to remove {show(made.gain_s, 's')}{of_wait}",
+            f"{show(made.all_bytes, 'B')}: {brings if made.gain_s > 0 else 'nothing to gain'}",
             "bold",
         ),
-        Text(_sentence(made)),
-        Text(""),
     ]
+    gains_s = (one.gain_s for part in (made.curve, made.compared) for one in part)
+    if made.gain_s <= 0 and all(gain_s <= 0 for gain_s in gains_s):
+        return Group(*lines, *(Text(note) for note in made.notes))
+    lines += [Text(_sentence(made)), Text("")]
     curve = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (("staged", "right"), ("removes", "right"), ("", "left")):
         curve.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -607,7 +821,9 @@ def _sentence(made: Plan) -> str:
     if made.of_best is not None:
         share = f"{100 * made.of_best:.1f} %"
         parts.append(f"at least {share} of the files' worth that any choice could have")
-    if made.copy_s is None or made.copy_least_s is None:
+    if made.copy_s == 0:
+        parts.append("all of them are there already")
+    elif made.copy_s is None or made.copy_least_s is None:
         parts.append("the time of copying is not known")
     else:
         least, most = show(made.copy_least_s, "s"), show(made.copy_s, "s")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ASKED_AT_ONCE",
     "LOCAL",
+    "Kinds",
     "Source",
     "Wanted",
     "below",
@@ -41,6 +42,8 @@ ASKED_AT_ONCE, ASKED_TOGETHER = 16, 16384
 
 # File systems whose inode numbers are made up at each mount.
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
+# Of these even two files that are there at once may have one number, and whatever else a file has.
+UNSURE = ("fuse", "fuseblk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Source:
     tick_ns: int
     before: tuple[int, int] | None = None  # the copy that was there when it was found wanting
     is_far: bool = False  # on a file system of a server, or FUSE
+    is_told_apart: bool = True  # by its numbers from all that are there now
     store: "Store | None" = None  # where it is, if not in this machine's file systems
     name: str = ""  # in the store
 
@@ -72,6 +76,22 @@ class Source:
         if self.store is None:
             return self.path.lstrip("/")
         return "url/" + self.path.replace("://", "/")
+
+
+class Kinds:
+    """Of which kind file systems are: each is asked once, by a path that is there."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def of(self, dev: int, path: str) -> str:
+        if dev not in self._known:
+            self._known[dev] = tiers.mount_of(path).kind.partition(".")[0]
+        return self._known[dev]
+
+    def one_name(self, dev: int, path: str) -> str:
+        """Where numbers do not tell files apart, the path without links, which does; else none."""
+        return os.path.realpath(path) if self.of(dev, path) in UNSURE else ""
 
 
 def below(folder: tiers.AnyPath) -> Iterator[Wanted]:
@@ -91,10 +111,10 @@ def find(
 
     Also says why others were left out, and how many for each reason.
     """
-    found: dict[Identity, Source] = {}
+    found: dict[Identity | tuple[Identity, str], Source] = {}
     skipped: dict[str, int] = {}
     folders: dict[str, str] = {}
-    kinds: dict[int, str] = {}
+    kinds = Kinds()
     ours = os.path.realpath(place.tier.path) + "/"
     for number, (want, path, status, why_not) in enumerate(_asked(wanted, folders, ours, place)):
         if progress is not None and number % 1000 == 0:
@@ -102,22 +122,24 @@ def find(
         if why_not or status is None:
             count(skipped, why_not)
             continue
-        # Not by the inode alone: some FUSE file systems give one number to many files.
-        key = Identity.of(status)
+        kind = kinds.of(status.st_dev, path)
+        # Not by the inode alone: some FUSE file systems give one number to many files, and one
+        # time to all of an archive.
+        identity = Identity.of(status)
+        is_told_apart = kind not in FORGETFUL or (kind not in UNSURE and status.st_nlink > 1)
+        key = identity if is_told_apart else (identity, path)
         before = found.get(key)
         names = {want.path, path, *((before.path, *before.names) if before else ())}
         first = before.path if before else path
-        if status.st_dev not in kinds:
-            kinds[status.st_dev] = tiers.mount_of(path).kind.partition(".")[0]
-        kind = kinds[status.st_dev]
         found[key] = Source(
             first,
-            key,
+            identity,
             tuple(sorted(names - {first})),
             want.gain_s + (before.gain_s if before else 0.0),
             kind not in FORGETFUL,
             LOCAL_TICK_NS if kind in LOCAL else OTHER_TICK_NS,
             is_far=kind not in LOCAL,
+            is_told_apart=is_told_apart,
         )
     return list(found.values()), skipped
 

@@ -3,6 +3,7 @@
 Knows threads and the manifest's lines; reads and writes no file's bytes.
 """
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from penstock.stage.source import Source, count
 if TYPE_CHECKING:
     from penstock.stage.part import Large
 
-__all__ = ["Pace", "Progress", "Stopped", "Work", "run_all"]
+__all__ = ["FULL", "NO_ROOM", "Pace", "Progress", "Stopped", "Work", "run_all"]
 
 Progress = Callable[[int, int], None]
 
 HEARD_S = 0.1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = "no room on the tier"
+MOST_FULL = 8  # files: where so many had no room, others are not tried
 
 
 class Pace:
@@ -73,6 +77,7 @@ class Work:
     progress: Progress | None
     now: Callable[[Entry], None] | None = None
     is_ordered: bool = False  # as given, not the large first
+    goes_on: bool = False  # with the others where there is no room for a file
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
     errors: list[BaseException] = field(default_factory=list)
@@ -95,6 +100,16 @@ class Work:
         with self.lock:
             count(self.skipped, why)
             self.done_bytes += source.identity.size_bytes
+
+    def is_left_out(self, error: OSError) -> bool:
+        """Whether a file that met this is left out, and the others are copied; after many such,
+        none are."""
+        if not self.goes_on or error.errno not in FULL:
+            return False
+        with self.lock:
+            count(self.skipped, NO_ROOM)
+            self.is_over |= self.skipped[NO_ROOM] >= MOST_FULL
+        return True
 
     def tell(self, entry: Entry) -> None:
         """Appends to the manifest, before the copy is in its place: so whoever finds a copy finds
@@ -140,11 +155,15 @@ def run_all(work: Work, take: Callable[[int], Callable[[], None] | None], n_thre
     def labour(number: int) -> None:
         try:
             while not work.is_over:
-                with taking:
-                    task = take(number)
-                if task is None:
-                    return
-                task()
+                try:
+                    with taking:
+                        task = take(number)
+                    if task is None:
+                        return
+                    task()
+                except OSError as error:
+                    if not work.is_left_out(error):
+                        raise
         except Stopped:
             pass
         except BaseException as error:

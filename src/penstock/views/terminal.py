@@ -81,6 +81,8 @@ ROWS = {
     "clocks": 6,
     "storage": 4,
 }
+# Tables whose words and numbers are easily taken for others: with their notes.
+NOTED = ("staged", "filling")
 SAVES = ("checkpointers", "tiered_saves")
 HEADINGS = {
     "blocking_s": "blocked",
@@ -248,11 +250,13 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     if _is_trivial(report):
         files = _table(report, report.table("files"), paper)
         staged = _table(report, report.table("staged"), paper)
+        filling = _table(report, report.table("filling"), paper)
         burst = _table(report, report.table("burst"), paper)
         saves = [_table(report, report.table(key), paper) for key in SAVES]
         return [
             files,
             staged,
+            filling,
             burst,
             *saves,
             _missing(report, paper, is_brief=True),
@@ -377,7 +381,11 @@ def _table(report: Report, table: Table, paper: _Paper) -> list["Text"]:
     rest = _rest(table, shown[len(rows) :]) if table.key == "files" else []
     grid = _Grid.of(report, table, [*rows, *rest], paper)
     lines = [_heading(table.title, paper, remark), _text(grid.line(grid.titles), "dim")]
-    return lines + [_text(grid.line(cells)) for cells in grid.cells]
+    lines += [_text(grid.line(cells)) for cells in grid.cells]
+    if table.key in NOTED:
+        note = textwrap.wrap(table.note.replace("`", ""), paper.width - 2)
+        lines += [_text(f"  {line}", "dim") for line in note]
+    return lines
 
 
 def _rest(table: Table, left: Sequence[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
