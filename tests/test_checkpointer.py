@@ -18,11 +18,12 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drainer
+from penstock.save.drain import Drain, Drainer
 from penstock.save.formats import find
 from penstock.save.gather import Session
-from penstock.save.tiered import rate_bps
+from penstock.save.tiered import Tiers, drain_beside, rate_bps
 from penstock.save.verify import latest_valid, verify
+from penstock.save.writer import Writer
 from penstock.stores import LocalStore, open_store
 from remote import BUCKET, s3_server
 
@@ -109,6 +110,188 @@ def test_the_three_futures_come_in_order_and_say_where(tmp_path: Path) -> None:
         assert known.durable_s is not None
         assert known.block_s < known.local_s < known.durable_s
     assert all(verify(one, "full").is_whole for one in find(LocalStore(slow)))
+
+
+def test_where_another_run_has_the_name_the_handle_says_the_other_one(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    for number, name in enumerate(("step-00000001", "step-00000001.2", "step-00000001.3")):
+        with Checkpointer(tmp_path / f"fast-{number}", slow) as ckpt:
+            assert ckpt.save(1, state(number)).durable.result(240) == str(slow / name)
+        (slow / "step-00000001" / "penstock-manifest.json").write_text("{")  # theirs, damaged
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def broken(*given: Any, **named: Any) -> Any:
+        raise error
+
+    return broken
+
+
+UNFORESEEN, ENDING = ZeroDivisionError("unforeseen"), SystemExit("unforeseen")
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "error"),
+    [
+        (Tiers, "prune", UNFORESEEN), (Tiers, "on_slow", UNFORESEEN),
+        (Drain, "is_alive", UNFORESEEN), (Drain, "status", UNFORESEEN),
+        (Writer, "finished", UNFORESEEN), (Checkpointer, "_note_costs", UNFORESEEN),
+        (Checkpointer, "_durable", UNFORESEEN), (Tiers, "prune", ENDING),
+        (Tiers, "on_slow", ENDING), (Writer, "finished", ENDING),
+    ],
+)  # fmt: skip
+def test_whatever_the_following_thread_meets_no_future_and_no_writer_is_left(
+    where: Any, what: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = None if what == "prune" else tmp_path / "slow"
+    ckpt = Checkpointer(tmp_path / "fast", slow, keep=Keep(last=1), on_error="warn")
+    assert ckpt._writer is not None
+    writer = ckpt._writer._process
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, raises(error))
+        handle = ckpt.save(1, state())
+        for future in (handle.staged, handle.local, handle.durable):
+            assert isinstance(future.exception(60), SaveError | None)
+        if isinstance(error, Exception) and what in ("prune", "_note_costs"):
+            assert handle.durable.exception(0) is None
+        elif what != "prune":
+            with pytest.raises(SaveError, match="unforeseen"):
+                handle.durable.result(0)
+            assert not ckpt.wait(0)
+        ckpt._thread.join(60 if isinstance(error, SystemExit) else 0)
+        assert ckpt._thread.is_alive() == isinstance(error, Exception)
+    if isinstance(error, Exception):
+        assert ckpt.save(2, state(2)).local.result(60) == str(tmp_path / "fast" / "step-00000002")
+    else:
+        with pytest.raises(SaveError, match="make another"):
+            ckpt.save(2, state(2))
+    ckpt.close()
+    assert writer.poll() is not None
+    Checkpointer(tmp_path / "fast").close()
+
+
+@pytest.mark.parametrize("where", [Tiers, Path])
+def test_an_error_of_a_tier_passes(
+    where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, what = [5, 116], "on_slow" if where is Tiers else "stat"
+    true, fast = getattr(where, what), tmp_path / "fast" / "step-00000001"
+
+    def shaky(self: Any, *given: Any, **named: Any) -> Any:
+        if errors and (where is Tiers or self == fast):
+            raise OSError(errors.pop(), "of a mount")
+        return true(self, *given, **named)
+
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, shaky)
+            arrived = ckpt.save(1, state()).durable.result(60)
+        assert ckpt.wait(0)
+    assert arrived == str(tmp_path / "slow" / "step-00000001")
+    assert not errors
+
+
+def test_the_drain_goes_on_with_what_nobody_looks_for_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiers, "on_slow", raises(UNFORESEEN))
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow", drain="5B/s") as ckpt:
+        assert isinstance(ckpt.save(1, state()).durable.exception(60), SaveError)
+    assert ckpt._drain is not None
+    assert ckpt._drain.is_alive()
+    ckpt._drain.stop()
+
+
+def test_a_save_that_the_fast_tier_has_spoilt_is_said_and_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    ckpt = Checkpointer(tmp_path / "fast", tmp_path / "slow", keep=Keep(fast=2, last=3))
+    assert ckpt._drain is not None
+    assert ckpt._drain._process is not None
+    ckpt._drain._process.send_signal(signal.SIGSTOP)
+    handle = ckpt.save(1, state())
+    file = Path(str(handle.local.result(60))) / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-5] + b"spoil")
+    ckpt._drain._process.send_signal(signal.SIGCONT)
+    with pytest.raises(SaveError, match="step-00000001: not what was saved"):
+        handle.durable.result(60)
+    assert not ckpt.wait(0)
+    with pytest.raises(SaveError, match="step-00000001: not what was saved"):
+        ckpt.save(2, state(2))
+    arrived = ckpt.save(2, state(2)).durable.result(60)
+    ckpt.close()
+    assert arrived == str(tmp_path / "slow" / "step-00000002")
+    assert ckpt.saves[0].error
+
+
+def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, errors = Path.read_bytes, [5, 116]
+
+    def shaky(path: Path) -> bytes:
+        if errors and path == tmp_path / "fast" / "step-00000001" / "penstock-manifest.json":
+            raise OSError(errors.pop(), "of a mount")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", shaky)
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow") as ckpt:
+        arrived = ckpt.save(1, state()).durable.result(60)
+    assert arrived == str(tmp_path / "slow" / "step-00000001")
+    assert not errors
+
+
+def test_one_that_is_spoilt_keeps_nobody_waiting_for_one_that_stays_on_fast(
+    tmp_path: Path,
+) -> None:
+    ckpt = Checkpointer(
+        tmp_path / "fast", tmp_path / "slow", keep=Keep(fast=9, last=1), on_error="warn"
+    )
+    assert ckpt._drain is not None
+    assert ckpt._drain._process is not None
+    ckpt._drain._process.send_signal(signal.SIGSTOP)
+    handles = [ckpt.save(step, state(step)) for step in (1, 2, 3)]
+    for handle in handles:
+        handle.local.result(60)
+    file = tmp_path / "fast" / "step-00000003" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-5] + b"spoil")
+    ckpt._drain._process.send_signal(signal.SIGCONT)
+    with pytest.raises(SaveError, match="not what was saved"):
+        handles[2].durable.result(60)
+    assert handles[1].durable.result(60) == str(tmp_path / "slow" / "step-00000002")
+    assert handles[0].durable.result(30) is None
+    ckpt.close()
+
+
+def test_close_closes_the_writer_though_a_progress_of_the_caller_s_fails(tmp_path: Path) -> None:
+    ckpt = Checkpointer(
+        tmp_path / "fast", tmp_path / "slow", progress=raises(ZeroDivisionError()), drain="5B/s"
+    )
+    handle = ckpt.save(1, state())
+    handle.local.result(60)
+    assert not handle.durable.cancel()  # as asyncio.wait_for would
+    assert ckpt._writer is not None
+    with pytest.raises(ZeroDivisionError):
+        ckpt.close()
+    assert ckpt._writer._process.poll() is not None
+    assert isinstance(handle.durable.exception(0), SaveError)
+    assert ckpt._drain is not None
+    ckpt._drain.stop()
+
+
+def test_a_drain_that_a_checkpointer_before_has_left_goes_on_by_the_new_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, slow, keep = tmp_path / "fast", tmp_path / "slow", Keep(fast=1, last=1)
+    with Checkpointer(fast, slow, drain="5B/s", drain_timeout_s=0) as ckpt:
+        ckpt.save(1, state())
+    first = ckpt._drain
+    with Checkpointer(fast, slow, keep=keep) as ckpt:
+        assert ckpt._drain is not first
+        assert ckpt.save(2, state()).durable.result(240)
+        monkeypatch.chdir(tmp_path)
+        assert drain_beside("fast", "slow", keep) is ckpt._drain
+    assert names(slow) == ["step-00000002"]
 
 
 @pytest.mark.parametrize("keep", [Keep(fast=1, last=1), Keep(fast=3, last=1)])
@@ -272,9 +455,17 @@ def test_one_that_the_program_has_lost_sight_of_is_closed_with_its_last_save(
 
 
 def test_arguments_of_the_wrong_kind_are_answered_in_a_sentence(tmp_path: Path) -> None:
-    for wrong, words in (({"keep": 3}, "Keep"), ({"drain": 300e6}, "300MB/s")):
+    for wrong, words in (
+        ({"keep": 3}, "Keep"), ({"drain": 300e6}, "300MB/s"), ({"progress": True}, "function"),
+        ({"level": "everything"}, "level='everything' is not among sizes"),
+        ({"on_full": "stop"}, "on_full='stop'"), ({"on_error": None}, "on_error=None"),
+        ({"rank_timeout_s": -1}, "rank_timeout_s=-1: seconds, more"),
+        ({"drain_timeout_s": "1"}, "drain_timeout_s='1': seconds, 0"),
+        ({"slow": None, "on_full": "direct"}, "has to be a folder"),
+    ):  # fmt: skip
         with pytest.raises(SaveError, match=words):
-            Checkpointer(tmp_path / "fast", tmp_path / "slow", **wrong)
+            Checkpointer(**{"fast": tmp_path / "fast", "slow": tmp_path / "slow", **wrong})
+    assert not (tmp_path / "fast").exists()
     with Checkpointer(tmp_path / "one") as ckpt:
         for step in (7.9, 2**70, -1, "seven", float("nan"), None):
             with pytest.raises(SaveError, match="steps are 0 or more, whole"):
@@ -462,7 +653,7 @@ def test_waiting_where_nothing_can_be_freed_is_an_error(
 ) -> None:
     with small_disk(24 << 20) as disk, Checkpointer(disk, keep=Keep(last=9)) as ckpt:
         ckpt.save(1, {"w": np.ones(2 << 20)}).local.result(240)
-        with pytest.raises(TierFull, match="no drain can free any"):
+        with pytest.raises(TierFull, match=r"no drain can free any: .*, keep fewer$"):
             ckpt.save(2, {"w": np.ones(2 << 20)})
 
 

@@ -85,9 +85,17 @@ def test_torchs_loader_marks_steps_where_jax_hides_them(recorded: Recorded, work
     assert "not observed" not in known.wait_parts
 
 
+# An item takes 10 ms of a processor, so that batches are waited for however long JAX compiles.
 GRAIN = """
 import grain
 from absl import flags
+
+class Work(grain.transforms.Map):
+    def map(self, item):
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return item
 
 if __name__ == "__main__":
     flags.FLAGS(sys.argv[:1])  # Grain's workers read them
@@ -96,7 +104,7 @@ if __name__ == "__main__":
         24, shuffle=True, seed=1, num_epochs=2, shard_options=grain.sharding.NoSharding()
     )
     loader = grain.DataLoader(
-        data_source=Files(), sampler=sampler, operations=[grain.transforms.Batch(4)],
+        data_source=Files(), sampler=sampler, operations=[Work(), grain.transforms.Batch(4)],
         worker_count=WORKERS,
     )
 """

@@ -96,7 +96,7 @@ def test_a_manifest_of_a_stranger_is_read_or_refused(key: str, value: object) ->
     body[key] = value
     try:
         body["seal"] = manifest._seal(body)
-        data = json.dumps(body).encode()
+        data = json.dumps(body).encode() + b"\n"
     except ValueError:
         return
     with contextlib.suppress(SaveError):
@@ -108,6 +108,13 @@ def test_a_manifest_may_not_name_what_lies_elsewhere(name: str) -> None:
     data = to_json(Manifest((FileSum(name, 0, b""),)))
     with pytest.raises(SaveError, match="may not be named"):
         parse(data, "here")
+
+
+def test_a_manifest_of_no_files_vouches_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / INSIDE).write_bytes(to_json(Manifest(())))
+    [found] = find(LocalStore(tmp_path))
+    assert (found.is_broken, found.problem) == (True, "its manifest names no files")
 
 
 def test_a_newer_format_is_refused_in_a_sentence() -> None:

@@ -1,8 +1,11 @@
 """The drain, what it gives up, and `penstock save`: against kills, full tiers and real servers."""
 
+import importlib
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
+from penstock.save import retention
 from penstock.save.adopting import adopt_files, forget_orphans
 from penstock.save.commit import PART_SUFFIX, STATE, begin, commit, is_strange, sweep
 from penstock.save.drain import (
@@ -27,7 +31,9 @@ from penstock.save.drain import (
     Status,
     Stopped,
     Trip,
+    Unwanted,
     Yielding,
+    _Pieces,
     copy_checkpoint,
     fetch,
     open_metrics,
@@ -66,6 +72,14 @@ def drained(fast: Path, slow: Any, **settings: Any) -> Status:
         failed = working.once()
         assert failed == []
         return working.status
+
+
+def foreign(path: Path, data: bytes = b"theirs") -> Path:
+    """As torch.save writes it: a zip archive, without a manifest."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("data.pkl", "data/0", "data/1"):
+            archive.writestr(f"archive/{name}", data * 1000)
+    return path
 
 
 def names(root: Path) -> list[str]:
@@ -111,7 +125,8 @@ def test_foreign_checkpoints_are_drained_as_they_are(fast: Path, slow: Path) -> 
     (fast / "half.pt").write_bytes(b"PK\x03\x04 a save that is going on")
     (fast / "notes.txt").write_text("not a checkpoint")
     with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
-        assert working.once() == []
+        assert [line.partition(":")[0] for line in working.once()] == ["half.pt"]
+    (fast / "half.pt").unlink()
     assert sorted(names(slow)) == ["step-8", "version_0/checkpoints/epoch=1-step=7.ckpt"]
     there = torch.load(slow / "version_0/checkpoints/epoch=1-step=7.ckpt", weights_only=True)
     assert torch.equal(there["w"], state["w"])
@@ -121,6 +136,35 @@ def test_foreign_checkpoints_are_drained_as_they_are(fast: Path, slow: Path) -> 
     assert drained(fast, slow).drained == 0
 
 
+def test_what_its_own_checksums_call_damaged_gets_no_copy_that_vouches_for_it(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(fast / "model_1.pt")
+    torn = foreign(fast / "model_2.pt")
+    good = torn.read_bytes()
+    torn.write_bytes(good[:6000] + bytes(3000) + good[9000:])  # never written, as zeros
+    reads: list[Any] = []
+    settings = Settings(settle_s=0, tries=3)
+    with Drainer(fast, slow, settings, clock=lambda: 0.0) as working:
+        working._rest = reads.append  # type: ignore[method-assign]
+        (line,) = working.once()
+        assert line.startswith("model_2.pt: ")
+        assert "CRC-32 does not fit" in line
+        assert working.status.damaged == ("model_2.pt",)
+        assert working.status.backlog == ()
+        monkeypatch.setattr("penstock.save.drain.verify", None)  # each is read once
+        assert working.once() == [line]
+        assert working.watch(lambda: True, math.inf) == [line]
+        assert (working.status.state, working.status.error) == ("idle", line.partition(": ")[2])
+        monkeypatch.undo()
+    assert reads == []
+    assert names(slow) == ["model_1.pt"]
+    assert latest_valid(fast, slow, "full").step == 1
+    torn.write_bytes(good)
+    drained(fast, slow)
+    assert names(slow) == ["model_2.pt", "model_1.pt"]
+
+
 def test_a_file_that_is_written_again_replaces_its_copy(fast: Path, slow: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for value in (1.0, 2.0):
@@ -128,6 +172,131 @@ def test_a_file_that_is_written_again_replaces_its_copy(fast: Path, slow: Path) 
         drained(fast, slow)
         assert torch.load(slow / "last.pt", weights_only=True)["w"][0] == value
         assert verify(find(LocalStore(slow))[0], "full").is_whole
+
+
+def test_what_is_written_while_it_is_copied_takes_no_whole_one_s_place(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = foreign(fast / "last.ckpt")
+    drained(fast, slow)
+    foreign(path, b"again")
+    read = _Pieces.read
+
+    def written_meanwhile(self: Any, start: int, length: int) -> memoryview:
+        with path.open("r+b") as file:
+            file.write(bytes(20))
+        return read(self, start, length)
+
+    monkeypatch.setattr(_Pieces, "read", written_meanwhile)
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        assert "changed while it was copied" in working.once()[0]
+    [one] = find(LocalStore(slow))
+    assert one.is_ours
+    assert verify(one, "full").is_whole
+
+
+def trained(root: Path, name: str, data: bytes = b"theirs") -> Path:
+    """As the Trainer leaves a checkpoint, or, above those, its last model."""
+    (root / name).mkdir(parents=True, exist_ok=True)
+    (root / name / "config.json").write_text("{}")
+    (root / name / "trainer_state.json").write_text('{"global_step": 5}')
+    return foreign(root / name / "pytorch_model.bin", data)
+
+
+def test_what_is_replaced_more_often_than_it_can_be_copied_arrives(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = foreign(fast / "last.pt"), _Pieces.read
+
+    def replaced_meanwhile(self: Any, start: int, length: int) -> memoryview:
+        foreign(fast / "draft", b"the next").replace(path)
+        return read(self, start, length)
+
+    monkeypatch.setattr(_Pieces, "read", replaced_meanwhile)
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        working.once()
+    [one] = find(LocalStore(slow))
+    assert one.is_ours
+    assert verify(one, "full").is_whole
+
+
+def test_a_copy_that_is_not_committed_yet_is_as_old_as_what_it_is_a_copy_of(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unix_s, name in ((1000, "last.ckpt"), (2000, "last.pt")):
+        os.utime(foreign(fast / name), (unix_s, unix_s))
+    [_, older] = find(LocalStore(fast))
+
+    def stopped(*given: Any) -> None:
+        raise Stopped
+
+    monkeypatch.setattr("penstock.save.drain._read_back", stopped)
+    with pytest.raises(Stopped):
+        copy_checkpoint(older, LocalStore(slow), Trip(Pace(None)))
+    assert latest_valid(fast, slow).path == fast / "last.pt"
+
+
+def test_a_kill_as_a_copy_takes_its_name_leaves_one_that_can_be_believed(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = foreign(fast / "last.ckpt")
+    drained(fast, slow)
+    foreign(path, b"again")
+    renamed = Path.rename
+
+    def killed(self: Path, target: Path) -> Any:
+        renamed(self, target)
+        if target == slow / "last.ckpt":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            copy_checkpoint(find(LocalStore(fast))[0], LocalStore(slow), Trip(Pace(None)))
+    path.write_bytes(b"the program ended as it wrote")
+    assert latest_valid(fast, slow, "full").path == slow / "last.ckpt"
+
+
+def test_a_model_s_folder_does_not_take_the_checkpoints_in_it_with_it(
+    fast: Path, slow: Path
+) -> None:
+    trained(fast, "out")
+    drained(fast, slow)
+    trained(fast, "out/checkpoint-5")
+    drained(fast, slow)
+    trained(fast, "out/checkpoint-6")
+    prune(LocalStore(fast), LocalStore(slow), Keep(fast=1, last=1, foreign=True))
+    assert names(fast) == ["out/checkpoint-6", "out"]
+    assert names(slow) == ["out/checkpoint-5", "out"]
+    shutil.rmtree(fast / "out" / "checkpoint-6")
+    trained(fast, "out", b"again")
+    drained(fast, slow)
+    assert sorted(names(slow)) == ["out", "out.2", "out/checkpoint-5"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "adapter/adapter_config.json"])
+def test_what_is_added_to_a_model_that_was_brought_back_is_drained(
+    fast: Path, slow: Path, name: str
+) -> None:
+    trained(slow, "model")
+    fetch(find(LocalStore(slow))[0], fast)
+    inner = fast / "model" / name
+    inner.parent.mkdir(exist_ok=True)
+    inner.write_text("{}")
+    drained(fast, slow)
+    assert (slow / "model.2" / name).exists()
+
+
+def test_what_another_program_has_on_the_slow_tier_comes_back_and_not_again(
+    fast: Path, slow: Path
+) -> None:
+    slow.mkdir()
+    foreign(slow / "step-5.ckpt")
+    fetch(find(LocalStore(slow))[0], fast)
+    assert drained(fast, slow).drained == 0
+    foreign(slow / "step-5.ckpt", b"by another")
+    assert drained(fast, slow).drained == 1
+    assert sorted(names(slow)) == ["step-5.2.ckpt", "step-5.ckpt"]
 
 
 def test_a_folder_that_is_written_again_changes_in_one_moment(fast: Path, slow: Path) -> None:
@@ -234,16 +403,357 @@ def test_pointers_follow_when_all_they_can_name_is_there(fast: Path, slow: Path)
     assert (slow / "latest").read_text() == "step-00000001"
 
 
+def test_a_pointer_that_comes_after_its_checkpoint_is_copied_too(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def round_after(pointer: str) -> str:
+        (fast / "latest").write_text(pointer)
+        working._round()
+        return (slow / "latest").read_text()
+
+    now = [0.0]
+    monkeypatch.setattr("penstock.save.drain.LOOK_SHARE", 0)  # each look is a dear one
+    monkeypatch.setattr("penstock.save.drain.MOST_BLIND_S", math.inf)
+    monkeypatch.setattr("penstock.save.drain._Stillness._cost_s", 1.0, raising=False)
+    with Drainer(fast, slow, Settings(settle_s=900), clock=lambda: now[0]) as working:
+        saved(fast, 1)
+        working._round()
+        assert round_after("step-00000001") == "step-00000001"
+        assert round_after("./step-00000001") == "./step-00000001"  # in place
+        foreign(fast / "step-2.pt")  # settles for a while
+        assert round_after("step-2.pt") == "./step-00000001"
+        now[0] += 901
+        assert round_after("step-2.pt") == "step-2.pt"
+        foreign(fast / "step-3.pt")
+        os.truncate(fast / "step-3.pt", 400)
+        os.utime(fast / "step-3.pt", (1, 1))
+        assert round_after("step-3.pt") == "step-2.pt"
+        assert working.status.damaged == ("step-3.pt",)
+        assert round_after("step-1.pt") == "step-1.pt"
+
+
+def test_what_was_brought_back_is_its_program_s_again_when_it_writes_into_it(
+    fast: Path, slow: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch.distributed.checkpoint as dcp
+
+    def save(value: int) -> None:
+        torch.save({"w": torch.full((9,), value)}, fast / "last.ckpt")
+        dcp.save({"w": torch.full((9,), value)}, checkpoint_id=fast / "current")
+
+    def both(tier: Path) -> dict[str, Any]:
+        return {one.name: one for one in find(LocalStore(tier))}
+
+    save(1)
+    drained(fast, slow)
+    shutil.rmtree(fast)
+    fast.mkdir()
+    for one in both(slow).values():
+        fetch(one, fast)
+    assert [one.is_ours for one in both(fast).values()] == [True, True]
+    assert drained(fast, slow).drained == 0
+    (fast / "current" / "more.json").write_text("{}")
+    assert drained(fast, slow).drained == 1
+    assert (slow / "current" / "more.json").exists()
+    flip(slow / "last.ckpt", 700)
+    with pytest.raises(SaveError, match=f"not what was saved: {slow} has changed it"):
+        fetch(both(slow)["last.ckpt"], fast.with_name("third"))
+    size = (fast / "last.ckpt").stat().st_size
+    save(2)
+    assert (fast / "last.ckpt").stat().st_size == size
+    assert {one.kind for one in both(fast).values() if not one.is_ours} == {"torch", "dcp"}
+    assert latest_valid(fast, slow, "full").path.parent == fast
+    assert drained(fast, slow).drained == 2
+    assert sorted(both(slow)) == ["current", "last.ckpt"]
+    assert torch.load(slow / "last.ckpt")["w"][0] == 2
+    loaded = {"w": torch.zeros(9, dtype=torch.int64)}
+    dcp.load(loaded, checkpoint_id=slow / "current")
+    assert loaded["w"][0] == 2
+    (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
+    assert fetch(both(slow)["last.ckpt"], fast) == fast / "last.2.ckpt"
+    assert (fast / "last.ckpt").read_bytes().endswith(b"killed")
+
+
+def test_a_fetch_that_does_not_end_leaves_what_is_damaged_known_as_that(
+    fast: Path, slow: Path
+) -> None:
+    """Of a format without checksums: only the manifest tells."""
+    name, head = "step-5.safetensors", b'{"w":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'
+    (fast / name).write_bytes(len(head).to_bytes(8, "little") + head + b"w" * 9)
+    drained(fast, slow)
+    good = (slow / name).read_bytes()
+    (fast / name).unlink()
+    fetch(find(LocalStore(slow))[0], fast)
+    times = (fast / name).stat().st_mtime_ns
+    flip(fast / name, -1)
+    os.utime(fast / name, ns=(times, times))
+
+    def die(n_bytes: int, was_there: bool) -> None:
+        raise TierError("full")
+
+    with pytest.raises(TierError):
+        copy_checkpoint(
+            find(LocalStore(slow))[0], LocalStore(fast), replace_told(die), is_fetched=True
+        )
+    assert not verify(find(LocalStore(fast))[0], "full").is_whole
+    for left in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002"):  # to be taken up
+        (fast / left).write_bytes(b"{}")
+    recover(fast, slow, Settings(settle_s=0))
+    assert not list(fast.glob("step-5.*.half"))
+    assert (fast / "ckpt-1.penstock.half").exists()
+    (fast / "ckpt-1.penstock.half").unlink()
+    (fast / "ckpt-1.data-00000-of-00002").unlink()
+    assert (slow / name).read_bytes() == good
+    assert fetch(find(LocalStore(slow))[0], fast).read_bytes() == good
+    assert sorted(os.listdir(fast)) == [STATE, name, f"{name}.penstock.json"]
+
+
+def test_a_name_that_was_given_to_a_copy_tells_no_step(fast: Path, slow: Path) -> None:
+    foreign(fast / "last.ckpt")
+    drained(fast, slow)
+    (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
+    assert fetch(find(LocalStore(slow))[0], fast) == fast / "last.2.ckpt"
+    foreign(fast / "last.ckpt", b"later")
+    assert {one.name: one.step for one in find(LocalStore(fast))} == {
+        "last.ckpt": None,
+        "last.2.ckpt": None,
+    }
+    assert latest_valid(fast, slow).path == fast / "last.ckpt"
+
+
+def test_the_name_given_to_a_copy_that_was_killed_before_its_manifest_tells_no_step(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Any, manifest: bytes) -> None:
+        raise Stopped
+
+    slow.mkdir()
+    foreign(slow / "last.ckpt", b"another run's")
+    foreign(fast / "last.ckpt")
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.save.drain._Target.commit", killed)
+        with pytest.raises(Stopped):
+            drained(fast, slow)
+    half = next(one for one in find(LocalStore(slow)) if one.name == "last.2.ckpt")
+    assert (half.manifest, half.step) == (None, None)
+    (fast / "last.ckpt").unlink()
+    assert fetch(half, fast) == fast / "last.2.ckpt"
+    assert find(LocalStore(fast))[0].step is None
+    # Brought back, it is one that the slow tier does not have yet.
+    assert names(slow) == ["last.2.ckpt", "last.ckpt"]
+    assert drained(fast, slow).drained == 1
+    there = next(one for one in find(LocalStore(slow)) if one.name == "last.2.ckpt")
+    assert there.manifest is not None
+    assert (there.manifest.called, there.step) == ("last.ckpt", None)
+    assert not list(slow.glob("*.half"))
+
+
+def test_the_name_given_to_a_fetch_that_was_killed_before_its_manifest_tells_no_step(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Any, manifest: bytes) -> None:
+        raise Stopped
+
+    slow.mkdir()
+    foreign(slow / "last.ckpt")
+    (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.save.drain._Target.commit", killed)
+        with pytest.raises(Stopped):
+            fetch(find(LocalStore(slow))[0], fast)
+    foreign(fast / "last.ckpt", b"later")
+    choice, failed = recover(fast, slow, Settings(settle_s=0))
+    assert (choice.path, failed) == (fast / "last.ckpt", [])
+    # It goes from the fast tier as what was fetched does, and leaves nothing there.
+    recover(fast, slow, Settings(settle_s=0, keep=Keep(fast=0, last=None, foreign=True)))
+    assert names(fast) == []
+    assert os.listdir(fast) == [STATE]
+
+
+def test_what_takes_a_name_as_the_one_before_goes_has_it_after(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = foreign(fast / "last.pt")
+    one = find(LocalStore(fast))[0]
+
+    def replaced(checkpoint: Any) -> bool:  # once it was looked at for the last time
+        foreign(fast / "new", b"newer").replace(path)
+        return True
+
+    monkeypatch.setattr("penstock.save.retention.is_by_itself", replaced)
+    assert not remove(one)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("archive/data/0") == b"newer" * 1000
+    assert os.listdir(fast / STATE / "trash") == []
+    monkeypatch.undo()
+    assert remove(find(LocalStore(fast))[0])
+    assert not path.exists()
+
+
+def test_what_is_brought_back_is_read_in_full_before(fast: Path, slow: Path) -> None:
+    slow.mkdir()
+    foreign(slow / "step-4.pt")
+    with zipfile.ZipFile(slow / "step-5.pt", "w") as archive:
+        for number in range(100):  # of which a sample misses most
+            archive.writestr(f"archive/data/{number}", b"%d" % number * 1000)
+    for place in range(20, 90):
+        flip(slow / "step-5.pt", (slow / "step-5.pt").stat().st_size * place // 100)
+        if latest_valid(slow).step == 5:
+            break
+        flip(slow / "step-5.pt", (slow / "step-5.pt").stat().st_size * place // 100)
+    told = penstock("recover", fast, slow, "--fetch")
+    assert told.stdout == f"{fast}/step-4.pt\n"
+    assert f"passed over {slow}/step-5.pt: " in told.stderr
+    assert names(fast) == ["step-4.pt"]
+    assert verify(find(LocalStore(fast))[0], "full").is_whole
+
+
+def test_a_bad_sector_under_what_is_brought_back_leads_to_the_one_before(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.cli.save import _fetched
+
+    for step in (1, 2):
+        saved(slow, step)
+    fast.mkdir(exist_ok=True)
+    choice, read = latest_valid(fast, slow), os.preadv
+    bad = (slow / "step-00000002" / "model.pt").stat().st_ino
+
+    def shaky(number: int, *given: Any) -> int:
+        if os.fstat(number).st_ino == bad:
+            raise OSError(5, os.strerror(5))
+        return read(number, *given)
+
+    monkeypatch.setattr(os, "preadv", shaky)
+    assert choice.step == 2
+    assert _fetched(choice, fast, str(slow)) == str(fast / "step-00000001")
+
+
+def test_a_full_fast_tier_is_no_reason_to_begin_from_an_older_one(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.cli.save import _fetched
+
+    def full(*given: Any, **named: Any) -> Path:
+        raise TierFull("full", "", 1)
+
+    saved(slow, 1)
+    fast.mkdir(exist_ok=True)
+    monkeypatch.setattr("penstock.save.drain.fetch", full)
+    with pytest.raises(TierFull):
+        _fetched(latest_valid(fast, slow), fast, str(slow))
+
+
 def test_a_fast_copy_that_has_changed_is_not_drained(fast: Path, slow: Path) -> None:
     saved(fast, 1)
     flip(saved(fast, 2) / "model.pt", 100)
     with Drainer(fast, slow, Settings(tries=1)) as working:
         (line,) = working.once()
         assert "step-00000002" in line
-        assert "the fast tier has changed it" in line
+        assert f"{fast} has changed it" in line
         assert working.status.damaged == ("step-00000002",)
     assert names(slow) == ["step-00000001"]
     assert latest_valid(fast, slow, "full").step == 1
+
+
+def test_what_a_look_finds_broken_is_named_and_no_pointer_names_what_is_not_there(
+    fast: Path, slow: Path
+) -> None:
+    flip(saved(fast, 2) / INSIDE, 99)
+    for name in ("ckpt-2.index", "ckpt-3.index", "ckpt-3.data-00000-of-00002"):
+        (fast / name).write_bytes(b"of TensorFlow")
+    (fast / "checkpoint").write_text('model_checkpoint_path: "ckpt-2"\n')
+    (fast / "run" / "step-7").mkdir(parents=True)
+    (fast / "run" / "step-7" / "__0_0.distcp").write_bytes(b"is still written")
+    (fast / "run" / "latest").write_text("step-7")
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        failed = working.once()
+        assert sorted(line.partition(":")[0] for line in failed) == [
+            "ckpt-2", "ckpt-3", "step-00000002"
+        ]  # fmt: skip
+        assert sorted(working.status.damaged) == ["ckpt-2", "ckpt-3", "step-00000002"]
+    assert not (slow / "checkpoint").exists()
+    assert not (slow / "run" / "latest").exists()
+
+
+def test_a_damaged_one_keeps_the_others_of_no_verdict(fast: Path, slow: Path) -> None:
+    saved(fast, 1)
+    flip(saved(fast, 2) / "model.pt", 100)
+    ends = iter((False, True))
+    with Drainer(fast, slow, Settings(tries=1)) as working:
+        assert len(working.watch(lambda: next(ends, True), 0)) == 1
+        assert (working.status.state, working.status.damaged) == ("idle", ("step-00000002",))
+
+
+def opened_badly(bad: Path, number: int) -> Any:
+    """In place of Path.open."""
+    opened = Path.open
+
+    def shaky(path: Path, *given: Any, **named: Any) -> Any:
+        if path == bad:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *given, **named)
+
+    return shaky
+
+
+def test_a_manifest_in_a_bad_sector_hides_its_checkpoint_and_no_other(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    bad = saved(fast, 2) / INSIDE
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened_badly(bad, 5))
+        choice = latest_valid(fast)
+        assert choice.step == 1
+        assert "its manifest cannot be read" in choice.rejected[0][1]
+        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+            assert "Input/output error" in working.once()[0]
+            assert working.status.damaged == ()  # it may pass
+        assert names(slow) == ["step-00000001"]
+    assert drained(fast, slow).drained == 1
+
+
+def test_a_copy_with_a_manifest_in_a_bad_sector_keeps_no_other_from_the_slow_tier(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    monkeypatch.setattr(Path, "open", opened_badly(slow / "step-00000001" / INSIDE, 5))
+    assert drained(fast, slow).last == "step-00000001"
+    assert (slow / "step-00000001.2" / INSIDE).exists()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_manifest_that_goes_while_it_is_looked_at_hides_no_tier(
+    fast: Path, slow: Path, is_folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    foreign(fast / "last.ckpt")
+    drained(fast, slow)
+    gone = slow / ("step-00000001/" + INSIDE if is_folder else "last.ckpt.penstock.json")
+    monkeypatch.setattr(Path, "open", opened_badly(gone, 2))
+    [first, last] = find(LocalStore(slow))
+    assert (first.name, last.name) == ("step-00000001", "last.ckpt")
+    assert (first.problem != "", last.is_ours) == (is_folder, is_folder)
+    assert verify(last, "full").is_whole
+
+
+def test_a_copy_that_ends_leaves_the_one_that_it_would_have_replaced(
+    fast: Path, slow: Path
+) -> None:
+    path = foreign(fast / "last.ckpt")
+    drained(fast, slow)
+    foreign(path, b"again")
+
+    def unwanted() -> None:
+        raise Unwanted
+
+    with pytest.raises(Unwanted):
+        copy_checkpoint(find(LocalStore(fast))[0], LocalStore(slow), Trip(Pace(None), 1, unwanted))
+    assert verify(find(LocalStore(slow))[0], "full").is_whole
+    assert sorted(os.listdir(slow)) == [STATE, "last.ckpt", "last.ckpt.penstock.json"]
 
 
 def test_a_copy_that_reads_back_wrong_is_not_committed(fast: Path, slow: Path) -> None:
@@ -381,6 +891,62 @@ def test_random_kills_lose_nothing_that_was_durable(fast: Path, slow: Path) -> N
 # Order, pace, pauses
 
 
+def test_an_idle_drain_asks_folders_where_a_look_at_all_files_takes_long(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = [0.0], [0]
+    (fast / "epochs" / "7").mkdir(parents=True)
+    last, ours = fast / "last.pt", saved(fast, 5)
+
+    def dear(store: Store, **more: Any) -> Any:
+        looks[0] += store.url == str(fast)
+        now[0] += 0.5
+        return find(store, **more)
+
+    def seen() -> bool:
+        """Whether a round looks; what it finds is drained by it or by those that follow."""
+        before = looks[0], working.status.looked_unix_ns
+        working._round()
+        has_looked = looks[0] > before[0]
+        assert (working.status.looked_unix_ns > before[1]) == has_looked  # a job waits for that
+        while has_looked and working.backlog():
+            working._round()
+        now[0] += 1
+        return has_looked
+
+    def written(path: Path, content: str) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+
+    monkeypatch.setattr("penstock.save.drain.find", dear)
+    with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now[0]) as working:
+        assert seen()
+        assert not seen()
+        written(last, "a name")
+        assert seen()
+        assert not seen()
+        written(last, "and the same name")  # in place
+        assert seen()
+        assert not seen()
+        written(fast / "epochs" / "7" / "a.pt", "in a folder without any checkpoint")
+        assert seen()
+        assert not seen()
+        shutil.rmtree(ours)
+        assert seen()
+        assert not seen()
+        # Where folders have no times.
+        still = {os.sep: os.stat(os.sep).st_ctime_ns}
+        monkeypatch.setattr("penstock.save.drain._times_of_folders", lambda root: still)
+        saved(fast, 6)
+        assert seen()
+        assert not seen()
+        saved(fast, 7)
+        n_rounds = next(n for n in range(100) if seen())
+        assert 0 < n_rounds * 1.0 < 60
+    made = {f"step-{step:08}" for step in (5, 6, 7)}
+    assert set(names(slow)) == made | {"last.pt", "epochs/7/a.pt"}
+
+
 def test_two_drains_of_one_tier_are_refused(fast: Path, slow: Path, tmp_path: Path) -> None:
     with Drainer(fast, slow), pytest.raises(SaveError, match="another drain has this folder"):
         Drainer(fast, tmp_path / "else").__enter__()
@@ -510,6 +1076,20 @@ def test_a_slow_tier_that_is_gone_is_waited_for(fast: Path, slow: Path) -> None:
     assert any(state == "waiting" and "slow" in error for state, error in states)
 
 
+def test_what_has_just_failed_is_still_at_risk(fast: Path, slow: Path) -> None:
+    saved(fast, 1)
+
+    class Gone(LocalStore):
+        def upload(self, *given: Any) -> Any:
+            raise TierError("of a mount")
+
+    with Drainer(fast, slow, Settings(tries=1)) as working:
+        working.slow = Gone(slow)
+        assert working.once()
+        assert working.status.backlog == ("step-00000001",)
+        assert working.status.at_risk_s > 0
+
+
 def test_a_long_outage_is_told_in_one_line_however_many_wait(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,7 +1128,7 @@ def test_the_fast_tier_gives_up_only_what_is_verified_on_the_slow_one(
 ) -> None:
     for step in (1, 2, 3, 4):
         saved(fast, step)
-    (fast / "theirs.pt").write_bytes(b"PK\x03\x04")
+    foreign(fast / "theirs.pt")
     stores = LocalStore(fast), LocalStore(slow)
     keep = Keep(fast=1)
     assert prune(*stores, keep).fast == ()
@@ -566,6 +1146,78 @@ def test_the_fast_tier_gives_up_only_what_is_verified_on_the_slow_one(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_what_was_written_again_while_it_was_judged_does_not_go(
+    fast: Path, slow: Path, is_adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(data: bytes) -> None:
+        foreign(fast / "draft", data).replace(fast / "last.ckpt")
+        if is_adopted:
+            adopt_files(fast, "last.ckpt", ["last.ckpt"], 1, "torch")
+
+    written(b"first")
+    foreign(fast / "step-5.ckpt")
+    drained(fast, slow)
+    judged = retention.doomed_safely
+
+    def slowly(*given: Any) -> Any:
+        written(b"second")
+        return judged(*given)
+
+    monkeypatch.setattr(retention, "doomed_safely", slowly)
+    done = prune(LocalStore(fast), LocalStore(slow), Keep(fast=0, last=3, foreign=True))
+    assert done.fast == ("step-5.ckpt",)
+    assert names(fast) == ["last.ckpt"]
+    assert b"second" in (fast / "last.ckpt").read_bytes()
+
+
+def test_a_model_to_which_a_file_came_while_it_was_judged_does_not_go(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(fast, "model")
+    drained(fast, slow)
+    judged = retention.doomed_safely
+
+    def slowly(*given: Any) -> Any:
+        (fast / "model" / "tokenizer.json").write_text("{}")
+        return judged(*given)
+
+    monkeypatch.setattr(retention, "doomed_safely", slowly)
+    assert not prune(LocalStore(fast), LocalStore(slow), Keep(fast=0, foreign=True)).fast
+    assert (fast / "model" / "tokenizer.json").exists()
+
+
+def test_one_that_cannot_be_removed_keeps_no_other_from_going(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        saved(fast, step)
+    drained(fast, slow)
+    removed = retention.remove
+
+    def shaky(one: Any) -> bool:
+        if one.step == 1:
+            raise TierError("of another user")
+        return removed(one)
+
+    monkeypatch.setattr(retention, "remove", shaky)
+    with pytest.raises(TierError, match="of another user"):
+        prune(LocalStore(fast), LocalStore(slow), Keep(fast=1))
+    assert names(fast) == ["step-00000003", "step-00000001"]
+
+
+def test_one_that_is_being_written_is_not_counted_among_those_that_stay(
+    fast: Path, slow: Path
+) -> None:
+    for name in ("out/checkpoint-5", "out/checkpoint-6"):
+        trained(fast, name)
+    drained(fast, slow)
+    trained(fast, "out/checkpoint-7")
+    (fast / "out" / "checkpoint-7" / "trainer_state.json").unlink()
+    done = prune(LocalStore(fast), LocalStore(slow), Keep(fast=1, foreign=True))
+    assert done.fast == ("out/checkpoint-5",)
+
+
 def test_the_slow_tier_keeps_last_every_and_best(fast: Path, slow: Path) -> None:
     for step, loss in ((10, 0.1), (20, 0.9), (30, 0.8), (40, 0.7), (50, 0.6)):
         saved(slow, step, metrics={"loss": loss})
@@ -576,8 +1228,13 @@ def test_the_slow_tier_keeps_last_every_and_best(fast: Path, slow: Path) -> None
     assert steps(Keep(last=2, best="loss")) == [20, 30]
     assert steps(Keep(last=1, best="-loss")) == [10, 30, 40]
     assert steps(Keep()) == []
-    with pytest.raises(SaveError, match="keeps nothing"):
-        Keep(last=0)
+    for name, wrong in (
+        ("last", (0, 1.5, "2", True)), ("fast", (-1, 2.5, None, "2")), ("every", (-1, 0.5, None)),
+        ("best_n", (0, -1, 1.5)), ("best", ("-", None)), ("foreign", ("no",)),
+    ):  # fmt: skip
+        for value in wrong:
+            with pytest.raises(SaveError, match=rf"Keep\({name}={value!r}\): "):
+                Keep(**{name: value})
 
 
 def test_the_last_whole_one_stays_whatever_the_rules_say(fast: Path, slow: Path) -> None:
@@ -627,6 +1284,67 @@ def test_a_newest_that_the_fast_tier_has_damaged_keeps_no_older_one_from_arrivin
     assert [one.step for one in find(LocalStore(slow))] == [1]
 
 
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_damaged_newest_of_another_program_keeps_no_older_one_from_arriving(
+    fast: Path, slow: Path, damage: str, is_foreign: bool
+) -> None:
+    foreign(fast / "step-1.pt")
+    newest = foreign(fast / "step-2.pt")
+    size = newest.stat().st_size
+    flip(newest, size // 2) if damage == "flip" else os.truncate(newest, size // 2)
+    keep = Keep(fast=2, last=1, foreign=is_foreign)
+    with Drainer(fast, slow, Settings(settle_s=0, keep=keep)) as working:
+        (line,) = working.once()
+        assert line.startswith("step-2.pt: ")
+    assert names(slow) == ["step-1.pt"]
+
+
+def test_no_older_one_stays_at_home_for_what_is_still_being_written(fast: Path, slow: Path) -> None:
+    for step in (1, 2, 3):
+        foreign(fast / f"step-{step}.pt")
+        os.utime(fast / f"step-{step}.pt", (time.time() - 1000, time.time() - 1000))
+    (fast / "step-9.pt").write_bytes(b"PK\x03\x04 a save that is going on")
+    keep = Keep(fast=4, last=1, foreign=True)
+    with Drainer(fast, slow, Settings(settle_s=900, keep=keep)) as working:
+        assert working._round() == {}
+        assert working._round() == {}
+        assert names(slow) == ["step-3.pt"]
+        assert working.status.drained == 1  # what the slow tier would drop at once stays at home
+        foreign(fast / "step-9.pt")
+        os.utime(fast / "step-9.pt", (1, 1))
+        working._round()
+    assert names(slow) == ["step-9.pt"]
+
+
+def test_a_recovery_begins_from_nothing_that_its_own_drain_has_found_damaged(
+    fast: Path, slow: Path
+) -> None:
+    foreign(fast / "step-1.pt")
+    with zipfile.ZipFile(fast / "step-2.pt", "w") as archive:
+        for number in range(100):  # of which a sample misses most
+            archive.writestr(f"archive/data/{number}", b"%d" % number * 1000)
+    flip(fast / "step-2.pt", (fast / "step-2.pt").stat().st_size // 2)
+    settings = Settings(settle_s=0)
+    choice, (line,) = recover(fast, slow, settings, level="sizes")
+    assert choice.step == 1
+    assert [where for where, _ in choice.rejected] == [f"{fast}/step-2.pt"]
+    assert choice.rejected[0][1] in line
+    told = penstock("drain", fast, slow, status=1)
+    assert "not drained: step-2.pt: " in told.stderr
+    assert "is there again" not in told.stderr
+
+
+def test_all_that_a_keep_says_is_said_to_the_drain_beside(fast: Path, slow: Path) -> None:
+    commands: Any = importlib.import_module("penstock.cli.save")
+    keep = Keep(fast=1, last=2, every=3, best="-acc", best_n=4, foreign=True)
+    words = Drain(fast, slow, keep=keep).command()
+    told = commands.drain_command.make_context("drain", words[words.index("drain") + 1 :]).params
+    assert keep == commands._keep(*(told[name] for name in (
+        "keep_fast", "keep_last", "every", "best", "best_n", "foreign",
+    )))  # fmt: skip
+
+
 def test_a_best_is_no_number_that_is_none(slow: Path) -> None:
     for step, loss in ((1, 0.5), (2, 0.1), (3, float("nan")), (4, 0.4), (5, 0.45)):
         saved(slow, step, metrics={"loss": loss})
@@ -669,6 +1387,18 @@ def test_retention_and_drain_come_to_rest(fast: Path, slow: Path) -> None:
         before = working.status.drained
         working.once()
         assert working.status.drained == before
+
+
+def test_a_model_s_folder_that_stays_for_what_is_in_it_is_not_drained_again_and_again(
+    fast: Path, slow: Path
+) -> None:
+    for name in ("out", "out/checkpoint-5", "out/checkpoint-10"):
+        trained(fast, name)
+    keep = Keep(fast=1, last=1, foreign=True)
+    assert drained(fast, slow, keep=keep).drained <= 3
+    assert drained(fast, slow, keep=keep).drained == 0
+    assert names(fast) == ["out/checkpoint-10", "out"]
+    assert names(slow) == ["out/checkpoint-10"]
 
 
 def test_foreign_ones_that_stay_on_fast_are_not_drained_again_and_again(
@@ -875,6 +1605,25 @@ def test_a_tier_that_is_not_there_and_names_that_move_the_cursor(fast: Path) -> 
     told = subprocess.run([*command, "verify", fast], capture_output=True, text=True)
     assert "NOT WHOLE" in told.stdout
     assert "\x1b" not in told.stdout
+    (fast / "a\nb.pt").write_bytes(b"PK\x03\x04")
+    for path in fast.iterdir():  # nobody writes them any more, however fast this machine is
+        os.utime(path, (1e9, 1e9))
+    said = penstock("recover", fast, fast.with_name("slow"), status=1).stderr
+    for start in ("passed over", "not drained"):
+        assert [line.count("a\\nb.pt") > 0 for line in said.splitlines() if start in line].count(1)
+    assert "\nb.pt" not in said.replace("a\\nb.pt", "")
+
+
+def test_one_file_is_listed_and_a_metric_that_no_manifest_has_is_told(
+    fast: Path, slow: Path
+) -> None:
+    foreign(fast / "step-1.pt")
+    rows = json.loads(penstock("ls", fast / "step-1.pt", "--json").stdout)
+    assert [row["name"] for row in rows] == ["step-1.pt"]
+    saved(slow, 1, metrics={"loss": 1.0})
+    words = ["prune", fast, slow, "--keep-last", 1, "--dry-run", "--best"]
+    assert "has a metric 'nosuch'" in penstock(*words, "-nosuch").stderr
+    assert "metric" not in penstock(*words, "loss").stderr
 
 
 def test_a_drain_with_nothing_to_copy_still_prunes(fast: Path, slow: Path) -> None:
@@ -970,6 +1719,24 @@ def test_verify_shows_restarts_that_failed_and_forgives_one_or_all(
     assert "nan" not in verified(tmp_path)
 
 
+def test_a_checkpoint_of_several_files_is_asked_for_by_its_prefix_or_by_any_of_them(
+    tmp_path: Path,
+) -> None:
+    from click.testing import CliRunner
+
+    from penstock.cli.save import save as command
+
+    for step in (1, 2):
+        files = [f"ckpt-{step}.data-00000-of-00001", f"ckpt-{step}.index"]
+        for name in files:
+            (tmp_path / name).write_bytes(b"x")
+        adopt_files(tmp_path, f"ckpt-{step}", files, step, "tensorflow")
+    for name in ("ckpt-2", *files):
+        said = CliRunner().invoke(command, ["verify", str(tmp_path / name)])
+        assert said.output == "ckpt-2: whole (tensorflow, sample), 0.0 MB compared\n", name
+    assert CliRunner().invoke(command, ["verify", str(tmp_path / "ckpt-3")]).exit_code
+
+
 def test_a_pointer_that_names_thousands_of_checkpoints_is_copied(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
@@ -978,6 +1745,7 @@ def test_a_pointer_that_names_thousands_of_checkpoints_is_copied(tmp_path: Path)
     rows = [f'all_model_checkpoint_paths: "ckpt-{step}"' for step in range(4000)]
     (fast / "checkpoint").write_text("\n".join(rows))
     with Drainer(fast, slow) as drainer:
+        drainer.backlog()
         drainer._copy_hints()
     assert (slow / "checkpoint").read_bytes() == (fast / "checkpoint").read_bytes()
 

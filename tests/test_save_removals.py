@@ -11,7 +11,7 @@ from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, adopt_folder
 from penstock.save.drain import Drainer, Settings, Status
 from penstock.save.formats import find
-from penstock.save.manifest import CHUNK_BYTES
+from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.removals import Removals
 from penstock.save.verify import latest_valid
 from penstock.stores import LocalStore
@@ -182,6 +182,69 @@ def test_lightning_keeps_one_and_one_is_durable_all_the_while(
     assert whole(fast) == whole(slow) == ["step=30.ckpt"]
 
 
+def test_lightning_loads_from_the_tier_that_was_chosen(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning", reason="make test installs it")
+    import torch
+
+    from penstock.adapters.save import lightning
+
+    monkeypatch.setattr(lightning, "drain_beside", lambda *places: None)
+    plugin = lightning.TieredCheckpointIO(fast, slow)
+    path, near = slow / "last.ckpt", fast / "last.ckpt"
+
+    def save(step: int) -> None:
+        plugin.save_checkpoint({"global_step": step}, path)
+
+    def put_back() -> None:
+        shutil.rmtree(fast)
+        shutil.copytree(fast.with_name("before"), fast)
+
+    save(8)
+    drain(fast, slow)
+    shutil.copytree(fast, fast.with_name("before"))
+    save(16)
+    drain(fast, slow)
+    put_back()
+    for chosen in (plugin.latest(), path):  # and without having asked
+        assert plugin.load_checkpoint(str(chosen))["global_step"] == 16
+    save(4)  # a run begun anew: what it has written itself, though its step is lower
+    assert plugin.load_checkpoint(path)["global_step"] == 4
+
+    content = bytearray(near.read_bytes())
+    content[len(content) // 2] ^= 1
+    near.write_bytes(content)
+    assert plugin.load_checkpoint(str(plugin.latest()))["global_step"] == 16
+    (slow / "last.ckpt").write_bytes(content)
+    with pytest.raises(SaveError, match=r"fast/last.ckpt: .*slow/last.ckpt: "):
+        plugin.load_checkpoint(path)
+    near.unlink()
+    path.rename(slow / "weights")
+    torch.save({"global_step": 1}, slow / "weights")  # no checkpoint by its name
+    assert plugin.load_checkpoint(slow / "weights")["global_step"] == 1
+
+
+def test_lightning_loads_its_own_where_the_slow_tier_had_to_name_it_anew(
+    fast: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("lightning", reason="make test installs it")
+    from penstock.adapters.save import lightning
+
+    monkeypatch.setattr(lightning, "drain_beside", lambda *places: None)
+    (tmp_path / "other").mkdir()
+    for folder, whose in ((tmp_path / "other", "theirs"), (fast, "ours")):
+        plugin = lightning.TieredCheckpointIO(folder, slow)
+        plugin.save_checkpoint({"global_step": 1, "whose": whose}, slow / "last.ckpt")
+        drain(folder, slow)
+    assert whole(slow) == ["last.2.ckpt", "last.ckpt"]
+    (fast / "last.ckpt").unlink()
+    (fast / "last.ckpt.penstock.json").unlink()
+    assert plugin.load_checkpoint(slow / "last.ckpt")["whose"] == "ours"
+    assert torch.load(slow / "last.ckpt", weights_only=True)["whose"] == "theirs"
+
+
 def test_tensorflow_gives_up_on_fast_only_what_has_arrived(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +276,31 @@ def orbax_step(root: Path, step: int, data: bytes, is_adopted: bool = False) -> 
     (folder / "data").write_bytes(data)
     if is_adopted:
         adopt_folder(folder, step, "orbax")
+
+
+def test_a_torn_step_of_the_run_before_is_not_vouched_for(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.adapters.save import orbax
+
+    monkeypatch.setattr(orbax, "drain_beside", lambda *places: None)
+    steps = orbax.TieredSteps(fast, slow)
+    for step in (1, 2, 3):
+        orbax_step(fast, step, b"x", is_adopted=step == 1)
+    (fast / "2" / "_CHECKPOINT_METADATA").write_bytes(b"")  # Orbax does not sync it
+
+    class Manager:
+        def wait_until_finished(self) -> None: ...
+
+        def all_steps(self) -> list[int]:
+            return [1, 2, 3]
+
+    assert steps.finished(Manager()) == [3]
+    assert not (fast / "2" / INSIDE).exists()
+    (fast / "3" / "data").unlink()
+    found = steps.latest()
+    assert found is not None
+    assert found.step == 1
 
 
 def test_orbax_is_never_given_another_run_s_step(

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SaveError
+from penstock.interop.wire import varint
 from penstock.save import foreign
 from penstock.save.commit import begin, commit
 from penstock.save.formats import find, step_of
-from penstock.save.manifest import CHUNK_BYTES, INSIDE
+from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
 from penstock.save.verify import forgive, latest_valid, remember_failure, verify
 from penstock.stores import LocalStore
 
@@ -74,6 +75,14 @@ def test_any_flipped_bit_zeroed_block_zero_tail_and_cut_is_found(tmp_path: Path)
     path.unlink()
     verdict = verify(only(tmp_path), "sizes")
     assert verdict.problems == ("model.pt: is missing",)
+
+
+def test_a_manifest_is_cut_nowhere_unseen() -> None:
+    whole = to_json(Manifest((FileSum("model.pt", 1, bytes(8)),), 1))
+    assert parse(whole, "here").step == 1
+    for end in range(len(whole)):
+        with pytest.raises(SaveError):
+            parse(whole[:end], "here")
 
 
 def test_a_flipped_bit_anywhere_in_a_small_checkpoint_is_found(tmp_path: Path) -> None:
@@ -613,7 +622,7 @@ def test_tensorflow_checkpoints_are_judged_by_their_own_crc(tmp_path: Path) -> N
         for cut in cuts(path):
             assert not is_whole(root, "sizes") or not cut, (path.name, cut)
     data.unlink()
-    assert find(LocalStore(root)) == []
+    assert only(root).problem == "a data file is missing"
 
 
 def test_orbax_steps_are_known_and_their_json_is_looked_at(tmp_path: Path) -> None:
@@ -657,9 +666,226 @@ def test_orbax_steps_are_known_and_their_json_is_looked_at(tmp_path: Path) -> No
         assert latest_valid(root, level="sizes").step == 10, pattern
         for path, content in data.items():
             path.write_bytes(content)
+    values = [path for path in (root / "20").rglob("d/*") if path.stat().st_size > 10_000]
+    assert values  # of w, in one of several data files
+    for path in [*values, root / "20" / "default" / "manifest.ocdbt"]:
+        away = path.rename(root / "away")
+        assert latest_valid(root, level="sizes").step == 10, path
+        away.rename(path)
     assert latest_valid(root, level="full").step == 20
     (root / "20").rename(root / "20.orbax-checkpoint-tmp-1")
     assert latest_valid(root).step == 10
+
+
+OCDBT = """
+    import json, tensorstore as ts
+    from pathlib import Path
+
+    CONTEXT = ts.Context()
+    DEEP, PLAIN = {"max_decoded_node_bytes": 400}, {"compression": None}
+
+    def opened(folder, **more):
+        base = {"driver": "file", "path": f"{folder}/"}
+        return ts.KvStore.open({"driver": "ocdbt", "base": base, **more}, context=CONTEXT).result()
+
+    def database(folder, config):
+        config = {"max_inline_value_bytes": 20, **config}
+        apart = {} if "compression" not in config else {
+            "value_data_prefix": "ocdbt_data/", "btree_node_data_prefix": "ocdbt_meta/"}
+        return opened(folder, config=config, target_data_file_size=3000, **apart)
+
+    def read(folder):
+        store = opened(folder)
+        return {key: store.read(key).result().value for key in store.list().result()}
+
+    def is_right(folder, whole):
+        try:
+            return read(folder) == whole
+        except ValueError:
+            return False
+
+    told = {}
+    for name, config in (("deep", DEEP), ("plain", PLAIN)):
+        folder = Path(root, name)
+        for n in (0, 1):
+            for last in (60, 30):  # a second version leaves nodes that nobody needs
+                with ts.Transaction() as transaction:
+                    part = database(folder / f"ocdbt.process_{n}", config)
+                    part = part.with_transaction(transaction)
+                    for key in range(70 * n, 70 * n + last):
+                        part[f"key {key:04d}"] = (b"%d " % (key + last)) * (1 + key % 90)
+        transaction = ts.Transaction(atomic=True)
+        merged = database(folder, config).with_transaction(transaction)
+        for n in (0, 1):
+            opened(folder / f"ocdbt.process_{n}").experimental_copy_range_to(merged).result()
+        transaction.commit_sync()
+        whole = read(folder)
+        assert len(whole) == 120
+        for path in sorted(folder.rglob("*")):
+            if path.is_dir() or path.name == "manifest.ocdbt":
+                continue
+            data = path.read_bytes()
+            path.unlink()
+            is_needed = not is_right(folder, whole)
+            path.write_bytes(data[:-1])
+            is_needed_to_its_end = not is_right(folder, whole)
+            path.write_bytes(data)
+            told[str(path)] = [is_needed, is_needed_to_its_end]
+        (folder / "_METADATA").write_text("{}")
+    Path(root, "told.json").write_text(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of OCDBT, each made of two; of each data file told.json says whether tensorstore reads
+    the same without it, and without its last byte.  (It says nothing of a file that is missing.)"""
+    if not _has("tensorstore"):
+        pytest.skip("tensorstore is not installed")
+    root = tmp_path_factory.mktemp("ocdbt") / "run"
+    made_by(OCDBT, root)
+    return root
+
+
+def named(root: Path, name: str) -> Any:
+    return next(one for one in find(LocalStore(root)) if one.name == name)
+
+
+@pytest.mark.parametrize("name", ["deep", "plain"])
+def test_data_files_that_a_tree_of_ocdbt_needs_are_missed(databases: Path, name: str) -> None:
+    verdict = verify(named(databases, name), "sizes")
+    assert (verdict.problems, verdict.remarks) == ((), ())
+    told = json.loads((databases / "told.json").read_text())
+    told = {
+        Path(path): needs
+        for path, needs in told.items()
+        if Path(path).is_relative_to(databases / name)
+    }
+    assert sum(is_needed for is_needed, _ in told.values()) > 4
+    for path, (is_needed, is_needed_to_its_end) in told.items():
+        data = path.read_bytes()
+        path.unlink()
+        assert verify(named(databases, name), "sizes").is_whole != is_needed, path
+        path.write_bytes(data[:-1])
+        assert verify(named(databases, name), "sizes").is_whole != is_needed_to_its_end, path
+        path.write_bytes(data)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_as_a_tree_of_ocdbt_end_in_a_finding(databases: Path, data: Any) -> None:
+    """With checksums that fit, as somebody who means harm would write them."""
+    crc32c = pytest.importorskip("crc32c").crc32c
+    root = databases / data.draw(st.sampled_from(["deep", "plain"]))
+    sizes = {
+        os.fspath(path.relative_to(root)): path.stat().st_size
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+    seed, n_bytes = data.draw(st.integers(0, 1 << 32)), data.draw(st.integers(0, 6))
+
+    def spoilt(content: bytes) -> bytes:
+        chance, made = random.Random(seed), bytearray(content[:-4])
+        for _ in range(n_bytes if len(made) > 12 else 0):
+            made[chance.randrange(12, len(made))] = chance.choice((0, 1, 127, 255))
+        return bytes(made) + crc32c(bytes(made)).to_bytes(4, "little")
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        with (root / name).open("rb") as file:
+            file.seek(offset)
+            return spoilt(file.read(length))
+
+    manifest = (root / "manifest.ocdbt").read_bytes()
+    manifest = spoilt(manifest) if data.draw(st.booleans()) else manifest
+    with contextlib.suppress(foreign.Damage):
+        foreign.check_ocdbt_tree(manifest, "manifest.ocdbt", sizes, read, foreign.Scope("full"))
+
+
+def test_a_tree_of_ocdbt_that_cannot_be_unpacked_here_is_said_to_be_unread(
+    databases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ctypes
+
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    verdict = verify(named(databases, "deep"), "sizes")
+    assert verdict.is_whole
+    assert "libzstd.so.1 is not on this machine" in "".join(verdict.remarks)
+    assert verify(named(databases, "plain"), "sizes").remarks == ()
+
+
+def _varints(*numbers: int) -> bytes:
+    return b"".join(map(varint, numbers))
+
+
+def _sealed(magic: bytes, body: bytes) -> bytes:
+    crc32c = pytest.importorskip("crc32c").crc32c
+    made = magic + (len(body) + 18).to_bytes(8, "little") + b"\0\0" + body
+    return made + crc32c(made).to_bytes(4, "little")
+
+
+def _tree(node: bytes, height: int, repeats: int = 1) -> tuple[bytes, dict[str, int], Any]:
+    """A manifest whose root is a node of references to another one, as many as are asked for."""
+    files = _varints(1, 3, 0) + b"d/x"
+    root = node
+    if height:
+        places = [number * len(node) for number in range(repeats)]
+        keys = _varints(repeats, *[0] * (repeats - 1), *[0] * repeats, *[0] * repeats)
+        root = _sealed(foreign.OCDBT_NODE, bytes([1]) + files + keys + _varints(
+            *[0] * repeats, *places, *[len(node)] * repeats))  # fmt: skip
+    start = repeats * len(node) if height else 0
+    manifest = bytes(16) + _varints(0, 0, 0) + bytes([0]) + _varints(0) + files
+    manifest += _varints(1, 1) + bytes([height]) + _varints(0, start, len(root))
+    data = (node * repeats if height else b"") + root
+    return (
+        _sealed(foreign.OCDBT_MANIFEST, manifest),
+        {"d/x": len(data)},
+        lambda name, offset, length: data[offset : offset + length],
+    )
+
+
+def _inline(n: int) -> bytes:
+    """A leaf of n keys with values of nothing, and no data file."""
+    return _sealed(foreign.OCDBT_NODE, b"\0\0" + _varints(n) + bytes(max(0, n - 1) + 3 * n))
+
+
+@pytest.mark.parametrize("bound", ["keys", "bytes", "nodes"])
+def test_a_tree_larger_than_its_files_can_hold_is_not_followed_and_not_whole(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = foreign.Scope("full")
+    names = {"keys": "SOME_KEYS", "bytes": "SOME_TREE_BYTES", "nodes": "SOME_NODES"}
+    node, repeats = (_inline(100), 5) if bound != "nodes" else (_inline(0), 50)
+    tree = _tree(node, 1, repeats)
+    foreign.check_ocdbt_tree(tree[0], "manifest.ocdbt", *tree[1:], scope)
+    assert scope.remarks == {}
+    assert scope.read_bytes == len(tree[0]) + tree[1]["d/x"]
+    assert scope.unprotected_bytes == -tree[1]["d/x"]
+    for name in ("TREE_BYTES_A_BYTE", "KEY_BYTES", "NODE_BYTES"):
+        monkeypatch.setattr(foreign, name, 0 if name == "TREE_BYTES_A_BYTE" else 1 << 40)
+    foreign.check_ocdbt_tree(tree[0], "manifest.ocdbt", *tree[1:], scope)
+    monkeypatch.setattr(foreign, names[bound], 40)
+    with pytest.raises(foreign.Damage, match="not followed: too large"):
+        foreign.check_ocdbt_tree(tree[0], "manifest.ocdbt", *tree[1:], scope)
+
+
+def test_a_node_is_not_unpacked_beyond_what_its_files_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ctypes.util
+
+    if ctypes.util.find_library("zstd") is None:
+        pytest.skip("libzstd is not installed")
+    monkeypatch.setattr(foreign, "SOME_TREE_BYTES", 1 << 20)
+    # A frame of RLE blocks, 128 KiB of zeros each: 4 bytes for 128 KiB.
+    blocks = [(int(last) | 1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
+              for last in [False] * 63 + [True]]  # fmt: skip
+    frame = bytes.fromhex("28b52ffd") + bytes([0x00, 0x38]) + b"".join(blocks)
+    assert len(foreign._unzstd(frame, "n", 1 << 30)) == 8 << 20
+    with pytest.raises(foreign.Damage, match="not followed: too large"):
+        foreign._unzstd(frame, "n", 1 << 20)
 
 
 def _has(name: str) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
     from penstock.save.verify import Choice
+    from penstock.stores import Store
 
 __all__ = ["save"]
 
@@ -69,8 +70,12 @@ def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
     rows = []
     for tier in tiers:
         if "://" not in tier and not os.path.isdir(tier):  # noqa: PTH112 - a text, as it was given
-            raise click.ClickException(f"{tier}: no such folder")
-        for one in find(open_store(tier)):
+            found, _ = _checkpoints_at(tier)
+            if not found:
+                raise click.ClickException(f"{tier}: no checkpoint and no folder")
+        else:
+            found = find(open_store(tier))
+        for one in found:
             verified = bool(one.manifest and one.manifest.verified_unix_ns)
             rows.append(
                 {
@@ -125,7 +130,8 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
 
     RUN is a tier or one checkpoint.  Without an option a sample of the checksums is compared.
     Checkpoints of other programs are judged by their own formats: CRC-32 of torch and Keras files,
-    CRC-32C of TensorFlow; safetensors and Orbax have sizes only, and the answer says so.
+    CRC-32C of TensorFlow and of Orbax's trees; the data of Orbax and of safetensors have sizes
+    only, and the answer says so.
 
     \b
       penstock save verify runs/llm/checkpoints
@@ -193,7 +199,8 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     from penstock.save.formats import find, find_file
     from penstock.stores import open_store
 
-    if "://" not in place and not os.path.lexists(place):
+    # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.
+    if "://" not in place and not any(map(os.path.lexists, (place, f"{place}.index"))):
         raise click.ClickException(f"{place}: no such folder or file")
     above, _, name = place.rstrip("/").rpartition("/")
     above = above or ("." if "://" not in place else "")
@@ -201,7 +208,10 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
         with contextlib.suppress(Exception):  # the folder above may be nobody's business
             store = open_store(above)
             single = find_file(store, name)
-            inner = [single] if single else [one for one in find(store) if one.name == name]
+            inner = [single] if single else [
+                one for one in find(store)
+                if one.name == name or name in {found.name for found in one.files}
+            ]  # fmt: skip
             if inner:
                 return inner, True
     return find(open_store(place)), False
@@ -218,6 +228,8 @@ def _keep_options(command: Callable[..., Any]) -> Callable[..., Any]:
                          help="... and each whose step is a multiple of this."),
             click.option("--best", default="", metavar="METRIC",
                          help="... and the best by this metric; -METRIC: larger is better."),
+            click.option("--best-n", type=click.IntRange(min=1), default=1, metavar="N",
+                         help="... the best N of them.  [default: 1]"),
             click.option("--foreign", is_flag=True,
                          help="Checkpoints of other programs may go from the fast tier too."),
         )
@@ -227,7 +239,12 @@ def _keep_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep(
-    keep_fast: int | None, keep_last: int | None, every: int, best: str, foreign: bool
+    keep_fast: int | None,
+    keep_last: int | None,
+    every: int,
+    best: str,
+    best_n: int,
+    foreign: bool,
 ) -> Keep | None:
     """None where nothing of it was asked for: then nothing is removed."""
     from penstock.save.retention import Keep
@@ -237,7 +254,7 @@ def _keep(
             raise click.UsageError("say how many stay: --keep-fast N or --keep-last N")
         return None
     fast = keep_fast if keep_fast is not None else sys.maxsize
-    return Keep(fast, keep_last, every, best, foreign=foreign)
+    return Keep(fast, keep_last, every, best, best_n, foreign)
 
 
 @save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
@@ -286,6 +303,7 @@ def drain_command(
     keep_last: int | None,
     every: int,
     best: str,
+    best_n: int,
     foreign: bool,
 ) -> int:
     """Copy finished checkpoints from FAST to SLOW, verified; exit status 1: one could not be.
@@ -308,7 +326,7 @@ def drain_command(
     is_followed = follow is not None or follow_input
     if is_followed and once:
         raise click.UsageError("--follow goes with --watch")
-    keep = _keep(keep_fast, keep_last, every, best, foreign)
+    keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
     settings = draining.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
@@ -334,11 +352,16 @@ def drain_command(
             except draining.Stopped:
                 click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
                 return INTERRUPTED
-    status = working.status
-    _told_drained(status)
-    for line in failed:
-        click.echo(f"penstock: not drained: {line}", err=True)
+    _told_drained(working.status, of_burst=slow is None)
+    _tell_failed(failed)
     return NOT_WHOLE if failed else 0
+
+
+def _tell_failed(failed: list[str]) -> None:
+    from penstock.views.paper import Paper
+
+    for line in failed:
+        click.echo(f"penstock: not drained: {Paper.clean(line)}", err=True)
 
 
 def _tell_slow(fast: Path, slow: str, durable: str) -> None:
@@ -375,10 +398,10 @@ def _input_ended() -> bool:
     return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1)
 
 
-def _told_drained(status: Status, is_aside: bool = False) -> None:
+def _told_drained(status: Status, is_aside: bool = False, of_burst: bool = True) -> None:
     if status.warning:
         click.echo(f"penstock: {status.warning}", err=True)
-    for name in status.damaged:
+    for name in status.damaged if of_burst else ():  # a drain says what is wrong with each
         click.echo(f"penstock: {name}: not whole; what it was before is there again", err=True)
     kept = f", {status.skipped_bytes / 1e6:,.1f} MB were there" if status.skipped_bytes else ""
     click.echo(
@@ -494,16 +517,39 @@ def recover_command(
         except draining.Stopped:
             click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
             return INTERRUPTED
-    for line in failed:
-        click.echo(f"penstock: not drained: {line}", err=True)
+    _tell_failed(failed)
     _tell_choice(choice)
     if choice.checkpoint is None:
         return NOT_WHOLE
-    where = choice.where
-    if fetch and (choice.path is None or fast.resolve() not in choice.path.resolve().parents):
-        where = os.fspath(draining.fetch(choice.checkpoint, fast))
-    click.echo(where)
-    return NOT_WHOLE if failed else 0
+    where = _fetched(choice, fast, slow) if fetch else choice.where
+    if where:
+        click.echo(where)
+    return NOT_WHOLE if failed or not where else 0
+
+
+def _fetched(choice: Choice, fast: Path, slow: str) -> str:
+    """Where it lies on the fast tier, or the one before it where it turns out to be damaged; empty:
+    there is none."""
+    from penstock.errors import SaveError, TierError
+    from penstock.save.drain import fetch
+    from penstock.save.verify import latest_valid, verify
+
+    damaged: dict[tuple[str, str], str] = {}
+    while (one := choice.checkpoint) is not None:
+        if choice.path is not None and fast.resolve() in choice.path.resolve().parents:
+            return choice.where
+        try:
+            return os.fspath(fetch(one, fast))
+        except SaveError as error:
+            damaged[one.where, one.identity] = str(error)
+        except (TierError, OSError) as error:
+            problems = verify(one, "full").problems
+            if not problems:  # it was the fast tier's
+                raise
+            damaged[one.where, one.identity] = f"{problems[0]} ({error})"
+        choice = latest_valid(fast, slow, "full", damaged=damaged)
+        _tell_choice(choice)
+    return ""
 
 
 def _finish_burst(fast: Path, settings: Any) -> int:
@@ -520,8 +566,7 @@ def _finish_burst(fast: Path, settings: Any) -> int:
             click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
             return INTERRUPTED
     _told_drained(status, is_aside=True)  # standard output is the path to begin from
-    for line in failed:
-        click.echo(f"penstock: not drained: {line}", err=True)
+    _tell_failed(failed)
     return NOT_WHOLE if failed else 0
 
 
@@ -548,13 +593,15 @@ def _name_newest(slow: str, level: str | None) -> int:
 
 
 def _tell_choice(choice: Choice) -> None:
+    from penstock.views.paper import Paper
+
     for where, why in choice.rejected:
-        click.echo(f"penstock: passed over {where}: {why}", err=True)
+        click.echo(f"penstock: {Paper.clean(f'passed over {where}: {why}')}", err=True)
     if choice.checkpoint is None:
         click.echo("penstock: no whole checkpoint on any tier: begin anew", err=True)
     else:
         step = "" if choice.step is None else f" (step {choice.step})"
-        click.echo(f"penstock: begin from {choice.where}{step}", err=True)
+        click.echo(f"penstock: begin from {Paper.clean(choice.where)}{step}", err=True)
 
 
 @save.command("prune")
@@ -570,6 +617,7 @@ def prune_command(
     keep_last: int | None,
     every: int,
     best: str,
+    best_n: int,
     foreign: bool,
 ) -> int:
     """Remove checkpoints by rule.
@@ -584,12 +632,15 @@ def prune_command(
     from penstock.save import retention
     from penstock.stores import open_store
 
-    keep = _keep(keep_fast, keep_last, every, best, foreign)
+    keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if keep is None:
         raise click.UsageError("say how many stay: --keep-fast N or --keep-last N")
     if keep_last is not None and slow is None:
         raise click.UsageError("--keep-last is about SLOW: name it")
     on_fast, on_slow = open_store(fast), open_store(slow) if slow else None
+    if best and on_slow is not None and not _has_metric(on_slow, best.lstrip("-")):
+        metric = best.lstrip("-")
+        click.echo(f"penstock: no manifest on {slow} has a metric {metric!r}", err=True)
     if dry_run:
         from_fast, from_slow = retention.plan(on_fast, on_slow, keep)
         for one in (*(one for one, _ in from_fast), *from_slow):
@@ -602,6 +653,13 @@ def prune_command(
         click.echo(on_slow.where(name) if on_slow else name)
     click.echo(f"penstock: {gone.freed_bytes / 1e6:,.1f} MB freed", err=True)
     return 0
+
+
+def _has_metric(store: Store, metric: str) -> bool:
+    from penstock.save.formats import find
+
+    manifests = [one.manifest for one in find(store)]
+    return any(metric in one.metrics for one in manifests if one is not None)
 
 
 def _told(progress: Progress, status: Status) -> None:

@@ -20,6 +20,7 @@ import atexit
 import gc
 import json
 import logging
+import numbers
 import os
 import queue
 import threading
@@ -28,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
 from penstock.save.commit import STATE
-from penstock.save.drain import Drain
+from penstock.save.drain import Drain, Status
 from penstock.save.lost import lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
@@ -50,7 +51,16 @@ from penstock.save.snapshot import (
     size_of,
     state_of,
 )
-from penstock.save.tiered import Chosen, Tiers, content_at, drain_beside, from_text, to_text
+from penstock.save.tiered import (
+    Chosen,
+    Tiers,
+    content_at,
+    drain_beside,
+    from_text,
+    rate_bps,
+    to_text,
+)
+from penstock.save.verify import LEVELS
 from penstock.save.writer import Job, Writer
 
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]
@@ -122,6 +132,9 @@ class Handle:
         self.staged: Future[None] = Future()
         self.local: Future[str | None] = Future()
         self.durable: Future[str | None] = Future()
+        for future in (self.staged, self.local, self.durable):
+            # Under way, so that nobody cancels what is being written, as asyncio.wait_for would.
+            future.set_running_or_notify_cancel()
 
     def _fail(self, error: PenstockError) -> None:
         for future in (self.staged, self.local, self.durable):
@@ -158,7 +171,9 @@ class _Going:
     root: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     end_s: float = 0.0  # of writing it
-    content_id: str = ""  # of its manifest: the fast tier may give it up before we look
+    local_unix_s: float = 0.0  # what the drain says of an earlier look is not of this one
+    # Of its manifest: the fast tier may give it up before we look.  None: not known yet.
+    content_id: str | None = None
 
 
 class Checkpointer:
@@ -194,8 +209,15 @@ class Checkpointer:
         drain_timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        _refuse_wrong(keep, on_full, on_error)
+        _refuse_wrong(keep, on_full, on_error, level, progress)
+        _refuse_times(rank_timeout_s, drain_timeout_s)
+        rate_bps(drain)
         self._tiers = Tiers.of(fast, slow)
+        if on_full == "direct" and fast is not None and self._tiers.slow_folder is None:
+            raise SaveError(
+                "on_full='direct' saves to the slow tier, which has to be a folder: give slow= "
+                "one, or say 'wait' or 'skip'"
+            )
         self._keep = keep or Keep()
         self._is_pruning = keep is not None or self._tiers.has_both
         self._on_full, self._on_error, self._level = on_full, on_error, level
@@ -226,8 +248,7 @@ class Checkpointer:
         self._queue: queue.SimpleQueue[_Wanted | Checkpointer | None] = queue.SimpleQueue()
         self._pending: list[tuple[int, _Going]] = []  # local, and not durable yet
         self._is_closed = self._is_abandoned = False
-        self._last_local_unix_s = 0.0
-        self._idle_unix_ns = 0  # the drain's first word of this kind since it had work
+        self._has_given_up = False  # what the drain may still have to copy
         self._begin_unix_s = time.time()
         self.restored: Chosen | None = None  # by the last restore(), with what it passed over
         self._start_writer()
@@ -397,20 +418,23 @@ class Checkpointer:
         self._free.clear()
         self._place.is_idle.clear()
         self._queue.put(_Wanted(number, going, self))
+        if not self._thread.is_alive():  # since a moment ago
+            self._end_following("the thread that follows saves has ended")
 
     def _wait_for_arena(self) -> bool:
         """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
-        if self._on_full == "skip" and self._world.size == 1:
+        if self._on_full == "skip" and self._world.size == 1 and self._thread.is_alive():
             return self._free.is_set()
         self._await_arena()
         return True
 
     def _await_arena(self) -> None:
-        while not self._free.wait(LOOK_S):
-            if not self._thread.is_alive():
-                raise SaveError(
-                    "the thread that follows saves has ended; make another Checkpointer"
-                )
+        while self._thread.is_alive():
+            if self._free.wait(LOOK_S):
+                return
+        raise SaveError(
+            "the thread that follows saves has ended; close() this Checkpointer and make another"
+        )
 
     def _started_drain(self, rate: str | None) -> Drain | None:
         """Of rank 0, where there is a tier to drain to."""
@@ -472,8 +496,31 @@ class Checkpointer:
     # In the background
 
     def _look(self) -> None:
-        self._tend_drain()
-        self._look_for_durable()
+        try:
+            self._tend_drain()
+            self._look_for_durable()
+        except (TierError, OSError) as error:  # a tier that is gone for an hour ends nothing
+            log.warning("which saves are durable cannot be seen; looked for again: %s", error)
+        except Exception as error:  # unforeseen: it would come again at every look
+            log.error("what becomes durable is not known any more: %r", error)
+            self._fail_pending(f"it is not known whether it is durable: {error!r}")
+
+    def _fail_pending(self, why: str) -> None:
+        """Nobody looks any more for what is not durable yet: a drain that goes on makes it so."""
+        while self._pending:
+            self._has_given_up = True
+            _, going = self._pending.pop()
+            self._failed = SaveError(f"step {going.handle.step}: {why}")
+            going.handle._fail(self._failed)
+
+    def _end_following(self, why: str) -> None:
+        """The thread has ended: no future of a save is left for it."""
+        while not self._queue.empty():
+            with suppress(queue.Empty):
+                one = self._queue.get_nowait()
+                if isinstance(one, _Wanted):
+                    one.going.handle._fail(SaveError(f"step {one.going.handle.step}: {why}"))
+        self._fail_pending(why)
 
     def _idle_s(self) -> float | None:
         """How long nothing needs to be looked at; None: until the next save."""
@@ -485,12 +532,17 @@ class Checkpointer:
             self._write(number, going)
         except PenstockError as error:
             self._fail(number, going, error)
-        except Exception as error:
+        except BaseException as error:
             self._fail(number, going, SaveError(f"step {going.handle.step}: {error!r}"))
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._free.set()
-        self._note_costs()  # of those before, beside whose writing steps have ended
-        self._prune()  # which may read: the next save does not wait for that
+        try:
+            self._note_costs()  # of those before, beside whose writing steps have ended
+            self._prune()  # which may read: the next save does not wait for that
+        except Exception as error:  # the save stands, and the next one is to be followed
+            log.error("after step %d: %r", going.handle.step, error)
         self._look()
 
     def _tend_drain(self) -> None:
@@ -514,10 +566,12 @@ class Checkpointer:
             log.error("%s", error)
 
     def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
-        log.error("step %d was not saved: %s", going.handle.step, error)
-        self._know(number, going.save, error=str(error))
         self._failed = error
-        going.handle._fail(error)
+        try:
+            log.error("step %d was not saved: %s", going.handle.step, error)
+            self._know(number, going.save, error=str(error))
+        finally:
+            going.handle._fail(error)
 
     def _write(self, number: int, going: _Going) -> None:
         content = going.content
@@ -532,7 +586,7 @@ class Checkpointer:
             arena = going.taken.arena if going.taken is not None else None
             self._writer.begin(self._job(going, content), content, arena)
             done = self._writer.finished()
-        except SaveError:
+        except BaseException:  # what it would say next may be of this job
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close(0.0)
@@ -553,40 +607,45 @@ class Checkpointer:
             self._durable(number, going, done.path)
         else:
             going.content_id = content_at(done.path)
-            self._last_local_unix_s = time.time()
+            going.local_unix_s = time.time()
             self._pending.append((number, going))
 
     def _look_for_durable(self) -> None:
         """Which of those that are local have arrived, by the slow tier's own manifests; and which
-        never will: given up by the rules after they had arrived unseen, or kept on fast only."""
-        is_idle = self._is_drain_idle()
+        never will: given up by the rules after they had arrived unseen, kept on fast only, or
+        spoilt there.  Raises TierError, OSError."""
+        status = (self._drain.status() if self._drain is not None else None) or Status()
         for number, going in list(self._pending):
+            name = Path(going.save.path).name
+            has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
+            is_idle = has_looked and status.state == "idle" and not status.backlog
+            is_damaged = has_looked and name in status.damaged
             # In this order: the fast tier gives up only what has arrived.
-            is_here = Path(going.save.path).exists()
-            try:
-                path = self._tiers.on_slow(Path(going.save.path).name, going.content_id, is_idle)
-            except Exception as error:  # a slow tier that is gone for an hour ends nothing
-                log.warning("step %d: not seen on the slow tier: %s", going.handle.step, error)
-                return
+            is_gone = not _is_there(going.save.path)
+            is_over = is_gone or is_idle or is_damaged
+            if going.content_id is None:
+                going.content_id = content_at(going.save.path)
+            if going.content_id is None:
+                continue
+            path = self._tiers.on_slow(name, going.content_id, is_over)
             if path is not None:
-                self._pending.remove((number, going))
                 self._durable(number, going, path)
-            elif is_idle or not is_here:
-                self._pending.remove((number, going))
+            elif is_damaged and not is_gone:
+                self._spoilt(number, going)
+            elif is_over:
                 going.handle.durable.set_result(None)
+            else:
+                continue
+            self._pending.remove((number, going))
 
-    def _is_drain_idle(self) -> bool:
-        """Whether it has looked since the last save became local, and found nothing to do.
-
-        Two of its words: the look that the first one tells of may have begun before."""
-        status = self._drain.status() if self._drain is not None else None
-        if status is None or status.state != "idle" or status.backlog:
-            self._idle_unix_ns = 0
-            return False
-        if self._idle_unix_ns <= self._last_local_unix_s * 1e9:
-            self._idle_unix_ns = status.updated_unix_ns
-            return False
-        return status.updated_unix_ns > self._idle_unix_ns
+    def _spoilt(self, number: int, going: _Going) -> None:
+        self._failed = SaveError(
+            f"{going.save.path}: not what was saved: the fast tier has changed it; it is not "
+            "copied to the slow one; look after the fast tier, and save again"
+        )
+        log.error("%s", self._failed)
+        self._know(number, going.save, error=str(self._failed))
+        going.handle._fail(self._failed)
 
     def _durable(self, number: int, going: _Going, path: str) -> None:
         end_s = time.perf_counter()
@@ -755,7 +814,8 @@ class Checkpointer:
     # The end
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until every save is durable.  False: it was not within timeout_s."""
+        """Waits until every save is durable.  False: one was not within timeout_s, or has failed
+        since the last save()."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         said_s = 0.0
         while not self._free.is_set() or self._queue.qsize() or self._pending:
@@ -768,7 +828,7 @@ class Checkpointer:
                 said_s = time.monotonic()
                 self._progress(f"{len(self._pending)} checkpoints on their way to the slow tier")
             time.sleep(0.02)
-        return True
+        return self._failed is None
 
     def _drain_log(self) -> str:
         return os.path.join(self._tiers.root, STATE, "drain.log")  # noqa: PTH118 - for a message
@@ -787,26 +847,41 @@ class Checkpointer:
                 _places.remove(self._place)
 
     def _close(self) -> None:
-        self._forget_steps()
-        self._await_arena()
-        if self._drain is not None or self._pending:
-            self.wait(self._drain_timeout_s)
+        with ExitStack() as ending:  # each of them, the last one first, whatever another meets
+            for end in (
+                self._end_pending, self._end_snapshot, self._end_drain, self._end_writer,
+                self._end_notes, self._end_thread,
+            ):  # fmt: skip
+                ending.callback(end)
+            self._forget_steps()
+            with suppress(SaveError):  # a thread that has ended has told each handle so
+                self._await_arena()
+            if self._drain is not None or self._pending:
+                self.wait(self._drain_timeout_s)
+
+    def _end_thread(self) -> None:
         if threading.current_thread() is not self._thread:
             self._queue.put(None)
             self._thread.join()
+
+    def _end_notes(self) -> None:
         self._note_costs()
         self._note_life(end_unix_ns=time.time_ns(), pending=len(self._pending))
+
+    def _end_writer(self) -> None:
         if self._writer is not None:
             self._writer.close(CLOSE_WRITER_S)
-        if self._drain is not None and not self._pending:
+
+    def _end_drain(self) -> None:
+        if self._drain is not None and not self._pending and not self._has_given_up:
             self._drain.stop()  # else it goes on, for as long as it takes
+
+    def _end_snapshot(self) -> None:
         if self._snapshot is not None:
             self._snapshot.close()
-        # Nobody waits for what is not durable yet: a drain that goes on makes it so.
-        for _, going in self._pending:
-            going.handle._fail(
-                SaveError(f"step {going.handle.step}: closed before it was on the slow tier")
-            )
+
+    def _end_pending(self) -> None:
+        self._end_following("closed before it was on the slow tier")
 
     def _abandon(self) -> None:
         """Nobody waits for what is staged but the disk."""
@@ -862,6 +937,15 @@ class _Place:
         return found if is_open else None
 
 
+def _is_there(path: str) -> bool:
+    """Path.exists takes errors for an answer, in a later Python all of them.  Raises OSError."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 _places: list[_Place] = []
 
 
@@ -883,13 +967,26 @@ def _close_at_exit() -> None:
     for place in [one for one in _places if one.pid == os.getpid()]:
         found = place.open_one()
         if found is not None:
-            found._abandon()
+            try:
+                found._abandon()
+            except Exception as error:  # the others are to be closed too
+                log.error("%s: %r", found._tiers.root, error)
         else:
             place.is_closed.wait(CLOSE_WRITER_S)
 
 
 def _follow(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
     """One save after another, and between them what became durable."""
+    try:
+        _follow_all(place, wanted)
+    except BaseException as error:
+        ours = place.target()
+        if ours is not None:
+            ours._end_following(f"the thread that follows saves has ended: {error!r}")
+        log.critical("the thread that follows saves has ended: %r", error)
+
+
+def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | None]) -> None:
     idle_s: float | None = TEND_S
     while True:
         if wanted.empty():
@@ -914,14 +1011,34 @@ def _follow(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer | No
         del one
 
 
-def _refuse_wrong(keep: Any, on_full: str, on_error: str) -> None:
+def _refuse_wrong(keep: Any, on_full: Any, on_error: Any, level: Any, progress: Any) -> None:
     """Raises SaveError."""
-    if on_full not in ON_FULL or on_error not in ON_ERROR:
-        raise SaveError(
-            f"on_full is one of {', '.join(ON_FULL)} and on_error one of {', '.join(ON_ERROR)}"
-        )
+    for name, said, allowed in (
+        ("on_full", on_full, ON_FULL),
+        ("on_error", on_error, ON_ERROR),
+        ("level", level, LEVELS),
+    ):
+        if said not in allowed:
+            raise SaveError(f"{name}={said!r} is not among {', '.join(allowed)}")
     if keep is not None and not isinstance(keep, Keep):
         raise SaveError(f"keep={keep!r}: say how many stay where, as keep=Keep(fast=2, last=3)")
+    if progress is not None and not callable(progress):
+        raise SaveError(f"progress={progress!r}: a function that is given a line of text")
+
+
+def _refuse_times(rank_timeout_s: Any, drain_timeout_s: Any) -> None:
+    """Raises SaveError."""
+    if not _is_number(rank_timeout_s) or not rank_timeout_s > 0:
+        raise SaveError(f"rank_timeout_s={rank_timeout_s!r}: seconds, more than 0")
+    if drain_timeout_s is not None and not (_is_number(drain_timeout_s) and drain_timeout_s >= 0):
+        raise SaveError(
+            f"drain_timeout_s={drain_timeout_s!r}: seconds, 0 or more, or None for as long as it "
+            "takes"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _whole_step(step: Any) -> int:

@@ -51,6 +51,7 @@ __all__ = [
     "claim",
     "commit",
     "discard",
+    "discard_as_found",
     "exchange",
     "is_alive",
     "is_strange",
@@ -364,6 +365,29 @@ def discard(path: Path, root: Path) -> None:
         path.rename(gone)
         fsync_folder(path.parent)
         _remove(gone)
+
+
+def discard_as_found(path: Path, root: Path, size_bytes: int, mtime_ns: int | None) -> bool:
+    """Removes a file that is still of this size and time.  False: another one has its name by now,
+    and has it after this.  Raises TierError."""
+    with _spoken(path):
+        gone = _trash_of(root) / uuid.uuid4().hex
+        try:
+            path.rename(gone)  # asked under its own name, it could be replaced before it goes
+        except FileNotFoundError:
+            return True
+        status = gone.stat()
+        is_found = (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns)
+        if not is_found:
+            try:
+                os.link(gone, path)
+            except FileExistsError:  # a newer one yet
+                pass
+            except OSError:  # no links here
+                gone.rename(path)
+        fsync_folder(path.parent)
+        _remove(gone)
+        return is_found
 
 
 def _trash_of(root: Path) -> Path:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -38,8 +39,20 @@ from penstock.save.commit import (
     make_part,
     sweep,
 )
-from penstock.save.formats import HINTS, INCOMPLETE, Checkpoint, find
+from penstock.save.formats import (
+    HALF,
+    INCOMPLETE,
+    OF_FILES,
+    UNREAD,
+    Checkpoint,
+    find,
+    is_of_one_file,
+    is_overtaken,
+    lying,
+    own_and_others,
+)
 from penstock.save.manifest import (
+    BESIDE,
     CHUNK_BYTES,
     INSIDE,
     FileSum,
@@ -49,7 +62,7 @@ from penstock.save.manifest import (
     to_json,
 )
 from penstock.save.removals import Removals
-from penstock.save.retention import Keep, Proven, doomed_safely, prune
+from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.stores import (
     Found,
@@ -85,8 +98,10 @@ METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
 HINT_BYTES = 16 << 20  # a line for each checkpoint that was kept
 LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
-HALF = ".penstock.half"  # after the name of a copy that is no folder, until it is all there
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
+# A look at 200,000 files takes 1.4 s of a processor.  Where folders tell that nothing has changed,
+# looks take this share of the time at most; but there is one so often.
+LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
 BURST_S = 0.25  # of the rate limit: a few pieces at once
 
 
@@ -111,12 +126,15 @@ class Status:
     """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
 
     backlog: names that are not on the slow tier, next first.  at_risk_s: age of the oldest of them:
-    what would be lost if the fast tier died now.
+    what would be lost if the fast tier died now.  damaged: what cannot be copied, as it is not what
+    was saved.  looked_unix_ns: the last look at all of the fast tier began then; what came later
+    may not be known.
     """
 
     state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
     pid: int = 0
     updated_unix_ns: int = 0
+    looked_unix_ns: int = 0
     current: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
@@ -274,6 +292,14 @@ class _Pieces:
             held += count
         return block[:held]
 
+    def is_as_found(self) -> bool:
+        """Whether nobody has written into it since it was listed.  One that another has replaced
+        is that still: what was opened is read to its end."""
+        if self._number < 0:
+            return True
+        status, found = os.fstat(self._number), self._found
+        return (status.st_size, status.st_mtime_ns) == (found.size_bytes, found.mtime_ns)
+
     def close(self) -> None:
         if self._number >= 0:
             os.close(self._number)
@@ -281,10 +307,16 @@ class _Pieces:
 
 
 def copy_file(
-    source: Checkpoint, found: Found, dest: Store, name: str, trip: Trip
+    source: Checkpoint,
+    found: Found,
+    dest: Store,
+    name: str,
+    trip: Trip,
+    replacing: Callable[[], None] | None = None,
 ) -> tuple[FileSum, bool]:
     """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
-    has compared the bytes by itself.  Raises TierError; SaveError: the source has changed."""
+    has compared the bytes by itself.  replacing: as an Upload's.  Raises TierError; SaveError: the
+    source has changed."""
     inner = source.inner(found)
     known = {file.name: file for file in source.manifest.files} if source.manifest else {}
     pieces = _Pieces(source.store, found)
@@ -293,8 +325,11 @@ def copy_file(
         if there is not None and there.size_bytes == found.size_bytes:
             same = _same(pieces, found, dest, name, trip)
             if same is not None:
-                return _checked(same, inner, found, known), False
+                _unwritten(source, inner, pieces, known)
+                return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
+        upload.mtime_ns = found.mtime_ns  # until it has a manifest, this is what tells its age
+        upload.replacing = replacing
         try:
             count = -(-found.size_bytes // upload.piece_bytes)
 
@@ -318,13 +353,20 @@ def copy_file(
                 done = [carry(number) for number in range(count)]
             else:
                 done = _spread(carry, count, trip.concurrency)
-            sums = _checked(b"".join(done), inner, found, known)
+            sums = _checked(b"".join(done), inner, found, known, source.store.url)
+            _unwritten(source, inner, pieces, known)  # it would take the place of a whole one
             upload.finish()
         finally:
             upload.close()
         return sums, upload.is_confirmed
     finally:
         pieces.close()
+
+
+def _unwritten(source: Checkpoint, inner: str, pieces: _Pieces, known: dict[str, FileSum]) -> None:
+    """Raises TierError where a file of which no manifest tells was written to as it was read."""
+    if not known and not pieces.is_as_found():
+        raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
 
 
 def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[bytes]:
@@ -358,35 +400,38 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
     return bytes(sums)
 
 
-def _checked(sums: bytes, inner: str, found: Found, known: dict[str, FileSum]) -> FileSum:
+def _checked(
+    sums: bytes, inner: str, found: Found, known: dict[str, FileSum], where: str
+) -> FileSum:
     """Raises SaveError where the source is not what its own manifest says."""
     made = FileSum(inner, found.size_bytes, sums)
     if known and known.get(inner) != made:
-        raise SaveError(
-            f"{inner}: not what was saved: the fast tier has changed it; not copied to the slow one"
-        )
+        raise SaveError(f"{inner}: not what was saved: {where} has changed it; not copied")
     return made
 
 
-def copy_checkpoint(source: Checkpoint, dest: Store, trip: Trip) -> tuple[str, Manifest]:
+def copy_checkpoint(
+    source: Checkpoint, dest: Store, trip: Trip, *, is_fetched: bool = False
+) -> tuple[str, Manifest]:
     """Copies a checkpoint into another tier and commits it there, verified by reading it back.
     Its name there, and its manifest.
 
     What an earlier attempt has copied is kept where its checksums fit.  An older copy of the same
     name from the same tier is replaced in one moment; where a store cannot, or where the name is
     taken by what is not ours to replace, the new one gets the next free name, NAME.2 and so on.
+    is_fetched: into the tier where its program may write into it again.
     Raises TierError, SaveError, and what trip.held() raises.
     """
     target = _Target(source, dest)
     target.begin()
     try:
-        return target.name, _copied(source, target, trip)
+        return target.name, _copied(source, target, trip, is_fetched)
     except Unwanted:
         target.abandon()
         raise
 
 
-def _copied(source: Checkpoint, target: "_Target", trip: Trip) -> Manifest:
+def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool) -> Manifest:
     wanted = source.files
     if source.manifest is not None:
         names = {file.name for file in source.manifest.files}
@@ -394,19 +439,29 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip) -> Manifest:
         if len(wanted) != len(names):
             raise SaveError(f"{source.where}: a file of its manifest is missing; not copied")
     sums, unread = [], []
+    is_single = not source.is_folder and len(wanted) == 1
+    # A drain that ends between the two leaves bytes that their own format can judge, and not new
+    # ones that an old manifest calls damaged.  Of several files it is what tells a mixture.
+    replacing = target.arrived if is_single else None
     for found in wanted:
-        made, is_confirmed = copy_file(
-            source, found, target.store, target.prefix + target.inner(source.inner(found)), trip
-        )
+        name = target.prefix + target.inner(source.inner(found))
+        made, is_confirmed = copy_file(source, found, target.store, name, trip, replacing)
         made = replace(made, name=target.inner(made.name))
         sums.append(made)
         if not is_confirmed:
             unread.append(made)
-    if source.manifest is None:
+    target.arrived()
+    # What was opened is read to its end: one file that was replaced meanwhile is whole, and the
+    # next may be replaced meanwhile, too.
+    if source.manifest is None and not (is_single and isinstance(source.store, LocalStore)):
         _unchanged(source)
     manifest = _manifest_of(source, tuple(sums))
+    manifest = replace(manifest, called=target.called)
     _read_back(target, replace(manifest, files=tuple(unread)), trip)
     manifest = replace(manifest, verified_unix_ns=time.time_ns())
+    if is_fetched and manifest.source.startswith(OF_FILES):
+        files = [target.store.stat(target.prefix + file.name) for file in manifest.files]
+        manifest = replace(manifest, as_fetched=lying(target.prefix, files))
     target.commit(to_json(manifest))
     return manifest
 
@@ -416,7 +471,10 @@ def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
         made = source.manifest
     else:
         made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
-    return replace(made, files=sums, source=source.identity, origin=source.store.url)
+    # What another program has saved stays that, however often it is copied.
+    is_theirs = made.source.startswith(OF_FILES)
+    identity = made.source if is_theirs else source.identity
+    return replace(made, files=sums, source=identity, origin=source.store.url, as_fetched="")
 
 
 def _unchanged(source: Checkpoint) -> None:
@@ -435,20 +493,25 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip) -> None:
     copy = Checkpoint(
         target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
     )
-    before = 0
-
-    def told(done: int, total: int) -> None:
-        nonlocal before
-        trip.held()
-        trip.pace.take(done - before)
-        before = done
-
-    verdict = verify(copy, "full", told)
+    verdict = verify(copy, "full", _paced(trip.held, trip.pace))
     if not verdict.is_whole:
         raise TierError(
             f"{target.store.where(target.place)}: reads back other bytes than were written "
             f"({verdict.problems[0]}); the fast copy stays"
         )
+
+
+def _paced(held: Callable[[], None], pace: Pace) -> Callable[[int, int], None]:
+    """What verify() is to tell of its progress: reading counts as copying does."""
+    before = 0
+
+    def told(done: int, total: int) -> None:
+        nonlocal before
+        held()
+        pace.take(done - before)
+        before = done
+
+    return told
 
 
 class _Target:
@@ -466,6 +529,8 @@ class _Target:
             again += 1
             self.name = f"{stem}.{again}{suffix}"
         self.place = self.name
+        # A name that it was given is not the one that it was saved under.
+        self.called = source.called or (source.name if self.name != source.name else "")
         if not self.is_folder:
             self.prefix = source.folder
             return
@@ -491,20 +556,34 @@ class _Target:
                 raise TierError(f"{part}: is being written by another process; next time")
             if is_strange(part):
                 return False
+        if name != self._source.name and self._is_taken(self._source.store, name):
+            return False  # two of one tier would replace each other for ever
         noted = self._manifest_name(name)
         if self.store.stat(noted) is not None:
             if self.is_folder and not self.store.can_rename:
                 return False  # a committed name is never written into
             try:
-                return self._is_older(parse(self.store.read(noted), noted))
+                there = parse(self.store.read(noted), noted)
+                is_theirs = is_overtaken(there, self.store, name, self.is_folder)
+                is_alone = not self.is_folder or self._is_alone(there, name)
+                return self._is_older(there) and not is_theirs and is_alone
             except SaveError:  # it cannot be believed, and may be anybody's
                 return False
+            except TierError as error:
+                if is_of_one_file(error):  # nor can this one, perhaps for ever
+                    return False
+                raise
         if not self.is_folder:
-            names = [f"{name}{one.name[len(self._source.name) :]}" for one in self._source.files]
-            return not any(self.store.stat(one) for one in names) or self._is_half(name)
+            return not self._is_taken(self.store, name) or self._is_half(name)
         if isinstance(self.store, LocalStore):
             return not self.store.path(name).exists()
         return self.store.stat(f"{name}/{INCOMPLETE}") is not None or not any(self.store.list(name))
+
+    def _is_taken(self, store: Store, name: str) -> bool:
+        if self.is_folder:
+            return any(store.list(name))
+        names = [f"{name}{one.name[len(self._source.name) :]}" for one in self._source.files]
+        return any(store.stat(one) for one in names)
 
     def _is_older(self, there: Manifest) -> bool:
         """Whether it is a copy of this one, or of what had its name on the same tier before."""
@@ -514,17 +593,21 @@ class _Target:
             return True
         return bool(there.source) and there.origin in ("", self._source.store.url)
 
+    def _is_alone(self, there: Manifest, name: str) -> bool:
+        """Whether no other checkpoint lies in its folder, as in that of a Trainer's model: it would
+        go with what is replaced."""
+        known = (file.name for file in there.files)
+        return not own_and_others(self.store, name, there.kind, known)[1]
+
     def _is_half(self, name: str) -> bool:
         """Whether files without a manifest are a copy of ours that was ended before it had one."""
         return self.store.stat(beside(name, HALF)) is not None
 
     def begin(self) -> None:
         if not self.is_folder:
-            manifest = self._manifest_name(self.name)
             # Before the first file is there under its name: whose it is until the manifest comes.
-            self.store.put(beside(self.name, HALF), b"{}")
-            if self.store.stat(manifest) is not None:
-                self.store.delete(manifest)  # it tells of the file that is about to be replaced
+            name = self.called or self.name
+            self.store.put(beside(self.name, HALF), os.fsencode(name))
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
             if not part.exists():  # else of an earlier attempt, whose files are taken up
@@ -532,17 +615,30 @@ class _Target:
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
 
+    def arrived(self) -> None:
+        """When the files are there under their names.  A manifest of those that were replaced tells
+        nothing of them; until now it said what may be damaged."""
+        if not self.is_folder and self.store.stat(self._manifest_name(self.name)) is not None:
+            self.store.delete(self._manifest_name(self.name))
+
     def abandon(self) -> None:
         """Removes what there is of a copy.  Raises TierError."""
         if self.is_folder and isinstance(self.store, LocalStore):
             discard(self.store.path(self.place), self.store.folder)
             return
+        # With one file and its manifest still there, nothing of the copy before was replaced yet.
+        manifest = self._manifest_name(self.name)
+        is_single = not self.is_folder and len(self._source.files) == 1
+        is_before = is_single and self.store.stat(manifest) is not None
         for found in self._source.files:
             name = self.prefix + self.inner(self._source.inner(found))
             if isinstance(self.store, LocalStore):
                 draft = draft_of(self.store.path(name))
                 self.store.delete(os.fspath(draft.relative_to(self.store.folder)))
-            self.store.delete(name)
+            if not is_before:
+                self.store.delete(name)
+        if not is_before:
+            self.arrived()
         self.store.delete(
             f"{self.place}/{INCOMPLETE}" if self.is_folder else beside(self.name, HALF)
         )
@@ -640,6 +736,10 @@ class Working:
         """What has to be done before this may end.  Raises TierError."""
         return self.backlog()
 
+    def _is_idle(self, failed: dict[str, str]) -> bool:
+        """Whether nothing is left that another attempt could do."""
+        return not failed
+
     @abstractmethod
     def once(self) -> list[str]:
         """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
@@ -660,7 +760,7 @@ class Working:
             try:
                 failed = self._round()
                 left = over_s < math.inf and bool(self._owed())
-                state = "idle" if not failed else "waiting"
+                state = "idle" if self._is_idle(failed) else "waiting"
             except TierError as error:  # a tier is gone, perhaps for an hour
                 failed, left, state = {"": str(error)}, True, "waiting"
             self._say(state=state, current="", error=_summed(failed))
@@ -724,6 +824,72 @@ class Working:
         self._told(status)
 
 
+class _Stillness:
+    """Whether a fast tier is as it was at a look that found nothing to do, asked at a price far
+    below that of another look.
+
+    A name that comes or goes changes the time of its folder; a checkpoint of another program may
+    change in place, so that its files are asked too.  What both hide (two changes within a tick of
+    the file system's clock, a file system that keeps no times of folders) is found by the next
+    look, which comes after MOST_BLIND_S at the latest.
+    """
+
+    def __init__(self, fast: LocalStore, clock: Callable[[], float]) -> None:
+        self._fast, self._clock = fast, clock
+        self._begun_s = self._until_s = -math.inf
+        self._cost_s = 0.0
+        self._folders: dict[str, int] = {}  # each with its time
+        self._files: dict[str, tuple[int, int | None]] = {}  # each with its size and time
+
+    def begin(self) -> None:
+        """Before a look: what changes from now on counts as changed after it."""
+        self._begun_s, self._until_s = self._clock(), -math.inf
+        # Else a look costs hardly more than this does.
+        is_dear = self._cost_s > LOOK_SHARE * LOOK_S
+        self._folders = _times_of_folders(self._fast.url) if is_dear else {}
+
+    def note(self, found: Sequence[Checkpoint], hints: Sequence[Found]) -> None:
+        """A look has found these, and nothing to do."""
+        self._cost_s = self._clock() - self._begun_s
+        if not self._folders:
+            return
+        root = self._fast.url
+        self._files = {
+            f"{root}/{file.name}": (file.size_bytes, file.mtime_ns)
+            for files in (hints, *(one.files for one in found if not one.is_ours))
+            for file in files
+        }  # fmt: skip
+        self._until_s = self._begun_s + min(MOST_BLIND_S, self._cost_s / LOOK_SHARE)
+
+    def lasts(self) -> bool:
+        if self._clock() >= self._until_s:
+            return False
+        try:
+            for folder, time_ns in self._folders.items():
+                if os.stat(folder).st_ctime_ns != time_ns:  # noqa: PTH116 - Path.stat is slow
+                    return False
+            for name, facts in self._files.items():
+                status = os.stat(name)  # noqa: PTH116
+                if (status.st_size, status.st_mtime_ns) != facts:
+                    return False
+        except OSError:
+            return False
+        return True
+
+
+def _times_of_folders(root: str) -> dict[str, int]:
+    """When names came or went last, which nobody can set back.  Our own folder has none: we write
+    there each second.  Empty: they cannot be told."""
+    times = {}
+    with suppress(OSError):
+        for folder, inner, _ in os.walk(root):
+            times[folder] = os.stat(folder).st_ctime_ns  # noqa: PTH116
+            if STATE in inner:
+                inner.remove(STATE)
+        return times
+    return {}
+
+
 class Drainer(Working):
     """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
 
@@ -743,13 +909,20 @@ class Drainer(Working):
         super().__init__(fast, settings, share, told, clock)
         self.slow = open_store(slow)
         self._seen: dict[str, tuple[str, float]] = {}
-        self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
+        self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
+        self._unfinished: set[str] = set()  # on the fast tier, at the last look
+        self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, what is wrong
+        # By name: identity, not before, delay, why.
+        self._again: dict[str, tuple[str, float, float, str]] = {}
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
         self._proven, self._is_swept = Proven(), False
         self._removals = Removals(self.fast, self.slow)
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
+        self._hints: list[Found] = []  # on the fast tier, at the last look
+        self._hinted: set[Found] = set()  # those that the slow tier has, too
+        self._still = _Stillness(self.fast, clock)
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -761,8 +934,39 @@ class Drainer(Working):
     def backlog(self) -> list[Checkpoint]:
         """What is on the fast tier and not on the slow one, newest first: the newest is worth most
         if the machine dies.  Raises TierError."""
-        on_fast = [one for one in find(self.fast) if not one.problem]
-        is_known = {one.identity for one in on_fast} <= self._arrived
+        begun_unix_ns = time.time_ns()
+        self._still.begin()
+        self._hints = []
+        found = find(self.fast, hints=self._hints)
+        on_fast = [one for one in found if not one.problem or one.is_broken]
+        self._unfinished = {one.name for one in found if one.problem and not one.is_broken}
+        self._damaged = {one.name: self._damaged[one.name] for one in on_fast if self._wrong(one)}
+        missing = self._missing(on_fast)
+        if all(self._wrong(one) for one in missing):
+            self._still.note(found, self._hints)
+        self._say(looked_unix_ns=begun_unix_ns, damaged=tuple(self._damaged))
+        return missing
+
+    def _owed(self) -> list[Checkpoint]:
+        return [one for one in self.backlog() if not self._wrong(one)]
+
+    def _is_idle(self, failed: dict[str, str]) -> bool:
+        return set(failed) <= set(self._damaged)
+
+    def _wrong(self, one: Checkpoint) -> str:
+        """What is known to be wrong with it as it lies on the fast tier; empty: nothing."""
+        identity, why = self._damaged.get(one.name, ("", ""))
+        return why if identity == one.identity else ""
+
+    def damaged(self) -> dict[tuple[str, str], str]:
+        """What was read on the fast tier and found damaged, as latest_valid takes it."""
+        return {
+            (self.fast.where(name), identity): why
+            for name, (identity, why) in self._damaged.items()
+        }
+
+    def _missing(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
+        is_known = {one.identity for one in on_fast if not self._wrong(one)} <= self._arrived
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
         on_slow, self._listed_s = find(self.slow), self._clock()
@@ -773,35 +977,52 @@ class Drainer(Working):
             if one.manifest is not None and not one.problem
             for mark in (one.manifest.source, one.manifest.identity)
         }
+        # What another program has on the slow tier, as it was when it was brought to the fast one.
+        theirs = {(one.name, one.identity) for one in on_slow if not one.is_ours}
+        self._arrived |= {
+            one.identity
+            for one in on_fast
+            if (made := one.manifest) is not None
+            and (made.called or one.name, made.source) in theirs
+        }
         missing = [one for one in on_fast if one.identity not in self._arrived]
         keep = self.settings.keep
         if keep is not None and not keep.foreign:
-            is_held = sum(not one.is_ours for one in on_fast) > keep.fast
+            is_held = sum(not one.is_ours and not one.problem for one in on_fast) > keep.fast
             self._say(warning=HELD_BACK if is_held else "")
         if keep is None or not missing:
             return missing
         # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
-        as_ours = [
-            one
+        as_ours = {
+            one.name: one
             if one.is_ours
             else replace(one, manifest=Manifest((), one.step, source=one.identity))
             for one in missing
-        ]
+        }
         failed = remembered(self.fast) | remembered(self.slow)
         failed |= {
-            f"{one.name} {one.identity}": "not what was saved"
-            for one in missing
-            if one.name in self.status.damaged
+            f"{one.name} {one.identity}": why for one in missing if (why := self._wrong(one))
         }
-        doomed = doomed_safely([*on_slow, *as_ours], keep, failed, self._proven, self.fast)
-        dropped = {one.name for one in doomed}
-        may_go = [one for one in on_fast if one.is_ours or keep.foreign]
+        # Another program's may be damaged: until it was read, no older one stays at home for it.
+        unread = [
+            one for one in missing
+            if not one.is_ours and self._judged.get(one.name, ("", ""))[0] != one.identity
+        ]  # fmt: skip
+        known = [*on_slow, *(as_ours[one.name] for one in missing if one not in unread)]
+
+        def doomed(more: Sequence[Checkpoint]) -> set[str]:
+            found = doomed_safely([*known, *more], keep, failed, self._proven, self.fast)
+            return {one.name for one in found}
+
+        dropped = doomed(())
+        dropped |= {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
+        may_go = [one for one in on_fast if (one.is_ours or keep.foreign) and not one.problem]
         stays = [one.name for one in may_go if not failure_of(one, failed)][: keep.fast]
-        going = {one.name for one in may_go if one.name not in stays}
+        going = {one.name for one in may_go if one.name not in stays and is_by_itself(one)}
         return [one for one in missing if one.name not in dropped - going]
 
     def _is_settled(self, one: Checkpoint) -> bool:
-        """Ours are whole by nature; others have to be, and to stay as they are for a while."""
+        """Ours are whole by nature; others have to stay as they are for a while."""
         if one.manifest is not None:
             return True
         identity, since_s = self._seen.get(one.name, ("", 0.0))
@@ -810,8 +1031,28 @@ class Drainer(Working):
             self._seen[one.name] = (one.identity, now_s)
             since_s = now_s
         age_s = time.time() - one.mtime_ns / 1e9
-        is_old = age_s >= self.settings.settle_s or now_s - since_s >= self.settings.settle_s
-        return is_old and verify(one, "sizes").is_whole
+        return age_s >= self.settings.settle_s or now_s - since_s >= self.settings.settle_s
+
+    def _judge(self, one: Checkpoint) -> None:
+        """Reads what another program has saved: the manifest of a copy would vouch for what a power
+        cut has spoilt before.  Raises SaveError: it is damaged, or cut short; TierError."""
+        if one.problem.startswith(UNREAD):
+            raise TierError(f"{one.where}: {one.problem}")
+        if one.problem:
+            raise SaveError(f"{one.problem}; not copied")
+        if one.manifest is not None:
+            return
+        identity, why = self._judged.get(one.name, ("", ""))
+        if identity != one.identity:
+            told = _paced(self._held, self._pace)
+            problems = verify(one, "sizes").problems or verify(one, "full", told).problems
+            why = "; ".join(problems)
+            if why.startswith("cannot be read"):
+                raise TierError(f"{one.where}: {why}")
+            if "cannot be read" not in why:  # else it may be another time
+                self._judged[one.name] = (one.identity, why)
+        if why:
+            raise SaveError(f"{why}; not copied: save it again, or remove it")
 
     def once(self) -> list[str]:
         """Drains all there is; returns what could not be drained, with the reason.  Raises Stopped,
@@ -831,44 +1072,53 @@ class Drainer(Working):
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
         failed, is_new = dict[str, str](), self._listed_s == -math.inf
+        is_waiting = False
         self._removals.carry_out(is_new)
-        left = self.backlog()
+        left = [] if self._still.lasts() else self.backlog()
         if isinstance(self.slow, LocalStore) and not self._is_swept:
             self._is_swept = True
             sweep(self.slow.folder, keep=[one.name for one in left])
         self._backlog(left)
         while left:
             one = left.pop(0)
-            not_before_s, delay_s, why = self._again.get(one.name, (-math.inf, LEAST_DELAY_S, ""))
+            identity, not_before_s, delay_s, why = self._again.get(one.name, ("", 0.0, 0.0, ""))
+            if identity != one.identity:  # also where there is another one of this name by now
+                not_before_s, delay_s = -math.inf, LEAST_DELAY_S
             if self._clock() < not_before_s:
                 failed[one.name] = why
                 continue
             if not self._is_settled(one):
+                is_waiting = True
                 continue
             try:
+                self._judge(one)
                 self._drain(one)
                 self._again.pop(one.name, None)
                 self._say(error="")
             except (PenstockError, OSError) as error:
                 failed[one.name] = why = str(error)
                 again_s = self._clock() + delay_s
-                self._again[one.name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
+                self._again[one.name] = (
+                    one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
+                )  # fmt: skip
                 self._say(error=str(error))
                 if isinstance(error, SaveError):
-                    damaged = dict.fromkeys((*self.status.damaged, one.name))
-                    self._say(damaged=tuple(damaged))
+                    self._damaged[one.name] = (one.identity, why)
+                    self._say(damaged=tuple(self._damaged))
             except Unwanted:
                 pass
             is_new = True
             self._prune()
             self._removals.carry_out()
-            left = [other for other in self.backlog() if other.name not in {*failed, one.name}]
-            self._backlog(left)
-        if is_new and not failed:
+            is_waiting = False
+            due = self.backlog()
+            self._backlog(due)
+            left = [other for other in due if other.name not in {*failed, one.name}]
+        if not is_waiting and set(failed) <= set(self._damaged):
             self._copy_hints()
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
-        return failed
+        return failed | {name: why for name, (_, why) in self._damaged.items()}
 
     def _held(self) -> None:
         """Also ends a copy that nobody wants any more."""
@@ -899,14 +1149,16 @@ class Drainer(Working):
             finally:
                 self._current = None
         self._proven.note(self.slow.where(name), manifest.identity)
+        self._damaged.pop(one.name, None)
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,
             last=one.name,
-            damaged=tuple(name for name in self.status.damaged if name != one.name),
+            damaged=tuple(self._damaged),
         )
 
-    def _backlog(self, left: Sequence[Checkpoint]) -> None:
+    def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
+        left = [one for one in all_left if not self._wrong(one)]
         oldest = min((one.mtime_ns for one in left), default=0)
         self._say(
             backlog=tuple(one.name for one in left),
@@ -916,13 +1168,25 @@ class Drainer(Working):
 
     def _copy_hints(self) -> None:
         """Pointers such as TensorFlow's `checkpoint`, when everything they can name is there."""
-        for found in list(self.fast.list()):
-            folder, _, base = found.name.rpartition("/")
-            if base in HINTS and found.size_bytes <= HINT_BYTES and STATE not in folder:
-                data = self.fast.read(found.name)
-                there = self.slow.stat(found.name)
-                if there is None or self.slow.read(found.name) != data:
-                    self.slow.put(found.name, data)
+        for found in self._hints:
+            if found in self._hinted or found.size_bytes > HINT_BYTES:
+                continue
+            data = self.fast.read(found.name)
+            # One that has changed since the look may name what came after it, too.
+            if self.fast.stat(found.name) != found or self._names_damaged(data):
+                continue
+            there = self.slow.stat(found.name)
+            if there is None or self.slow.read(found.name) != data:
+                self.slow.put(found.name, data)
+            self._hinted.add(found)
+        self._hinted &= set(self._hints)
+
+    def _names_damaged(self, hint: bytes) -> bool:
+        """Whether a pointer's first line, where the newest stands, names what is not copied."""
+        out = (*self._damaged, *self._unfinished)
+        names = (re.escape(os.fsencode(name.rpartition("/")[2])) for name in out)
+        line = hint.partition(b"\n")[0]
+        return any(re.search(rb"(?<![0-9A-Za-z])%b(?![0-9A-Za-z])" % name, line) for name in names)
 
 
 def _summed(failed: dict[str, str]) -> str:
@@ -1012,11 +1276,28 @@ def open_metrics(status: Status) -> str:
 def fetch(checkpoint: Checkpoint, fast: str | os.PathLike[str]) -> Path:
     """Brings a checkpoint from the slow tier to the fast one, verified; where it then lies.
 
-    Raises TierError, SaveError.
+    Raises TierError; SaveError: it is damaged.
     """
+    if checkpoint.manifest is None:  # else what is copied is compared with that
+        problems = verify(checkpoint, "full").problems
+        if problems:
+            raise SaveError(f"{checkpoint.where}: {problems[0]}; not brought to the fast tier")
     store = LocalStore(fast)
-    name, _ = copy_checkpoint(checkpoint, store, Trip(Pace(None), 4))
+    name, _ = copy_checkpoint(checkpoint, store, Trip(Pace(None), 4), is_fetched=True)
     return store.path(name)
+
+
+def _forget_halves(fast: LocalStore) -> None:
+    """Marks of fetches that did not end: what they had begun is swept.  One that has filled some of
+    several files needs its mark, to be taken up; so does one under a name that it was given, which
+    tells no step.  Raises TierError."""
+    there = {found.name for found in fast.list()}
+    for half in [name for name in there if name.endswith(HALF)]:
+        name = half.removesuffix(HALF)
+        is_filled = any(one.startswith(f"{name}.data-") for one in there)
+        is_given = name in there and fast.read(half) != os.fsencode(name)
+        if beside(name, BESIDE) in there or not (is_filled or is_given):
+            fast.delete(half)
 
 
 def recover(
@@ -1039,10 +1320,11 @@ def recover(
         drainer(working)
         stack.enter_context(claim(fast, "job"))
         sweep(fast)
+        _forget_halves(working.fast)
         failed = working.once()
         if isinstance(working.slow, LocalStore):
             sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
-    return latest_valid(fast, slow, level), failed
+    return latest_valid(fast, slow, level, damaged=working.damaged()), failed
 
 
 @dataclass(slots=True)
@@ -1075,6 +1357,7 @@ class Drain:
             words += ["--keep-fast", str(self.keep.fast), "--every", str(self.keep.every)]
             words += ["--keep-last", str(self.keep.last)] if self.keep.last is not None else []
             words += ["--best", self.keep.best] if self.keep.best else []
+            words += ["--best-n", str(self.keep.best_n)]
             words += ["--foreign"] if self.keep.foreign else []
         return [*words, "--", os.fspath(self.fast), os.fspath(self.slow)]
 

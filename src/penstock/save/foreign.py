@@ -8,6 +8,7 @@ format protects by no checksum.
 
 import io
 import json
+import os
 import pickletools
 import random
 import struct
@@ -25,6 +26,7 @@ __all__ = [
     "check_dcp",
     "check_json",
     "check_ocdbt",
+    "check_ocdbt_tree",
     "check_safetensors",
     "check_tf",
     "check_zip",
@@ -658,16 +660,272 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 # --- Orbax ----------------------------------------------------------------------------------------
 
-OCDBT_MAGIC = b"\x0c\xdb\x3a\x2a"
+# tensorstore's page on its driver ocdbt: "Storage format".
+OCDBT_MANIFEST, OCDBT_NODE = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
+NO_PLACE = (1 << 64) - 1  # as offset and length of the root of a tree without keys
+MOST_NODE_BYTES = 128 << 20  # Orbax lets a node have 100 MB
+MOST_TREE_BYTES = 1 << 30  # of all nodes and names of files: ten million arrays
+# What a tree of a folder may have in any case, and more for each byte that lies there: nodes shrink
+# to a tenth when packed, but beside each key lies a value of its own.  2 to 5 µs a key.
+SOME_TREE_BYTES, SOME_KEYS, SOME_NODES = 32 << 20, 200_000, 1000
+TREE_BYTES_A_BYTE, KEY_BYTES, NODE_BYTES = 4, 8, 32
+DST_TOO_SMALL = 70  # zstd_errors.h
+
+
+class _Unread(Exception):  # noqa: N818 - says nothing against the file
+    """Why a tree is not followed to its end."""
+
+
+class _Body:
+    """What stands in a manifest or in a node, from its beginning.  Raises ValueError, IndexError:
+    it ends before that."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._place = data, 0
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def take(self, n_bytes: int) -> bytes:
+        if n_bytes > len(self._data) - self._place:
+            raise ValueError("more than there is")
+        self._place += n_bytes
+        return self._data[self._place - n_bytes : self._place]
+
+    def number(self) -> int:
+        value, self._place = _varint(self._data, self._place)
+        return value
+
+    def numbers(self, n: int) -> list[int]:
+        if n > len(self._data) - self._place:
+            raise ValueError("more than there is")
+        return [self.number() for _ in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Bytes of a data file.  base: what the paths in a node that lies there begin with."""
+
+    base: bytes
+    path: bytes
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A database whose data files are being looked for.  sizes: of the files beside the manifest,
+    by their names from there; read: bytes of one, by name, offset and length."""
+
+    name: str
+    sizes: dict[str, int]
+    read: Callable[[str, int, int], bytes]
+    scope: Scope
+    left_bytes: int = 0
+    left_keys: int = 0
+    left_nodes: int = 0
+    is_huge: bool = False
+
+    def __post_init__(self) -> None:
+        held = sum(self.sizes.values())
+        self.left_bytes = SOME_TREE_BYTES + TREE_BYTES_A_BYTE * held
+        self.left_keys = SOME_KEYS + held // KEY_BYTES
+        self.left_nodes = SOME_NODES + held // NODE_BYTES
+        self.is_huge = self.left_bytes > MOST_TREE_BYTES
+        self.left_bytes = min(self.left_bytes, MOST_TREE_BYTES)
+
+    def _spend(self, n_bytes: int, keys: int = 0, nodes: int = 0) -> None:
+        """Before what takes time.  Raises Damage: more than a tree of these files can have; _Unread
+        where they are so large that it may."""
+        self.left_bytes -= n_bytes
+        self.left_keys -= keys
+        self.left_nodes -= nodes
+        if min(self.left_bytes, self.left_keys, self.left_nodes) >= 0:
+            return
+        if self.left_bytes < 0 and self.is_huge:
+            raise _Unread(f"it has more than {MOST_TREE_BYTES:,} bytes")
+        raise Damage(f"{self.name}: not followed: too large a tree for the files beside it")
+
+    def check(self, root: _Reference, height: int) -> None:
+        """Follows every reference.  Raises Damage, _Unread."""
+        seen: set[_Reference] = set()
+        waiting = [(root, height)]
+        while waiting:
+            one, height = waiting.pop()
+            path = self._found(one)
+            if one in seen:
+                continue
+            seen.add(one)
+            where = f"{path} at {one.offset:,}"
+            if one.length > MOST_NODE_BYTES:
+                raise _Unread(f"a node has {one.length:,} bytes")
+            self._spend(one.length, nodes=1)
+            data, compared = self.read(path, one.offset, one.length), self.scope.read_bytes
+            body = _ocdbt_body(data, OCDBT_NODE, where, self.scope, self.left_bytes)
+            # All of the file counts as without checksums: values lie in it, too.
+            self.scope.unprotected_bytes -= self.scope.read_bytes - compared
+            self._spend(body.size)
+            try:
+                if body.take(1)[0] != height:
+                    raise ValueError("not the height that was told")
+                below = self._references(body, height, one.base)
+            except (ValueError, IndexError) as error:
+                raise Damage(f"{where}: a node that makes no sense") from error
+            for inner in below:
+                if height:
+                    waiting.append((inner, height - 1))
+                else:
+                    self._found(inner)
+
+    def _found(self, one: _Reference) -> str:
+        """The file's name.  Raises Damage: it is not there, or too short."""
+        path = os.fsdecode(one.path)
+        if path not in self.sizes:
+            raise Damage(f"{path}: named by the tree of {self.name} and not there")
+        if one.offset + one.length > self.sizes[path]:
+            raise Damage(
+                f"{path}: {self.sizes[path]:,} bytes, and the tree of {self.name} knows data up to "
+                f"{one.offset + one.length:,}"
+            )
+        return path
+
+    def newest(self, body: _Body) -> tuple[_Reference, int] | None:
+        """The root of a manifest's newest version, and its height; None: nothing is in it."""
+        body.take(16)  # its identity
+        if body.number():
+            raise _Unread("its manifest is in several files")
+        body.numbers(2)  # the most of a value in a node, and of a node
+        body.take(1)
+        if body.number():
+            body.take(4)  # how well nodes are compressed
+        files = self._files(body, b"")
+        n = body.number()
+        body.numbers(n)
+        heights = body.take(n)
+        ids, offsets, lengths = (body.numbers(n) for _ in range(3))
+        if not n or lengths[-1] == NO_PLACE:
+            return None
+        return _Reference(*files[ids[-1]], offsets[-1], lengths[-1]), heights[-1]
+
+    def _references(self, body: _Body, height: int, base: bytes) -> list[_Reference]:
+        files = self._files(body, base)
+        n = body.number()
+        self._spend(0, keys=n)
+        body.numbers(max(0, n - 1))  # what keys have in common with those before
+        rest = sum(body.numbers(n))
+        if height:
+            body.numbers(n)
+        body.take(rest)
+        if height:
+            ids, offsets, lengths = (body.numbers(n) for _ in range(3))
+        else:
+            values = list(zip(body.numbers(n), body.numbers(n), strict=True))
+            lengths = [length for length, is_elsewhere in values if is_elsewhere]
+            ids, offsets = (body.numbers(len(lengths)) for _ in range(2))
+        places = zip(ids, offsets, lengths, strict=True)
+        return [_Reference(*files[number], offset, length) for number, offset, length in places]
+
+    def _files(self, body: _Body, above: bytes) -> list[tuple[bytes, bytes]]:
+        """The table of data files: for each what paths below it begin with, and its own path."""
+        n = body.number()
+        self._spend(0, keys=n)
+        shared = [0, *body.numbers(max(0, n - 1))]
+        more, bases = body.numbers(n), body.numbers(n)
+        found, path = [], b""
+        for kept, length, base in zip(shared, more, bases, strict=n > 0):
+            if kept > len(path):
+                raise ValueError("more than there is")
+            path = path[:kept] + body.take(length)
+            self._spend(len(above) + len(path))
+            found.append((above + path[:base], above + path))
+        return found
 
 
 def check_ocdbt(data: bytes, name: str, scope: Scope) -> None:
     """A manifest of OCDBT: magic, its own length, CRC-32C at the end.  Raises Damage."""
-    if len(data) < 16 or data[:4] != OCDBT_MAGIC:
-        raise Damage(f"{name}: no OCDBT manifest: cut short or damaged")
+    _ocdbt_packed(data, OCDBT_MANIFEST, name, scope)
+
+
+def check_ocdbt_tree(
+    data: bytes,
+    name: str,
+    sizes: dict[str, int],
+    read: Callable[[str, int, int], bytes],
+    scope: Scope,
+) -> None:
+    """As check_ocdbt; and every data file that the newest version of its tree needs is there, and
+    is long enough: tensorstore takes one that is missing for nothing, and reads zeros.
+
+    sizes: of the files beside the manifest, by their names from there; read: bytes of one, by name,
+    offset and length.  Raises Damage.
+    """
+    tree = _Tree(name, sizes, read, scope)
+    try:
+        body = _ocdbt_body(data, OCDBT_MANIFEST, name, scope, tree.left_bytes)
+        try:
+            root = tree.newest(body)
+        except (ValueError, IndexError) as error:
+            raise Damage(f"{name}: makes no sense") from error
+        if root is not None:
+            tree.check(*root)
+    except _Unread as why:
+        scope.remarks[f"which data files OCDBT needs was not looked at: {why}"] = None
+
+
+def _ocdbt_packed(data: bytes, magic: bytes, name: str, scope: Scope) -> bytes:
+    """What is between a header of OCDBT and its CRC-32C.  Raises Damage."""
+    what = "manifest" if magic == OCDBT_MANIFEST else "node"
+    if len(data) < 16 or data[:4] != magic:
+        raise Damage(f"{name}: no OCDBT {what}: cut short or damaged")
     (length,) = struct.unpack("<Q", data[4:12])
     if length != len(data):
         raise Damage(f"{name}: {len(data):,} bytes of {length:,}")
     crc32c = _crc32c(scope, 0)
     if crc32c and struct.unpack("<I", data[-4:])[0] != crc32c(data[:-4]):
         raise Damage(f"{name}: its CRC-32C does not fit")
+    if crc32c:
+        scope.add(len(data))
+    return data[12:-4]
+
+
+def _ocdbt_body(data: bytes, magic: bytes, name: str, scope: Scope, most_bytes: int) -> _Body:
+    """most_bytes: unpacked.  Raises Damage, _Unread."""
+    packed = _ocdbt_packed(data, magic, name, scope)
+    try:
+        version, place = _varint(packed, 0)
+        method, place = _varint(packed, place)
+    except (ValueError, IndexError) as error:
+        raise Damage(f"{name}: makes no sense") from error
+    if version or method > 1:
+        raise _Unread(f"it is of version {version}, compressed by method {method}")
+    return _Body(_unzstd(packed[place:], name, most_bytes) if method else packed[place:])
+
+
+def _unzstd(packed: bytes, name: str, most_bytes: int) -> bytes:
+    """Raises Damage; _Unread: too large, or no library here that can (Python has one from 3.14)."""
+    import ctypes
+
+    try:
+        zstd = ctypes.CDLL("libzstd.so.1")
+    except OSError as error:
+        raise _Unread("libzstd.so.1 is not on this machine") from error
+    size_t, pointer = ctypes.c_size_t, ctypes.c_void_p
+    unpack, code_of = zstd.ZSTD_decompress, zstd.ZSTD_getErrorCode
+    unpack.restype, unpack.argtypes = size_t, [pointer, size_t, ctypes.c_char_p, size_t]
+    code_of.restype, code_of.argtypes = ctypes.c_int, [size_t]
+    room = 16 * len(packed) + 4096
+    while True:
+        room = min(room, MOST_NODE_BYTES, most_bytes)
+        block = ctypes.create_string_buffer(room)
+        done = unpack(block, room, packed, len(packed))
+        code = code_of(done)
+        if not code:
+            return block.raw[:done]
+        if code != DST_TOO_SMALL:
+            raise Damage(f"{name}: cannot be unpacked: damaged")
+        if room == most_bytes:
+            raise Damage(f"{name}: not followed: too large a tree for the files beside it")
+        if room == MOST_NODE_BYTES:
+            raise _Unread(f"a node has more than {MOST_NODE_BYTES:,} bytes")
+        room *= 8

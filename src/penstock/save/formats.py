@@ -4,33 +4,48 @@ Knows names, and which files belong together; opens manifests only.  Whether a c
 is another question: penstock.save.verify.
 """
 
+import errno
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.errors import SaveError
+from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.stores import Found, Store, beside
 
 __all__ = [
+    "HALF",
     "HINTS",
     "INCOMPLETE",
+    "OF_FILES",
+    "UNREAD",
     "Checkpoint",
     "find",
     "find_file",
+    "is_of_one_file",
+    "is_overtaken",
     "kind_of",
+    "lying",
     "newest_first",
+    "own_and_others",
     "step_of",
 ]
 
 INCOMPLETE = (
     "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
 )
+# After the name of a copy that is no folder, until it has its manifest: what it is called by.
+HALF = ".penstock.half"
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
+UNREAD = "its manifest cannot be read"  # a problem that begins so may pass
+OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
+# A bad sector, damage of the file system, a file of another user: the others are as they were.
+_OF_ONE_FILE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM)
 DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
 
 # Names that a framework gives to what it has not finished.
@@ -56,7 +71,8 @@ class Checkpoint:
 
     name: its folder, its file, or what its files begin with.  files: with their names in the tier.
     manifest: None: there is none, or it cannot be believed, which `problem` then says.  problem:
-    why it does not count, empty where nothing is known against it.
+    why it does not count, empty where nothing is known against it.  is_broken: nobody who is still
+    writing it leaves it so.  called: a manifest's `called`, also of a copy that has none yet.
     """
 
     store: Store = field(repr=False)
@@ -67,6 +83,8 @@ class Checkpoint:
     step: int | None
     manifest: Manifest | None = field(default=None, repr=False)
     problem: str = ""
+    is_broken: bool = False
+    called: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -110,8 +128,63 @@ class Checkpoint:
         store says of its files."""
         if self.manifest is not None:
             return self.manifest.identity
-        facts = ((self.inner(one), one.size_bytes, one.mtime_ns) for one in self.files)
-        return f"files:{content_of(facts)}"
+        return lying(self.folder, self.files)
+
+
+def lying(folder: str, files: Iterable[Found | None]) -> str:
+    """How files of a folder lie: changes when one is written to, comes or goes."""
+    facts = ((one.name[len(folder) :], one.size_bytes, one.mtime_ns) for one in files if one)
+    return f"{OF_FILES}{content_of(facts)}"
+
+
+def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -> bool:
+    """Whether a program has written into what we had brought back for it.  Raises TierError."""
+    if not manifest.as_fetched:
+        return False
+    folder = f"{name}/" if is_folder else name[: name.rfind("/") + 1]
+    if is_folder:
+        own, others = own_and_others(
+            store, name, manifest.kind, (file.name for file in manifest.files)
+        )
+        tops = {one.name[len(folder) :].partition("/")[0] for one in others}
+        tops = {top for top in tops if not (top.endswith(PART_SUFFIX) or _UNFINISHED.search(top))}
+        names = {one.name for one in others}
+        theirs = {
+            top for top in tops
+            if _HF_FOLDER.fullmatch(top) or f"{folder}{top}/{_HF_STATE}" in names
+        }  # fmt: skip
+        # A folder that is no checkpoint of its own is a part of this one, and new.
+        return bool(tops - theirs) or lying(folder, own) != manifest.as_fetched
+    files = [store.stat(folder + file.name) for file in manifest.files]
+    return lying(folder, files) != manifest.as_fetched
+
+
+def own_and_others(
+    store: Store, name: str, kind: str, known: Iterable[str]
+) -> tuple[list[Found], list[Found]]:
+    """What lies in a checkpoint's folder now: its own files; and others', as those of a Trainer's
+    checkpoints below its model: in folders that have none of the known ones.  Raises TierError."""
+    start = len(name) + 1
+    there = [found for found in store.list(name) if _is_content(found.name[start:])]
+    if kind != "hf":
+        return there, []
+    folders = {inner.partition("/")[0] for inner in known if "/" in inner}
+    own, others = list[Found](), list[Found]()
+    for found in there:
+        folder, slash, _ = found.name[start:].partition("/")
+        (own if not slash or folder in folders else others).append(found)
+    return own, others
+
+
+def is_of_one_file(error: TierError) -> bool:
+    """Whether a file cannot be read, and not the tier is gone."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE
+
+
+def _is_content(inner: str) -> bool:
+    """Of a folder: not one of the files that we put there."""
+    return inner not in (INSIDE, MARK, INCOMPLETE) and HANDED_IN not in inner
 
 
 def step_of(name: str) -> int | None:
@@ -143,10 +216,15 @@ def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     )
 
 
-def find(store: Store) -> list[Checkpoint]:
-    """Every checkpoint of a tier, newest first.  Raises TierError."""
+def find(store: Store, *, hints: list[Found] | None = None) -> list[Checkpoint]:
+    """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them.
+    Raises TierError."""
     tree = _Tree(store)
-    return newest_first(tree.below("", 0))
+    found = newest_first(tree.below("", 0))
+    if hints is not None:
+        folders = tuple(f"{one.name}/" for one in found if one.is_folder)
+        hints += [one for one in tree.hints if not one.name.startswith(folders)]
+    return found
 
 
 def find_file(store: Store, name: str) -> Checkpoint | None:
@@ -155,8 +233,8 @@ def find_file(store: Store, name: str) -> Checkpoint | None:
     found = store.stat(name) if kind_of(name) else None
     if found is None:
         return None
-    noted = store.stat(beside(name, BESIDE))
-    files = {name: found} | ({beside(name, BESIDE): noted} if noted is not None else {})
+    noted = {beside(name, ending): store.stat(beside(name, ending)) for ending in (BESIDE, HALF)}
+    files = {name: found} | {other: one for other, one in noted.items() if one is not None}
     return next(_singles(store, "", _Folder(files, set())), None)
 
 
@@ -172,6 +250,7 @@ class _Tree:
         self.store = store
         self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
         self._trainers: dict[str, dict[str, set[str]]] = {}
+        self.hints: list[Found] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")
         for found in store.list():
@@ -180,6 +259,8 @@ class _Tree:
                 last, here = folder, self._noted(folder)
             if here is not None:
                 here.files[base] = found
+                if base in HINTS:
+                    self.hints.append(found)
 
     def _noted(self, name: str) -> _Folder | None:
         """A folder that those above it know; None: it is no place for checkpoints."""
@@ -244,12 +325,7 @@ class _Tree:
 
     def checkpoint(self, name: str, kind: str, files: list[Found], problem: str = "") -> Checkpoint:
         """A folder."""
-        own = (INSIDE, MARK, INCOMPLETE)
-        kept = tuple(
-            one
-            for one in files
-            if one.name[len(name) + 1 :] not in own and HANDED_IN not in one.name
-        )
+        kept = tuple(one for one in files if _is_content(one.name[len(name) + 1 :]))
         if not problem and _UNFINISHED.search(name.rsplit("/", 1)[-1]):
             problem = "its name says that it is not finished"
         return Checkpoint(self.store, name, kind, True, kept, step_of(name), None, problem)
@@ -265,7 +341,8 @@ def _with_manifest(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
             files = tree.all_files(name)
             return tree.checkpoint(name, "files", files, "not all of it has arrived")
         return None
-    return _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
+    made = _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
+    return made if made.is_ours or made.problem else None  # else its own framework's again
 
 
 def _believed(checkpoint: Checkpoint, noted: Found) -> Checkpoint:
@@ -275,10 +352,52 @@ def _believed(checkpoint: Checkpoint, noted: Found) -> Checkpoint:
         if noted.size_bytes > MOST_BYTES:
             raise SaveError(f"{where}: a manifest of {noted.size_bytes:,} bytes")
         manifest = parse(checkpoint.store.read(noted.name), where)
+        if not manifest.files:  # a rank may have none of a checkpoint's; of nothing, all is whole
+            raise SaveError("its manifest names no files")
+        checkpoint = _called(checkpoint, manifest.called)
+        if is_overtaken(manifest, checkpoint.store, checkpoint.name, checkpoint.is_folder):
+            return checkpoint
     except SaveError as error:
-        return replace(checkpoint, problem=str(error).removeprefix(f"{where}: "))
+        why = str(error).removeprefix(f"{where}: ")
+        return replace(checkpoint, problem=why, is_broken=True)
+    except TierError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
+            # Since the list was made: a folder goes, a file is about to be replaced.
+            why = "its manifest went as it was looked at" if checkpoint.is_folder else ""
+            return replace(checkpoint, problem=why)
+        if not is_of_one_file(error):
+            raise
+        why = f"{UNREAD}: {getattr(error.__cause__, 'strerror', error)}"
+        return replace(checkpoint, problem=why, is_broken=True)
     step = checkpoint.step if manifest.step is None else manifest.step
     return replace(checkpoint, manifest=manifest, step=step, kind=manifest.kind)
+
+
+def _called(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """By the name that it was saved under, which may tell a step: one that a copy was given tells
+    none."""
+    if not name or name == checkpoint.name:
+        return checkpoint
+    return replace(checkpoint, called=name, step=step_of(name))
+
+
+def _noted(checkpoint: Checkpoint, here: _Folder) -> Checkpoint:
+    """One that is no folder, with what its manifest or its mark says.  A copy that was ended before
+    it had its manifest is a checkpoint still: it may have replaced the only older one."""
+    store, base = checkpoint.store, checkpoint.name.rpartition("/")[2]
+    noted = here.files.get(beside(base, BESIDE))
+    half = here.files.get(beside(base, HALF))
+    if noted is not None or half is None:
+        return _believed(checkpoint, noted) if noted is not None else checkpoint
+    try:
+        return _called(checkpoint, os.fsdecode(store.read(half.name)))
+    except TierError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
+            noted = store.stat(checkpoint.manifest_name)  # since the list was made
+            return _believed(checkpoint, noted) if noted is not None else checkpoint
+        if not is_of_one_file(error):
+            raise
+        return checkpoint
 
 
 def _dcp(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
@@ -374,8 +493,7 @@ def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
             yield from _tensorflow(store, start, name.removesuffix(".index"), here)
         else:
             single = Checkpoint(store, found.name, kind, False, (found,), step_of(found.name))
-            noted = here.files.get(beside(name, BESIDE))
-            yield _believed(single, noted) if noted else single
+            yield _noted(single, here)
 
 
 def kind_of(name: str) -> str:
@@ -392,20 +510,20 @@ def kind_of(name: str) -> str:
 
 
 def _tensorflow(store: Store, start: str, prefix: str, here: _Folder) -> Iterator[Checkpoint]:
-    """PREFIX.index and its data files; an index alone is something else's."""
+    """PREFIX.index and its data files; an index alone is something else's, but for a name that
+    TensorFlow gives, beside its pointer."""
     data = []
     for name in here.files:
         match = _TF_DATA.match(name)
         if match and match[1] == prefix:
             data.append((int(match[2]), int(match[3]), here.files[name]))
-    if not data:
+    if not data and not ("checkpoint" in here.files and re.search(r"-\d+$", prefix)):
         return
-    problem = "" if len(data) == data[0][1] else "a data file is missing"
+    problem = "" if data and len(data) == data[0][1] else "a data file is missing"
     # The index last: it is what makes the others a checkpoint.
     files = [found for _, _, found in sorted(data, key=lambda one: one[0])]
     files.append(here.files[f"{prefix}.index"])
     name = f"{start}{prefix}"
     kind = "tensorflow"
     made = Checkpoint(store, name, kind, False, tuple(files), step_of(name), None, problem)
-    noted = here.files.get(beside(prefix, BESIDE))
-    yield _believed(made, noted) if noted else made
+    yield _noted(replace(made, is_broken=bool(problem)), here)  # the index comes last

@@ -62,7 +62,10 @@ class Manifest:
 
     source: what was copied, as its tier names it: two manifests with one source are of one
     checkpoint.  verified_unix_ns: when all of it was read back and compared; 0: never.  origin: the
-    tier that it was copied from; empty: none, or not known.
+    tier that it was copied from; empty: none, or not known.  as_fetched: how the files lay when we
+    had brought back what another program has saved: where they lie otherwise, the program has
+    written into them since, and this manifest tells of what was there before.  called: the name it
+    was saved under, where a copy had to be given another: that tells no step.
     """
 
     files: tuple[FileSum, ...]
@@ -75,6 +78,8 @@ class Manifest:
     source: str = ""
     chunk_bytes: int = CHUNK_BYTES
     origin: str = ""
+    as_fetched: str = ""
+    called: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -172,6 +177,8 @@ def to_json(manifest: Manifest) -> bytes:
         "verified_unix_ns": manifest.verified_unix_ns,
         "source": manifest.source,
         "origin": manifest.origin,
+        **({"as_fetched": manifest.as_fetched} if manifest.as_fetched else {}),
+        **({"called": manifest.called} if manifest.called else {}),
         "files": [
             {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
             for file in manifest.files
@@ -214,7 +221,8 @@ def _parsed(data: bytes, where: str) -> Manifest:
         )
     seal = body.pop("seal", None)
     try:
-        is_sealed = seal == _seal(body)
+        # Of its last byte the seal says nothing, and a cut is a cut.
+        is_sealed = seal == _seal(body) and data.endswith(b"\n")
     except (ValueError, RecursionError) as error:
         raise _Wrong("the manifest cannot be read") from error
     if not is_sealed:
@@ -240,6 +248,8 @@ def _parsed(data: bytes, where: str) -> Manifest:
         source=_text(body, "source"),
         chunk_bytes=chunk_bytes,
         origin=_text({"origin": "", **body}, "origin"),
+        as_fetched=_text({"as_fetched": "", **body}, "as_fetched"),
+        called=_text({"called": "", **body}, "called"),
     )
 
 

@@ -90,9 +90,7 @@ class Removals:
         self.saw(on_slow)
         for note in notes:
             there = [one for one in on_slow if note.means(one)]
-            gone = [one for one in there if self._is_replaced(one, notes)]
-            for one in gone:
-                remove(one)
+            gone = [one for one in there if self._is_replaced(one, notes) and remove(one)]
             if len(gone) == len(there) and not any(map(note.means, find(self._fast))):
                 self._fast.delete(note.file)
         self._judged = set(notes)

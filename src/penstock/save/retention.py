@@ -9,6 +9,7 @@ older one, and its next saves have lower steps.
 
 import errno
 import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
-from penstock.save.commit import discard
-from penstock.save.formats import INCOMPLETE, Checkpoint, find, newest_first
+from penstock.save.commit import discard, discard_as_found
+from penstock.save.formats import (
+    HALF,
+    INCOMPLETE,
+    Checkpoint,
+    find,
+    newest_first,
+    own_and_others,
+)
 from penstock.save.verify import failure_of, remembered, verify
-from penstock.stores import LocalStore, Store
+from penstock.stores import Found, LocalStore, Store, beside
 
 __all__ = [
     "ON_FULL",
@@ -31,6 +39,7 @@ __all__ = [
     "doomed_on_slow",
     "doomed_safely",
     "full_said",
+    "is_by_itself",
     "make_room",
     "plan",
     "prune",
@@ -59,10 +68,20 @@ class Keep:
     foreign: bool = False
 
     def __post_init__(self) -> None:
-        if self.fast < 0 or (self.last is not None and self.last < 1) or self.every < 0:
+        for name, least in (("fast", 0), ("last", 1), ("every", 0), ("best_n", 1)):
+            value = getattr(self, name)
+            if name == "last" and value is None:
+                continue
+            is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_whole or value < least:
+                raise SaveError(f"Keep({name}={value!r}): a whole number, {least} or more")
+        if not isinstance(self.best, str) or (self.best and not self.best.lstrip("-")):
             raise SaveError(
-                f"{self}: keeps nothing; fast is 0 or more, last 1 or more, every 0 or more steps"
+                f"Keep(best={self.best!r}): the name of a metric, as 'loss' (small is good) or "
+                "'-accuracy' (large is good)"
             )
+        if not isinstance(self.foreign, bool):
+            raise SaveError(f"Keep(foreign={self.foreign!r}): True or False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +188,8 @@ def doomed_on_fast(
             copies[copy.manifest.source] = copy
             copies[copy.manifest.identity] = copy
     candidates = [one for one in newest_first(fast) if (one.is_ours or keep.foreign)]
-    good = [one.name for one in candidates if not failure_of(one, failed or {})]
+    # One that is being written, or was cut short, does not make the one before it superfluous.
+    good = [one.name for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = set(good[: keep.fast])
     doomed = [
         (one, copies[one.identity])
@@ -195,56 +215,110 @@ def plan(
     from_fast = [
         (one, copy)
         for one, copy in doomed_on_fast(on_fast, on_slow, keep, failed)
-        if verify(copy, "sizes").is_whole
+        if verify(copy, "sizes").is_whole and is_by_itself(one)
     ]
-    return from_fast, doomed_safely(on_slow, keep, failed, proven or Proven())
+    from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
+    return from_fast, [one for one in from_slow if is_by_itself(one)]
 
 
 def prune(fast: Store, slow: Store | None, keep: Keep, proven: Proven | None = None) -> Pruned:
     """Removes what plan() names: from the fast tier first.  Raises TierError."""
     from_fast, from_slow = plan(fast, slow, keep, proven)
-    freed = sum(_removed(one) for one, _ in from_fast)
-    freed += sum(_removed(one) for one in from_slow)
+    gone, errors = list[Checkpoint](), list[TierError]()
+    for one in (*(one for one, _ in from_fast), *from_slow):
+        try:
+            gone += [one] if _is_removed(one) else []
+        except TierError as error:  # another user's, or in a bad sector: the others go
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return Pruned(
-        tuple(one.name for one, _ in from_fast), tuple(one.name for one in from_slow), freed
+        tuple(one.name for one in gone if one.store is fast),
+        tuple(one.name for one in gone if one.store is not fast),
+        sum(one.size_bytes for one in gone),
     )
 
 
-def _removed(checkpoint: Checkpoint) -> int:
-    """Bytes freed; 0 where another process was faster."""
-    size = checkpoint.size_bytes
+def _is_removed(checkpoint: Checkpoint) -> bool:
+    """False: it stays, or another process was faster."""
     try:
-        remove(checkpoint)
+        return remove(checkpoint)
     except TierError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ENOENT:
-            return 0
+            return False
         raise
-    return size
 
 
-def remove(checkpoint: Checkpoint) -> None:
-    """Removes a checkpoint: from the moment this begins it no longer counts.  Raises TierError."""
+def is_by_itself(checkpoint: Checkpoint) -> bool:
+    """Whether nothing else lies in its folder that would go with it: a model's folder may hold the
+    Trainer's checkpoints.  Raises TierError."""
+    if not checkpoint.is_folder or checkpoint.kind != "hf":
+        return True
+    known = map(checkpoint.inner, _own(checkpoint))
+    _, others = own_and_others(checkpoint.store, checkpoint.name, checkpoint.kind, known)
+    return not others
+
+
+def _own(checkpoint: Checkpoint) -> set[Found]:
+    """Its files, of those that were found under its name."""
+    if checkpoint.manifest is None:
+        return set(checkpoint.files)
+    names = {file.name for file in checkpoint.manifest.files}
+    return {found for found in checkpoint.files if checkpoint.inner(found) in names}
+
+
+def _is_as_found(checkpoint: Checkpoint) -> bool:
+    """Whether nobody has written to it since it was listed: judging may have taken minutes, and by
+    now another one may have its name, or a file more is in its folder.  Raises TierError."""
+    store, files = checkpoint.store, _own(checkpoint)
+    if checkpoint.is_folder:
+        known = map(checkpoint.inner, files)
+        own, _ = own_and_others(store, checkpoint.name, checkpoint.kind, known)
+        return files <= set(own) <= set(checkpoint.files)
+    return all(store.stat(found.name) == found for found in files)
+
+
+def remove(checkpoint: Checkpoint) -> bool:
+    """Removes a checkpoint: from the moment this begins it no longer counts.  False: it stays, as
+    it is no longer what was found, or something else lies in its folder.  Raises TierError."""
     store = checkpoint.store
+    if isinstance(store, LocalStore) and not _is_as_found(checkpoint):
+        return False
+    if not is_by_itself(checkpoint):
+        return False
     if isinstance(store, LocalStore) and checkpoint.is_folder:
         discard(store.path(checkpoint.name), store.folder)
-        return
-    files = [found.name for found in checkpoint.files][::-1]  # what makes it one goes first
-    if checkpoint.manifest is None:
-        for name in files:
-            store.delete(name)
-        return
-    if checkpoint.is_folder:
+        return True
+    return _are_removed(checkpoint)
+
+
+def _are_removed(checkpoint: Checkpoint) -> bool:
+    store, files = checkpoint.store, checkpoint.files[::-1]  # what makes it one goes first
+    if checkpoint.is_folder and checkpoint.manifest is not None:
         # On a store without renames: a folder without manifest would look like one of a framework.
         store.put(f"{checkpoint.name}/{INCOMPLETE}", b"{}")
         store.delete(checkpoint.manifest_name)
-        for name in files:
-            store.delete(name)
+        for found in files:
+            store.delete(found.name)
         store.delete(f"{checkpoint.name}/{INCOMPLETE}")
-        return
-    for name in files:
-        store.delete(name)
-    store.delete(checkpoint.manifest_name)
+        return True
+    if not all(_is_gone(store, found) for found in files):
+        return False
+    if checkpoint.manifest is not None:
+        store.delete(checkpoint.manifest_name)
+    elif checkpoint.called:  # a copy that was ended before it had its manifest
+        store.delete(beside(checkpoint.name, HALF))
+    return True
+
+
+def _is_gone(store: Store, found: Found) -> bool:
+    """Removes a file.  False: another one has its name by now."""
+    if isinstance(store, LocalStore):
+        facts = found.size_bytes, found.mtime_ns
+        return discard_as_found(store.path(found.name), store.folder, *facts)
+    store.delete(found.name)
+    return True
 
 
 # --- room -----------------------------------------------------------------------------------------
@@ -283,10 +357,11 @@ def make_room(
             return "skip" if on_full == "skip" else "slow"
         backlog = [one for one in find(fast) if one.is_ours][keep.fast :]
         if clock() - begun_s >= most_s or not backlog:
+            direct = ", or on_full='direct'" if isinstance(slow, LocalStore) else ""
             why = f"nothing was freed in {most_s:.0f} s" if backlog else "no drain can free any"
             raise TierFull(
                 f"{fast.url}: a checkpoint of {wanted_bytes:,} bytes, {free:,} are free; {why}: "
-                "use a larger tier, keep fewer, or on_full='direct'",
+                f"use a larger tier, keep fewer{direct}",
                 fast.url,
                 wanted_bytes - free,
             )

@@ -6,9 +6,11 @@ Knows which tier is which, and asks those who know the rest: what counts, what i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 AnyPath = str | os.PathLike[str]
+log = logging.getLogger("penstock.save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,25 @@ class Tiers:
         found = latest_valid(first, second, level, wanted=wanted)
         return Chosen(self._here(found), found.step, found.rejected)
 
+    def written_last(self, name: str) -> Chosen:
+        """Of what has this name, the one written last that is whole, every byte read; the fast
+        tier's before its copy.  Not by step: a run begun anew writes lower steps under old names.
+        """
+        found: list[Checkpoint] = []
+        rejected: list[tuple[str, str]] = []
+        for store in (self.fast, self.slow):
+            try:
+                found += [one for one in (find(store) if store else ()) if _is_called(one, name)]
+            except TierError as error:
+                rejected.append((store.url if store else "", str(error)))
+        for one in sorted(found, key=lambda one: one.mtime_ns, reverse=True):
+            problems = verify(one, "full").problems
+            if not problems:
+                assert isinstance(one.store, LocalStore)
+                return Chosen(one.store.path(one.name), one.step, tuple(rejected))
+            rejected.append((one.where, "; ".join(problems)))
+        return Chosen(None, None, tuple(rejected))
+
     def _here(self, found: Choice) -> Path | None:
         """The chosen one's path; one behind a URL is brought to the fast tier first."""
         if found.path is not None or found.checkpoint is None:
@@ -196,18 +218,20 @@ class Tiers:
 
     # What is where
 
-    def on_slow(self, name: str, content: str, is_idle: bool) -> str | None:
+    def on_slow(self, name: str, content: str, is_over: bool) -> str | None:
         """Where on the slow tier a checkpoint of this name and content is whole, by the manifest
         that the drain wrote after it had compared; None: not yet.
 
-        is_idle: the drain has nothing to do: then the content may be there under another name,
-        since equal bytes are not copied twice.  Raises TierError."""
+        is_over: the drain has done what it will: then the content may be there under another name,
+        since equal bytes are not copied twice, and the name may be another run's.  Raises
+        TierError."""
         assert self.slow is not None
         inside = f"{name}/{INSIDE}"
-        if self.slow.stat(inside) is None:
-            return self._elsewhere(content) if is_idle else None
-        theirs = parse(self.slow.read(inside), self.slow.where(inside))
-        return self.slow.where(name) if theirs.content == content else None
+        if self.slow.stat(inside) is not None:
+            with suppress(SaveError):  # a damaged manifest is not of what has just been compared
+                if parse(self.slow.read(inside), self.slow.where(inside)).content == content:
+                    return self.slow.where(name)
+        return self._elsewhere(content) if is_over else None
 
     def _elsewhere(self, content: str) -> str | None:
         assert self.slow is not None
@@ -217,12 +241,20 @@ class Tiers:
         return None
 
 
-def content_at(path: str) -> str:
-    """Of a committed checkpoint; empty where the drain and its rules were faster than we."""
+def _is_called(one: Checkpoint, name: str) -> bool:
+    """Also where the slow tier had to give it another name, as another run's has that one."""
+    return name in (one.name, one.called)
+
+
+def content_at(path: str) -> str | None:
+    """Of a committed checkpoint; empty where there is none any more (the drain and its rules were
+    faster than we, or its manifest is damaged); None: it cannot be told now."""
     try:
         return parse((Path(path) / INSIDE).read_bytes(), path).content
-    except OSError:
+    except (FileNotFoundError, SaveError):
         return ""
+    except OSError:
+        return None
 
 
 _jobs: dict[str, Claim] = {}
@@ -242,17 +274,29 @@ _drains: dict[tuple[str, str], Drain] = {}
 def drain_beside(
     fast: AnyPath, slow: AnyPath, keep: Keep | None = None, rate: str | None = None
 ) -> Drain:
-    """The drain of these two in this process, started if there is none, or none any more.
+    """The drain of these two in this process, started if there is none, or none any more.  One that
+    goes on by other rules, as a Checkpointer before may have left it, is replaced.
 
     It outlives the training by its own measure.  Raises TierError, SaveError."""
-    key = (os.fspath(fast), os.fspath(slow))
+    # Under `penstock run` the drain knows the run, and pauses while its data wait rises.
+    run = os.environ.get("PENSTOCK_RUN")
+    made = Drain(os.fspath(fast), os.fspath(slow), rate_bps(rate), keep=keep, run=run)
+    key = (_spelled(made.fast), _spelled(made.slow))
     drain = _drains.get(key)
-    if drain is None or not drain.is_alive():
-        # Under `penstock run` the drain knows the run, and pauses while its data wait rises.
-        run = os.environ.get("PENSTOCK_RUN")
-        drain = _drains[key] = Drain(*key, rate_bps(rate), keep=keep, run=run)
-        drain.start()
-    return drain
+    if drain is not None and drain.is_alive():
+        if (drain.limit_bps, drain.keep, drain.run) == (made.limit_bps, keep, run):
+            return drain
+        log.info("the drain to %s begins again, by other rules", made.slow)
+        drain.stop()
+    _drains[key] = made
+    made.start()
+    return made
+
+
+def _spelled(place: AnyPath) -> str:
+    """One place, one word."""
+    text = os.fspath(place)
+    return text if "://" in text else os.path.realpath(text)
 
 
 def rate_bps(text: str | None) -> float | None:

@@ -26,6 +26,7 @@ from penstock.save.foreign import (
     check_dcp,
     check_json,
     check_ocdbt,
+    check_ocdbt_tree,
     check_safetensors,
     check_tf,
     check_zip,
@@ -501,11 +502,17 @@ _ORBAX_JSON = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", "met
 def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
     """What Orbax writes as JSON, and the roots of its trees; its arrays carry no checksum."""
     _check_arrays(_by_folder(checkpoint))
+    names = {checkpoint.inner(found) for found in checkpoint.files}
     for found in checkpoint.files:
         name = checkpoint.inner(found)
         last = name.rsplit("/", 1)[-1]
         if last == "manifest.ocdbt":
-            check_ocdbt(_small(checkpoint, found), name, scope)
+            # What each process has written is read through the tree that was made of all of them.
+            merged = _OCDBT_PART.sub("", name)
+            if merged != name and merged in names:
+                check_ocdbt(_small(checkpoint, found), name, scope)
+            else:
+                _check_tree(checkpoint, found, scope)
         elif last in _ORBAX_JSON or "array_metadatas/" in name or name.endswith(".json"):
             check_json(_small(checkpoint, found), name)
         else:
@@ -514,12 +521,25 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
             scope.unprotected_bytes += found.size_bytes
 
 
+def _check_tree(checkpoint: Checkpoint, manifest: Found, scope: Scope) -> None:
+    folder = manifest.name.removesuffix("manifest.ocdbt")
+    sizes = {
+        found.name[len(folder) :]: found.size_bytes
+        for found in checkpoint.files
+        if found.name.startswith(folder)
+    }
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        return checkpoint.store.read(folder + name, offset, length)
+
+    check_ocdbt_tree(_small(checkpoint, manifest), checkpoint.inner(manifest), sizes, read, scope)
+
+
 _ORBAX_NO_DATA = ("_METADATA", "_sharding", "commit_success.txt")
 
 
 def _check_arrays(folders: dict[str, dict[str, Found]]) -> None:
-    """Where Orbax describes arrays there are some.  (Which data files a tree needs stands in
-    compressed nodes.)  Raises Damage."""
+    """Where Orbax describes arrays there are some.  Raises Damage."""
 
     def below(start: str) -> list[str]:
         return [
@@ -529,11 +549,21 @@ def _check_arrays(folders: dict[str, dict[str, Found]]) -> None:
 
     for folder, files in folders.items():
         is_part = _OCDBT_PART.search(folder) is not None  # what a process wrote may be nothing
-        if "manifest.ocdbt" in files and not is_part and not below(f"{folder}d/"):
+        if (
+            "manifest.ocdbt" in files
+            and not is_part
+            and not any(map(_OCDBT_DATA.search, below(folder)))
+        ):
             raise Damage(f"{folder}d: the data files of manifest.ocdbt are missing")
         inner = [name[len(folder) :] for name in below(folder)] if not is_part else []
         parts = [name for name in inner if _OCDBT_PART.match(name)]
-        if parts and not any("/d/" in name for name in parts):
+        if "manifest.ocdbt" not in files and any(
+            name.endswith("/manifest.ocdbt") for name in parts
+        ):
+            raise Damage(
+                f"{folder}manifest.ocdbt: is missing: only its parts of each process are there"
+            )
+        if parts and not any(map(_OCDBT_DATA.search, parts)):
             raise Damage(f"{folder}ocdbt.process_*: the data files are missing")
         if "_METADATA" in files and all(
             name in _ORBAX_NO_DATA or name.startswith("array_metadatas/") for name in inner
@@ -541,6 +571,7 @@ def _check_arrays(folders: dict[str, dict[str, Found]]) -> None:
             raise Damage(f"{folder}_METADATA: describes arrays, and there are none")
 
 
+_OCDBT_DATA = re.compile(r"(?:^|/)(?:d|ocdbt_[^/]+)/")  # nodes and values, or each by itself
 _OCDBT_PART = re.compile(r"(?:^|(?<=/))ocdbt\.process_[^/]+/")
 
 
@@ -578,10 +609,12 @@ def latest_valid(
     progress: Progress | None = None,
     *,
     wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    damaged: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
     """The newest checkpoint that is whole, over the union of the tiers; a fast copy before a slow.
 
-    wanted: only those; others are not among the rejected either.
+    wanted: only those; others are not among the rejected either.  damaged: by where it lies and its
+    identity, what is known already to be wrong with one.
 
     Newest by step, as a clock may have been set back.  Those from which a restart has failed are
     passed over.  A tier that cannot be reached is passed over too, and stands among the rejected.
@@ -600,7 +633,8 @@ def latest_valid(
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
     for checkpoint in newest_first(filter(wanted, found)):
-        why = failure_of(checkpoint, known)
+        why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
+        why = why or failure_of(checkpoint, known)
         if not why:
             why = "; ".join(verify(checkpoint, level, progress).problems)
         if why:

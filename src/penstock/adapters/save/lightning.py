@@ -50,6 +50,7 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
             raise SaveError(f"{slow}: Lightning looks for its checkpoints in a folder, not a URL")
         self._fast, self._slow = Path(self._tiers.root), slow_folder
         self._keep, self._drain = keep, drain
+        self._latest: tuple[Path, Path, object] | None = None  # name, chosen, facts of the files
 
     def _below(self, path: AnyPath) -> Path:
         """The name of a checkpoint, as both tiers know it."""
@@ -82,12 +83,34 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         drain_beside(self._fast, self._slow, self._keep, self._drain)
 
     def load_checkpoint(self, path: AnyPath, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """From the fast tier where it is there, else from the slow one."""
-        near = self._fast / self._below(path)
+        """The one that latest() has chosen, from the tier that it was chosen on; else what was
+        written last under this name and is whole, on either tier.  Raises SaveError: none is."""
         found: dict[str, Any] = super().load_checkpoint(
-            str(near if near.exists() else path), *args, **kwargs
+            str(self._chosen(self._below(path)) or path), *args, **kwargs
         )
         return found
+
+    def _chosen(self, below: Path) -> Path | None:
+        """None: no checkpoint of either tier has this name, as we know them."""
+        if self._latest is not None:
+            name, chosen, facts = self._latest
+            # Saved again since then, perhaps by another rank: it is another checkpoint.
+            if name == below and self._facts(below, chosen) == facts:
+                return chosen
+        found = self._tiers.written_last(os.fspath(below))
+        if found.path is None and found.rejected:
+            reasons = "; ".join(f"{place}: {why}" for place, why in found.rejected)
+            raise SaveError(f"{below}: not whole on either tier: {reasons}; load another one")
+        if found.path is None and (self._fast / below).exists():
+            return self._fast / below
+        return found.path
+
+    def _facts(self, below: Path, chosen: Path) -> object:
+        facts = []
+        for path in (self._fast / below, chosen):
+            there = path.stat() if path.exists() else None
+            facts.append(there and (there.st_ino, there.st_size, there.st_mtime_ns))
+        return facts
 
     def remove_checkpoint(self, path: AnyPath) -> None:
         """From both tiers, by the drain: from the fast one once a newer one lies on either, from
@@ -110,7 +133,7 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
         chosen = self._tiers.choose(level, lambda one: one.name.endswith(".ckpt"))
         if chosen.path is None:
             return None
-        for folder in (self._fast, self._slow):
-            if chosen.path.is_relative_to(folder):
-                return str(self._slow / chosen.path.relative_to(folder))
-        return str(chosen.path)
+        is_near = chosen.path.is_relative_to(self._fast)
+        below = chosen.path.relative_to(self._fast if is_near else self._slow)
+        self._latest = (below, chosen.path, self._facts(below, chosen.path))
+        return str(self._slow / below)

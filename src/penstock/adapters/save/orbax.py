@@ -13,6 +13,7 @@ Orbax writes and names its files; nothing of it is imported or patched here.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -20,12 +21,15 @@ from typing import Any, NamedTuple
 
 from penstock.errors import SaveError
 from penstock.save.adopting import adopt_folder
+from penstock.save.formats import find
 from penstock.save.manifest import INSIDE
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
+from penstock.save.verify import verify
 
 __all__ = ["Step", "TieredSteps"]
 
+log = logging.getLogger("penstock.save")
 AnyPath = str | os.PathLike[str]
 
 
@@ -77,14 +81,25 @@ class TieredSteps:
 
     def finished(self, manager: Any) -> list[int]:
         """Waits until Orbax has written what it was given, syncs all of it (Orbax leaves out the
-        small files), and has it drained.  The steps that are new.  Raises TierError."""
+        small files), and has it drained.  The steps that are new.  Raises TierError.
+
+        One that a run before has left without its end, as a power cut does, stays as it is."""
         with full_said(self._fast):
             manager.wait_until_finished()
-        new = []
-        for step in manager.all_steps():
-            folder = self._fast / str(step)
-            if folder.is_dir() and not (folder / INSIDE).exists():
-                adopt_folder(folder, step, "orbax")
-                new.append(int(step))
+        new = [step for step in map(int, manager.all_steps()) if self._is_new(step)]
+        assert self._tiers.fast is not None
+        there = {one.name: one for one in find(self._tiers.fast)} if new else {}
+        for step in list(new):
+            one = there.get(str(step))
+            problems = verify(one, "sample").problems if one is not None else ("not there",)
+            if problems:
+                log.warning("step %d of %s is not whole: %s", step, self._fast, problems[0])
+                new.remove(step)
+            else:
+                adopt_folder(self._fast / str(step), step, "orbax")
         drain_beside(*self._places)
         return new
+
+    def _is_new(self, step: int) -> bool:
+        folder = self._fast / str(step)
+        return folder.is_dir() and not (folder / INSIDE).exists()
