@@ -1,10 +1,11 @@
 """The measured part of a study's page, from what `penstock bench NAME FOLDER` wrote.
 
     python benchmarks/study_page.py read build/experiments/read    that result, and its page
+    python benchmarks/study_page.py train build/alexnet alexnet    that one beside the page's first
     python benchmarks/study_page.py                                all pages again, from docs
 
-Takes NAME.md, .csv, .json and .png into docs/experiments/NAME and replaces what stands between the
-two marks of docs/experiments/NAME.md; nothing there is typed.
+Takes NAME.md, .csv, .json and .png into docs/experiments/NAME, or NAME-MORE, and replaces what
+stands between the two marks of docs/experiments/NAME.md; nothing there is typed.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any
 
 from bars import ROOT
 
-from penstock.bench import ladder, study
+from penstock.bench import ladder, mlperf, study
 from penstock.bench.cases import PAPER
 from penstock.bench.checkpoint import WAYS
 from penstock.bench.rungs import RUNGS
@@ -53,21 +54,26 @@ Points = Sequence[Point]
 
 
 def measured(name: str) -> str:
-    """What docs/experiments/NAME holds, as a page shows it."""
-    folder = EXPERIMENTS / name
+    """What docs/experiments/NAME holds, and each NAME-MORE after it, as a page shows it."""
+    more = [folder.name for folder in sorted(EXPERIMENTS.glob(f"{name}-*")) if folder.is_dir()]
+    return "\n".join([_measured(name, name), *(_measured(name, one) for one in more)])
+
+
+def _measured(name: str, of: str) -> str:
+    folder = EXPERIMENTS / of
     try:
         found = study.read_found(folder / f"{name}.json")
     except study.TierError:
         return f"No result is kept here yet: `make experiments STUDY={name}` makes one.\n"
     told = json.loads((folder / f"{name}.json").read_bytes())
     machine = found.machine
-    lines = [f"    {command_of(found)}", "", machine_words(machine), ""]
+    lines = [f"    {command_of(found, of)}", "", machine_words(machine), ""]
     beside = BESIDE[name](found.points, told)
     if beside:
         rows = [list(row) for row in beside]
         lines += [study.table_of(["", "the study", "here"], rows, [False, True, True]), ""]
     if (folder / f"{name}.png").exists():
-        lines += [f"![{TITLES[name]}]({name}/{name}.png)", ""]
+        lines += [f"![{TITLES[name]}]({of}/{name}.png)", ""]
     table = [line for line in (folder / f"{name}.md").read_text().splitlines() if line]
     # The machine's table comes first, the study's second: each has a head and a rule.
     rules = [number for number, line in enumerate(table) if set(line) <= set("| :-")]
@@ -77,15 +83,13 @@ def measured(name: str) -> str:
         lines += [*whole[:rows_end], "", *whole[rows_end:], ""]
     else:
         lines += [*(f"{remark}" for remark in whole if remark.startswith("*")), ""]
-    lines += [
-        f"Every case: [{name}.md]({name}/{name}.md); every run: [{name}.csv]({name}/{name}.csv)."
-    ]
+    lines += [f"Every case: [{name}.md]({of}/{name}.md); every run: [{name}.csv]({of}/{name}.csv)."]
     return "\n".join(lines) + "\n"
 
 
-def command_of(found: Read) -> str:
+def command_of(found: Read, folder: str = "") -> str:
     """The one command that repeats it."""
-    words = ["penstock", "bench", found.name, found.name]
+    words = ["penstock", "bench", found.name, folder or found.name]
     settings = found.settings
 
     def values(factor: str) -> list[Any]:
@@ -215,13 +219,34 @@ def _ceiling(points: Points, told: dict[str, Any]) -> Beside:
             ("by a queue", [p for p in mine if p["depth"] > 1]),
             ("by threads", [p for p in mine if p["depth"] == 1]),
         ):
-            ratios = [p["of_fio"] for p in chosen if p["of_fio"]]
-            if ratios:
-                near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
-                rows.append((
-                    f"`{place}`: {kind}, beside fio", "within 5 %",
-                    f"{near} of {len(ratios)} cases are; the median is {show(median(ratios), 'x')}",
-                ))  # fmt: skip
+            rows += _beside_fio(f"`{place}`: {kind}", [p for p in chosen if p["of_fio"]])
+    return rows
+
+
+def _beside_fio(what: str, cases: Points) -> Beside:
+    """How many are within 5 % of fio, how many of fio's own, and those that only fio is."""
+    if not cases:
+        return []
+
+    def is_near(ratio: float | None) -> bool:
+        return ratio is not None and abs(ratio - 1) <= 0.05
+
+    ratios = [p["of_fio"] for p in cases]
+    again = [p.values.get("fio_of_fio") for p in cases]
+    said = f"{sum(map(is_near, ratios))} of {len(cases)} cases are"
+    if any(again):
+        said += f", {sum(map(is_near, again))} of fio beside itself"
+    rows = [(f"{what}, beside fio", "within 5 %",
+             f"{said}; the median is {show(median(ratios), 'x')}")]  # fmt: skip
+    apart = [
+        f"{p['op']} {p['order']} {p['request_bytes'] >> 10} KiB, "
+        + (f"depth {p['depth']}" if p["depth"] > 1 else f"threads {p['threads']}")
+        + f": {show(ratio, 'x')}"
+        for p, ratio, own in zip(cases, ratios, again, strict=True)
+        if is_near(own) and not is_near(ratio)
+    ]
+    if apart:
+        rows.append((f"{what}, farther from fio where fio itself is not", "none", "; ".join(apart)))
     return rows
 
 
@@ -263,10 +288,15 @@ def _train(points: Points, told: dict[str, Any]) -> Beside:
                     hidden = median(p["overlap"] for p in chosen)
                     rows.append((
                         f"`{place}`, threads {threads}: {words}", paper,
-                        f"stalled {per_cent(min(stalls))} to {per_cent(max(stalls))}; "
+                        f"stalled {_span(stalls)}; "
                         f"{per_cent(hidden)} of what can be is hidden",
                     ))  # fmt: skip
     return rows
+
+
+def _span(shares: Sequence[float]) -> str:
+    """From the least to the most of them, where the two read otherwise."""
+    return " to ".join(dict.fromkeys(per_cent(one) for one in (min(shares), max(shares))))
 
 
 def _checkpoint(points: Points, told: dict[str, Any]) -> Beside:
@@ -319,7 +349,8 @@ def _window(points: Points, told: dict[str, Any]) -> Beside:
             rows.append((
                 f"{where}: windows off the device's counters", "close (a figure)",
                 f"{show(p['deviation'], 'share')} in the median, "
-                f"{show(p['deviation_most'], 'share')} at most",
+                f"{show(p['deviation_most'], 'share')} at most"
+                if p["deviation"] is not None else "no window could be compared, see below",
             ))  # fmt: skip
     return rows
 
@@ -403,8 +434,8 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
                     rows.append((
                         f"`{place}`, {launcher}: efficiency of {most['ranks']} ranks, {scaling}",
                         "–",
-                        f"{per_cent(most['efficiency'])}; stalled {per_cent(most['stall_least'])} "
-                        f"to {per_cent(most['stall_most'])}",
+                        f"{per_cent(most['efficiency'])}; "
+                        f"stalled {_span([most['stall_least'], most['stall_most']])}",
                     ))  # fmt: skip
     errors = [abs(p["error"]) for p in points if p.values.get("error") is not None]
     if errors:
@@ -417,13 +448,16 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
 
 def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
     rows: Beside = []
-    for p in _of(points, by="penstock"):
+    for p in _of(points, by=mlperf.OURS):
         theirs = p["against_dlio"]
+        case = {key: p[key] for key in ("place", "workload", "accelerator")}
+        own = [q["against_dlio"] for q in _of(points, by=mlperf.DLIO_AGAIN, **case)]
+        said = per_cent(p["au"])
+        said += f"; {theirs:.3f} times dlio_benchmark's" if theirs is not None else ""
+        said += f", which run again gives {own[0]:.3f} times its own" if own and own[0] else ""
         rows.append((
             f"`{p['place']}`, {p['workload']}, {p['accelerator']}: AU",
-            f"{per_cent(p['target'])} are asked for",
-            per_cent(p["au"])
-            + (f"; {theirs:.3f} times dlio_benchmark's" if theirs is not None else ""),
+            f"{per_cent(p['target'])} are asked for", said,
         ))  # fmt: skip
     return rows
 
@@ -456,9 +490,9 @@ TITLES = {
 }
 
 
-def taken(name: str, source: Path) -> None:
+def taken(name: str, source: Path, more: str = "") -> None:
     """A result into docs/experiments."""
-    there = EXPERIMENTS / name
+    there = EXPERIMENTS / (f"{name}-{more}" if more else name)
     there.mkdir(exist_ok=True)
     for ending in ("md", "csv", "json", "png"):
         if (source / f"{name}.{ending}").exists():
@@ -475,10 +509,10 @@ def written(name: str) -> None:
 
 
 def main(words: list[str]) -> None:
-    if len(words) not in (0, 2) or not set(words[:1]) <= set(STUDIES):
+    if len(words) not in (0, 2, 3) or not set(words[:1]) <= set(STUDIES):
         raise SystemExit(__doc__)
     if words:
-        taken(words[0], Path(words[1]))
+        taken(words[0], Path(words[1]), *words[2:])
     for name in words[:1] or STUDIES:
         written(name)
 

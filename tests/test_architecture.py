@@ -79,6 +79,9 @@ TABLE = {
 LATE = {
     # A window begins: frameworks that are imported already are wrapped now.  Never at import.
     ("__init__", "adapters"),
+    # `penstock.feed.Feed` after `import penstock`: imported when it is asked for.
+    ("__init__", "feed"),
+    ("__init__", "save"),
 }
 
 # Programs, which import at the top what they are made of.  Nothing imports them.

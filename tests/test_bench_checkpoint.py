@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PENSTOCK
+from penstock import tiers
 from penstock.bench import beside, checkpoint
 from penstock.bench.checkpoint import Run, Saved, Settings, measure, summaries_of
 from penstock.errors import TierError
@@ -97,6 +98,24 @@ def test_the_slow_tier_is_the_users(tmp_path: Path) -> None:
         measure(tmp_path / "out", replace(SMALL, ways=("slow",)), tmp_path / "slow")
     assert mine.read_text() == "x"
     assert [*(tmp_path / "slow").iterdir()] == [mine.parent]
+
+
+def test_tiers_on_one_device_need_the_room_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    both = checkpoint.needed_bytes(SMALL, tmp_path, slow)
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 0.8 * both)
+    with pytest.raises(TierError, match="out: needs 21"):
+        measure(tmp_path / "out", SMALL, slow)
+    assert [*tmp_path.rglob("*")] == [slow]
+    monkeypatch.setattr(tiers, "device_of", str)  # a device each
+    assert checkpoint.needed_bytes(SMALL, tmp_path, slow) == both / 2
+    monkeypatch.setattr(tiers, "free_bytes", lambda place: both * (0.4, 0.8)[place != slow])
+    with pytest.raises(TierError, match="slow: needs 10"):
+        measure(tmp_path / "out", SMALL, slow)
+    assert [*tmp_path.rglob("*")] == [slow]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock.bench.mlperf import WORKLOADS, Settings
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
 from penstock.feed import open_index
-from test_bench_studies import result_of
+from test_bench_studies import result_of, study_page
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 
@@ -154,6 +154,30 @@ def test_dlio_is_asked_for_the_same_case(
 def test_a_dlio_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="dlio_benchmark: no MPI here"):
         by_dlio(tmp_path, "#!/bin/sh\necho no MPI here >&2\nexit 1\n")
+
+
+def test_dlio_is_held_against_itself_as_ours_is_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def run(by: str) -> dict[str, float]:
+        seen.append(by)
+        return {"au": (0.6, 0.6, 0.5, 0.4)[len(seen) - 1], "target": 0.9}
+
+    monkeypatch.setattr(mlperf, "_made", lambda *told: ())
+    monkeypatch.setattr(mlperf, "_by_pipeline", lambda *told: run("ours"))
+    monkeypatch.setattr(mlperf, "_by_dlio", lambda *told: run("dlio"))
+    settings = Settings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
+    found = mlperf.measured(tmp_path, settings)
+    assert seen == ["dlio", "dlio", "ours", "dlio"]  # the first for nothing
+    assert {point["by"]: (point["au"], point["against_dlio"]) for point in found.points} == {
+        "dlio_benchmark": (0.6, None),
+        "penstock": (0.5, pytest.approx(0.5 / 0.6)),
+        "dlio_benchmark again": (0.4, pytest.approx(0.4 / 0.6)),
+    }
+    ((_, _, said),) = study_page._mlperf(found.points, {})
+    assert said == "50 %; 0.833 times dlio_benchmark's, which run again gives 0.667 times its own"
 
 
 @pytest.mark.alone

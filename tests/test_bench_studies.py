@@ -78,6 +78,26 @@ def test_every_case_is_run_once_a_repeat_and_the_first_once_for_nothing(tmp_path
     assert remarks == ["moon: left out: no way there"]
 
 
+def test_programs_that_are_compared_run_one_after_the_other(tmp_path: Path) -> None:
+    cases = [
+        {"place": "disk", "by": by, "threads": n} for by in ("theirs", "ours") for n in range(20)
+    ]
+    seen: list[tuple[str, int]] = []
+
+    def run(place: Place, case: dict[str, Any]) -> dict[str, float]:
+        seen.append((case["by"], case["threads"]))
+        return {"rate": 1.0}
+
+    study.carried_out(
+        Kept(tmp_path, {}), cases, run, at, repeats=2, seed=1, is_warmed=False, together="by"
+    )
+    assert len(set(seen)) == len(cases)
+    pairs = [(first, second) for first, second in zip(seen[::2], seen[1::2], strict=True)]
+    assert all(first[1] == second[1] for first, second in pairs)
+    assert [first[0] for first, _ in pairs] == ["theirs"] * 20 + ["ours"] * 20
+    assert [first[1] for first, _ in pairs[:20]] != list(range(20))  # the others are mixed
+
+
 def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
     seen: list[Any] = []
 
@@ -390,6 +410,17 @@ def test_a_pass_through_the_page_cache_asks_for_no_block_twice(order: str) -> No
     assert sorted(seen) == [10 * block for block in range(12)]
 
 
+def test_what_threads_had_begun_before_the_first_call_ended_does_not_count() -> None:
+    # Each 20 calls every 0.2 s, one thread 10 ms after the other: of both together 60 calls in 0.21 s.
+    job = requests.Job("x", "read", threads=2, seconds=0.35)
+
+    def work(thread: int, end_s: float) -> requests._Ended:
+        last = end_s - 0.09 - 0.01 * thread
+        return requests._Ended([last - 0.4, last - 0.2, last], [20, 20, 20])
+
+    assert requests._team(job, work) == pytest.approx(200)
+
+
 @pytest.mark.alone
 @needs_fuse
 def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
@@ -630,6 +661,42 @@ def test_fio_is_given_the_file_and_no_other(op: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "a:b", "file"]
 
 
+@pytest.mark.parametrize(("is_ours_first", "again"), [(True, 3), (False, 2)])
+def test_fio_is_run_around_ours_and_once_in_its_place(is_ours_first: bool, again: int) -> None:
+    """On a machine that gets faster by one with each run."""
+    runs = iter(range(1, 5))
+
+    def ours() -> dict[str, float]:
+        return {"bandwidth_bps": float(next(runs)), "calls_hz": 1.0}
+
+    row = storage._beside(ours, lambda: float(next(runs)), is_ours_first)
+    assert row["bandwidth_bps"] == 5 - again
+    assert row["fio_bps"] == (1 + 4) / 2
+    assert row["of_fio"] == (5 - again) / 2.5
+    assert row["fio_of_fio"] == again / 2.5
+
+
+def test_ours_and_fio_come_first_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = storage.cases_of("ci", ["disk"])[0]
+    assert case["cache"] == "direct"
+    turns: list[bool] = []
+
+    def beside_fio(ours: Any, fio: Any, is_ours_first: bool) -> dict[str, float]:
+        turns.append(is_ours_first)
+        return {"bandwidth_bps": 1.0}
+
+    monkeypatch.setattr(storage, "cases_of", lambda scale, names: [case, case | {"threads": 9}])
+    monkeypatch.setattr(storage, "_beside", beside_fio)
+    monkeypatch.setattr(storage.shutil, "which", lambda name: name)
+    measured = replace(storage.Settings("ci", repeats=4), is_beside_fio=True)
+    storage.measured(tmp_path, measured)
+    assert sum(turns[1:]) == 4  # of two cases by four repeats, beside what is run for nothing
+    rows = study.rows_of(tmp_path / "runs.jsonl")
+    by_case = {n: [turn for row, turn in zip(rows, turns[1:], strict=True) if row["threads"] == n]
+               for n in (4, 9)}  # fmt: skip
+    assert by_case == {4: [True, False, True, False], 9: [True, False, True, False]}
+
+
 @pytest.mark.parametrize("name", ["read", "control", "ladder", "checkpoint", "data"])
 def test_without_matplotlib_nothing_is_begun(name: str, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
@@ -838,6 +905,26 @@ def test_a_page_is_what_its_results_say(name: str) -> None:
     assert shown.strip() == study_page.measured(name).strip()
 
 
+def test_a_page_shows_a_second_result_below_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_page, "EXPERIMENTS", tmp_path / "docs")
+    monkeypatch.setitem(study_page.BESIDE, "read", lambda points, told: [])
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "read.md"
+    page.write_text(f"before\n{study_page.BEGIN}{study_page.END}after\n")
+    study.write_found(tmp_path / "first", found_of({1: [1.0]}))
+    study.write_found(tmp_path / "second", found_of({1: [7.0]}))
+    study_page.main(["read", str(tmp_path / "second"), "loaders"])
+    study_page.main(["read", str(tmp_path / "first")])
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert re.findall(r"penstock bench read (\S+)|\]\((\S+)\.csv\)", text) == [
+        ("read", ""), ("", "read/read"), ("read-loaders", ""), ("", "read-loaders/read"),
+    ]  # fmt: skip
+
+
 def test_the_command_of_a_page_repeats_the_run() -> None:
     """As click reads it again."""
     told = {
@@ -864,6 +951,24 @@ def test_the_command_of_a_page_repeats_the_run() -> None:
         "penstock bench checkpoint checkpoint --steps 50 --every 5 --compute 50ms --ratio 8 "
         "--ways none,slow --slow /lustre --repeats 1"
     )
+
+
+def test_a_page_says_how_far_from_fio_its_cases_and_fio_are() -> None:
+    cases = [
+        Point(
+            {"place": "disk", "op": "read", "order": "random", "request_bytes": 4096,
+             "threads": n, "depth": 1, "cache": "direct"},
+            3, {"bandwidth_bps": 1e6, "of_fio": of_fio, "fio_of_fio": again}, {}, {},
+        )
+        for n, of_fio, again in ((1, 0.9, 0.99), (2, 0.98, 1.02), (4, 1.2, 0.8))
+    ]  # fmt: skip
+    rows = [(what, here) for what, _, here in study_page._ceiling(cases, {}) if "fio" in what]
+    assert rows == [
+        ("`disk`: by threads, beside fio",
+         "1 of 3 cases are, 2 of fio beside itself; the median is 0.98x"),
+        ("`disk`: by threads, farther from fio where fio itself is not",
+         "read random 4 KiB, threads 1: 0.90x"),
+    ]  # fmt: skip
 
 
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:

@@ -356,10 +356,16 @@ def written_bytes(settings: Settings) -> float:
     return saves * settings.scale * STATE_BYTES
 
 
-def needed_bytes(settings: Settings, tiers_there: int = 1) -> float:
-    """Room that one run takes at most, on a file system that holds so many of the two tiers."""
+def needed_bytes(settings: Settings, folder: Path, slow: Path | None) -> float:
+    """Room that one run takes at most on FOLDER's device, for the tiers that lie there: both, but
+    where the slow one is given and lies on another."""
+    both = slow is None or is_one_device(folder, slow)
+    return (1 + both) * _tier_bytes(settings)
+
+
+def _tier_bytes(settings: Settings) -> float:
     saves = settings.n_steps // settings.every + 1
-    return 1.2 * tiers_there * saves * settings.scale * STATE_BYTES
+    return 1.2 * saves * settings.scale * STATE_BYTES
 
 
 # --- all runs -------------------------------------------------------------------------------------
@@ -375,9 +381,9 @@ def measure(
     MissingDependency.
     """
     _refuse(settings)
-    refuse_without_room(folder, needed_bytes(settings, 1 if slow else 2))
-    if slow:
-        refuse_without_room(slow, needed_bytes(settings))
+    refuse_without_room(folder, needed_bytes(settings, folder, slow))
+    if slow and not is_one_device(folder, slow):
+        refuse_without_room(slow, _tier_bytes(settings))
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
     kept = Kept(folder, {"study": "checkpoint", "mark": mark})
     facts = _facts(kept, settings, slow)
@@ -429,7 +435,7 @@ def is_one_device(folder: Path, slow: Path | None) -> bool:
     """Whether both tiers are one file system: then neither is the faster one."""
     whole = folder.absolute()
     there = next(place for place in (whole, *whole.parents) if place.exists())
-    return slow is not None and there.stat().st_dev == slow.stat().st_dev
+    return slow is not None and tiers.device_of(there) == tiers.device_of(slow)
 
 
 def _facts(kept: Kept, settings: Settings, slow: Path | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from penstock.errors import FeedError, MissingDependency, TierError
 from penstock.feed import Feed, Index, pages, plan
 from penstock.feed.feed import BUFFER_BYTES, Stand, epoch_of
 from penstock.tiers import Ceiling
+from penstock.words import show
 
 __all__ = ["Benched", "Rate", "measure", "page_of", "to_json"]
 
@@ -33,6 +34,12 @@ EVICTED_FILES = 5000  # of a folder of images: evicting each is a call, and the 
 SEED = 1
 READERS = 2  # of a Feed, its own default: their windows come together
 
+# A Feed begins (threads, an order, a ring) in some 2 to 5 ms: of this that is a tenth, and what is
+# read as a whole in less is told without ratios.
+MEASURABLE_S = 0.05
+WANTED_S = 4 * MEASURABLE_S
+WANTED_BPS = 1e9  # at the least, for what to try instead: a small set says less of its storage
+
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -40,6 +47,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
+<style>body {{ font-family: sans-serif }} p {{ color: #808890; margin: 0.5em 5em }}</style>
 </head>
 <body>{body}</body>
 </html>
@@ -48,10 +56,10 @@ PAGE = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one reader gave in `seconds`: all, from its beginning; or what came after the first that
-    it had read ahead.  order: none, block, global.  bandwidth_bps: of records.  device_bytes: that
-    the process' reads fetched from a device meanwhile, None: not told; is_cold and why_not_cold: of
-    the files before it began."""
+    """What one reader gave in `seconds`: all (is_whole), from its beginning; or what came after the
+    first that it had read ahead.  order: none, block, global.  bandwidth_bps: of records.
+    device_bytes: that the process' reads fetched from a device meanwhile, None: not told; is_cold
+    and why_not_cold: of the files before it began."""
 
     reader: str
     order: str
@@ -61,6 +69,12 @@ class Rate:
     record_bytes: int
     device_bytes: int | None
     seconds: float
+    is_whole: bool
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it took so long that how the reader begins is a small part of it."""
+        return not self.is_whole or self.seconds >= MEASURABLE_S
 
     @property
     def records_hz(self) -> float:
@@ -72,15 +86,15 @@ class Rate:
 
     @property
     def amplification(self) -> float | None:
-        """Bytes from the device for each byte of a record."""
-        if self.device_bytes is None or not self.record_bytes:
+        """Bytes from the device for each byte of a record; None: not told, or too few to tell."""
+        if self.device_bytes is None or not self.record_bytes or not self.is_measured:
             return None
         return self.device_bytes / self.record_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """Rates beside the ceiling: the best of `ceilings`, None where nothing large enough is there.
+    """Rates beside the ceiling: the best of `ceilings`, None where there is nothing large enough.
     batch_size: records, as Feed read them.  missing: what was not measured as asked, and why."""
 
     path: str
@@ -95,6 +109,11 @@ class Benched:
     @property
     def ceiling_bps(self) -> float | None:
         return max((each.bandwidth_bps for each in self.ceilings), default=None)
+
+    def share(self, rate: Rate) -> float | None:
+        """Of the ceiling; None: there is none, or the rate is no measurement."""
+        ceiling = self.ceiling_bps
+        return rate.bandwidth_bps / ceiling if ceiling and rate.is_measured else None
 
 
 def measure(
@@ -134,9 +153,15 @@ def measure(
         progress(len(works), len(works) + 1)
     ceilings: list[Ceiling] = []
     try:
-        ceilings = tiers.read_ceiling(index.files[:EVICTED_FILES], seconds_each=seconds / 3)
+        each_s = seconds / 3
+        found = tiers.read_ceiling(index.files[:EVICTED_FILES], seconds_each=each_s)
+        # Shorter than it was given: the files ended, those first that are the best of all, so that
+        # what is left is no ceiling.
+        if all(each.seconds >= min(MEASURABLE_S, 0.8 * each_s) for each in found):
+            ceilings = found
     except TierError as error:
         missing.append(f"no ceiling: {error}")
+    missing += _too_small(rates, ceilings)
     return Benched(
         path=index.path,
         kind=index.kind,
@@ -147,6 +172,21 @@ def measure(
         rates=tuple(rates),
         missing=tuple(missing),
     )
+
+
+def _too_small(rates: list[Rate], ceilings: list[Ceiling]) -> list[str]:
+    """A sentence if the set is, else none."""
+    short = [rate for rate in rates if not rate.is_measured]
+    if not short and ceilings:
+        return []
+    known = [rate.bandwidth_bps for rate in rates] + [each.bandwidth_bps for each in ceilings]
+    wanted = WANTED_S * max(WANTED_BPS, *known)
+    most_s = max((rate.seconds for rate in short or rates), default=0.0)
+    what = "no ratio" if ceilings else "no ceiling and no ratio"
+    return [
+        f"too small to measure: read as a whole within {show(most_s, 's')}, of which a reader's "
+        f"start is a good part, it gives {what}; a set of {show(wanted, 'B')} or more does"
+    ]
 
 
 def _fitting(index: Index, batch_size: int) -> tuple[int, int]:
@@ -195,6 +235,7 @@ def _rate(index: Index, reader: str, order: str, work: Callable[[], Given], seco
         record_bytes=end[1] - since[1],
         device_bytes=device,
         seconds=end[3] - since[3],
+        is_whole=is_all,
     )
 
 
@@ -272,6 +313,8 @@ def to_json(benched: Benched) -> dict[str, Any]:
             "records_hz": rate.records_hz,
             "bandwidth_bps": rate.bandwidth_bps,
             "amplification": rate.amplification,
+            "ceiling_share": benched.share(rate),
+            "is_measured": rate.is_measured,
         }
     return told
 
@@ -284,10 +327,21 @@ def page_of(benched: Benched) -> str:
         raise MissingDependency("a plot needs an extra: pip install 'penstock[html]'") from error
     names = [f"{rate.reader}<br>{rate.order}" for rate in benched.rates]
     values = [rate.bandwidth_bps / 1e6 for rate in benched.rates]
-    told = [f"{rate.records_hz:,.0f} records/s" for rate in benched.rates]
-    figure = drawing.Figure(drawing.Bar(x=names, y=values, text=told))
+    told = [
+        f"{rate.records_hz:,.0f} records/s"
+        + ("" if rate.is_measured else f"<br>too short: {show(rate.seconds, 's')}")
+        for rate in benched.rates
+    ]
+    weight = {"opacity": [1 if rate.is_measured else 0.35 for rate in benched.rates]}
+    bars = drawing.Bar(x=names, y=values, text=told, textposition="outside", marker=weight)
+    figure = drawing.Figure(bars)
     if benched.ceiling_bps:
-        figure.add_hline(benched.ceiling_bps / 1e6, line_dash="dash", annotation_text="ceiling")
+        figure.add_hline(
+            benched.ceiling_bps / 1e6,
+            line_dash="dash",
+            line_color="#808890",
+            annotation_text="ceiling",
+        )
     title = html.escape(f"{Path(benched.path).name}: MB/s of records")
     # Letters and lines that both a light and a dark page can carry; the page's own ground shows.
     grid = {"gridcolor": "rgba(128, 128, 128, 0.3)"}
@@ -300,4 +354,5 @@ def page_of(benched: Benched) -> str:
         plot_bgcolor="rgba(0, 0, 0, 0)",
     )
     body = figure.to_html(full_html=False, include_plotlyjs=True)
-    return PAGE.format(title=title, body=body)
+    notes = "".join(f"<p>{html.escape(each)}</p>" for each in benched.missing)
+    return PAGE.format(title=title, body=body + notes)

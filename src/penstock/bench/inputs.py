@@ -157,14 +157,16 @@ def _read_derived(points: list[Point]) -> list[Point]:
 
 
 def _read_label(point: Point) -> str:
-    return f"{point['loader']}, {point['work']}, prefetch {point['prefetch']}"
+    return f"{point['work']}, prefetch {point['prefetch']}"
 
 
 def _read_drawn(figure: Any, points: Sequence[Point]) -> None:
-    names = list(dict.fromkeys(point["place"] for point in points))
-    for name, axis in study.panels(figure, names):
-        mine = [point for point in points if point["place"] == name]
-        study.lines_of(axis, mine, "threads", "images_hz", _read_label)
+    wheres = list(dict.fromkeys((point["place"], point["loader"]) for point in points))
+    names = [f"{place}, {loader}" for place, loader in wheres]
+    labels = list(dict.fromkeys(map(_read_label, points)))
+    for where, (_, axis) in zip(wheres, study.panels(figure, names), strict=True):
+        mine = [point for point in points if (point["place"], point["loader"]) == where]
+        study.lines_of(axis, mine, "threads", "images_hz", _read_label, labels=labels)
         axis.set(xlabel="threads", ylabel="images/s")
         study.logarithmic(axis, sorted({point["threads"] for point in points}))
         axis.legend(fontsize=7, frameon=False)
@@ -291,6 +293,9 @@ def _train_label(point: Point) -> str:
     return f"{threads} thread{'s' * (threads != 1)}, prefetch {point['prefetch']}"
 
 
+RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
 def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
     names = list(dict.fromkeys(point["place"] for point in points))
     mine = [point for point in points if point["ratio"] is not None]
@@ -306,6 +311,10 @@ def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
         axis.plot(ratios, [100 / (1 + r) for r in ratios], ":k", label="no overlap")
         axis.plot(ratios, [100 * max(0, 1 - r) for r in ratios], "--k", label="all hidden")
         axis.set(xscale="log", xlabel="compute / input", ylabel="stall fraction, %")
+        ticks = [tick for tick in RATIO_TICKS if least <= tick <= most]
+        if len(ticks) > 1:
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.xaxis.minorticks_off()
         axis.legend(fontsize=6, frameon=False)
     figure.tight_layout()
 

@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 ACCELERATORS = ("a100", "h100")
+# By which program; dlio_benchmark is held against itself as ours is held against it.
+OURS, DLIO, DLIO_AGAIN = "penstock", "dlio_benchmark", "dlio_benchmark again"
 POOL_BYTES = 16 << 20  # what samples are cut from
 
 
@@ -107,7 +109,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study.  dlio: the program dlio_benchmark, run beside each case; "": not."""
+    """See study.  dlio: the program dlio_benchmark, run before and after each case; "": not."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency")
@@ -262,20 +264,20 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         for place in settings.places
         for name in settings.workloads
         for accelerator in settings.accelerators
-        for by in ("penstock", "dlio_benchmark")[: 1 + bool(settings.dlio)]
+        for by in ((DLIO, OURS, DLIO_AGAIN) if settings.dlio else (OURS,))
     ]
 
     def run(place: Place, case: Case) -> Row:
         workload = WORKLOADS[case["workload"]]
         told = files[workload.name], workload, case["accelerator"], settings
-        if case["by"] == "penstock":
+        if case["by"] == OURS:
             return _by_pipeline(place, *told)
         with work_in(folder) as work:
             return _by_dlio(place, work / "dlio", *told)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
-        repeats=settings.repeats, seed=settings.seed, progress=progress,
+        repeats=settings.repeats, seed=settings.seed, progress=progress, together="by",
     )  # fmt: skip
     which = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
     points = study.points_of(which, rows, cases)
@@ -294,18 +296,19 @@ def _told(workload: Workload, scale: str) -> str:
 
 
 def _derived(points: list[Point]) -> list[Point]:
-    """Ours beside DLIO's of the same case."""
+    """Ours and DLIO's second one beside DLIO's of the same case: of two that are the same program
+    the ratio tells what a ratio of two that are not is worth."""
     theirs = {
         (point["place"], point["workload"], point["accelerator"]): point
         for point in points
-        if point["by"] == "dlio_benchmark"
+        if point["by"] == DLIO
     }
     derived = []
     for point in points:
         other = theirs.get((point["place"], point["workload"], point["accelerator"]))
         for key, against in (("au", "against_dlio"), ("au_settled", "settled_against_dlio")):
             ratio = None
-            if other and point["by"] == "penstock" and point[key] and other[key]:
+            if other and point["by"] != DLIO and point[key] and other[key]:
                 ratio = point[key] / other[key]
             point = study.with_value(point, against, ratio)
         derived.append(point)
@@ -437,7 +440,8 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         labels = list(dict.fromkeys((point["workload"], point["accelerator"]) for point in mine))
         programs = list(dict.fromkeys(point["by"] for point in points))
         for number, by in enumerate(programs):
-            shift = 0.4 * (number - (len(programs) - 1) / 2)
+            width = 0.8 / len(programs)
+            shift = width * (number - (len(programs) - 1) / 2)
             shown = [point for point in mine if point["by"] == by]
             places_x = [
                 labels.index((point["workload"], point["accelerator"])) + shift for point in shown
@@ -450,7 +454,7 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
                 )
             ]
             heights = [100 * point["au"] for point in shown]
-            axis.bar(places_x, heights, 0.38, label=by, yerr=spread, capsize=3)
+            axis.bar(places_x, heights, 0.95 * width, label=by, yerr=spread, capsize=3)
         for number, (workload, _) in enumerate(labels):
             asked = 100 * WORKLOADS[workload].target
             label = "asked for" if not number else None
@@ -459,5 +463,5 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         ticks = [f"{workload}\n{accelerator}" for workload, accelerator in labels]
         axis.set_xticks(range(len(labels)), ticks, fontsize=7)
         axis.grid(alpha=0.3, axis="y")
-        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncol=3)
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncol=2)
     figure.tight_layout()

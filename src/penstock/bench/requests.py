@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ class _Ended:
     times: list[float]
     calls: list[int]
 
+    def within(self, begin_s: float, end_s: float) -> _Ended:
+        first, after = bisect_left(self.times, begin_s), bisect_right(self.times, end_s)
+        return _Ended(self.times[first:after], self.calls[first:after])
+
 
 def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str, float]:
     """calls_hz and bandwidth_bps.  Raises TierError."""
@@ -72,8 +77,9 @@ def measured(job: Job, is_ready: Callable[[], None] = lambda: None) -> dict[str,
         if not job.is_direct and job.op == "read":
             how = os.POSIX_FADV_RANDOM if job.order == "random" else os.POSIX_FADV_SEQUENTIAL
             os.posix_fadvise(descriptor, 0, 0, how)
-        work = _queued if job.depth > 1 else _one_by_one
-        if job.depth > 1:
+        is_native = job.depth > 1 or (job.is_direct and job.op == "read")
+        work = _in_batches if is_native else _one_by_one
+        if is_native:
             import penstock.feed.read  # noqa: F401 - now, not in the measured time
         is_ready()
         rate = _team(job, lambda thread, end: work(job, descriptor, blocks, thread, end))
@@ -101,15 +107,26 @@ def _team(job: Job, work: Callable[[int, float], _Ended]) -> float:
         one.join()
     if errors:
         raise TierError(f"{job.path}: {job.op} failed: {errors[0]}")
+    if job.is_direct:
+        begin_s = end_s - job.seconds
+        windows = [one.within(begin_s, end_s) for one in done]
+        # Each thread by its own ends: what one had begun before another's first would count too
+        # much, up to a batch of each.
+        if all(len(one.times) > 1 for one in windows):
+            return sum(_rate_hz([one]) for one in windows)
+        if sum(len(one.times) for one in windows) > 1:
+            return _rate_hz(windows)
+    return _rate_hz(done)  # one pass of the file, or what is synced at its end; requests that last
+
+
+def _rate_hz(threads: list[_Ended]) -> float:
+    """Calls a second from the first that ended to the last; 0.0 where fewer than two did."""
     ended = sorted(
-        (at, calls) for one in done for at, calls in zip(one.times, one.calls, strict=True)
+        (at, calls) for one in threads for at, calls in zip(one.times, one.calls, strict=True)
     )
-    counted = [one for one in ended if end_s - job.seconds <= one[0] <= end_s]
-    if not job.is_direct or len(counted) < 2:
-        counted = ended  # one pass of the file, or what is synced at its end; or requests that last
-    if len(counted) < 2:
+    if len(ended) < 2:
         return 0.0
-    return sum(calls for _, calls in counted[1:]) / (counted[-1][0] - counted[0][0])
+    return sum(calls for _, calls in ended[1:]) / (ended[-1][0] - ended[0][0])
 
 
 def _own_of(job: Job, blocks: int, thread: int) -> range:
@@ -152,8 +169,9 @@ def _one_by_one(job: Job, descriptor: int, blocks: int, thread: int, end_s: floa
     return _Ended(times, [1] * len(times))
 
 
-def _queued(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
-    """Batches of many times the depth through the reader's engine, which keeps so many in flight.
+def _in_batches(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -> _Ended:
+    """Batches of many times the depth through the reader's engine, which keeps so many in flight:
+    no interpreter stands between two requests, nor has threads take turns.
 
     Raises TierError: only reads have a queue.
     """
@@ -165,7 +183,7 @@ def _queued(job: Job, descriptor: int, blocks: int, thread: int, end_s: float) -
         raise TierError("a queue is for reads; writes have threads")
     own, clock = _own_of(job, blocks, thread), time.perf_counter
     chance, n_asked = np.random.default_rng(job.seed * 1000 + thread), 0
-    engine = Engine("auto", job.depth)
+    engine = Engine("auto" if job.depth > 1 else "threads", job.depth)
     times: list[float] = []
     counts: list[int] = []
     # Between two batches the queue runs empty for a moment: they grow to what takes a while.

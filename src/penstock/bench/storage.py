@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -66,7 +66,7 @@ def cases_of(scale: str, names: Sequence[str]) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """is_beside_fio: each direct case is measured by fio too, right after."""
+    """is_beside_fio: each direct case is measured by fio too, see `_beside`."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk",)
@@ -115,6 +115,7 @@ STUDY = Study(
         Measure("calls_hz", "calls/s", "count", 1),
         Measure("fio_bps", "fio", "B/s"),
         Measure("of_fio", "of fio's", "share"),
+        Measure("fio_of_fio", "fio of fio's", "share"),
     ),
     _draw,
 )
@@ -133,7 +134,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     with _file(folder, settings.scale) as file:
 
         def run(place: Place, case: Case) -> Row:
-            return _measured(place, file, case, settings)
+            done = sum(all(row.get(key) == case[key] for key in case) for row in kept.rows)
+            return _measured(place, file, case, settings, is_ours_first=done % 2 == 0)
 
         rows, remarks = study.carried_out(
             kept, cases, run, lambda name: places.at(name, file.parent),
@@ -151,7 +153,9 @@ def _mark(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _measured(place: Place, file: Path, case: Case, settings: Settings) -> Row:
+def _measured(
+    place: Place, file: Path, case: Case, settings: Settings, is_ours_first: bool
+) -> Row:  # fmt: skip
     seen = place.path / file.name
     is_metadata = case["op"] in METADATA
     job = Job(
@@ -164,15 +168,32 @@ def _measured(place: Place, file: Path, case: Case, settings: Settings) -> Row:
         if case["cache"] == "buffered" and case["op"] == "read":
             places.made_cold([seen], place)
 
-    row: Row = places.answer_of(
-        "penstock.bench.requests", asdict(job), place, at_ready, 60 + 10 * job.seconds
-    )
+    def ours() -> Row:
+        return places.answer_of(
+            "penstock.bench.requests", asdict(job), place, at_ready, 60 + 10 * job.seconds
+        )
+
     if is_metadata:
-        return row | {"bandwidth_bps": None}
+        return ours() | {"bandwidth_bps": None}
     if settings.is_beside_fio and job.is_direct:
-        fio_bps = _by_fio(job, place)
-        row |= {"fio_bps": fio_bps, "of_fio": row["bandwidth_bps"] / fio_bps if fio_bps else None}
-    return row
+        return _beside(ours, lambda: _by_fio(job, place), is_ours_first)
+    return ours()
+
+
+def _beside(ours: Callable[[], Row], fio: Callable[[], float], is_ours_first: bool) -> Row:
+    """Between two runs of fio one of ours and a third of fio, by turns: what a machine that drifts
+    does to one it does to the other, and fio's own repeatability is found as ours beside it is."""
+    before = fio()
+    if is_ours_first:
+        row, again = ours(), fio()
+    else:
+        again, row = fio(), ours()
+    around = (before + fio()) / 2
+    return row | {
+        "fio_bps": around,
+        "of_fio": row["bandwidth_bps"] / around if around else None,
+        "fio_of_fio": again / around if around else None,
+    }
 
 
 def _by_fio(job: Job, place: Place) -> float:

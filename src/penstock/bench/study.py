@@ -224,6 +224,17 @@ def mixed(cases: Sequence[T], seed: int, repeat: int) -> list[T]:
     return shuffled[::-1] if repeat % 2 else shuffled
 
 
+def _in_turn(cases: Sequence[Case], together: str, seed: int, repeat: int) -> list[Case]:
+    """`mixed`, but for one factor, whose values stay side by side; every second time they, too, are
+    run backwards."""
+    groups: dict[str, list[Case]] = {}
+    for number, case in enumerate(cases):
+        others = {key: value for key, value in case.items() if key != together}
+        groups.setdefault(json.dumps(others) if together else str(number), []).append(case)
+    step = -1 if repeat % 2 else 1
+    return [case for group in mixed([*groups.values()], seed, repeat) for case in group[::step]]
+
+
 def carried_out(
     kept: Kept,
     cases: Sequence[Case],
@@ -234,9 +245,11 @@ def carried_out(
     seed: int,
     progress: Progress | None = None,
     is_warmed: bool = True,
+    together: str = "",
 ) -> tuple[list[Row], list[str]]:
     """Makes every run that is not kept yet, the cases of one place together; also says which were
-    left out and why.  is_warmed: the first case of a place is run once for nothing.
+    left out and why.  is_warmed: the first case of a place is run once for nothing.  together: a
+    factor whose values are run one right after the other, since they are held against each other.
 
     Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError or a RunError
     becomes a remark.
@@ -250,7 +263,7 @@ def carried_out(
     wanted = [
         case | {"repeat": repeat}
         for repeat in range(repeats)
-        for case in mixed(cases, seed, repeat)
+        for case in _in_turn(cases, together, seed, repeat)
     ]
     left = [case for case in wanted if name(case) not in known]
     remarks: list[str] = []
@@ -572,10 +585,14 @@ def logarithmic(axis: Any, ticks: Sequence[int]) -> None:
 
 
 def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """An axis for each name, side by side."""
-    figure.set_size_inches(4.2 * len(names) + 1.0, 4.2)
-    axes = figure.subplots(1, len(names), squeeze=False)
-    for name, axis in zip(names, axes[0], strict=True):
+    """An axis for each name, side by side; more than four in rows of three."""
+    columns = len(names) if len(names) <= 4 else 3
+    rows = -(-len(names) // max(1, columns))
+    figure.set_size_inches(4.2 * columns + 1.0, 4.2 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[len(names) :]:
+        axis.set_axis_off()
+    for name, axis in zip(names, axes, strict=False):
         axis.set_title(name, fontsize=10)
         yield name, axis
     figure.tight_layout()

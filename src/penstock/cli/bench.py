@@ -435,7 +435,7 @@ def checkpoint_command(
     )  # fmt: skip
     if checkpoint.is_one_device(folder, slow):
         say(f"{slow} is on the device of {folder}: neither is faster, and the result says so")
-    at_once = checkpoint.needed_bytes(settings, 1 if slow else 2)
+    at_once = checkpoint.needed_bytes(settings, folder, slow)
     asked(folder, checkpoint.written_bytes(settings), yes, at_once)
     with studies.going_on(folder), working("measuring") as progress:
         runs = checkpoint.measure(folder, settings, slow, progress.say)

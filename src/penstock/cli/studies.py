@@ -105,7 +105,9 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
 
 
 @_study("ceiling", "Measure what storage gives at most, beside fio if asked.", ("disk",))
-@click.option("--fio", "is_beside_fio", is_flag=True, help="Measure each case by fio as well.")
+@click.option(
+    "--fio", "is_beside_fio", is_flag=True, help="Measure each case by fio as well, three times."
+)
 def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any) -> None:
     """Measure what storage gives at most, as IOR, fio and mdtest ask for it.
 
@@ -264,7 +266,7 @@ def cases_command(folder: Path, yes: bool, **options: Any) -> None:
     "--dlio",
     default="",
     metavar="PROGRAM",
-    help="Run each case by this dlio_benchmark as well, over the same files.",
+    help="Run each case by this dlio_benchmark too, before and after, over the same files.",
 )
 def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
     """Accelerator utilisation (AU) of MLPerf Storage's three training workloads, as DLIO counts it.
