@@ -411,7 +411,7 @@ def test_a_pass_through_the_page_cache_asks_for_no_block_twice(order: str) -> No
 
 
 def test_what_threads_had_begun_before_the_first_call_ended_does_not_count() -> None:
-    # Each 20 calls every 0.2 s, one thread 10 ms after the other: of both together 60 calls in 0.21 s.
+    # Each 20 calls every 0.2 s, one 10 ms after the other: of both together 60 calls in 0.21 s.
     job = requests.Job("x", "read", threads=2, seconds=0.35)
 
     def work(thread: int, end_s: float) -> requests._Ended:
