@@ -565,7 +565,8 @@ class _Trainer(_Other):
     """A Trainer's folder: a model, written anew in place, a log, and checkpoints in folders below.
 
     A checkpoint goes from the slow tier for newer ones there, from the fast one if it is on the
-    slow one or was; the model's folder and the log never while there are checkpoints in it."""
+    slow one or was; the model for a newer model, its folder and the log never while there are
+    checkpoints in it."""
 
     keep = Keep(fast=1, last=3, foreign=True)
 
@@ -624,7 +625,11 @@ class _Trainer(_Other):
         assert self.keep.last is not None
         for name, number in self.slow.items():
             newer = [n for other, n in on_slow.items() if n > number and "checkpoint-" in other]
-            if on_slow.get(name, 0) < number and len(newer) < self.keep.last:
+            is_enough = len(newer) >= self.keep.last
+            if "checkpoint-" not in name:  # a model goes for a model
+                newer = [n for other, n in on_slow.items() if "checkpoint-" not in other]
+                is_enough = max(newer, default=0) >= number
+            if on_slow.get(name, 0) < number and not is_enough:
                 self.fail(what, f"{self.tiers[1] / name}: {number} is gone: {on_slow}")
         is_holding = any(name.startswith("out/") for name in on_slow)
         if "out" in self.slow and "out" not in on_slow and is_holding:

@@ -1398,7 +1398,43 @@ def test_a_model_s_folder_that_stays_for_what_is_in_it_is_not_drained_again_and_
     assert drained(fast, slow, keep=keep).drained <= 3
     assert drained(fast, slow, keep=keep).drained == 0
     assert names(fast) == ["out/checkpoint-10", "out"]
-    assert names(slow) == ["out/checkpoint-10"]
+    assert names(slow) == ["out/checkpoint-10", "out.2"]
+
+
+def test_a_model_without_a_step_counts_for_no_rule_and_goes_for_a_newer_one_alone(
+    fast: Path, slow: Path
+) -> None:
+    keep = Keep(fast=1, last=3, foreign=True)
+    for name in ("out", "out/checkpoint-1", "out/checkpoint-2"):
+        trained(fast, name)
+    drained(fast, slow, keep=keep)
+    assert names(slow) == ["out/checkpoint-2", "out/checkpoint-1", "out.2"]
+    # Before the next model has come, its checkpoints have.
+    for step in (3, 4):
+        trained(fast, f"out/checkpoint-{step}")
+    before = (slow / "out.2" / "pytorch_model.bin").read_bytes()
+    drained(fast, slow, keep=keep)
+    assert names(slow) == [*(f"out/checkpoint-{step}" for step in (4, 3, 2)), "out.2"]
+    assert (slow / "out.2" / "pytorch_model.bin").read_bytes() == before
+    trained(fast, "out", b"again")
+    drained(fast, slow, keep=keep)
+    assert names(slow) == [*(f"out/checkpoint-{step}" for step in (4, 3, 2)), "out.2"]
+    assert (slow / "out.2" / "pytorch_model.bin").read_bytes() != before
+
+
+def test_of_copies_without_a_step_the_last_whole_one_of_a_name_stays(fast: Path) -> None:
+    """A store without renames has each version under a name of its own."""
+    store = open_store("memory://models")
+    there = lambda: sorted(one.name for one in find(store))  # noqa: E731
+    trained(fast, "other")
+    for number in range(3):
+        trained(fast, "out", b"%d" % number)
+        drained(fast, store.url)
+    assert there() == ["other", "out", "out.2", "out.3"]
+    newest = "out.3/pytorch_model.bin"
+    store.put(newest, store.read(newest)[:-1] + b"?")
+    assert prune(LocalStore(fast), store, Keep(last=1)).slow == ("out",)
+    assert there() == ["other", "out.2", "out.3"]
 
 
 def test_foreign_ones_that_stay_on_fast_are_not_drained_again_and_again(

@@ -56,8 +56,9 @@ class Keep:
     last: the newest so many; every: also each whose step is a multiple of it; best: also the best
     so many by a metric of the manifest, as "loss" (small is good) or "-accuracy" (large is good).
 
-    None for last keeps everything on the slow tier.  foreign: checkpoints that other programs wrote
-    may go from the fast tier too, once they are verified on the slow one.
+    None for last keeps everything on the slow tier.  What tells no step, as a Trainer's last model,
+    is not counted there, and goes for a newer copy of that name only.  foreign: checkpoints that
+    other programs wrote may go from the fast tier too, once they are verified on the slow one.
     """
 
     fast: int = 2
@@ -124,14 +125,31 @@ def doomed_on_slow(
 
     failed: restarts that have failed, as verify.failure_of takes them: such checkpoints are not
     counted, and go with what is older than a newer good one.
+
+    What tells no step counts for no rule, and goes when a newer good one of its name from its tier
+    is there: a store that cannot rename gives each its own name.
     """
     if keep.last is None:
         return []
     ours = [one for one in newest_first(checkpoints) if one.is_ours and not one.problem]
-    good = [one for one in ours if not failure_of(one, failed or {})]
-    if not good:
-        return []
-    kept = {one.name for one in good[: keep.last]}
+    steps = [one for one in ours if one.step is not None]
+    good = [one for one in steps if not failure_of(one, failed or {})]
+    doomed = []
+    if good:
+        kept = {one.name for one in good[: keep.last]} | _kept_by_rule(good, keep)
+        doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
+    newer = set()
+    for one in ours:
+        if one.step is None and _line(one) in newer:
+            doomed.append(one)
+        elif one.step is None and not failure_of(one, failed or {}):
+            newer.add(_line(one))
+    return doomed
+
+
+def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
+    """Names of those that stay however old they are."""
+    kept = set[str]()
     if keep.every:
         kept |= {one.name for one in good if one.step is not None and one.step % keep.every == 0}
     if keep.best:
@@ -143,7 +161,15 @@ def doomed_on_slow(
             and not math.isnan(one.manifest.metrics.get(metric, math.nan))
         ]
         kept |= {name for _, _, name in sorted(judged)[: keep.best_n]}
-    return [one for one in ours[ours.index(good[0]) :] if one.name not in kept]
+    return kept
+
+
+def _line(one: Checkpoint) -> tuple[str, str] | None:
+    """Within which a newer one takes the place of an older: all that tell a step, or what one tier
+    has saved anew under one name, however its copies are called."""
+    if one.step is not None:
+        return None
+    return (one.manifest.origin if one.manifest is not None else "", one.called or one.name)
 
 
 def doomed_safely(
@@ -153,8 +179,8 @@ def doomed_safely(
     proven: Proven,
     unread: Store | None = None,
 ) -> list[Checkpoint]:
-    """As doomed_on_slow; but one of those that stay is known to be whole, by having been read in
-    full, or nothing is doomed.  One that is found damaged counts as failed.
+    """As doomed_on_slow; but one of those that stay in the place of what goes is known to be whole,
+    by having been read in full, or nothing is doomed.  One that is found damaged counts as failed.
 
     unread: checkpoints of this store are taken for whole: they are read on their way.
     """
@@ -167,11 +193,15 @@ def doomed_safely(
             if one.is_ours and not one.problem and one.name not in gone
             and not failure_of(one, known)
         ]  # fmt: skip
-        if any(one.store is unread or proven.knows(one) for one in stays):
+        for line in {_line(one) for one in doomed}:
+            instead = [one for one in stays if _line(one) == line]
+            if any(one.store is unread or proven.knows(one) for one in instead):
+                continue
+            if not proven.is_whole(instead[0]):
+                known[f"{instead[0].name} {instead[0].identity}"] = "damaged"
+                break
+        else:
             return doomed
-        if proven.is_whole(stays[0]):
-            return doomed
-        known[f"{stays[0].name} {stays[0].identity}"] = "damaged"
     return []
 
 
