@@ -82,6 +82,13 @@ def foreign(path: Path, data: bytes = b"theirs") -> Path:
     return path
 
 
+def raiser(error: BaseException) -> Any:
+    def fails(*given: Any) -> Any:
+        raise error
+
+    return fails
+
+
 def names(root: Path) -> list[str]:
     return [one.name for one in find(LocalStore(root))]
 
@@ -522,19 +529,109 @@ def test_a_name_that_was_given_to_a_copy_tells_no_step(fast: Path, slow: Path) -
     assert latest_valid(fast, slow).path == fast / "last.ckpt"
 
 
-def test_the_name_given_to_a_copy_that_was_killed_before_its_manifest_tells_no_step(
-    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def killed_before_its_manifest(fast: Path, slow: Path, patched: pytest.MonkeyPatch) -> None:
     def killed(self: Any, manifest: bytes) -> None:
         raise Stopped
 
+    with patched.context() as here:
+        here.setattr("penstock.save.drain._Target.commit", killed)
+        with pytest.raises(Stopped):
+            drained(fast, slow)
+
+
+@pytest.mark.parametrize("is_recovering", [True, False])
+@pytest.mark.parametrize("name", ["last.ckpt", f"{'long' * 60}.ckpt"])
+def test_the_mark_of_a_copy_that_was_killed_as_it_got_its_manifest_goes(
+    fast: Path, slow: Path, is_recovering: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(fast / name)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "delete", raiser(Stopped()))
+        with pytest.raises(Stopped):
+            drained(fast, slow)
+    assert list(slow.glob("*.half")) + list(slow.glob(".*.half"))
+    (fast / name).write_bytes(b"PK\x03\x04 a save that was killed")
+    if is_recovering:
+        choice, _ = recover(fast, slow, Settings(settle_s=0, tries=1))
+        assert choice.path == slow / name
+    else:
+        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+            working.once()
+    assert not [one for one in os.listdir(slow) if one.endswith(".half")]
+    assert find(LocalStore(slow))[0].manifest is not None
+
+
+def test_a_copy_that_was_killed_before_its_manifest_gets_one_where_nothing_else_ends_it(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(fast / "last.ckpt")
+    killed_before_its_manifest(fast, slow, monkeypatch)
+    foreign(fast / "flipped.ckpt")
+    (fast / "last.ckpt").rename(fast.parent / "kept.ckpt")
+    killed_before_its_manifest(fast, slow, monkeypatch)
+    assert [one.manifest for one in find(LocalStore(slow))] == [None, None]
+    flip(slow / "flipped.ckpt", -300)
+    (fast / "flipped.ckpt").unlink()  # as a node that is lost
+    recover(fast, slow, Settings(settle_s=0))
+    assert sorted(path.name for path in slow.glob("*.ckpt*")) == [
+        "flipped.ckpt", "flipped.ckpt.penstock.half", "last.ckpt", "last.ckpt.penstock.json",
+    ]  # fmt: skip
+    (there,) = (one for one in find(LocalStore(slow)) if one.name == "last.ckpt")
+    assert there.is_ours
+    assert verify(there, "full").is_whole
+    assert (slow / "last.ckpt").read_bytes() == (fast.parent / "kept.ckpt").read_bytes()
+    # Brought back, it is its program's again as soon as that writes into it.
+    fetch(there, fast)
+    assert drained(fast, slow).drained == 0
+    foreign(fast / "last.ckpt", b"later")
+    assert drained(fast, slow).drained == 1
+    assert (slow / "last.ckpt").read_bytes() == (fast / "last.ckpt").read_bytes()
+    assert names(slow).count("last.2.ckpt") == 0
+
+
+def test_some_of_several_files_that_nothing_ends_any_more_go(fast: Path, slow: Path) -> None:
+    slow.mkdir()
+    for name in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002", "ckpt-1", "x.data"):
+        (slow / name).write_bytes(b"ckpt-1")
+    (slow / "ckpt-2.penstock.half").write_bytes(b"ckpt-2\0/another/run")
+    (slow / "ckpt-2.data-00000-of-00002").write_bytes(b"its own")
+    drained(fast, slow)
+    assert sorted(os.listdir(slow)) == [
+        STATE, "ckpt-1", "ckpt-2.data-00000-of-00002", "ckpt-2.penstock.half", "x.data",
+    ]  # fmt: skip
+
+
+def test_a_copy_that_was_killed_before_its_manifest_is_taken_up_by_none_of_another_name(
+    fast: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow.mkdir()
     foreign(slow / "last.ckpt", b"another run's")
     foreign(fast / "last.ckpt")
-    with monkeypatch.context() as patched:
-        patched.setattr("penstock.save.drain._Target.commit", killed)
-        with pytest.raises(Stopped):
-            drained(fast, slow)
+    killed_before_its_manifest(fast, slow, monkeypatch)
+    data = (slow / "last.2.ckpt").read_bytes()
+    (fast / "last.ckpt").rename(tmp_path / "kept.ckpt")
+    foreign(fast / "last.2.ckpt", b"the program's own")
+    drained(fast, slow)
+    assert (slow / "last.2.ckpt").read_bytes() == data
+    assert (slow / "last.2.2.ckpt").read_bytes() == (fast / "last.2.ckpt").read_bytes()
+    # Nor by one of this name from another tier.
+    fast.rename(tmp_path / "before")
+    fast.mkdir()
+    (slow / "last.2.ckpt.penstock.half").write_bytes(b"last.ckpt\0/another/run")
+    (slow / "last.2.ckpt.penstock.json").unlink()
+    foreign(fast / "last.ckpt", b"of another run")
+    drained(fast, slow)
+    assert (slow / "last.2.ckpt").read_bytes() == data
+    assert (slow / "last.3.ckpt").read_bytes() == (fast / "last.ckpt").read_bytes()
+
+
+def test_the_name_given_to_a_copy_that_was_killed_before_its_manifest_tells_no_step(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.mkdir()
+    foreign(slow / "last.ckpt", b"another run's")
+    foreign(fast / "last.ckpt")
+    killed_before_its_manifest(fast, slow, monkeypatch)
     half = next(one for one in find(LocalStore(slow)) if one.name == "last.2.ckpt")
     assert (half.manifest, half.step) == (None, None)
     (fast / "last.ckpt").unlink()

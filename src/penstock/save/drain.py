@@ -46,9 +46,12 @@ from penstock.save.formats import (
     UNREAD,
     Checkpoint,
     find,
+    half_of,
+    halves,
     is_of_one_file,
     is_overtaken,
     lying,
+    mark_of_half,
     own_and_others,
 )
 from penstock.save.manifest import (
@@ -57,6 +60,7 @@ from penstock.save.manifest import (
     INSIDE,
     FileSum,
     Manifest,
+    Summing,
     checksum,
     parse,
     to_json,
@@ -600,14 +604,20 @@ class _Target:
         return not own_and_others(self.store, name, there.kind, known)[1]
 
     def _is_half(self, name: str) -> bool:
-        """Whether files without a manifest are a copy of ours that was ended before it had one."""
-        return self.store.stat(beside(name, HALF)) is not None
+        """Whether files without a manifest are a copy of this one, or of what had its name on the
+        same tier before, that was ended before it had one."""
+        mark = beside(name, HALF)
+        if self.store.stat(mark) is None:
+            return False
+        called, origin = half_of(self.store, mark)
+        wanted = self._source.called or self._source.name
+        return called == wanted and origin in ("", self._source.store.url)
 
     def begin(self) -> None:
         if not self.is_folder:
             # Before the first file is there under its name: whose it is until the manifest comes.
-            name = self.called or self.name
-            self.store.put(beside(self.name, HALF), os.fsencode(name))
+            mark = mark_of_half(self.called or self.name, self._source.store.url)
+            self.store.put(beside(self.name, HALF), mark)
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
             if not part.exists():  # else of an earlier attempt, whose files are taken up
@@ -916,7 +926,7 @@ class Drainer(Working):
         self._again: dict[str, tuple[str, float, float, str]] = {}
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
-        self._proven, self._is_swept = Proven(), False
+        self._proven, self._is_swept, self._is_ended = Proven(), False, False
         self._removals = Removals(self.fast, self.slow)
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
@@ -1118,7 +1128,53 @@ class Drainer(Working):
             self._copy_hints()
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
+        if not self._is_ended:
+            self._is_ended = True
+            self.end_halves()
         return failed | {name: why for name, (_, why) in self._damaged.items()}
+
+    def end_halves(self) -> None:
+        """Of copies from this fast tier that were killed before they had their manifest, and that
+        nothing there will end any more: what came whole gets one, what did not goes.  Raises
+        TierError, Stopped."""
+        if not (marks := halves(self.slow)):
+            return
+        waiting = {one.called or one.name for one in self._owed()}
+        found = {beside(one.name, HALF): one for one in find(self.slow) if not one.is_folder}
+        for mark, names in marks.items():
+            with suppress(TierError):  # of this one; the next start comes back to it
+                called, origin = half_of(self.slow, mark)
+                if origin not in ("", self.fast.url):
+                    continue
+                if self.slow.stat(_manifest_beside(mark)) is not None or (
+                    called not in waiting and self._is_ended_half(mark, names, found.get(mark))
+                ):
+                    self.slow.delete(mark)
+
+    def _is_ended_half(self, mark: str, names: Sequence[str], one: Checkpoint | None) -> bool:
+        if one is not None and not one.problem:
+            return self._is_adopted(one, half_of(self.slow, mark)[1])
+        for name in names:  # some of several files
+            if beside(name, HALF) != mark:
+                self.slow.delete(name)
+        return True
+
+    def _is_adopted(self, one: Checkpoint, origin: str) -> bool:
+        """Gives a copy its manifest, if its own format says that it is whole.  Of several files one
+        may be of another version, which only checksums tell."""
+        told = _paced(self._held, self._pace)
+        verdict = verify(one, "full", told)
+        if not verdict.is_whole or (len(one.files) > 1 and verdict.unprotected_bytes):
+            return False
+        sums = tuple(_sum_of(one, found) for found in one.files)
+        # Another program's, and not to be taken for what the fast tier has: that was not compared.
+        manifest = Manifest(
+            sums, one.step, kind=one.kind, created_unix_ns=one.mtime_ns,
+            verified_unix_ns=time.time_ns(), source=f"{OF_FILES}{one.identity}", origin=origin,
+            called=one.called,
+        )  # fmt: skip
+        self.slow.put(one.manifest_name, to_json(manifest))
+        return True
 
     def _held(self) -> None:
         """Also ends a copy that nobody wants any more."""
@@ -1187,6 +1243,13 @@ class Drainer(Working):
         names = (re.escape(os.fsencode(name.rpartition("/")[2])) for name in out)
         line = hint.partition(b"\n")[0]
         return any(re.search(rb"(?<![0-9A-Za-z])%b(?![0-9A-Za-z])" % name, line) for name in names)
+
+
+def _sum_of(one: Checkpoint, found: Found) -> FileSum:
+    summing = Summing()
+    for start in range(0, found.size_bytes, CHUNK_BYTES):
+        summing.add(one.store.read(found.name, start, CHUNK_BYTES))
+    return summing.end(one.inner(found))
 
 
 def _summed(failed: dict[str, str]) -> str:
@@ -1291,13 +1354,16 @@ def _forget_halves(fast: LocalStore) -> None:
     """Marks of fetches that did not end: what they had begun is swept.  One that has filled some of
     several files needs its mark, to be taken up; so does one under a name that it was given, which
     tells no step.  Raises TierError."""
-    there = {found.name for found in fast.list()}
-    for half in [name for name in there if name.endswith(HALF)]:
-        name = half.removesuffix(HALF)
-        is_filled = any(one.startswith(f"{name}.data-") for one in there)
-        is_given = name in there and fast.read(half) != os.fsencode(name)
-        if beside(name, BESIDE) in there or not (is_filled or is_given):
-            fast.delete(half)
+    for mark, names in halves(fast).items():
+        with suppress(TierError):  # of this one
+            is_filled = any(".data-" in name for name in names)
+            is_given = bool(names) and beside(half_of(fast, mark)[0], HALF) != mark
+            if fast.stat(_manifest_beside(mark)) is not None or not (is_filled or is_given):
+                fast.delete(mark)
+
+
+def _manifest_beside(mark: str) -> str:
+    return f"{mark.removesuffix(HALF)}{BESIDE}"
 
 
 def recover(
@@ -1324,6 +1390,7 @@ def recover(
         failed = working.once()
         if isinstance(working.slow, LocalStore):
             sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
+        working.end_halves()
     return latest_valid(fast, slow, level, damaged=working.damaged()), failed
 
 

@@ -26,10 +26,13 @@ __all__ = [
     "Checkpoint",
     "find",
     "find_file",
+    "half_of",
+    "halves",
     "is_of_one_file",
     "is_overtaken",
     "kind_of",
     "lying",
+    "mark_of_half",
     "newest_first",
     "own_and_others",
     "step_of",
@@ -38,8 +41,10 @@ __all__ = [
 INCOMPLETE = (
     "penstock-incomplete.json"  # in a folder of a store without renames, until all is there
 )
-# After the name of a copy that is no folder, until it has its manifest: what it is called by.
+# After the name of a copy that is no folder, until it has its manifest: what it is called by, and
+# the tier that it comes from.
 HALF = ".penstock.half"
+MOST_HALF_BYTES = 64 << 10
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
 UNREAD = "its manifest cannot be read"  # a problem that begins so may pass
@@ -174,6 +179,36 @@ def own_and_others(
         folder, slash, _ = found.name[start:].partition("/")
         (own if not slash or folder in folders else others).append(found)
     return own, others
+
+
+def mark_of_half(name: str, origin: str) -> bytes:
+    """What a copy without a manifest is called by, and the tier that it comes from."""
+    return b"\0".join(map(os.fsencode, (name, origin)))
+
+
+def half_of(store: Store, mark: str) -> tuple[str, str]:
+    """What mark_of_half() was told; an empty origin: not known.  Raises TierError."""
+    name, _, origin = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
+    return os.fsdecode(name), os.fsdecode(origin)
+
+
+def halves(store: Store) -> dict[str, list[str]]:
+    """Marks of copies that have no manifest yet, or have just got it, and the names of what there
+    is of each.  Raises TierError."""
+    there = [found.name for found in store.list()]
+    found: dict[str, list[str]] = {name: [] for name in there if name.endswith(HALF)}
+    for name in there if found else ():
+        for mark in {beside(one, HALF) for one in (name, _prefix_of(name))}:
+            if mark in found:
+                found[mark].append(name)
+    return found
+
+
+def _prefix_of(name: str) -> str:
+    """What TensorFlow's files of one checkpoint begin with."""
+    folder, slash, base = name.rpartition("/")
+    match = _TF_DATA.match(base)
+    return f"{folder}{slash}{match[1]}" if match else name.removesuffix(".index")
 
 
 def is_of_one_file(error: TierError) -> bool:
@@ -390,7 +425,7 @@ def _noted(checkpoint: Checkpoint, here: _Folder) -> Checkpoint:
     if noted is not None or half is None:
         return _believed(checkpoint, noted) if noted is not None else checkpoint
     try:
-        return _called(checkpoint, os.fsdecode(store.read(half.name)))
+        return _called(checkpoint, half_of(store, half.name)[0])
     except TierError as error:
         if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
             noted = store.stat(checkpoint.manifest_name)  # since the list was made

@@ -337,7 +337,7 @@ def _are_removed(checkpoint: Checkpoint) -> bool:
         return False
     if checkpoint.manifest is not None:
         store.delete(checkpoint.manifest_name)
-    elif checkpoint.called:  # a copy that was ended before it had its manifest
+    else:  # it may be a copy that was ended before it had its manifest
         store.delete(beside(checkpoint.name, HALF))
     return True
 
