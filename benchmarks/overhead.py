@@ -13,6 +13,7 @@ from pathlib import Path
 from bars import ROOT, Bar, Pairs, output, paired, pairs, report, scratch
 
 import penstock
+from penstock.bench.control import darshan_library, kept_by_darshan
 
 PAIRS = 31
 PREADS = 300_000  # a round: an eighth of a second
@@ -91,22 +92,30 @@ def _plain(work: Sequence[str]) -> Callable[[], float]:
 
 
 def _peers(program: Path, memory: Path) -> list[Bar]:
-    """The same preads under the tools beside us, where they are installed."""
-    work = list(map(str, [program, "pread", memory / "data", PEER_CALLS, 1]))
-    peers: dict[str, list[str]] = {}
-    if shutil.which("strace"):
-        peers["strace -f"] = ["strace", "-f", "-o", "/dev/null"]
+    """The same calls under the tools beside us, where they are installed."""
+    data, small = str(memory / "data"), str(memory / "small")
+    works = [
+        ("pread, 1 thread", [str(program), "pread", data, str(PEER_CALLS), "1"], 1),
+        ("pread, 8 threads", [str(program), "pread", data, str(PEER_CALLS), "8"], 1),
+        ("open + read + close", [str(program), "small", small, str(SMALL_FILES), "1"], 3),
+    ]
     bars = []
-    for name, prefix in peers.items():
-        measured = pairs(_plain(work), _plain([*prefix, *work]), 3)
-        bars.append(_peer(name, measured))
-    return bars + _dftracer(work)
+    if shutil.which("strace"):
+        what, work, n = works[0]
+        traced = _plain(["strace", "-f", "-o", "/dev/null", *work])
+        bars.append(_peer("strace -f", what, pairs(_plain(work), traced, 3), n))
+    for name, traced_by in (("dftracer, preloaded", _dftracer), ("Darshan, preloaded", _darshan)):
+        for what, work, n in works:
+            traced = traced_by(work)
+            if traced is not None:
+                bars.append(_peer(name, what, pairs(_plain(work), traced, 5), n))
+    return bars
 
 
-def _dftracer(work: list[str]) -> list[Bar]:
+def _dftracer(work: list[str]) -> Callable[[], float] | None:
     library = _dftracer_library()
     if library is None:
-        return []
+        return None
     folder = scratch("dftracer")
     environment = {
         "LD_PRELOAD": str(library),
@@ -124,7 +133,7 @@ def _dftracer(work: list[str]) -> list[Bar]:
         folder.mkdir()
         return ns
 
-    return [_peer("dftracer, preloaded", pairs(_plain(work), traced, 5))]
+    return traced
 
 
 def _dftracer_library() -> Path | None:
@@ -133,11 +142,39 @@ def _dftracer_library() -> Path | None:
     return found[0] if found else None
 
 
-def _peer(name: str, measured: Pairs) -> Bar:
+def _darshan(work: list[str]) -> Callable[[], float] | None:
+    """Its counters of each file, without its own list of all calls, and with room for every file."""
+    library = darshan_library()
+    if not library:
+        return None
+    folder = scratch("darshan")
+    log, configuration = folder / "log.darshan", folder / "configuration"
+    configuration.write_text(
+        f"MAX_RECORDS {2 * SMALL_FILES} POSIX\nMODMEM 64\nNAMEMEM 16\nNAME_INCLUDE ^/dev/shm *\n"
+    )
+    environment = {
+        "LD_PRELOAD": library,
+        "DARSHAN_ENABLE_NONMPI": "1",
+        "DARSHAN_LOGFILE": str(log),
+        "DARSHAN_CONFIG_PATH": str(configuration),
+    }
+
+    def traced() -> float:
+        ns = float(output(work, environment).split()[-1])
+        kept = kept_by_darshan(log)
+        if kept["files"] < (SMALL_FILES if "small" in work else 1) or kept["is_partial"]:
+            raise SystemExit(f"Darshan kept {kept}: its figure would mean nothing")
+        log.unlink()
+        return ns
+
+    return traced
+
+
+def _peer(name: str, what: str, measured: Pairs, n: int) -> Bar:
     return Bar(
-        what=f"for comparison, {name}: pread, 1 thread",
+        what=f"for comparison, {name}: {what}",
         bar="–",
-        measured=f"+{measured.difference:,.0f} ns, ×{measured.ratio:.1f}",
+        measured=f"+{n * measured.difference:,.0f} ns, ×{measured.ratio:.2f}",
         is_met=None,
         command="python benchmarks/overhead.py",
     )

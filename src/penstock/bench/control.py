@@ -21,7 +21,7 @@ from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import MissingDependency, PenstockError
 
-__all__ = ["STUDY", "Settings", "darshan_library", "measured", "needed_bytes"]
+__all__ = ["STUDY", "Settings", "darshan_library", "kept_by_darshan", "measured", "needed_bytes"]
 
 RECORDS = {"ci": 640, "small": 10_000, "full": 60_000}
 EPOCHS = {"ci": 3, "small": 5, "full": 10}
@@ -158,7 +158,7 @@ def _measured(
     if recorder == "penstock":
         row |= _told(recorded)
     elif recorder == "darshan":
-        row |= _kept_by_darshan(log)
+        row |= kept_by_darshan(log)
     return row
 
 
@@ -179,7 +179,7 @@ def darshan_library() -> str:
     return find_library("darshan") or ""
 
 
-def _kept_by_darshan(log: Path) -> Row:
+def kept_by_darshan(log: Path) -> Row:
     """The files of a log, and whether there were more than it had room for.  Raises RunError."""
     try:
         import darshan
