@@ -143,7 +143,7 @@ def _dftracer_library() -> Path | None:
 
 
 def _darshan(work: list[str]) -> Callable[[], float] | None:
-    """Its counters of each file, without its own list of all calls, and with room for every file."""
+    """Its counters of each file, with room for every file, without its list of all calls."""
     library = darshan_library()
     if not library:
         return None

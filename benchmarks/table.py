@@ -77,9 +77,9 @@ REASONS = """
   others of the same kind, whose bare call took longer too.
 - Of open + read + close, about 130 ns is one cache miss in the table of paths, which 20,000 files
   spread over half a megabyte; the three events themselves are some 45 ns each.
-- dftracer keeps every call, as Penstock does, Darshan counters of each file, here with room for every file. Their
-  rows stand where they are installed: dftracer comes with `make bench`; Darshan's runtime is built from its
-  source, without MPI, and found by its `darshan-config` on the PATH.
+- dftracer keeps every call, as Penstock does, Darshan counters of each file, here with room for
+  all of them. Their rows stand where they are installed: dftracer comes with `make bench`;
+  Darshan's runtime is built from its source, without MPI, and found by its `darshan-config`.
 - A two-worker epoch lies within the noise of two cores that two workers and the main process
   share: x0.975, x0.955 and x1.019 in three runs. `only reading` is a loader that does nothing with
   what it reads.
