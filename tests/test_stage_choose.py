@@ -7,7 +7,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
 from penstock.stage.held import evict, stored_bytes
-from penstock.stage.manifest import Map, Place
+from penstock.stage.manifest import Identity, Map, Place
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Wanted
 from synthetic import Synthetic
@@ -853,6 +853,36 @@ def test_a_plan_that_takes_the_room_of_stale_copies_can_be_copied(
 def test_a_link_that_leads_to_itself_is_gone(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("a")
     assert today.now_of([f"{tmp_path}/a"])["size_bytes"].tolist() == [today.GONE]
+
+
+def test_what_files_are_is_asked_by_thousands_as_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{tmp_path}/{number % 7}/{number}" for number in range(2500)]
+    for number in range(7):
+        (tmp_path / f"{number}").mkdir()
+    for number, name in enumerate(names):
+        if number % 5:
+            Path(name).write_bytes(bytes(number))
+    os.symlink(names[1], names[0])
+    os.symlink(names[5], names[5])
+    os.link(names[2], names[10])
+    os.mkfifo(names[15])
+    written = os.fsencode(tmp_path) + b"/\xff\xfe"
+    Path(os.fsdecode(written)).write_bytes(b"12")
+    names += [os.fsdecode(written), f"{tmp_path}/\\xff\\xfe", str(tmp_path), f"{names[1]}/below"]
+    whole = today.now_of(names)
+    odd = [f"{tmp_path}/a\0b", f"{tmp_path}/\ud800", "", *names[:50]]
+    among_odd = today.now_of(odd)
+
+    monkeypatch.setattr(today, "_native", lambda: None)
+    assert today.now_of(names).tolist() == whole.tolist()
+    assert today.now_of(odd).tolist() == among_odd.tolist()
+    status = Path(names[1]).stat()
+    assert whole[0].tolist() == whole[1].tolist() == astuple(Identity.of(status))
+    assert whole["size_bytes"][:6].tolist() == [1, 1, 2, 3, 4, today.GONE]
+    assert whole["size_bytes"][-4:].tolist() == [2, 2, today.GONE, today.GONE]
+    assert among_odd["size_bytes"][:4].tolist() == [today.GONE] * 3 + [1]
 
 
 def test_a_copy_that_another_name_was_staged_under_is_held(tier: Tier, tmp_path: Path) -> None:

@@ -52,8 +52,16 @@ struct feed_tally {
     uint32_t used_uring;                /* 0 or 1 */
 };
 
+/* What tells a file from another one and from a changed one.  size_bytes: -1: no regular file is
+ * there, or it may not be looked at; then all else is 0. */
+struct feed_seen {
+    int64_t size_bytes, mtime_ns, ctime_ns;
+    uint64_t inode, device;
+};
+
 _Static_assert(sizeof(struct feed_request) == 72, "Python lays requests out as an array");
 _Static_assert(sizeof(struct feed_tally) == 48, "Python lays the tally out as an array");
+_Static_assert(sizeof(struct feed_seen) == 40, "Python lays these out as an array");
 
 struct feed;
 
@@ -100,6 +108,9 @@ FEED_API int penstock_feed_map(int fd, void *memory, int64_t length);
 /* Asks the kernel to have these ranges in memory soon, in pieces: it shortens larger ones. */
 FEED_API int penstock_feed_hint(int fd, const int64_t *offsets, const int64_t *lengths, uint32_t n,
                                 uint32_t piece_bytes);
+
+/* What n files are, links followed.  names: each with its NUL, one behind the other. */
+FEED_API void penstock_feed_look(const char *names, struct feed_seen *seen, uint32_t n);
 
 /* Words in memory that processes share. */
 FEED_API uint32_t penstock_feed_load(const uint32_t *word);

@@ -210,7 +210,8 @@ def plan(
 
 def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
     """Under all their names: opens are served by the name that they use."""
-    paths = [real_path(evidence.paths[place]) for place in chosen.tolist()]
+    told = [evidence.paths[place] for place in chosen.tolist()]
+    paths = [real_path(path) if "\\x" in path else path for path in told]
     if evidence.names:
         more = [evidence.names.get(place, ()) for place in chosen.tolist()]
         counts = np.array([1 + len(names) for names in more], np.int64)
@@ -312,11 +313,13 @@ def _as_now(
 
 def _looked(paths: Sequence[str], device: Array, look: Look) -> Array:
     """Of all file systems, one after the other."""
+    known = np.unique(device).tolist()
+    if len(known) == 1:
+        return look(paths)
     found = np.empty(len(paths), NOW)
-    for one in np.unique(device).tolist():
+    for one in known:
         files = np.flatnonzero(device == one)
-        is_all = len(files) == len(paths)
-        found[files] = look(paths if is_all else [paths[at] for at in files.tolist()])
+        found[files] = look([paths[at] for at in files.tolist()])
     return found
 
 

@@ -183,6 +183,33 @@ static void reads_named_files(const char *path)
     penstock_feed_close(feed);
 }
 
+/* A name that is followed, what is no file, what is not there; nothing beside their places. */
+static void tells_what_files_are(const char *path)
+{
+    char link[80], names[256];
+    struct feed_seen seen[5] = {[4] = {.size_bytes = 77}};
+    struct stat status;
+    size_t at = 0;
+
+    snprintf(link, sizeof link, "%s.link", path);
+    MUST(!symlink(path, link) && !stat(path, &status));
+    for (int i = 0; i < 4; i++) {
+        const char *name = (const char *[]){path, "/", "/nowhere/at-all", link}[i];
+
+        memcpy(names + at, name, strlen(name) + 1);
+        at += strlen(name) + 1;
+    }
+    penstock_feed_look(names, seen, 4);
+    MUST(seen[0].size_bytes == SIZE && seen[0].inode == status.st_ino);
+    MUST(seen[0].device == status.st_dev);
+    MUST(seen[0].mtime_ns == status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec);
+    MUST(seen[0].ctime_ns == status.st_ctim.tv_sec * 1000000000LL + status.st_ctim.tv_nsec);
+    MUST(seen[1].size_bytes == -1 && seen[2].size_bytes == -1 && !seen[2].inode);
+    MUST(!memcmp(&seen[3], &seen[0], sizeof seen[0]));
+    MUST(seen[4].size_bytes == 77);
+    unlink(link);
+}
+
 int main(void)
 {
     char path[64];
@@ -197,6 +224,7 @@ int main(void)
         tells_where_a_direct_read_ends(kind, path);
     }
     reads_named_files(path);
+    tells_what_files_are(path);
     unlink(path);
     return 0;
 }
