@@ -812,6 +812,39 @@ def test_a_manifest_in_a_bad_sector_hides_its_checkpoint_and_no_other(
     assert drained(fast, slow).drained == 1
 
 
+@pytest.mark.parametrize("name", [INSIDE, "model.pt"])
+def test_what_can_never_be_read_is_named_as_damaged_and_tried_still(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    now_s = 0.0
+    saved(fast, 1)
+    bad = saved(fast, 2) / name
+    inode, read = bad.stat().st_ino, os.preadv
+
+    def shaky(number: int, *given: Any) -> int:
+        if os.fstat(number).st_ino == inode:
+            raise OSError(5, os.strerror(5))
+        return read(number, *given)
+
+    with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now_s) as working:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", opened_badly(bad, 5))
+            patch.setattr(os, "preadv", shaky)
+            for _ in range(4):
+                assert "Input/output error" in working._round()["step-00000002"]
+                assert working.status.damaged == ()
+                now_s += 60
+            working._round()
+            assert working.status.damaged == ("step-00000002",)
+            assert "Input/output error" in working.status.damage[0]
+            assert working._owed() == []
+        assert names(slow) == ["step-00000001"]
+        now_s += 60
+        assert working._round() == {}
+        assert working.status.damaged == ()
+    assert names(slow) == ["step-00000002", "step-00000001"]
+
+
 def test_a_copy_with_a_manifest_in_a_bad_sector_keeps_no_other_from_the_slow_tier(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

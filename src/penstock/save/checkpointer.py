@@ -38,7 +38,7 @@ from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
 from penstock.save.commit import STATE
-from penstock.save.drain import Drain, Status
+from penstock.save.drain import Drain, Status, read_status
 from penstock.save.lost import lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
@@ -74,6 +74,7 @@ LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
 SAVES_COSTED = 8  # the last of them whose cost may still become known
+UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
 TEND_S = 2.0  # how often it is looked whether the drain is alive
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
 RESTARTS_AWAITED = 4  # by wait() and close()
@@ -606,42 +607,53 @@ class Checkpointer:
         if not self._tiers.has_both or going.root != self._tiers.root:
             self._durable(number, going, done.path)
         else:
-            going.content_id = content_at(done.path)
+            going.content_id, _ = content_at(done.path)
             going.local_unix_s = time.time()
             self._pending.append((number, going))
 
     def _look_for_durable(self) -> None:
         """Which of those that are local have arrived, by the slow tier's own manifests; and which
         never will: given up by the rules after they had arrived unseen, kept on fast only, or
-        spoilt there.  Raises TierError, OSError."""
-        status = (self._drain.status() if self._drain is not None else None) or Status()
+        spoilt there.  Raises TierError."""
+        # Other ranks hear of the first one's, by the clock of its node.
+        drain = self._drain
+        status = drain.status() if drain is not None else read_status(self._tiers.root)
+        status = status or Status()
         for number, going in list(self._pending):
             name = Path(going.save.path).name
             has_looked = status.looked_unix_ns > going.local_unix_s * 1e9
             is_idle = has_looked and status.state == "idle" and not status.backlog
+            is_idle = is_idle and drain is not None
             is_damaged = has_looked and name in status.damaged
             # In this order: the fast tier gives up only what has arrived.
-            is_gone = not _is_there(going.save.path)
+            is_gone, error = _seen(going.save.path)
             is_over = is_gone or is_idle or is_damaged
+            if going.content_id is None and not error:
+                going.content_id, error = content_at(going.save.path)
             if going.content_id is None:
-                going.content_id = content_at(going.save.path)
-            if going.content_id is None:
+                is_lasting = time.perf_counter() - going.end_s > UNREAD_S
+                if not is_damaged and not is_lasting:
+                    continue
+                self._has_given_up |= not is_damaged
+                self._spoilt(number, going, f"cannot be read: {error}")
+                self._pending.remove((number, going))
                 continue
             path = self._tiers.on_slow(name, going.content_id, is_over)
             if path is not None:
                 self._durable(number, going, path)
             elif is_damaged and not is_gone:
-                self._spoilt(number, going)
+                why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
+                self._spoilt(number, going, why)
             elif is_over:
                 going.handle.durable.set_result(None)
             else:
                 continue
             self._pending.remove((number, going))
 
-    def _spoilt(self, number: int, going: _Going) -> None:
+    def _spoilt(self, number: int, going: _Going, why: str) -> None:
         self._failed = SaveError(
-            f"{going.save.path}: not what was saved: the fast tier has changed it; it is not "
-            "copied to the slow one; look after the fast tier, and save again"
+            f"{going.save.path}: {why}; it is not known to be on the slow tier; look after the "
+            "fast one, and save again"
         )
         log.error("%s", self._failed)
         self._know(number, going.save, error=str(self._failed))
@@ -937,13 +949,16 @@ class _Place:
         return found if is_open else None
 
 
-def _is_there(path: str) -> bool:
-    """Path.exists takes errors for an answer, in a later Python all of them.  Raises OSError."""
+def _seen(path: str) -> tuple[bool, str]:
+    """Whether it is gone, and an error that keeps this from being told: Path.exists takes errors
+    for an answer, in a later Python all of them."""
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return True, ""
+    except OSError as error:
+        return False, error.strerror
+    return False, ""
 
 
 _places: list[_Place] = []

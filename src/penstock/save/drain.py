@@ -18,9 +18,9 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -106,6 +106,7 @@ LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: sto
 # A look at 200,000 files takes 1.4 s of a processor.  Where folders tell that nothing has changed,
 # looks take this share of the time at most; but there is one so often.
 LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
+UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 BURST_S = 0.25  # of the rate limit: a few pieces at once
 
 
@@ -131,7 +132,7 @@ class Status:
 
     backlog: names that are not on the slow tier, next first.  at_risk_s: age of the oldest of them:
     what would be lost if the fast tier died now.  damaged: what cannot be copied, as it is not what
-    was saved.  looked_unix_ns: the last look at all of the fast tier began then; what came later
+    was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last look at all of the fast tier began then; what came later
     may not be known.
     """
 
@@ -153,6 +154,7 @@ class Status:
     last: str = ""
     error: str = ""
     damaged: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
     warning: str = ""
 
 
@@ -162,6 +164,10 @@ class Stopped(Exception):  # noqa: N818 - an order, not an accident
 
 class Unwanted(Exception):  # noqa: N818 - an order, too
     """What is being copied may go, and a newer one is there: the copy ends, and leaves nothing."""
+
+
+class _Unread(TierError):
+    """Of what is to be copied: it may pass, or be a bad sector."""
 
 
 # --- how fast -------------------------------------------------------------------------------------
@@ -277,7 +283,18 @@ class _Pieces:
         self._own = threading.local()
         self._number = -1
         if isinstance(store, LocalStore):
-            self._number = os.open(store.path(found.name), os.O_RDONLY | os.O_CLOEXEC)
+            with self._told():
+                self._number = os.open(store.path(found.name), os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._store.where(self._found.name)
+            told = _Unread(f"{where}: cannot be read: {error.strerror}")
+            told.__cause__ = error
+            raise told if is_of_one_file(told) else error
 
     def read(self, start: int, length: int) -> memoryview:
         import mmap
@@ -290,7 +307,8 @@ class _Pieces:
             block = self._own.block = memoryview(mmap.mmap(-1, max(length, 4096)))
         held = 0
         while held < length:
-            count = os.preadv(self._number, [block[held:length]], start + held)
+            with self._told():
+                count = os.preadv(self._number, [block[held:length]], start + held)
             if not count:
                 break
             held += count
@@ -922,6 +940,7 @@ class Drainer(Working):
         self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
         self._unfinished: set[str] = set()  # on the fast tier, at the last look
         self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, what is wrong
+        self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, times
         # By name: identity, not before, delay, why.
         self._again: dict[str, tuple[str, float, float, str]] = {}
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
@@ -954,8 +973,20 @@ class Drainer(Working):
         missing = self._missing(on_fast)
         if all(self._wrong(one) for one in missing):
             self._still.note(found, self._hints)
-        self._say(looked_unix_ns=begun_unix_ns, damaged=tuple(self._damaged))
+        self._say(looked_unix_ns=begun_unix_ns)
+        self._say_damaged()
         return missing
+
+    def _say_damaged(self) -> None:
+        damage = tuple(why for _, why in self._damaged.values())
+        self._say(damaged=tuple(self._damaged), damage=damage)
+
+    def _is_lasting(self, one: Checkpoint) -> bool:
+        """Whether it could not be read for the last so many times."""
+        identity, tries = self._unread.get(one.name, ("", 0))
+        tries = tries + 1 if identity == one.identity else 1
+        self._unread[one.name] = (one.identity, tries)
+        return tries >= UNREAD_TRIES
 
     def _owed(self) -> list[Checkpoint]:
         return [one for one in self.backlog() if not self._wrong(one)]
@@ -1047,7 +1078,7 @@ class Drainer(Working):
         """Reads what another program has saved: the manifest of a copy would vouch for what a power
         cut has spoilt before.  Raises SaveError: it is damaged, or cut short; TierError."""
         if one.problem.startswith(UNREAD):
-            raise TierError(f"{one.where}: {one.problem}")
+            raise _Unread(f"{one.where}: {one.problem}")
         if one.problem:
             raise SaveError(f"{one.problem}; not copied")
         if one.manifest is not None:
@@ -1058,7 +1089,7 @@ class Drainer(Working):
             problems = verify(one, "sizes").problems or verify(one, "full", told).problems
             why = "; ".join(problems)
             if why.startswith("cannot be read"):
-                raise TierError(f"{one.where}: {why}")
+                raise _Unread(f"{one.where}: {why}")
             if "cannot be read" not in why:  # else it may be another time
                 self._judged[one.name] = (one.identity, why)
         if why:
@@ -1112,9 +1143,10 @@ class Drainer(Working):
                     one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
                 )  # fmt: skip
                 self._say(error=str(error))
-                if isinstance(error, SaveError):
+                is_lasting = isinstance(error, _Unread) and self._is_lasting(one)
+                if isinstance(error, SaveError) or is_lasting:
                     self._damaged[one.name] = (one.identity, why)
-                    self._say(damaged=tuple(self._damaged))
+                    self._say_damaged()
             except Unwanted:
                 pass
             is_new = True
@@ -1206,11 +1238,12 @@ class Drainer(Working):
                 self._current = None
         self._proven.note(self.slow.where(name), manifest.identity)
         self._damaged.pop(one.name, None)
+        self._unread.pop(one.name, None)
+        self._say_damaged()
         self._say(
             drained=self.status.drained + 1,
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,
             last=one.name,
-            damaged=tuple(self._damaged),
         )
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:

@@ -246,15 +246,15 @@ def _is_called(one: Checkpoint, name: str) -> bool:
     return name in (one.name, one.called)
 
 
-def content_at(path: str) -> str | None:
+def content_at(path: str) -> tuple[str | None, str]:
     """Of a committed checkpoint; empty where there is none any more (the drain and its rules were
-    faster than we, or its manifest is damaged); None: it cannot be told now."""
+    faster than we, or its manifest is damaged); None: it cannot be told now, and why."""
     try:
-        return parse((Path(path) / INSIDE).read_bytes(), path).content
+        return parse((Path(path) / INSIDE).read_bytes(), path).content, ""
     except (FileNotFoundError, SaveError):
-        return ""
-    except OSError:
-        return None
+        return "", ""
+    except OSError as error:
+        return None, error.strerror
 
 
 _jobs: dict[str, Claim] = {}
