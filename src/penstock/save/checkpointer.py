@@ -957,7 +957,7 @@ def _seen(path: str) -> tuple[bool, str]:
     except (FileNotFoundError, NotADirectoryError):
         return True, ""
     except OSError as error:
-        return False, error.strerror
+        return False, str(error)
     return False, ""
 
 

@@ -132,8 +132,8 @@ class Status:
 
     backlog: names that are not on the slow tier, next first.  at_risk_s: age of the oldest of them:
     what would be lost if the fast tier died now.  damaged: what cannot be copied, as it is not what
-    was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last look at all of the fast tier began then; what came later
-    may not be known.
+    was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last look at all of the
+    fast tier began then; what came later may not be known.
     """
 
     state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
@@ -166,7 +166,7 @@ class Unwanted(Exception):  # noqa: N818 - an order, too
     """What is being copied may go, and a newer one is there: the copy ends, and leaves nothing."""
 
 
-class _Unread(TierError):
+class _UnreadError(TierError):
     """Of what is to be copied: it may pass, or be a bad sector."""
 
 
@@ -291,10 +291,10 @@ class _Pieces:
         try:
             yield
         except OSError as error:
+            if not is_of_one_file(error):
+                raise
             where = self._store.where(self._found.name)
-            told = _Unread(f"{where}: cannot be read: {error.strerror}")
-            told.__cause__ = error
-            raise told if is_of_one_file(told) else error
+            raise _UnreadError(f"{where}: cannot be read: {error.strerror}") from error
 
     def read(self, start: int, length: int) -> memoryview:
         import mmap
@@ -1078,7 +1078,7 @@ class Drainer(Working):
         """Reads what another program has saved: the manifest of a copy would vouch for what a power
         cut has spoilt before.  Raises SaveError: it is damaged, or cut short; TierError."""
         if one.problem.startswith(UNREAD):
-            raise _Unread(f"{one.where}: {one.problem}")
+            raise _UnreadError(f"{one.where}: {one.problem}")
         if one.problem:
             raise SaveError(f"{one.problem}; not copied")
         if one.manifest is not None:
@@ -1089,7 +1089,7 @@ class Drainer(Working):
             problems = verify(one, "sizes").problems or verify(one, "full", told).problems
             why = "; ".join(problems)
             if why.startswith("cannot be read"):
-                raise _Unread(f"{one.where}: {why}")
+                raise _UnreadError(f"{one.where}: {why}")
             if "cannot be read" not in why:  # else it may be another time
                 self._judged[one.name] = (one.identity, why)
         if why:
@@ -1143,7 +1143,7 @@ class Drainer(Working):
                     one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
                 )  # fmt: skip
                 self._say(error=str(error))
-                is_lasting = isinstance(error, _Unread) and self._is_lasting(one)
+                is_lasting = isinstance(error, _UnreadError) and self._is_lasting(one)
                 if isinstance(error, SaveError) or is_lasting:
                     self._damaged[one.name] = (one.identity, why)
                     self._say_damaged()

@@ -211,9 +211,9 @@ def _prefix_of(name: str) -> str:
     return f"{folder}{slash}{match[1]}" if match else name.removesuffix(".index")
 
 
-def is_of_one_file(error: TierError) -> bool:
+def is_of_one_file(error: TierError | OSError) -> bool:
     """Whether a file cannot be read, and not the tier is gone."""
-    cause = error.__cause__
+    cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE
 
 

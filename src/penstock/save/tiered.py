@@ -254,7 +254,7 @@ def content_at(path: str) -> tuple[str | None, str]:
     except (FileNotFoundError, SaveError):
         return "", ""
     except OSError as error:
-        return None, error.strerror
+        return None, str(error)
 
 
 _jobs: dict[str, Claim] = {}
