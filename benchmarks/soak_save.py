@@ -589,7 +589,8 @@ class _Trainer(_Other):
         yield "ended", name
 
     def number_in(self, tier: Path, name: str) -> int:
-        is_ended = (tier / name / "trainer_state.json").exists()
+        state = tier / name / "trainer_state.json"
+        is_ended = state.exists() and state.read_text() != ""  # else killed as it wrote that
         return _number_in(tier / name / "pytorch_model.bin") if is_ended else 0
 
     def newest(self, numbers: dict[str, int]) -> int:
