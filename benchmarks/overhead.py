@@ -161,7 +161,7 @@ def _darshan(work: list[str]) -> Callable[[], float] | None:
 
     def traced() -> float:
         ns = float(output(work, environment).split()[-1])
-        kept = kept_by_darshan(log)
+        kept = kept_by_darshan(log, Path("/dev/shm"))
         if kept["files"] < (SMALL_FILES if "small" in work else 1) or kept["is_partial"]:
             raise SystemExit(f"Darshan kept {kept}: its figure would mean nothing")
         log.unlink()

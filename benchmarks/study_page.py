@@ -330,8 +330,9 @@ def _control(points: Points, told: dict[str, Any]) -> Beside:
     for p in _of(points, recorder="darshan"):
         rows.append((
             "what Darshan kept of them", "room for 1,024, used up",
-            f"{show(p['files'], 'count')} files"
-            + (", and it says that more had no room" if p["is_partial"] else ""),
+            f"{show(p['files'], 'count')} files, of them {show(p['checkpoints_kept'], 'count')} of "
+            f"the {show(p['checkpoints_made'], 'count')} checkpoints"
+            + ("; it says that more had no room" if p["is_partial"] else ""),
         ))  # fmt: skip
     return rows
 

@@ -823,11 +823,11 @@ def test_what_a_log_of_darshan_kept_is_counted(tmp_path: Path) -> None:
     subprocess.run(run, cwd=tmp_path, check=True)
     export = [PENSTOCK, "export", "run", "--to", "darshan", "-o", "a.darshan"]
     subprocess.run(export, cwd=tmp_path, check=True, capture_output=True)
-    row = control.kept_by_darshan(tmp_path / "a.darshan")
-    assert row["is_partial"] == 0
+    row = control.kept_by_darshan(tmp_path / "a.darshan", tmp_path)
+    assert (row["is_partial"], row["checkpoints_kept"]) == (0, 1)  # one file, read twice
     assert 1 <= row["files"] < 400
     with pytest.raises(RunError, match="wrote no log"):
-        control.kept_by_darshan(tmp_path / "b.darshan")
+        control.kept_by_darshan(tmp_path / "b.darshan", tmp_path)
 
 
 # Windows beside the device

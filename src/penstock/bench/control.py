@@ -65,6 +65,7 @@ STUDY = Study(
         Measure("files", "files opened", "count"),
         Measure("files_skipped", "where Darshan does not look", "count"),
         Measure("is_partial", "more than Darshan had room for", "count"),
+        Measure("checkpoints_kept", "checkpoints in Darshan's log", "count"),
     ),
     _drawn,
 )
@@ -158,7 +159,7 @@ def _measured(
     if recorder == "penstock":
         row |= _told(recorded)
     elif recorder == "darshan":
-        row |= kept_by_darshan(log)
+        row |= kept_by_darshan(log, saved)
     return row
 
 
@@ -179,8 +180,9 @@ def darshan_library() -> str:
     return find_library("darshan") or ""
 
 
-def kept_by_darshan(log: Path) -> Row:
-    """The files of a log, and whether there were more than it had room for.  Raises RunError."""
+def kept_by_darshan(log: Path, saved: Path) -> Row:
+    """The files of a log, whether there were more than it had room for, and how many of them lie
+    below saved.  Raises RunError."""
     try:
         import darshan
     except ModuleNotFoundError as error:
@@ -196,7 +198,9 @@ def kept_by_darshan(log: Path) -> Row:
             report.mod_read_all_records(name)
             found |= set(report.records[name].to_df()["counters"]["id"])
         is_partial = any(report.modules[name]["partial_flag"] for name in known)
-    return {"files": len(found), "is_partial": int(is_partial)}
+        names = [report.name_records.get(one, "") for one in found]
+    below = sum(name.startswith(f"{saved.resolve()}/") for name in names)
+    return {"files": len(found), "is_partial": int(is_partial), "checkpoints_kept": below}
 
 
 def _told(recorded: Path) -> Row:
