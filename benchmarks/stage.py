@@ -34,7 +34,8 @@ from penstock.run import open_run
 from penstock.stage.choose import best, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import MOST_BATCHES, Batches, Evidence, evidence_of
-from penstock.stage.held import evict, stored_bytes
+from penstock.stage.held import evict
+from penstock.stage.manifest import stored_bytes
 from penstock.stage.plan import load, plan
 from penstock.stage.predict import expected
 from penstock.stage.source import below

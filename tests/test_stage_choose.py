@@ -27,8 +27,8 @@ from penstock.stage import source as sources
 from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
-from penstock.stage.held import evict, stored_bytes
-from penstock.stage.manifest import Identity, Map, Place
+from penstock.stage.held import evict
+from penstock.stage.manifest import Identity, Map, Place, stored_bytes
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Wanted
 from synthetic import Synthetic

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from penstock import registry, tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import held, manifest, map_of, part
+from penstock.stage import held, manifest, map_of, part, today
 from penstock.stage import source as sources
-from penstock.stage.copy import copy
+from penstock.stage.copy import _share, copy
 from penstock.stage.held import drop, evict, past, status, verify
 from penstock.stage.manifest import Entry, Identity, Map, Place, hash_of, hashes, write_map
 from penstock.stage.part import Large
@@ -488,6 +488,61 @@ def test_folders_that_an_eviction_removes_as_they_are_made_are_made_again(
     assert copies(tier) == made
 
 
+def test_a_rank_counts_what_others_are_to_copy_anew_and_not_what_makes_way_for_it(
+    source: Path, tier: Tier
+) -> None:
+    made = list(filled(source, 20, 4000))
+    small = registry.add("fast", tier.path, 20 * 4096)
+    copy(small, below(source))
+    (ours, *_), (theirs, *_) = (
+        [one.path for one in _share(find(below(source), Place(small))[0], rank, 2)]
+        for rank in range(2)
+    )
+    Path(ours).write_bytes(b"changed")
+    Path(theirs).write_bytes(bytes(2 * 4096))
+    for rank in range(2):  # whoever comes first
+        with pytest.raises(TierError, match="are taken"):
+            copy(small, below(source), rank=rank, world_size=2)
+    assert len(Place(small).entries()) == 20 - 2  # of what has changed nothing is served
+    Path(theirs).write_bytes(b"changed too")
+    assert sum(copy(small, below(source), rank=n, world_size=2).copied for n in range(2)) == 2
+    assert copies(small) == {path: Path(path).read_bytes() for path in made}
+
+
+@pytest.mark.parametrize("chunk_bytes", [64 << 20, 4096])
+def test_what_is_not_ours_and_in_the_way_costs_that_file_and_is_named(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
+    made = list(filled(source, 4))
+    (source / "below").mkdir()
+    (source / "below" / "a").write_bytes(bytes(5000))
+    copies_at = f"{Place(tier).copies}"
+    theirs = Path(f"{copies_at}{made[0]}/theirs")
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"theirs")
+    Path(f"{copies_at}{source}/below").write_bytes(b"theirs too")
+    found = copy(tier, below(source))
+    assert found.copied == 3
+    assert found.skipped == {
+        f"{copies_at}{made[0]} is not ours, and in the way": 1,
+        f"{copies_at}{source}/below is not ours, and in the way": 1,
+    }
+    assert theirs.read_bytes() == b"theirs"
+    assert not list(Place(tier).parts.iterdir())
+    assert {one.source for one in Place(tier).entries().values()} == set(made[1:])
+    assert not verify(tier).corrupted
+
+
+def test_a_file_below_a_folder_named_url_has_another_place_than_urls(
+    source: Path, tier: Tier
+) -> None:
+    (source / "a").write_bytes(b"1")
+    (found,), _ = find(below(source), Place(tier))
+    assert replace(found, path="/url/s3/bucket/a").copy == "url/file/url/s3/bucket/a"
+    assert replace(found, path="/urls/a").copy == "urls/a"
+
+
 def test_ranks_copy_shares_that_are_disjoint_and_together_all(source: Path, tier: Tier) -> None:
     made = filled(source, 60)
     counts = [copy(tier, below(source), rank=rank, world_size=4).copied for rank in range(4)]
@@ -893,8 +948,29 @@ def test_copies_of_what_does_not_answer_are_not_stale(
         return real(path, **ways)
 
     monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(today, "_native", lambda: None)
     assert (status(tier).orphans, status(tier).not_asked) == (0, 3)
     assert evict(tier, is_stale_only=True).copies == 0
+
+
+def test_sources_are_asked_many_at_once_and_each_file_system_by_itself(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list(filled(source, 6))
+    copy(tier, below(source))
+    place = Place(tier)
+    moved = [one for one in place.entries().values() if one.source in made[:2]]
+    place.append([replace(one, identity=replace(one.identity, dev=7)) for one in moved])
+    Path(made[0]).unlink()
+    Path(made[3]).write_bytes(b"changed")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(held, "now_of", lambda paths: (asked.append(paths), now_of(paths))[1])
+    told: list[tuple[int, int]] = []
+    found = status(tier, lambda done, all_of_it: told.append((done, all_of_it)))
+    assert (found.orphans, found.stale, found.not_asked) == (1, 1, 0)
+    assert sorted(map(sorted, asked)) == sorted([sorted(made[:2]), sorted(made[2:])])
+    assert told == [(0, 6)]
+    assert evict(tier, is_stale_only=True).copies == 2
 
 
 def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:
@@ -1171,14 +1247,14 @@ def test_lines_that_threads_tell_meanwhile_are_written_together(
 ) -> None:
     place = Place(tier)
     place.make()
-    counts, append = [], Place.append
+    counts, append = [], Place.append_locked
 
     def counted(self: Place, entries: Any = (), gone: Any = ()) -> None:
         known = list(entries)
         counts.append(len(known))
         append(self, known, gone)
 
-    monkeypatch.setattr(Place, "append", counted)
+    monkeypatch.setattr(Place, "append_locked", counted)
     entries = _entries(8)
     assert _told(Work(place, Pace(None), 0, None), entries) == [None] * 8
     assert counts == [1, 7]
@@ -1193,12 +1269,11 @@ def test_a_line_that_could_not_be_written_is_an_error_to_each_that_told_it(
     place.make()
 
     def refused(self: Place, entries: Any = (), gone: Any = ()) -> None:
-        with self.locked():
-            if kind is OSError:
-                raise TierError("full") from OSError(errno.ENOSPC, "full")
-            raise kind
+        if kind is OSError:
+            raise TierError("full") from OSError(errno.ENOSPC, "full")
+        raise kind
 
-    monkeypatch.setattr(Place, "append", refused)
+    monkeypatch.setattr(Place, "append_locked", refused)
     came = _told(Work(place, Pace(None), 0, None), _entries(8))
     assert [type(error) for error in came] == [kind] * 8
     assert not place.entries()

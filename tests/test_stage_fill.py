@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -279,3 +280,54 @@ def test_a_tier_that_is_full_is_not_tried_with_each_file(
 def test_a_limit_that_fills_nothing_is_refused(files: list[str], tier: Tier) -> None:
     with pytest.raises(TierError, match="1MB/s or more"):
         fill(tier, [Wanted(files[0])], limit_bps=1000)
+
+
+def _meanwhile(tier: Tier, wanted: list[Wanted]) -> Callable[[], None]:
+    """Another copying, once, when this one has seen that there is room for it."""
+    left = [wanted]
+    return lambda: None if not left else copy(tier, left.pop()) and None
+
+
+def test_what_another_staging_took_meanwhile_leaves_no_more_than_the_capacity(
+    files: list[str], tier: Tier
+) -> None:
+    tier = registry.add("fast", tier.path, 4 * 8192)
+    mine, others = ([Wanted(path) for path in part] for part in (files[:3], files[3:]))
+    with pytest.raises(TierError, match=r"full after 1 files, .*its capacity is used up"):
+        copy(tier, mine, ready=_meanwhile(tier, others))
+    assert len(Place(tier).entries()) == 4
+    assert sum(one.is_file() for one in Place(tier).copies.rglob("*")) == 4
+    assert not list(Place(tier).parts.iterdir())
+    assert not verify(tier).corrupted
+
+
+def test_a_filling_makes_room_again_where_another_took_it_meanwhile(
+    files: list[str], tier: Tier
+) -> None:
+    tier = registry.add("fast", tier.path, 4 * 8192)
+    mine = [Wanted(path, 1.0) for path in files[:3]]
+    others = [Wanted(path, 0.5) for path in files[3:]]
+    found = fill(tier, mine, limit_bps=1e9, ready=_meanwhile(tier, others))
+    assert (found.copied, found.skipped) == (3, {})
+    held = {one.source for one in Place(tier).entries().values()}
+    assert set(files[:3]) < held
+    assert len(held) == 4
+    assert not verify(tier).corrupted
+
+
+def test_a_killed_staging_leaves_nothing_that_the_next_does_not_end(
+    files: list[str], tier: Tier
+) -> None:
+    place = Place(tier)
+    copy(tier, [Wanted(files[0])])
+    before = {one.name for one in place.own.iterdir()}
+    seen: list[set[str]] = []
+    copy(
+        tier,
+        [Wanted(path) for path in files],
+        ready=lambda: seen.append({one.name for one in place.own.iterdir()}),
+    )
+    assert seen == [before]  # a kill comes at any moment
+    (place.own / ".map").write_bytes(b"half")
+    copy(tier, [Wanted(path) for path in files])
+    assert {one.name for one in place.own.iterdir()} == before

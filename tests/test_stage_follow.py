@@ -198,7 +198,7 @@ def test_a_short_job_is_told_that_its_filling_ended_with_it(
     assert said.returncode == 0, said.stderr
     assert "penstock: the filling of fast ended with the program: " in said.stderr
     assert " which stay on fast; " in said.stderr
-    assert "interrupted" not in (tier.path / ".penstock" / "fill.log").read_text()
+    assert "interrupted" not in (tmp_path / "run" / "fill.txt").read_text()
 
 
 def test_what_cannot_be_filled_is_told_and_the_program_runs(

@@ -132,6 +132,28 @@ def test_a_store_without_files_says_so(tmp_path: Path, tier: Tier) -> None:
         copy(tier, (), store=open_store(f"memory://{tmp_path.name}-none"))
 
 
+def test_a_name_that_others_have_as_their_folder_is_left_out(tier: Tier) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    store = open_store("memory://of-one-name")
+    found = pytest.importorskip("penstock.stores").Found
+
+    class Both:
+        url = store.url
+
+        def list(self, prefix: str = "") -> Any:
+            return iter([found("a", 1, None), found("a/b/c", 1, None), found("ab", 1, None)])
+
+        def stat(self, name: str) -> Any:
+            return found(name, 1, None)
+
+        def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+            return b"1"
+
+    told = copy(tier, (), store=Both())  # type: ignore[arg-type]
+    assert (told.copied, told.skipped) == (2, {"a name that others have as their folder": 1})
+    assert not verify(tier).corrupted
+
+
 def test_a_name_that_leaves_the_tier_is_left_out(tmp_path: Path, tier: Tier) -> None:
     class Hostile:
         url = "s3://bucket/x"

@@ -5,20 +5,30 @@ there already, `held`.
 """
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from penstock import tiers
 from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage import manifest
-from penstock.stage.held import drop, dropped, past, stored_bytes, taken_bytes, why_bad
-from penstock.stage.manifest import Entry, Identity, Map, Place, hashes, write_map
+from penstock.stage.held import drop, dropped, past, taken_bytes, why_bad
+from penstock.stage.manifest import (
+    Entry,
+    Identity,
+    Map,
+    Place,
+    Taken,
+    hashes,
+    stored_bytes,
+    write_map,
+)
 from penstock.stage.part import Tasks, sweep
 from penstock.stage.source import Source, Wanted, find, find_in, found_again, touched_ns
 from penstock.stage.work import FULL, Pace, Progress, Work, run_all
@@ -85,9 +95,8 @@ def copy(
     sweep(place, [*missing, *(source for source in sources if id(source) not in ours)])
     _clear_way(place, missing)
     _check_room(place, missing, sources)
-    total = sum(source.identity.size_bytes for source in missing)
     # What was left out by all ranks alike is told by one.
-    work = Work(place, pace or Pace(limit_bps), total, progress, skipped={} if rank else skipped)
+    work = _work(place, missing, pace or Pace(limit_bps), progress, {} if rank else skipped)
     reserve = _Reserve(place, len(missing))
     work.is_ordered = work.goes_on = is_live
     live = _Live(place, missing) if is_live else None
@@ -135,6 +144,19 @@ def summed(parts: list[Copied]) -> Copied:
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         max(part.seconds for part in parts),
     )
+
+
+def _work(
+    place: Place,
+    missing: Sequence[Source],
+    pace: Pace,
+    progress: Progress | None,
+    skipped: dict[str, int],
+) -> Work:
+    total = sum(source.identity.size_bytes for source in missing)
+    has_limit = bool(missing) and place.tier.capacity_bytes is not None
+    taken = Taken(place) if has_limit else None
+    return Work(place, pace, total, progress, skipped=skipped, taken=taken)
 
 
 class _Live:
@@ -197,23 +219,21 @@ def _coming(source: Source) -> Entry:
 
 
 class _Reserve:
-    """Room for the map and the manifest, kept for when the tier is full."""
+    """Room for the map and the manifest, kept for when the tier is full: a file without a name,
+    which goes with its process."""
 
     def __init__(self, place: Place, count: int) -> None:
-        self._path = place.own / f".reserve-{os.getpid()}"
-        for path in place.own.glob(".reserve-*"):  # of those that were killed
-            if not os.path.exists(f"/proc/{path.name.rpartition('-')[2]}"):  # noqa: PTH110
-                path.unlink(missing_ok=True)
         known = sum(_size_of(path) for path in (place.manifest, place.map))
+        self._file: IO[bytes] | None = None
         try:
-            with open(self._path, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, known + 65536 + 1024 * count)
+            self._file = tempfile.TemporaryFile(dir=place.own)  # noqa: SIM115 - kept open
+            os.posix_fallocate(self._file.fileno(), 0, known + 65536 + 1024 * count)
         except OSError:
             self.give_back()  # full already: the copying will say so
 
     def give_back(self) -> None:
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
 
 
 def _size_of(path: Path) -> int:
@@ -325,18 +345,20 @@ def _clear_way(place: Place, missing: Sequence[Source]) -> None:
 
 def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Source]) -> None:
     """Where what is missing, with what other ranks are to copy, does not fit, copies go that no
-    open can be served.  Raises TierFull: it does not fit then either."""
+    open can be served.  missing: of this rank; sources: of all ranks.  Raises TierFull: it does not
+    fit then either."""
     if not missing:
         return
     known = place.entries()
-    again = {source.copy for source in missing}
+    coming = {source.copy: source for source in missing}
     same = _by_identity(known.values())
-    others = [
-        one
-        for one in sources
-        if one.copy not in known and one.copy not in again and one.identity not in same
-    ]
-    needed = sum(stored_bytes(one.identity.size_bytes) for one in (*missing, *others))
+    for one in sources:
+        entry = known.get(one.copy)
+        is_there = entry is not None and entry.identity.is_same(one.identity, one.is_ino_kept)
+        if not is_there and one.identity not in same:
+            coming.setdefault(one.copy, one)
+    again = coming.keys()  # the copies that are there make way
+    needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
     if not _too_much(place, known, again, needed):
         return
     if stale := past(known.values()):
@@ -352,7 +374,7 @@ def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Sourc
         )
 
 
-def _too_much(place: Place, known: Mapping[str, Entry], again: set[str], needed: int) -> str:
+def _too_much(place: Place, known: Mapping[str, Entry], again: Collection[str], needed: int) -> str:
     """Why so much does not fit; empty: it does."""
     tier = place.tier
     held = taken_bytes(entry for copy, entry in known.items() if copy not in again)
@@ -404,6 +426,8 @@ def _told(work: Work, error: OSError) -> TierError:
 def _publish(work: Work, more: Sequence[Entry], live: _Live | None) -> None:
     """Makes names durable, tells the manifest, puts the map in place.  live: the one in use."""
     place = work.place
+    if work.taken is not None:
+        work.taken.close()
     for folder in work.folders:
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -27,8 +27,8 @@ from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
-from penstock.stage.held import drop, past, stored_bytes
-from penstock.stage.manifest import Entry, Identity, Place, write_map
+from penstock.stage.held import drop, past, taken_bytes
+from penstock.stage.manifest import Entry, Identity, Place, stored_bytes, write_map
 from penstock.stage.source import Kinds, Wanted
 from penstock.stage.today import now_of
 from penstock.stage.work import NO_ROOM, Pace, Progress
@@ -412,5 +412,5 @@ def _free_bytes(place: Place) -> int:
     free = tiers.free_bytes(place.tier.path) - KEPT_FREE_BYTES
     if place.tier.capacity_bytes is None:
         return max(0, free)
-    held = sum(int(stored_bytes(one.identity.size_bytes)) for one in place.entries().values())
+    held = taken_bytes(place.entries().values())
     return max(0, min(free, place.tier.capacity_bytes - held))

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ELOOP, ENOENT, ENOTDIR
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +19,9 @@ from penstock import tiers
 from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage.checksum import checksum_of
-from penstock.stage.manifest import Entry, Identity, Map, Place, write_map
+from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
 from penstock.stage.part import sweep
-from penstock.stage.today import NOW, now_of
+from penstock.stage.today import GONE, NOW, UNSEEN, now_of
 from penstock.stage.work import Pace, Progress, Work, run_all
 
 __all__ = [
@@ -35,13 +34,12 @@ __all__ = [
     "evict",
     "past",
     "status",
-    "stored_bytes",
     "taken_bytes",
     "verify",
     "why_bad",
 ]
 
-BLOCK_BYTES = 4096  # what a copy's size is rounded up to, on most file systems
+ASKED_TOGETHER = 16384  # sources, between two signs of progress: two seconds of a slow server's
 THREADS = 8  # of verifying: two for each processor of a small machine, as they read and add
 
 
@@ -87,11 +85,6 @@ class Status:
     free_bytes: int
 
 
-def stored_bytes(size_bytes: Any) -> Any:
-    """What a copy takes on the tier: whole blocks.  A number or an array."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
 def why_bad(place: Place, entry: Entry) -> str:
     """What can be seen of a copy without reading it; empty: it is as it was made."""
     try:
@@ -115,16 +108,51 @@ def dropped(place: Place) -> set[bytes]:
         return set()
 
 
-def _source_is(entry: Entry) -> str:
-    """same, changed or gone; of a store, or where nobody answers: not asked."""
-    if entry.is_url:
-        return "not asked"
-    try:
-        now = Identity.of(os.stat(entry.source))  # noqa: PTH116
-    except OSError as error:
-        # A server that does not answer now has lost nothing.
-        return "gone" if error.errno in (ENOENT, ENOTDIR, ELOOP) else "not asked"
-    return "same" if now.is_same(entry.identity, entry.is_ino_kept) else "changed"
+def _sources_are(entries: Sequence[Entry], progress: Progress | None = None) -> list[str]:
+    """Of each: same, changed or gone; of a store, or where nobody answers: not asked."""
+    told: list[str] = []
+    for first in range(0, len(entries), ASKED_TOGETHER):
+        if progress is not None:
+            progress(first, len(entries))
+        some = entries[first : first + ASKED_TOGETHER]
+        now = _now([one for one in some if not one.is_url])
+        is_other = iter(_is_other([one for one in some if not one.is_url], now).tolist())
+        size = iter(now["size_bytes"].tolist())
+        for one in some:
+            if one.is_url:
+                told.append("not asked")
+                continue
+            changed, size_bytes = next(is_other), next(size)
+            # A server that does not answer now has lost nothing.
+            is_here = "changed" if changed else "same"
+            told.append({GONE: "gone", UNSEEN: "not asked"}.get(size_bytes, is_here))
+    return told
+
+
+def _now(entries: Sequence[Entry]) -> NDArray[Any]:
+    """What the sources are: rows of NOW.  One file system after the other, as a slow one is asked
+    by more threads."""
+    found = np.empty(len(entries), NOW)
+    device = np.array([one.identity.dev for one in entries], np.uint64)
+    for dev in np.unique(device).tolist():
+        at = np.flatnonzero(device == dev)
+        found[at] = now_of([entries[place].source for place in at.tolist()])
+    return found
+
+
+def _is_other(entries: Sequence[Entry], now: NDArray[Any]) -> NDArray[Any]:
+    """Which sources are not what was copied."""
+    told = [one.identity for one in entries]
+    then = np.fromiter(
+        ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
+        NOW,
+        len(told),
+    )
+    found: NDArray[Any] = now["ino"] != then["ino"]
+    found &= np.array([one.is_ino_kept for one in entries], bool)
+    for column in ("size_bytes", "mtime_ns", "ctime_ns"):
+        found |= now[column] != then[column]
+    return found
 
 
 def past(
@@ -141,17 +169,9 @@ def past(
     if rows is not None:
         now[at >= 0] = rows[at[at >= 0]]
     asked = np.flatnonzero(at < 0)
-    now[asked] = now_of([ours[place].source for place in asked.tolist()])
-    told = [one.identity for one in ours]
-    then = np.fromiter(
-        ((one.size_bytes, one.mtime_ns, one.ctime_ns, one.ino, one.dev) for one in told),
-        NOW,
-        len(ours),
-    )
-    is_other = (now["ino"] != then["ino"]) & np.array([one.is_ino_kept for one in ours], bool)
-    for column in ("size_bytes", "mtime_ns", "ctime_ns"):
-        is_other |= now[column] != then[column]
-    return [ours[place] for place in np.flatnonzero(is_other & (now["size_bytes"] >= 0)).tolist()]
+    now[asked] = _now([ours[place] for place in asked.tolist()])
+    is_past = _is_other(ours, now) & (now["size_bytes"] >= 0)
+    return [ours[place] for place in np.flatnonzero(is_past).tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +223,8 @@ def status(tier: Tier, progress: Progress | None = None) -> Status:
     """Looks at each copy and its source, without reading them.  Raises TierError."""
     place = Place(tier)
     entries = place.entries()
-    sources, missing = [], 0
-    for number, entry in enumerate(entries.values()):
-        if progress is not None and number % 1000 == 0:
-            progress(number, len(entries))
-        sources.append(_source_is(entry))
-        missing += bool(why_bad(place, entry))
+    sources = _sources_are(list(entries.values()), progress)
+    missing = sum(bool(why_bad(place, entry)) for entry in entries.values())
     strays = _strays(place)
     ours = [one.size_bytes for one in strays if one.is_ours]
     parts = list(place.parts.glob("*.part")) if place.parts.is_dir() else []
@@ -271,7 +287,7 @@ def verify(
         return None if entry is None else partial(check, entry)
 
     run_all(work, take, threads)
-    stale = sum(_source_is(entry) in ("changed", "gone") for entry in entries)
+    stale = sum(source in ("changed", "gone") for source in _sources_are(entries))
     bad.sort(key=lambda one: one.entry.copy)
     if is_mending and bad:
         drop(place, [one.entry for one in bad])
@@ -321,8 +337,8 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
     entries = list(place.entries().values())
     useless = {
         entry.copy
-        for entry in entries
-        if _source_is(entry) in ("changed", "gone") or why_bad(place, entry)
+        for entry, source in zip(entries, _sources_are(entries), strict=True)
+        if source in ("changed", "gone") or why_bad(place, entry)
     }
     strays = [one for one in _strays(place) if one.is_ours]
     taken, free = taken_bytes(entries), tiers.free_bytes(tier.path)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,11 @@ __all__ = [
     "Identity",
     "Map",
     "Place",
+    "Taken",
     "current_map",
     "hash_of",
     "hashes",
+    "stored_bytes",
     "write_map",
 ]
 
@@ -44,6 +46,7 @@ MOST_PATH_BYTES = 4095  # PATH_MAX less the NUL
 MOST_LINE_BYTES = 1 << 20  # names of a file with thousands of hard links; longer is damage
 CHUNK_BYTES = 64 << 20  # what is copied, checked and remembered at once of a large file
 COMPARE_INO = 1
+BLOCK_BYTES = 4096  # what a copy's size is rounded up to, on most file systems
 
 HEADER = np.dtype(
     {
@@ -193,7 +196,20 @@ def _entry(facts: Mapping[str, Any]) -> Entry:
 
 
 def _are_numbers(numbers: tuple[int, ...]) -> bool:
-    return min(numbers) >= -(1 << 63) and max(numbers) < 1 << 64 and numbers[0] >= 0
+    """As columns hold them: size and times with a sign, number and device without."""
+    *signed, ino, dev = numbers
+    return (
+        signed[0] >= 0
+        and min(signed) >= -(1 << 63)
+        and max(signed) < 1 << 63
+        and min(ino, dev) >= 0
+        and max(ino, dev) < 1 << 64
+    )
+
+
+def stored_bytes(size_bytes: Any) -> Any:
+    """What a copy takes on the tier: whole blocks.  A number or an array."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Place:
@@ -282,24 +298,31 @@ class Place:
         return found
 
     def _take(self, line: bytes, found: dict[str, Entry]) -> None:
+        told = self.told(line)
+        if isinstance(told, str):
+            found.pop(told, None)
+        elif told is not None:
+            found.pop(told.copy, None)  # the last told is the last: it has a path of two
+            found[told.copy] = told
+
+    def told(self, line: bytes) -> Entry | str | None:
+        """What a line tells: a copy; of one that is gone its name; nothing."""
         try:
             facts = _decoded(line.decode())
             if not isinstance(facts, dict):
-                return
+                return None
             if "version" in facts:
                 if facts["version"] != VERSION:
                     raise TierError(
                         f"{self.manifest}: of version {facts['version']!r}, known here is "
                         f"{VERSION}; use the penstock that wrote it, or evict with it"
                     )
-            elif "gone" in facts:
-                found.pop(facts["gone"], None)
-            else:
-                entry = _entry(facts)
-                found.pop(entry.copy, None)  # the last told is the last: it has a path of two
-                found[entry.copy] = entry
+                return None
+            if "gone" in facts:
+                return facts["gone"] if isinstance(facts["gone"], str) else None
+            return _entry(facts)
         except (ValueError, KeyError, TypeError, RecursionError):
-            return  # a line that a crash cut: its copy is made again
+            return None  # a line that a crash cut: its copy is made again
 
     def append(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:
         """Adds copies, and says that others are gone.  Raises TierError."""
@@ -339,7 +362,7 @@ class Place:
         try:
             if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
                 return
-            draft = self.own / f".manifest-{os.getpid()}"
+            draft = self.own / ".manifest"  # one, as one at a time holds the lock
             with open(draft, "wb") as file:
                 file.write(_first_line(self.tier))
                 file.writelines(entry.line() for entry in entries.values())
@@ -348,6 +371,69 @@ class Place:
             draft.replace(self.manifest)
         except OSError as error:
             raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
+
+
+class Taken:
+    """What the copies of a tier with a capacity take, followed as the manifest grows.
+
+    For who holds the lock, as several may fill one tier.  Raises TierError.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._bytes: dict[str, int] = {}
+        self._file: IO[bytes] | None = None  # held open: its inode number is not given again
+        self._at = self._sum_bytes = 0
+        self.look()  # without the lock: what is under way is read the next time
+
+    def look(self) -> None:
+        """Reads what was told since."""
+        place = self._place
+        try:
+            if self._file is None or not _is_file(self._file, place.manifest):
+                self.close()
+                self._bytes, self._at, self._sum_bytes = {}, 0, 0
+                if not place.manifest.exists():
+                    return
+                self._file = open(place.manifest, "rb")  # noqa: SIM115 - for as long as this lives
+            self._file.seek(self._at)
+            while line := self._file.readline(MOST_LINE_BYTES):
+                if not line.endswith(b"\n") and len(line) < MOST_LINE_BYTES:
+                    return
+                self._at += len(line)
+                told = place.told(line)
+                if isinstance(told, str):
+                    self._put(told, 0)
+                elif told is not None:
+                    self._put(told.copy, int(stored_bytes(told.identity.size_bytes)))
+        except OSError as error:
+            raise TierError(f"{place.manifest}: cannot be read: {error.strerror}") from error
+
+    def has_room(self, entry: Entry) -> bool:
+        """Whether a copy fits in, in place of the one before; if so, it counts from now on."""
+        more = int(stored_bytes(entry.identity.size_bytes))
+        others = self._sum_bytes - self._bytes.get(entry.copy, 0)
+        if others + more > (self._place.tier.capacity_bytes or 0):
+            return False
+        self._put(entry.copy, more)
+        return True
+
+    def _put(self, copy: str, n_bytes: int) -> None:
+        self._sum_bytes += n_bytes - self._bytes.get(copy, 0)
+        self._bytes[copy] = n_bytes
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+def _is_file(file: IO[bytes], path: Path) -> bool:
+    """Whether a path still leads to this open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _first_line(tier: Tier) -> bytes:
@@ -473,7 +559,7 @@ def write_map(
     Raises TierError.
     """
     known = list(entries)
-    draft = place.own / f".map-{os.getpid()}"
+    draft = place.own / ".map"  # one, as one at a time holds the lock
     try:
         with open(draft, "wb") as file:
             file.write(_map_bytes(_rows(place, known), place.tier, pending))

@@ -179,8 +179,12 @@ class Part:
         )
         # A copy that the line is not about must not stand under its name, wherever a kill comes:
         # its size and time may be the same.
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(path)  # noqa: PTH108
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            raise InTheWay(_in_the_way(path, str(self.work.place.copies))) from error
         self.work.tell(entry)
         self._put(path, folder)
         with suppress(OSError):
@@ -219,6 +223,19 @@ class Part:
 
 class Changed(Exception):  # noqa: N818 - an answer, not an error
     """The source is not what it was."""
+
+
+class InTheWay(Exception):  # noqa: N818 - an answer, not an error
+    """What is not ours lies where the copy belongs, or its folder."""
+
+
+def _in_the_way(path: str, top: str) -> str:
+    """The first on the way down that is no folder, or what lies at its end."""
+    at = len(top)
+    while (at := path.find("/", at + 1)) > 0:
+        if not os.path.isdir(path[:at]):  # noqa: PTH112
+            return path[:at]
+    return path
 
 
 _threads = threading.local()
@@ -412,6 +429,8 @@ def _task(work: Work, source: Source, do: Callable[[Work, Source], None]) -> Cal
     def run() -> None:
         try:
             do(work, source)
+        except InTheWay as what:
+            work.skip_for(what, source)
         except FileNotFoundError as error:
             if error.filename != source.path:
                 raise
@@ -455,6 +474,8 @@ def _end_large(work: Work, large: Large) -> None:
         if large.has_failed:
             raise Changed
         large.finish()
+    except InTheWay as what:
+        work.skip_for(what, large.part.source)
     except Changed:
         work.skip("changed while it was copied", large.part.source)
     finally:

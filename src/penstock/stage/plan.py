@@ -26,8 +26,8 @@ from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
 from penstock.stage.duration import duration
 from penstock.stage.evidence import Evidence
-from penstock.stage.held import past, stored_bytes, taken_bytes
-from penstock.stage.manifest import Entry, Identity, Place
+from penstock.stage.held import past, taken_bytes
+from penstock.stage.manifest import Entry, Identity, Place, stored_bytes
 from penstock.stage.predict import UNLIKE, Expected, Prediction, Predictor, expected
 from penstock.stage.source import Kinds, Wanted
 from penstock.stage.today import GONE, NOW, now_of, real_path

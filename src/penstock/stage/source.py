@@ -73,9 +73,10 @@ class Source:
     @property
     def copy(self) -> str:
         """Where its copy goes, below staged/."""
-        if self.store is None:
-            return self.path.lstrip("/")
-        return "url/" + self.path.replace("://", "/")
+        if self.store is not None:
+            return "url/" + self.path.replace("://", "/")
+        path = self.path.lstrip("/")
+        return f"url/file/{path}" if path.startswith("url/") else path  # no store is a file://
 
 
 class Kinds:
@@ -193,6 +194,7 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
             f"{error}; nothing was copied: is the server up, its address right, and are the "
             "credentials for it?"
         ) from error
+    folders = {folder for told in listed for folder in _above(told.name)}
     for told in listed:
         source = Source(
             f"{store.url.rstrip('/')}/{told.name}",
@@ -206,6 +208,8 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
         )
         if {"", ".", ".."} & set(source.copy.split("/")):
             count(skipped, "a name that no path can have")
+        elif told.name in folders:
+            count(skipped, "a name that others have as their folder")
         elif len(os.fsencode(f"{place.copies}/{source.copy}")) > MOST_PATH_BYTES:
             count(skipped, "path too long for a copy")
         else:
@@ -213,6 +217,11 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
     if not found and not skipped:
         raise TierError(f"{store.url}: holds no file that can be seen, or is no folder; look there")
     return found, skipped
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 def count(skipped: dict[str, int], why: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
-from penstock.stage.manifest import Entry, Place
+from penstock.stage.manifest import Entry, Place, Taken
 from penstock.stage.source import Source, count
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 HEARD_S = 0.1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = "no room on the tier"
+MOST_NAMED = 8
 MOST_FULL = 8  # files: where so many had no room, others are not tried
 
 
@@ -89,6 +90,8 @@ class Work:
     fresh: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     large: list["Large"] = field(default_factory=list)
+    in_the_way: set[str] = field(default_factory=set)
+    taken: Taken | None = None  # of a tier with a capacity
     _telling: threading.Lock = field(default_factory=threading.Lock)
     _untold: list["_Line"] = field(default_factory=list)
 
@@ -100,6 +103,14 @@ class Work:
         with self.lock:
             count(self.skipped, why)
             self.done_bytes += source.identity.size_bytes
+
+    def skip_for(self, what: object, source: Source) -> None:
+        """Of what is not ours and in the way: the first are named."""
+        why = f"{what} is not ours, and in the way"
+        with self.lock:
+            self.in_the_way.add(why)
+            is_named = why in self.skipped or len(self.in_the_way) <= MOST_NAMED
+        self.skip(why if is_named else "other things that are not ours are in the way", source)
 
     def is_left_out(self, error: OSError) -> bool:
         """Whether a file that met this is left out, and the others are copied; after many such,
@@ -129,13 +140,25 @@ class Work:
     def _append(self, lines: list["_Line"]) -> None:
         error: BaseException | None = None
         try:
-            self.place.append(one.entry for one in lines)
+            with self.place.locked():
+                self._append_locked(lines)
         except TierError as refused:
             error = refused.__cause__ if isinstance(refused.__cause__, OSError) else refused
         except BaseException as whatever:  # no line was written: nobody may go on
             error = whatever
         for one in lines:
-            one.is_told, one.error = True, error
+            one.is_told, one.error = True, error or one.error
+
+    def _append_locked(self, lines: list["_Line"]) -> None:
+        """What another staging has taken since we looked leaves no room for some."""
+        gone = []
+        if self.taken is not None:
+            self.taken.look()
+            for one in lines:
+                if not self.taken.has_room(one.entry):
+                    gone.append(one.entry.copy)  # the one before was removed for it
+                    one.error = OSError(errno.EDQUOT, "its capacity is used up")
+        self.place.append_locked([one.entry for one in lines if one.error is None], gone)
 
     def finished(self, entry: Entry) -> None:
         """A copy is in its place."""
