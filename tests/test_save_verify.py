@@ -8,6 +8,8 @@ import random
 import subprocess
 import sys
 import textwrap
+import tracemalloc
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SaveError
 from penstock.interop.wire import varint
-from penstock.save import foreign
+from penstock.save import foreign, pickles
 from penstock.save.commit import begin, commit
 from penstock.save.formats import find, step_of
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
@@ -370,6 +372,108 @@ def test_any_bytes_as_metadata_end_in_a_finding(data: bytes) -> None:
     for start in (b"", b"\x80\x04", b"\x80\x04}("):
         with contextlib.suppress(foreign.Damage):
             foreign.dcp_slices(start + data)
+
+
+def test_a_million_pieces_of_a_metadata_file_stay_far_within_its_bounds(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a few thousand: what is bounded is what a byte may need."""
+    from torch.distributed.checkpoint import metadata as kinds
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    monkeypatch.setattr(pickles, "SOME", 0)
+    for n_pieces in (1, 8, 64):
+        tensors, places = {}, {}
+        for number in range(4096 // n_pieces):
+            name = f"model.layers.{number}.wq"
+            chunks = []
+            for rank in range(n_pieces):
+                offsets = torch.Size([rank, 0])
+                chunks.append(kinds.ChunkStorageMetadata(offsets, torch.Size([1, 4096])))
+                index = kinds.MetadataIndex(name, offsets, 0)
+                places[index] = _StorageInfo(f"__{rank}_0.distcp", number << 20, 1 << 20)
+            facts = kinds.TensorProperties(dtype=torch.bfloat16)
+            size = torch.Size([n_pieces, 4096])
+            tensors[name] = kinds.TensorStorageMetadata(facts, size, chunks)
+        made = kinds.Metadata(tensors, {name: ("model", name) for name in tensors}, places)
+        slices = foreign.dcp_slices(pickle.dumps(made))
+        assert [(one.path, one.offset, one.length) for one in slices] == [
+            (one.relative_path, one.offset, one.length) for one in places.values()
+        ]
+
+
+class Told:
+    """An object with these attributes, for a pickle."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.__dict__ = facts
+
+
+HOSTILE = {
+    "mappings": b"}" * 100_000, "marks": b"(" * 100_000, "nothing": b"N" * 100_000,
+    "kept mappings": b"}\x940" * 33_000, "kept nothing": b"N" + b"\x94" * 100_000,
+    "objects": b"N" + b"22\x81" * 30_000, "pairs": b"}" + b"(NNNNNNNNu" * 10_000,
+    "tuples": b"}}\x86\x940" * 20_000,
+    "copies": b"}\x94(" + b"NN" * 500 + b"u0" + b"h\x00" * 50_000,
+    "far memos": b"Nr\xff\xff\xff\x7f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_needs_more_than_metadata_of_its_length_is_refused_with_the_limit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickles, "SOME", 100)
+    monkeypatch.setattr(pickles, "MOST_DEPTH", 1000)
+    data = b"\x80\x04" + HOSTILE[name] + b"."
+    tracemalloc.start()
+    try:
+        with pytest.raises(foreign.Damage, match=r"\.metadata: (more than [\d,]+|its values)"):
+            foreign.dcp_slices(data)
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(data) + 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_metadata_file_that_is_too_large_or_names_bytes_again_and_again_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run" / "step-1"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"PK" * 500)
+    for offsets, why in (
+        ([0] * 20, ".metadata: names 18,000 bytes in files of "),
+        ([1 << 70], "an item without a place"),
+        ([1 << 40], "knows data up to 1,099,511,628,676"),
+    ):
+        places = enumerate(offsets)
+        made = Told(storage_data={
+            number: Told(relative_path="__0_0.distcp", offset=offset, length=900)
+            for number, offset in places
+        })  # fmt: skip
+        (folder / ".metadata").write_bytes(pickle.dumps(made))
+        assert why in verify(only(tmp_path / "run"), "full").problems[0]
+    monkeypatch.setattr("penstock.save.verify.MOST_METADATA_BYTES", 100)
+    assert "more than 100 are not read" in verify(only(tmp_path / "run"), "sizes").problems[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    said=st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.booleans()),
+    protocol=st.integers(0, pickle.HIGHEST_PROTOCOL),
+    kind=st.sampled_from([dict, OrderedDict]),
+)
+def test_what_a_pickle_says_at_its_top_is_read_without_unpickling(
+    said: dict[str, Any], protocol: int, kind: Any
+) -> None:
+    data = pickle.dumps(kind(said, more=[1, (2.5, b"x")]), protocol)
+    read = dict(pickles.pairs_of(pickles.inert(data, ())))
+    assert read.pop("more") is pickles.OTHER
+    small = {key: one for key, one in said.items() if key != "more"}
+    for key, one in small.items():
+        is_huge = isinstance(one, int) and not -(1 << 49) < one < 1 << 49
+        assert read[key] == one or (is_huge and read[key] is pickles.OTHER)
+    assert read.keys() == small.keys()
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,15 +1,13 @@
 """Whether a file of a framework is whole, by what its own format says of itself.
 
 Knows the bytes of zip archives (torch, Keras), safetensors, DCP's metadata, TensorFlow's index and
-OCDBT; knows no tier.  Nothing here is unpickled: a pickle is read as a list of operations, by
-values that can do nothing.  Each check yields what is wrong in words, and counts the bytes that the
-format protects by no checksum.
+OCDBT; knows no tier.  Nothing here is unpickled: see pickles.py.  Each check yields what is wrong
+in words, and counts the bytes that the format protects by no checksum.
 """
 
 import io
 import json
 import os
-import pickletools
 import random
 import struct
 import zipfile
@@ -19,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from penstock.save.manifest import crc32
+from penstock.save.pickles import Refused, Thing, inert, pairs_of
 
 __all__ = [
+    "MOST_METADATA_BYTES",
     "Damage",
     "Scope",
     "check_dcp",
@@ -37,9 +37,9 @@ __all__ = [
 
 READ_BYTES = 1 << 20
 SAMPLE_PARTS = 16  # of a file, at level sample
-MOST_METADATA_BYTES = 512 << 20
+MOST_METADATA_BYTES = 512 << 20  # a million pieces take 270 MB of them
+MOST_OVERLAP = 4  # DCP's pieces never share bytes; a file is not to be read a million times
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
-MOST_PICKLED = 50_000_000  # operations
 MOST_STATE_BYTES = 16 << 20  # of a pickle that only one number is wanted from
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6,
@@ -216,6 +216,9 @@ def check_dcp(
                 f"{one.path}: {sizes[one.path]:,} bytes, and .metadata knows data up to "
                 f"{one.offset + one.length:,}"
             )
+    named, there = sum(one.length for one in slices), sum(sizes.values())
+    if named > MOST_OVERLAP * there:
+        raise Damage(f".metadata: names {named:,} bytes in files of {there:,}: not read")
     files: dict[str, BinaryIO] = {}
     try:
         for one in scope.chosen(sorted(slices, key=lambda one: (one.path, one.offset))):
@@ -237,13 +240,12 @@ def torch_top(file: BinaryIO) -> dict[str, Any]:
         (info,) = (one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
         if info.file_size > MOST_STATE_BYTES:
             return {}
-        top = _inert(archive.read(info))
-    except (Damage, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError):
+        top = inert(archive.read(info), ())
+    except (Refused, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError):
         return {}
     except (RuntimeError, OSError, struct.error):  # encrypted; past the end
         return {}
-    pairs = top.pairs if isinstance(top, (_Map, _Thing)) else ()
-    return {name: value for name, value in pairs if isinstance(name, str)}
+    return {name: value for name, value in pairs_of(top) if isinstance(name, str)}
 
 
 def _check_slice(file: BinaryIO, one: Slice, scope: Scope) -> None:
@@ -290,160 +292,24 @@ def dcp_slices(metadata: bytes) -> list[Slice]:
     """Where a DCP checkpoint's items lie.  Raises Damage."""
     if not metadata:
         raise Damage(".metadata: empty")
-    if len(metadata) > MOST_METADATA_BYTES:
-        raise Damage(f".metadata: {len(metadata):,} bytes")
-    top = _inert(metadata)
-    stored = _field(top, "storage_data")
-    if not isinstance(stored, _Map):
+    try:
+        top = inert(metadata, ("storage_data", *_SLICE_FIELDS))
+    except Refused as why:
+        raise Damage(f".metadata: {why}") from why
+    stored = top.fields.get("storage_data") if isinstance(top, Thing) else None
+    if not isinstance(stored, list | Thing):
         raise Damage(".metadata: knows nothing of storage")
     found = []
-    for _, value in stored.pairs:
-        facts = [_field(value, key) for key in ("relative_path", "offset", "length")]
-        if not isinstance(facts[0], str) or not all(isinstance(one, int) for one in facts[1:]):
+    for _, value in pairs_of(stored):
+        said = value.fields if isinstance(value, Thing) else {}
+        path, offset, length = (said.get(key) for key in _SLICE_FIELDS)
+        if not (isinstance(path, str) and isinstance(offset, int) and isinstance(length, int)):
             raise Damage(".metadata: an item without a place")
-        found.append(Slice(*facts))
+        found.append(Slice(path, offset, length))
     return found
 
 
-class _Mark:
-    """Where a group of values begins on the pickle machine's stack."""
-
-
-@dataclass(slots=True, eq=False)
-class _Map:
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Thing:
-    """What a pickle calls an object; here a name and what was said of it."""
-
-    name: Any
-    arguments: Any = None
-    state: Any = None
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-    items: list[Any] = field(default_factory=list)
-
-
-def _field(thing: Any, key: str) -> Any:
-    states = [thing.state] if isinstance(thing, _Thing) else []
-    if states and isinstance(states[0], tuple):  # (dict, slots)
-        states = list(states[0])
-    for state in states:
-        for name, value in state.pairs if isinstance(state, _Map) else ():
-            if name == key:
-                return value
-    return None
-
-
-def _inert(data: bytes) -> Any:
-    """The value of a pickle, made of numbers, text, lists, _Map and _Thing.  Raises Damage."""
-    machine = _Machine()
-    try:
-        for count, (code, argument, _) in enumerate(pickletools.genops(data)):
-            if count > MOST_PICKLED:
-                raise Damage(".metadata: too long to read")
-            if code.name == "STOP":
-                return machine.stack[-1]
-            machine.step(code.name, argument)
-    except Damage:
-        raise
-    except Exception as error:  # whatever a damaged stream makes of the machine
-        raise Damage(".metadata: no whole pickle: cut short or damaged") from error
-    raise Damage(".metadata: cut short")
-
-
-class _Machine:
-    """Carries out the operations of a pickle upon values that can do nothing."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-
-    def _group(self) -> list[Any]:
-        group: list[Any] = []
-        while not isinstance(one := self.stack.pop(), _Mark):
-            group.append(one)
-        return group[::-1]
-
-    def step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in _PLAIN:
-            stack.append(argument)
-        elif name in _NEW:
-            stack.append(_NEW[name]())
-        elif name in ("PROTO", "FRAME"):
-            pass
-        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
-            self.memo[len(self.memo) if argument is None else int(argument)] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self.memo[int(argument)])
-        elif name in _TUPLES:
-            n = _TUPLES[name]
-            stack[len(stack) - n :] = [tuple(stack[len(stack) - n :])]
-        elif name in ("TUPLE", "LIST", "FROZENSET"):
-            group = self._group()
-            stack.append(tuple(group) if name == "TUPLE" else group)
-        elif name == "DICT":
-            stack.append(_Map(_pairs(self._group())))
-        elif name in ("APPEND", "APPENDS", "ADDITEMS"):
-            more = [stack.pop()] if name == "APPEND" else self._group()
-            (stack[-1].items if isinstance(stack[-1], _Thing) else stack[-1]).extend(more)
-        elif name in ("SETITEM", "SETITEMS"):
-            more = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self._group()
-            stack[-1].pairs.extend(_pairs(more))
-        elif name == "BINPERSID":  # where torch has a tensor's bytes
-            stack.append(_Thing("persistent", stack.pop()))
-        elif name == "POP":
-            stack.pop()
-        elif name == "POP_MARK":
-            self._group()
-        elif name == "DUP":
-            stack.append(stack[-1])
-        else:
-            self._make(name, argument)
-
-    def _make(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name == "GLOBAL":
-            stack.append(_Thing(argument))
-        elif name == "STACK_GLOBAL":
-            inner, module = stack.pop(), stack.pop()
-            stack.append(_Thing(f"{module} {inner}"))
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments, made = stack.pop(), stack.pop()
-            stack.append(_Thing(made.name, arguments))
-        elif name == "NEWOBJ_EX":
-            stack.pop()
-            arguments, made = stack.pop(), stack.pop()
-            stack.append(_Thing(made.name, arguments))
-        elif name == "BUILD":
-            state = stack.pop()
-            stack[-1].state = state
-        else:
-            raise Damage(f".metadata: an operation that no such file has: {name}")
-
-
-def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(values[::2], values[1::2], strict=True))
-
-
-_PLAIN = {
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING",
-    "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
-}  # fmt: skip
-_NEW: dict[str, Callable[[], Any]] = {
-    "MARK": _Mark,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,
-    "EMPTY_DICT": _Map,
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_SLICE_FIELDS = ("relative_path", "offset", "length")
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from penstock import tiers
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save.commit import STATE
 from penstock.save.foreign import (
+    MOST_METADATA_BYTES,
     Damage,
     Scope,
     check_dcp,
@@ -320,9 +321,12 @@ def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
         assert last == found.size_bytes - 1
 
 
-def _small(checkpoint: Checkpoint, found: Found) -> bytes:
-    if found.size_bytes > MOST_SMALL_BYTES:
-        raise Damage(f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes of text")
+def _small(checkpoint: Checkpoint, found: Found, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
+    if found.size_bytes > most_bytes:
+        raise Damage(
+            f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes; more than {most_bytes:,} are "
+            "not read"
+        )
     return checkpoint.store.read(found.name)
 
 
@@ -475,8 +479,9 @@ def _check_dcp_files(
     def opened(name: str) -> BinaryIO:
         return checkpoint.store.open(files[name].name)
 
+    metadata = _small(checkpoint, files[".metadata"], MOST_METADATA_BYTES)
     try:
-        check_dcp(checkpoint.store.read(files[".metadata"].name), sizes, opened, scope)
+        check_dcp(metadata, sizes, opened, scope)
     except Damage as damage:
         raise Damage(f"{root}{damage}") from damage
 
