@@ -1,6 +1,8 @@
 """Staging from object stores and SFTP: real servers on loopback."""
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +93,43 @@ def test_a_server_that_refuses_is_named_with_what_to_look_at(
         TierError, match=r"memory://bucket/train: .*refused; nothing was copied: is"
     ):
         copy(tier, (), store=refusing)
+
+
+@pytest.mark.parametrize("answer", [404, 403, 503, None])
+def test_what_an_http_server_answered_is_said(tier: Tier, answer: int | None) -> None:
+    pytest.importorskip("aiohttp", reason="fsspec's http:// needs it")
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer or 0)
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *told: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        if answer is None:
+            server.server_close()
+        else:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = open_store(f"http://127.0.0.1:{server.server_port}/train")
+        if answer == 404:
+            assert store.stat("a") is None
+            with pytest.raises(TierError, match="holds no file"):
+                copy(tier, (), store=store)
+        else:
+            said = str(answer or "Cannot connect|Connect call failed")
+            with pytest.raises(TierError, match=rf"train/a: cannot be seen: .*({said})"):
+                store.stat("a")
+            with pytest.raises(TierError, match=rf"train/a: cannot be read: .*({said})"):
+                store.read("a")
+            with pytest.raises(TierError, match=rf"({said}).*; nothing was copied"):
+                copy(tier, (), store=store)
+        if answer is not None:
+            server.shutdown()
 
 
 def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_mark(

@@ -203,6 +203,8 @@ def open_store(url: str | os.PathLike[str], **options: Any) -> Store:
         return _SftpStore(text, fs, root)
     if protocol == "memory":
         return _MemoryStore(text, fs, root)
+    if protocol in ("http", "https"):
+        return _HttpStore(text, fs, root)
     return _ObjectStore(text, fs, root)
 
 
@@ -260,6 +262,8 @@ def _checked(name: str) -> str:
 
 
 def _said(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError) and error.errno is None and error.__cause__ is not None:
+        return _said(error.__cause__)  # fsspec's own tells the path alone
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
@@ -645,6 +649,32 @@ class _ObjectStore(_Remote):
         with _told(self.where(name), "written", size_bytes):
             file = self._fs.open(self._path(name), "wb", autocommit=False)
         return _StreamUpload(self.where(name), size_bytes, piece_bytes, file)
+
+
+class _HttpStore(_ObjectStore):
+    """Of a server that refuses or does not answer fsspec says that no file is there."""
+
+    def list(self, prefix: str = "") -> Iterator[Found]:
+        found = list(super().list(prefix))
+        if not found:
+            with _told(self.where(prefix), "listed"):
+                self._asked(self._path(prefix.strip("/")) if prefix else self._root)
+        yield from found
+
+    def stat(self, name: str) -> Found | None:
+        with _told(self.where(name), "seen"):
+            info = self._asked(self._path(name))
+        return _found_of(name, info) if info and info.get("type") == "file" else None
+
+    def _asked(self, path: str) -> dict[str, Any] | None:
+        try:
+            info: dict[str, Any] = self._fs.info(path)
+        except FileNotFoundError as error:
+            answer = getattr(error.__cause__, "status", None)
+            if answer in (404, 410) or error.__cause__ is None:
+                return None
+            raise
+        return info
 
 
 class _StreamUpload(Upload):
