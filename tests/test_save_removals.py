@@ -245,6 +245,41 @@ def test_lightning_loads_its_own_where_the_slow_tier_had_to_name_it_anew(
     assert torch.load(slow / "last.ckpt", weights_only=True)["whose"] == "theirs"
 
 
+def test_lightning_takes_no_newer_one_of_another_run_while_it_has_its_own(
+    fast: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning", reason="make test installs it")
+    from penstock.adapters.save import lightning
+
+    monkeypatch.setattr(lightning, "drain_beside", lambda *places: None)
+    (tmp_path / "other").mkdir()
+
+    def save(folder: Path, step: int, whose: str) -> lightning.TieredCheckpointIO:
+        plugin = lightning.TieredCheckpointIO(folder, slow)
+        state = {"global_step": step, "whose": whose}
+        plugin.save_checkpoint(state, slow / "last.ckpt")
+        drain(folder, slow)
+        return plugin
+
+    save(tmp_path / "other", 1, "theirs")
+    plugin = save(fast, 5, "ours")
+    save(tmp_path / "other", 9, "theirs")
+    shutil.rmtree(fast)  # a node that is lost
+    fast.mkdir()
+    assert whole(slow) == ["last.2.ckpt", "last.ckpt"]
+    for path in (slow / "last.ckpt", str(plugin.latest())):
+        assert plugin.load_checkpoint(path)["whose"] == "ours"
+    content = bytearray((slow / "last.2.ckpt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (slow / "last.2.ckpt").write_bytes(content)
+    with pytest.raises(SaveError, match=r"last\.2\.ckpt.*|it may be another run's"):
+        plugin.load_checkpoint(slow / "last.ckpt")
+    # Of a node with another path there is nothing of ours: it goes on with the newest.
+    (tmp_path / "third").mkdir()
+    moved = lightning.TieredCheckpointIO(tmp_path / "third", slow)
+    assert moved.load_checkpoint(slow / "last.ckpt")["global_step"] == 9
+
+
 def test_tensorflow_gives_up_on_fast_only_what_has_arrived(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,14 +164,11 @@ class Tiers:
     def written_last(self, name: str) -> Chosen:
         """Of what has this name, the one written last that is whole, every byte read; the fast
         tier's before its copy.  Not by step: a run begun anew writes lower steps under old names.
-        """
-        found: list[Checkpoint] = []
-        rejected: list[tuple[str, str]] = []
-        for store in (self.fast, self.slow):
-            try:
-                found += [one for one in (find(store) if store else ()) if _is_called(one, name)]
-            except TierError as error:
-                rejected.append((store.url if store else "", str(error)))
+        None of another fast tier while there is one of ours."""
+        found, rejected = self._found(lambda one: _is_called(one, name))
+        others = self._others(found)
+        rejected += [(one.where, _OF_OTHERS) for one in others]
+        found = [one for one in found if one not in others]
         for one in sorted(found, key=lambda one: one.mtime_ns, reverse=True):
             problems = verify(one, "full").problems
             if not problems:
@@ -179,6 +176,37 @@ class Tiers:
                 return Chosen(one.store.path(one.name), one.step, tuple(rejected))
             rejected.append((one.where, "; ".join(problems)))
         return Chosen(None, None, tuple(rejected))
+
+    def own_first(self, wanted: Callable[[Checkpoint], bool]) -> Callable[[Checkpoint], bool]:
+        """Those that are wanted, without what came from another fast tier: another run's, or of
+        this run on another node, where that had another path.  All, where none is of ours."""
+        others = {one.where for one in self._others(self._found(wanted)[0])}
+        for where in sorted(others):
+            log.warning("passed over: %s: %s", where, _OF_OTHERS)
+        return lambda one: wanted(one) and one.where not in others
+
+    def _found(
+        self, wanted: Callable[[Checkpoint], bool]
+    ) -> tuple[list[Checkpoint], list[tuple[str, str]]]:
+        """On both tiers; and those that cannot be looked at, and why."""
+        found: list[Checkpoint] = []
+        rejected: list[tuple[str, str]] = []
+        for store in (self.fast, self.slow):
+            try:
+                found += [one for one in (find(store) if store else ()) if wanted(one)]
+            except TierError as error:
+                rejected.append((store.url if store else "", str(error)))
+        return found, rejected
+
+    def _others(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """What came from another fast tier, where something of ours is there, too."""
+        fast = self.fast.url if self.fast is not None else ""
+        origins = [
+            fast if one.store is self.fast else one.manifest.origin if one.manifest else ""
+            for one in found
+        ]
+        pairs = zip(found, origins, strict=True)
+        return [one for one, origin in pairs if origin not in ("", fast)] if fast in origins else []
 
     def _here(self, found: Choice) -> Path | None:
         """The chosen one's path; one behind a URL is brought to the fast tier first."""
@@ -239,6 +267,9 @@ class Tiers:
             if one.manifest is not None and one.manifest.content == content and not one.problem:
                 return one.where
         return None
+
+
+_OF_OTHERS = "drained from another fast tier, and this one has its own; it may be another run's"
 
 
 def _is_called(one: Checkpoint, name: str) -> bool:

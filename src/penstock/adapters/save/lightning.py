@@ -129,8 +129,10 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
                 target.unlink()
 
     def latest(self, level: str = "full") -> str | None:
-        """For trainer.fit(ckpt_path=...): the newest that is whole, as it is named below slow."""
-        chosen = self._tiers.choose(level, lambda one: one.name.endswith(".ckpt"))
+        """For trainer.fit(ckpt_path=...): the newest that is whole, as it is named below slow; none
+        of another fast tier while there is one of ours."""
+        wanted = self._tiers.own_first(lambda one: one.name.endswith(".ckpt"))
+        chosen = self._tiers.choose(level, wanted)
         if chosen.path is None:
             return None
         is_near = chosen.path.is_relative_to(self._fast)
