@@ -28,9 +28,9 @@ from penstock.stage.choose import POLICIES, best, choose, worth
 from penstock.stage.copy import copy
 from penstock.stage.evidence import Batches, Evidence, Mounted, evidence_of, mounts_of
 from penstock.stage.held import evict
-from penstock.stage.manifest import Identity, Map, Place, stored_bytes
+from penstock.stage.manifest import Identity, Map, Place, hash_of, stored_bytes
 from penstock.stage.predict import Predictor, expected
-from penstock.stage.source import Wanted
+from penstock.stage.source import Kinds, Wanted
 from synthetic import Synthetic
 
 MS = 1_000_000
@@ -499,6 +499,10 @@ def planned(known: Evidence, tier: Tier, **more: Any) -> plans.Plan:
         now = today.now_of(paths)
         sizes = zip(paths, now["size_bytes"].tolist(), strict=True)
         now["size_bytes"] = [size.get(path, is_now) for path, is_now in sizes]
+        is_not_there = now["ino"] == 0
+        now["ino"][is_not_there] = [
+            hash_of(path.encode()) for path in np.array(paths)[is_not_there]
+        ]
         return now
 
     return plans.plan("run", known, tier, look=look, **more)
@@ -735,6 +739,35 @@ def test_one_file_read_by_one_name_from_its_copy_and_by_another_from_itself_is_o
     assert any("1 file read in part from copies" in note for note in made.notes)
     assert any("1 file read from copies on fast, which stay" in note for note in made.notes)
     assert not any("does not hold any more" in note for note in made.notes)
+
+
+def test_files_that_a_file_system_gives_one_number_are_no_twins_and_are_asked_once(
+    tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"{tmp_path}/{name}" for name in "abc"]
+    for path in paths:
+        Path(path).write_bytes(bytes(MIB))
+    monkeypatch.setattr(Kinds, "of", lambda self, dev, path: "fuse")
+    asked: list[str] = []
+
+    def look(wanted: Sequence[str]) -> Any:
+        asked.extend(wanted)
+        now = today.now_of(wanted)
+        for column in ("mtime_ns", "ctime_ns", "ino"):
+            now[column] = 1
+        return now
+
+    known = evidence([MIB] * 3, [0.1] * 3, paths=tuple(paths))
+    known = replace(known, served_by=("fast", None, None))
+    status = (tmp_path / "a").stat()
+    real = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, **ways: status if path in paths else real(path, **ways)
+    )
+    made = plans.plan("run", known, tier, look=look)
+    assert made.all_files == 3
+    assert not any("read in part from copies" in note for note in made.notes)
+    assert sorted(asked) == paths
 
 
 def linked_run(names: dict[str, int], size: int) -> Synthetic:

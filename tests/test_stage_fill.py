@@ -16,7 +16,7 @@ from penstock.stage import fill as filling
 from penstock.stage import manifest, map_of, part, work
 from penstock.stage.copy import copy
 from penstock.stage.fill import fill, fill_following
-from penstock.stage.held import evict, verify
+from penstock.stage.held import drop, evict, verify
 from penstock.stage.manifest import Map, Place
 from penstock.stage.source import Wanted
 from penstock.stage.work import Pace
@@ -280,6 +280,74 @@ def test_a_tier_that_is_full_is_not_tried_with_each_file(
 def test_a_limit_that_fills_nothing_is_refused(files: list[str], tier: Tier) -> None:
     with pytest.raises(TierError, match="1MB/s or more"):
         fill(tier, [Wanted(files[0])], limit_bps=1000)
+
+
+def test_what_a_changed_file_was_gives_way_to_what_it_is_and_nothing_else_does(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = registry.add("fast", tier.path, 4 * 8192)
+    monkeypatch.setattr(filling, "LOOKED_EVERY_S", 0.0)
+    rounds = iter([files[:4], files[4:5], files[:1]])
+    left = 3
+
+    def look() -> list[Wanted]:
+        nonlocal left
+        left -= 1
+        some = next(rounds, [])
+        if left == 0:
+            Path(files[0]).write_bytes(os.urandom(8192))
+        # The last brings as much as another that is there.
+        return [Wanted(one, 0.1 if one == files[4] else 1.0) for one in some]
+
+    fill_following(tier, look, lambda: left <= 0, limit_bps=1e9)
+    assert {one.source for one in Place(tier).entries().values()} == set(files[:4])
+    assert not verify(tier).corrupted
+    with Map(map_of("fast")) as now:
+        at = now.copy_of(os.fsencode(files[0]))
+        assert at is not None
+        assert Path(os.fsdecode(at)).read_bytes() == Path(files[0]).read_bytes()
+
+
+@pytest.mark.parametrize("is_filling", [True, False])
+def test_a_kill_amid_making_room_leaves_no_copy_that_nobody_knows_and_no_room_taken(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch, is_filling: bool
+) -> None:
+    tier = registry.add("fast", tier.path, 3 * 8192)
+    copy(tier, [Wanted(path) for path in files[:3]])
+    place = Place(tier)
+
+    def killed(*told: object, **more: object) -> None:
+        raise MemoryError
+
+    going = [one for one in place.entries().values() if one.source in files[:2]]
+    with monkeypatch.context() as patched:
+        patched.setattr(Place, "append_locked", killed)
+        with pytest.raises(MemoryError):
+            drop(place, going)
+    there = {one.name for one in place.copies.rglob("*") if one.is_file()}
+    assert there <= {Path(one.source).name for one in place.entries().values()}
+    wanted = [Wanted(path) for path in files[3:5]]
+    found = fill(tier, wanted, limit_bps=1e9) if is_filling else copy(tier, wanted)
+    assert found.copied == 2
+    assert not any("gave way" in note for note in found.notes)
+    assert {one.source for one in place.entries().values()} == {*files[2:5]}
+
+
+def test_a_copy_that_is_about_to_be_put_in_place_is_not_dropped(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = Place(tier), part.Part._put
+    dropped = []
+
+    def put(self: part.Part, path: str, folder: str) -> None:
+        dropped.append(drop(place, list(place.entries().values())))
+        real(self, path, folder)
+
+    monkeypatch.setattr(part.Part, "_put", put)
+    copy(tier, [Wanted(files[0])])
+    assert dropped == [[]]
+    assert [one.source for one in place.entries().values()] == [files[0]]
+    assert not verify(tier).corrupted
 
 
 def _meanwhile(tier: Tier, wanted: list[Wanted]) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from penstock import tiers
 from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage import manifest
-from penstock.stage.held import drop, dropped, past, taken_bytes, why_bad
+from penstock.stage.held import drop, dropped, taken_bytes, useless, why_bad
 from penstock.stage.manifest import (
     Entry,
     Identity,
@@ -361,8 +361,8 @@ def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Sourc
     needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
     if not _too_much(place, known, again, needed):
         return
-    if stale := past(known.values()):
-        drop(place, stale)
+    if out := useless(place, known.values()):
+        drop(place, out)
         known = place.entries()
     if why := _too_much(place, known, again, needed):
         tier = place.tier.name

@@ -27,7 +27,7 @@ from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage.choose import best, filled
 from penstock.stage.copy import Copied, copy, summed
-from penstock.stage.held import drop, past, taken_bytes
+from penstock.stage.held import drop, taken_bytes, useless
 from penstock.stage.manifest import Entry, Identity, Place, stored_bytes, write_map
 from penstock.stage.source import Kinds, Wanted
 from penstock.stage.today import now_of
@@ -313,7 +313,11 @@ class _Room:
         needed = int(stored_bytes(sizes).sum())
         if needed <= _free_bytes(place):
             return wanted
-        held = self._without_stale(held)
+        # Of a wanted file as it was before: what comes is put in its place.
+        away = {one.before for one in fresh}
+        if was := [one for one in held if one.copy in away]:
+            drop(place, was)
+        held = self._without_stale([one for one in held if one.copy not in away])
         free = _free_bytes(place)
         kept_bytes = np.array([one.identity.size_bytes for one in held], np.int64)
         size = np.concatenate([stored_bytes(sizes), stored_bytes(kept_bytes)])
@@ -334,7 +338,7 @@ class _Room:
         if self._has_swept:
             return held
         self._has_swept = True
-        stale = past(held)
+        stale = useless(self._place, held)
         if stale:
             drop(self._place, stale)
         away = {one.copy for one in stale}
@@ -371,10 +375,12 @@ def _most_gain(gain: Array, size: Array, n_fresh: int, room: int) -> Array:
 
 @dataclass(slots=True)
 class _File:
-    """A wanted file: one for all its names.  is_held: a copy of it as it is now is there."""
+    """A wanted file: one for all its names.  is_held: a copy of it as it is now is there; before:
+    the name of one of what it was; empty: there is none."""
 
     size_bytes: int
     is_held: bool
+    before: str = ""
     gain_s: float = 0.0
     names: list[str] = field(default_factory=list)
 
@@ -395,12 +401,14 @@ def _apart(
         identity = Identity(*row.item())
         is_file = identity.size_bytes >= 0 and not want.path.startswith(ours)
         name = kinds.one_name(identity.dev, want.path) if is_file else ""
-        entry = by_name.get(want.path) or by_name.get(name)
+        entry, before = by_name.get(want.path) or by_name.get(name), ""
         if entry is None or not identity.is_same(entry.identity, entry.is_ino_kept):
+            if is_file and entry is not None and entry.source == want.path:
+                before = entry.copy
             entry = same.get(identity)
         key = (identity, name) if is_file else want.path
         if key not in files:
-            files[key] = _File(identity.size_bytes if is_file else 0, entry is not None)
+            files[key] = _File(identity.size_bytes if is_file else 0, entry is not None, before)
         files[key].gain_s += want.gain_s
         files[key].names.append(want.path)
         if entry is not None:

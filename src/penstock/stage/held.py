@@ -20,7 +20,7 @@ from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
-from penstock.stage.part import sweep
+from penstock.stage.part import is_under_way, sweep
 from penstock.stage.today import GONE, NOW, UNSEEN, now_of
 from penstock.stage.work import Pace, Progress, Work, run_all
 
@@ -35,6 +35,7 @@ __all__ = [
     "past",
     "status",
     "taken_bytes",
+    "useless",
     "verify",
     "why_bad",
 ]
@@ -174,6 +175,15 @@ def past(
     return [ours[place] for place in np.flatnonzero(is_past).tolist()]
 
 
+def useless(place: Place, entries: Iterable[Entry]) -> list[Entry]:
+    """Those that no open is ever served: past, or without a copy since a kill."""
+    told = list(entries)
+    gone = {one.copy for one in told if why_bad(place, one) == "gone"}
+    return [*past(one for one in told if one.copy not in gone)] + [
+        one for one in told if one.copy in gone and not is_under_way(place, one)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Stray:
     path: str
@@ -290,29 +300,35 @@ def verify(
     stale = sum(source in ("changed", "gone") for source in _sources_are(entries))
     bad.sort(key=lambda one: one.entry.copy)
     if is_mending and bad:
+        if place.parts.is_dir():
+            sweep(place, ())
         drop(place, [one.entry for one in bad])
     return Verified(len(entries), work.done_bytes, tuple(bad), stale)
 
 
 def drop(place: Place, entries: Sequence[Entry]) -> list[Entry]:
-    """Takes copies away: first out of the map, then out of the manifest, then the files.  Returns
-    them: but for those that another staging has removed or made anew since they were looked up."""
+    """Takes copies away: first out of the map, then the files, then out of the manifest.  Returns
+    them: but for those that another staging has removed or made anew since they were looked up, or
+    has told of and is about to put in place."""
     with place.locked():
         known = place.entries()
         told = {entry.copy: entry for entry in entries}
         ours = [
             known[copy]
             for copy, entry in told.items()
-            if copy in known and known[copy].is_copy_of(entry)
+            if copy in known
+            and known[copy].is_copy_of(entry)
+            and not is_under_way(place, known[copy])
         ]
         with suppress(TierError), Map(place.map) as found:
             for entry in ours:
                 found.mark(entry, "is_staged", 0)
-        place.append_locked(gone=[entry.copy for entry in ours])
-        # Under the lock: a copy that is made anew is told of before it comes to its place.
+        # Under the lock: a copy that is made anew is told of before it comes to its place.  Before
+        # the lines: a kill leaves lines without copies, which make way, not copies without lines.
         for entry in ours:
             _unlink(place, place.copy_path(entry))
             del known[entry.copy]
+        place.append_locked(gone=[entry.copy for entry in ours])
         write_map(place, known.values())
     return ours
 
@@ -362,12 +378,12 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
                 break
             chosen.append(entry)
             freed += stored_bytes(entry.identity.size_bytes)
+    if place.parts.is_dir():
+        sweep(place, ())
     if chosen:
         chosen = drop(place, chosen)
     for stray in strays:
         _unlink(place, Path(stray.path))
-    if place.parts.is_dir():
-        sweep(place, ())
     freed = taken_bytes(chosen)
     size = sum(entry.identity.size_bytes for entry in chosen)
     return Evicted(

@@ -24,12 +24,24 @@ from penstock.stage.manifest import Entry, Identity, Place, hash_of, hashes
 from penstock.stage.source import Source, found_again, identity_in, touched_ns
 from penstock.stage.work import Stopped, Work
 
-__all__ = ["Changed", "Large", "Part", "Tasks", "sweep"]
+__all__ = ["Changed", "Large", "Part", "Tasks", "is_under_way", "sweep"]
 
 PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
 ATTEMPTS = 3
 PUT_ATTEMPTS = 100  # each takes microseconds, and an eviction that is at it as long
+
+
+def _name(place: Place, path: str) -> str:
+    return f"{place.parts}/{hash_of(os.fsencode(path)):016x}"
+
+
+def is_under_way(place: Place, entry: Entry) -> bool:
+    """Whether a copy was told of that is still to be put in place, or was when a kill came."""
+    # In this order: the part becomes the copy.
+    return os.path.lexists(f"{_name(place, entry.source)}.part") and not os.path.lexists(
+        place.copy_path(entry)
+    )
 
 
 class Part:
@@ -38,7 +50,7 @@ class Part:
     def __init__(self, work: Work, source: Source) -> None:
         self.work, self.source = work, source
         # Text, as all paths here: of small files there are thousands a second.
-        name = f"{work.place.parts}/{hash_of(os.fsencode(source.path)):016x}"
+        name = _name(work.place, source.path)
         self.path, self.known = f"{name}.part", f"{name}.known"
         self.descriptor = -1
         self.reader = -1

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
@@ -159,9 +158,10 @@ def plan(
         raise TierError(f"{policy}: no such policy; one of {', '.join(POLICIES)}")
     tell = progress or (lambda what, share: None)
     notes = list(evidence.notes)
-    is_twin, is_here = _served(evidence, tier)
     tell("asking files", 0.02)
-    evidence, now, is_gone = _as_now(evidence, is_twin, look, notes)
+    first = _looked(evidence.paths, evidence.device, look)
+    is_twin, is_here = _served(evidence, tier, first)
+    evidence, now, is_gone = _as_now(evidence, is_twin, first, look, notes)
     evidence = _with_gainless(evidence, tier, is_twin, is_here, notes)
     budget, is_held = _budget(tier, budget_bytes, evidence, now, is_twin | is_gone, notes)
     size = np.where(is_held, 0, stored_bytes(evidence.size_bytes))  # a copy there takes no more
@@ -170,8 +170,7 @@ def plan(
     tell("weighing files", 0.1)
     is_fit = _fit(evidence, size, budget, is_held, is_gone, notes)
     size = np.where(is_fit, size, budget + 1)
-    known = expected(evidence, tier.costs)
-    predictor = Predictor(known)
+    predictor = Predictor(known := expected(evidence, tier.costs))
     tell("remaking the loader", 0.3)
     taking = np.where(is_gone, 0, size)  # a folder is whole without what is gone
 
@@ -227,31 +226,31 @@ def _files(evidence: Evidence, chosen: Array, gain_s: Array) -> Files:
     return Files(paths, gain_s)
 
 
-def _served(evidence: Evidence, tier: Tier) -> tuple[Array, Array]:
-    """Which rows are of a copy whose file has a row of its own; which other ones of this tier's."""
+def _served(evidence: Evidence, tier: Tier, first: Array) -> tuple[Array, Array]:
+    """Which rows are of a copy whose file has a row of its own; which other ones of this tier's.
+    first: rows of NOW of the paths."""
     none = np.zeros(len(evidence), bool)
     if not any(evidence.served_by):
         return none, none
     is_served = np.array([one is not None for one in evidence.served_by])
-    names = [(path, *evidence.names.get(at, ())) for at, path in enumerate(evidence.paths)]
-    pairs = list(zip(names, is_served.tolist(), strict=True))
-    # By their names in the run, and by what they are now: one name may have been read from the copy
-    # and the other, a hard link or another path there, from the file.
-    themselves = {key for ours, is_copy in pairs if not is_copy for key in _keys(ours)}
-    is_twin = np.array(
-        [is_copy and not themselves.isdisjoint(_keys(ours)) for ours, is_copy in pairs]
-    )
+    kinds = Kinds()
+
+    def keys(at: int) -> Iterator[Any]:
+        """What one file has in common under several names: by their names in the run, and by what
+        they are now, as one name may have been read from the copy and the other, a hard link or
+        another path there, from the file."""
+        path = evidence.paths[at]
+        yield from (path, *evidence.names.get(at, ()))
+        if first[at]["size_bytes"] >= 0:
+            now = Identity(*first[at].item())
+            yield now, kinds.one_name(now.dev, real_path(path))
+
+    themselves = {key for at in np.flatnonzero(~is_served).tolist() for key in keys(at)}
+    is_twin = np.zeros(len(evidence), bool)
+    for at in np.flatnonzero(is_served).tolist():
+        is_twin[at] = not themselves.isdisjoint(keys(at))
     is_here = np.array([one == tier.name for one in evidence.served_by])
     return is_twin, is_here & ~is_twin
-
-
-def _keys(names: tuple[str, ...]) -> Iterator[Any]:
-    """What one file has in common under several names."""
-    yield from names
-    with suppress(OSError, ValueError):
-        status = os.stat(real_path(names[0]))  # noqa: PTH116
-        # Not by the inode alone: some FUSE file systems give one number to many files.
-        yield status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,11 +275,10 @@ class _Other:
 
 
 def _as_now(
-    evidence: Evidence, is_twin: Array, look: Look, notes: list[str]
+    evidence: Evidence, is_twin: Array, first: Array, look: Look, notes: list[str]
 ) -> tuple[Evidence, _Now, Array]:
     """With the sizes that files have now and the names that are left; what the files are; and which
-    are gone."""
-    first = _looked(evidence.paths, evidence.device, look)
+    are gone.  first: rows of NOW of the paths."""
     evidence, others = _apart(evidence, first, look)
     now = first["size_bytes"]
     files, more_bytes = np.ones(len(now), np.int64), np.zeros(len(now), np.int64)

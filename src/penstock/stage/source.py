@@ -87,7 +87,10 @@ class Kinds:
 
     def of(self, dev: int, path: str) -> str:
         if dev not in self._known:
-            self._known[dev] = tiers.mount_of(path).kind.partition(".")[0]
+            try:
+                self._known[dev] = tiers.mount_of(path).kind.partition(".")[0]
+            except TierError:
+                return "unknown"  # gone since it was seen: the next tells
         return self._known[dev]
 
     def one_name(self, dev: int, path: str) -> str:
