@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -433,6 +434,29 @@ def test_what_needs_more_than_metadata_of_its_length_is_refused_with_the_limit(
         assert tracemalloc.get_traced_memory()[1] < 40 * len(data) + 2_000_000
     finally:
         tracemalloc.stop()
+
+
+def nested(depth: int) -> bytes:
+    """Mappings that hold the one before twice, by a name that is asked for again and again."""
+    pairs = (b"}\x94(" + (b"Nh" + bytes([level])) * 2 + b"u0" for level in range(depth))
+    return b"}\x94" + b"".join(pairs) + b"Nh" + bytes([depth])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        nested(100) + b"\x93",
+        b"}\x94(" + b"h\x00" * 50_000 + b"t\x94N" + b"h\x01b" * 50_000,
+    ],
+    ids=["a class named by mappings", "the same attributes again and again"],
+)
+def test_what_a_small_metadata_file_refers_to_again_and_again_costs_no_more_than_its_length(
+    data: bytes,
+) -> None:
+    begin_s = time.process_time()
+    with pytest.raises(foreign.Damage, match="knows nothing of storage"):
+        foreign.dcp_slices(b"\x80\x04" + data + b".")
+    assert time.process_time() - begin_s < 10
 
 
 def test_a_metadata_file_that_is_too_large_or_names_bytes_again_and_again_is_not_followed(

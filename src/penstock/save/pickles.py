@@ -80,7 +80,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []  # how high the stack was
         self._memo: list[Any] = []
-        self._most_memos = SOME + int(len(data) * MEMOS_A_BYTE)
+        self._most_memos = min(MOST_VALUES, SOME + int(len(data) * MEMOS_A_BYTE))
         self._left = min(MOST_VALUES, SOME + int(len(data) * VALUES_A_BYTE))
 
     def run(self) -> Any:
@@ -285,9 +285,9 @@ class _Machine:
 
     def _tuple_of(self, values: list[Any]) -> None:
         """Kept for the attributes of an object, which may come as two mappings."""
-        is_kept = list in map(type, values)
+        is_kept = len(values) == 2 and list in map(type, values)
         if is_kept:
-            self._spend(len(values))
+            self._spend(2)
         self._stack.append(tuple(values) if is_kept else OTHER)
 
     def _tuple(self) -> None:
@@ -341,8 +341,9 @@ class _Machine:
     def _setitems(self) -> None:
         self._set(self._group())
 
-    def _class(self, name: str) -> None:
-        is_mapping = name.endswith(("OrderedDict", "defaultdict"))
+    def _class(self, name: Any) -> None:
+        # What is no text is not turned into one: mappings within mappings would fill the memory.
+        is_mapping = isinstance(name, str) and name.endswith(("OrderedDict", "defaultdict"))
         self._stack.append(_MAPPING if is_mapping else OTHER)
 
     def _global(self) -> None:
@@ -352,7 +353,7 @@ class _Machine:
     def _stack_global(self) -> None:
         name = self._stack.pop()
         self._stack.pop()
-        self._class(str(name))
+        self._class(name)
 
     def _reduce(self) -> None:
         self._stack.pop()
