@@ -259,7 +259,7 @@ def test_copies_of_what_was_there_before_are_told_and_what_is_known_is_not_asked
     (source / "other").write_bytes(b"12345")
     os.rename(source / "other", source / "replaced")
     (source / "gone").unlink()
-    entries = list(Place(tier).entries().values())
+    entries = sorted(Place(tier).entries().values(), key=lambda one: one.source, reverse=True)
     # Where inode numbers are made up at each mount, another one alone tells nothing.
     (moved,) = (one for one in entries if one.source.endswith("moved"))
     identity = replace(moved.identity, ino=moved.identity.ino + 1)
@@ -971,6 +971,120 @@ def test_sources_are_asked_many_at_once_and_each_file_system_by_itself(
     assert sorted(map(sorted, asked)) == sorted([sorted(made[:2]), sorted(made[2:])])
     assert told == [(0, 6)]
     assert evict(tier, is_stale_only=True).copies == 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [64 << 20, 4096])
+def test_a_kill_just_before_a_copy_got_its_name_is_taken_up_by_who_may_not_write_to_it(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", chunk_bytes)
+    made = filled(source, 2)
+    place = Place(tier)
+
+    def killed(*told: object) -> None:
+        raise KeyboardInterrupt
+
+    def opened(path: Any, flags: int, *more: Any, real: Any = os.open, **way: Any) -> int:
+        writes = flags & os.O_ACCMODE != os.O_RDONLY and os.path.exists(path)
+        if writes and not os.stat(path).st_mode & 0o200:  # as it is for all users but root
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return int(real(path, flags, *more, **way))
+
+    def copied_and_killed() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", killed)
+            patched.setattr(
+                part.Part, "close", lambda self, close=part.Part.close: close(self, is_kept=True)
+            )
+            with pytest.raises(KeyboardInterrupt):
+                copy(tier, below(source), threads=1)
+        assert any(not one.stat().st_mode & 0o200 for one in place.parts.glob("*.part"))
+
+    copied_and_killed()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", opened)
+        assert copy(tier, below(source)).copied == 2
+    assert copies(tier) == made
+    evict(tier)
+    copied_and_killed()
+    monkeypatch.setattr(os, "open", opened)
+    evict(tier)
+    assert not list(place.parts.iterdir())
+
+
+def test_a_sweep_leaves_a_part_that_came_in_place_of_what_it_saw(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(source, 1)
+    place = Place(tier)
+    place.make()
+    (one,), _ = find(below(source), place)
+    work = Work(place, Pace(None), 0, None)
+    left, anew = part.Part(work, one), part.Part(work, one)
+    assert left.hold()
+    flock = fcntl.flock
+
+    def meanwhile(descriptor: int, how: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".part") and left.descriptor >= 0:
+            left.close()
+            assert anew.hold()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    part.sweep(place, ())
+    assert anew.descriptor >= 0
+    assert os.path.exists(anew.path)
+    anew.close()
+
+
+def test_a_sweep_takes_no_file_from_who_is_about_to_copy_it(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(source, 1)
+    place = Place(tier)
+    place.make()
+    (one,), _ = find(below(source), place)
+    ours = part.Part(Work(place, Pace(None), 0, None), one)
+    Path(ours.path).touch()
+    holding = threading.Thread(target=ours.hold)
+    unlink = Path.unlink
+
+    def meanwhile(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".part":
+            holding.start()
+            holding.join(0.1)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", meanwhile)
+    part.sweep(place, ())
+    holding.join()
+    assert ours.descriptor >= 0
+    assert os.path.exists(ours.path)
+    ours.close()
+
+
+def test_what_files_were_makes_way_at_once_for_what_they_are(source: Path, tier: Tier) -> None:
+    (source / "a").write_bytes(bytes(4096))
+    (source / "b").write_bytes(bytes(2 * 4096))
+    small = registry.add("fast", tier.path, 3 * 4096)
+    assert copy(small, below(source)).copied == 2
+    (source / "a").write_bytes(bytes(2 * 4096))
+    (source / "b").write_bytes(bytes(4096))
+    assert copy(small, below(source), threads=1).copied == 2
+    assert not verify(small).corrupted
+
+
+def test_a_copy_that_another_staging_has_just_put_in_place_is_not_useless(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(source, 1)
+    copy(tier, below(source))
+    place = Place(tier)
+    answers = iter(["gone"])  # as it was when it was looked for
+    monkeypatch.setattr(
+        held, "why_bad", lambda *told, real=held.why_bad: next(answers, None) or real(*told)
+    )
+    assert held.useless(place, place.entries().values()) == []
 
 
 def test_nothing_but_our_own_is_ever_removed(source: Path, tier: Tier) -> None:

@@ -1,6 +1,7 @@
 """Filling while a job reads: what is served when, and what gives way."""
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -399,3 +400,45 @@ def test_a_killed_staging_leaves_nothing_that_the_next_does_not_end(
     (place.own / ".map").write_bytes(b"half")
     copy(tier, [Wanted(path) for path in files])
     assert {one.name for one in place.own.iterdir()} == before
+
+
+def test_a_line_that_a_kill_left_without_a_copy_takes_no_room(
+    files: list[str], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = registry.add("fast", tier.path, 2 * 8192)
+
+    def killed(self: part.Part, *told: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part.Part, "_put", killed)
+        close = part.Part.close
+        patched.setattr(part.Part, "close", lambda self: close(self, is_kept=True))
+        with pytest.raises(KeyboardInterrupt):
+            copy(tier, [Wanted(files[0], 9.0)], threads=1)
+    assert len(Place(tier).entries()) == len(list(Place(tier).parts.iterdir())) == 1
+    found = fill(tier, [Wanted(path, 1.0) for path in files[1:3]], limit_bps=1e9)
+    assert found.copied == 2
+    assert {one.source for one in Place(tier).entries().values()} == set(files[1:3])
+    assert not list(Place(tier).parts.iterdir())
+
+
+def test_a_long_journal_is_written_the_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def seen(self: Path, text: str, *, real: Any = Path.write_text) -> None:
+        sizes.append(len(text))
+        real(self, text)
+
+    monkeypatch.setattr(Path, "write_text", seen)
+    journal = filling.Journal(tmp_path / "fill.json", "fast", 1e6)
+    for number in range(1, 5001):
+        journal.add(number, number + 1, 1, True)
+        if number % 999 == 0:
+            told = json.loads(journal.path.read_text())["windows"]
+            assert number / 1.01 - 1 <= len(told) <= number
+    assert sum(sizes) < 110 * sizes[-1]
+    journal.end()
+    assert len(json.loads(journal.path.read_text())["windows"]) == 5000

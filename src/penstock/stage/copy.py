@@ -359,6 +359,12 @@ def _check_room(place: Place, missing: Sequence[Source], sources: Sequence[Sourc
             coming.setdefault(one.copy, one)
     again = coming.keys()  # the copies that are there make way
     needed = sum(stored_bytes(one.identity.size_bytes) for one in coming.values())
+    if not _too_much(place, known, (), needed):
+        return
+    # Not each as its file comes: what comes first may need the room of what comes last.
+    if was := [known[copy] for copy in sorted(again & known.keys())]:
+        drop(place, was)
+        known = place.entries()
     if not _too_much(place, known, again, needed):
         return
     if out := useless(place, known.values()):

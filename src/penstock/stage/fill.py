@@ -46,6 +46,7 @@ KEPT_FREE_BYTES = 64 << 20
 COPYING_S, PAUSE_S = (1.0, 3.0), (0.8, 1.6)
 LOOKED_EVERY_S = 0.5
 MOST_WINDOWS = 100_000  # of a journal: three days of filling
+UNTOLD = 0.01  # of a journal, by what is killed: so half a GB are written in these days
 REST = 10.0  # a round of looking and mapping takes a tenth of a processor at most
 
 
@@ -63,23 +64,27 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Journal:
-    """When a filling copied and when it paused: RUN/fill.json, written whole each time.
+    """When a filling copied and when it paused: RUN/fill.json, written whole each time, and so the
+    less often the longer it is.
 
     windows: from, to (ns since 1970), bytes, whether it copied.  is_whole: it is ended, and every
-    stretch is told; one that was killed does not tell the last.
+    stretch is told; one that was killed does not tell the last, a hundredth of them at most.
     """
 
     path: Path
     tier: str
     limit_bps: float
     windows: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    _written: int = 0
 
     def add(self, from_ns: int, to_ns: int, n_bytes: int, is_copying: bool) -> None:
         """A window that has ended.  What cannot be written is lost: the filling goes on."""
         if to_ns <= from_ns or len(self.windows) >= MOST_WINDOWS:
             return
         self.windows.append((from_ns, to_ns, n_bytes, is_copying))
-        self._write(is_whole=False)
+        if len(self.windows) > self._written * (1 + UNTOLD):
+            self._written = len(self.windows)
+            self._write(is_whole=False)
 
     def end(self) -> None:
         """No more comes."""
@@ -199,7 +204,6 @@ def fill_following(
         begun_s = time.monotonic()
         while True:
             ended = is_over()
-            looked_s = time.monotonic()
             waiting = list(look())
             told += waiting
             if callable(limit_bps):
@@ -212,7 +216,7 @@ def fill_following(
                 return replace(total, notes=notes, seconds=time.monotonic() - begun_s)
             # The manifest is read in each round: the more it holds, the fewer rounds.
             known_s = _known_s(place)
-            time.sleep(max(LOOKED_EVERY_S, REST * known_s, looked_s - time.monotonic()))
+            time.sleep(max(LOOKED_EVERY_S, REST * known_s))
 
 
 @contextmanager

@@ -178,10 +178,17 @@ def past(
 def useless(place: Place, entries: Iterable[Entry]) -> list[Entry]:
     """Those that no open is ever served: past, or without a copy since a kill."""
     told = list(entries)
-    gone = {one.copy for one in told if why_bad(place, one) == "gone"}
+    gone = {one.copy for one in told if _is_lost(place, one)}
     return [*past(one for one in told if one.copy not in gone)] + [
-        one for one in told if one.copy in gone and not is_under_way(place, one)
+        one for one in told if one.copy in gone
     ]
+
+
+def _is_lost(place: Place, entry: Entry) -> bool:
+    """Whether there is no copy, and nobody is about to put it there, or just has."""
+    return why_bad(place, entry) == "gone" and not (
+        is_under_way(place, entry) or why_bad(place, entry) != "gone"
+    )
 
 
 @dataclass(frozen=True, slots=True)

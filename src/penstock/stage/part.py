@@ -29,6 +29,7 @@ __all__ = ["Changed", "Large", "Part", "Tasks", "is_under_way", "sweep"]
 PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
 ATTEMPTS = 3
+SWEPT_S = 1e-3  # what a sweep holds a part at most, mostly
 PUT_ATTEMPTS = 100  # each takes microseconds, and an eviction that is at it as long
 
 
@@ -37,11 +38,50 @@ def _name(place: Place, path: str) -> str:
 
 
 def is_under_way(place: Place, entry: Entry) -> bool:
-    """Whether a copy was told of that is still to be put in place, or was when a kill came."""
-    # In this order: the part becomes the copy.
-    return os.path.lexists(f"{_name(place, entry.source)}.part") and not os.path.lexists(
-        place.copy_path(entry)
-    )
+    """Whether a copy was told of that another staging is about to put in place."""
+    try:
+        descriptor = os.open(f"{_name(place, entry.source)}.part", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return not os.path.lexists(place.copy_path(entry))
+    finally:
+        os.close(descriptor)
+    return False  # a kill left it
+
+
+def _locked(path: str, flags: int, lock: int) -> int:
+    """A descriptor of a part, which nobody else has locked otherwise.  Who makes the copy has it
+    alone; who looks at it or sweeps shares it, for a moment.
+
+    Raises BlockingIOError; OSError.
+    """
+    while True:
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        except PermissionError:
+            if flags == os.O_RDONLY:
+                raise
+            # A kill came when it was about to be renamed: nobody may write to it any more.
+            with suppress(FileNotFoundError):
+                descriptor = _locked(path, os.O_RDONLY, fcntl.LOCK_EX)
+                try:
+                    os.fchmod(descriptor, 0o600)
+                finally:
+                    os.close(descriptor)
+            continue
+        try:
+            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            # Not one that its holder has just renamed or removed.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 class Part:
@@ -60,24 +100,26 @@ class Part:
 
     def hold(self) -> bool:
         """Opens and locks the part.  False: another process is at it, or has just been."""
-        while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while self.descriptor < 0:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.descriptor = _locked(self.path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
             except BlockingIOError:
-                os.close(descriptor)
-                return False
+                if not self.is_shared():
+                    return False
+                time.sleep(SWEPT_S)
+        if self.is_made():
+            self.close()
+            return False
+        return True
+
+    def is_shared(self) -> bool:
+        """Whether nobody makes the copy who has it locked, or had."""
+        with suppress(FileNotFoundError):
             try:
-                is_it = os.path.samestat(os.fstat(descriptor), os.stat(self.path))  # noqa: PTH116
-            except FileNotFoundError:
-                is_it = False
-            if is_it:  # not one that its holder has just renamed or removed
-                self.descriptor = descriptor
-                if not self.is_made():
-                    return True
-                self.close()
+                os.close(_locked(self.path, os.O_RDONLY, fcntl.LOCK_SH))
+            except BlockingIOError:
                 return False
-            os.close(descriptor)
+        return True
 
     def is_made(self) -> bool:
         """Whether another process has made the copy since it was looked for."""
@@ -506,18 +548,18 @@ def sweep(place: Place, wanted_now: Sequence[Source]) -> None:
             ]
         ).tolist()
     }
-    for path in place.parts.iterdir():
-        if path.stem in wanted:
-            continue
-        if path.suffix == ".known":
-            if not path.with_suffix(".part").exists():
-                path.unlink(missing_ok=True)
-            continue
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                path.with_suffix(".known").unlink(missing_ok=True)
-            finally:
-                os.close(descriptor)
+    with place.locked():  # one at a time: what another removed may be there anew
+        for path in place.parts.iterdir():
+            if path.stem in wanted:
+                continue
+            if path.suffix == ".known":
+                if not path.with_suffix(".part").exists():
+                    path.unlink(missing_ok=True)
+                continue
+            with suppress(OSError):
+                descriptor = _locked(os.fspath(path), os.O_RDONLY, fcntl.LOCK_SH)
+                try:
+                    path.unlink()
+                    path.with_suffix(".known").unlink(missing_ok=True)
+                finally:
+                    os.close(descriptor)
