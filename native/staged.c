@@ -220,13 +220,14 @@ static struct staged_slot *find(const struct staged_map *map, const char *path)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* What comes after the copies' folder; NULL: the path is not below it. */
+/* The path of which a copy is; NULL: the path is not below the copies' folder. */
 static const char *below_copies(const struct staged_map *map, const char *path)
 {
-    bool is_below =
-        !strncmp(path, map->copies, map->copies_bytes) && path[map->copies_bytes] == '/';
-
-    return is_below ? path + map->copies_bytes : NULL;
+    if (strncmp(path, map->copies, map->copies_bytes) || path[map->copies_bytes] != '/')
+        return NULL;
+    path += map->copies_bytes;
+    return path +
+           (strncmp(path, STAGED_APART "/", sizeof STAGED_APART) ? 0 : sizeof STAGED_APART - 1);
 }
 
 const char *staged_source(const char *path)
@@ -610,11 +611,14 @@ ssize_t staged_disguise_link(const char *path, char *name, ssize_t got, size_t s
 {
     const struct staged_map *map = current();
     size_t skipped = map ? map->copies_bytes : 0;
+    size_t apart = sizeof STAGED_APART - 1;
 
     /* A name that fills the buffer is cut, and what is missing of it is not known. */
     if (!map || got <= 0 || (size_t)got >= size || (size_t)got <= skipped ||
         !is_by_descriptor(path) || memcmp(name, map->copies, skipped) || name[skipped] != '/')
         return got;
+    if ((size_t)got > skipped + apart && !memcmp(name + skipped, STAGED_APART "/", apart + 1))
+        skipped += apart;
     memmove(name, name + skipped, (size_t)got - skipped);
     return got - (ssize_t)skipped;
 }

@@ -20,6 +20,7 @@
 #define STAGED_BYTE_ORDER 0x01020304u
 /* Below the tier: the copies, by their sources' absolute paths; and the map. */
 #define STAGED_FOLDER "/staged"
+#define STAGED_APART "/url/file" /* before paths below /url, where copies of URLs lie */
 #define STAGED_OWN "/.penstock"
 #define STAGED_NAME "/staged.map"
 

@@ -1,6 +1,7 @@
 """`penstock stage copy`, then `penstock run --staged`: what the one writes the other reads."""
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -103,6 +104,36 @@ def test_a_program_reads_what_was_staged(
     )
     assert done.returncode == 0, done.stderr
     assert opens_of(folder) == {"served": len(NAMES)}
+
+
+def test_copies_of_files_below_a_folder_named_url_are_known_by_their_paths(
+    command: Callable[..., Any], staged: Path, tmp_path: Path, work: Path
+) -> None:
+    there = f"{staged}/staged{os.path.realpath(work)}"
+    apart = f"{staged}/staged/url/file{os.path.realpath(work)}"  # as if it were below /url
+    os.makedirs(os.path.dirname(apart))
+    os.rename(there, apart)
+    manifest = staged / ".penstock" / "manifest.jsonl"
+    first, *lines = map(json.loads, manifest.read_text().splitlines())
+    lines = [one | {"copy": f"url/file/{one['copy']}"} for one in lines]
+    manifest.write_text("".join(json.dumps(one) + "\n" for one in [first, *lines]))
+    folder = tmp_path / "run"
+    program = f"""
+{PROGRAM}
+with open("a", "rb") as file:
+    own = f"/proc/self/fd/{{file.fileno()}}"
+    assert os.readlink(own) == os.path.abspath("a")
+    assert os.stat(own) == os.stat("a")
+"""
+    done = command("run", "-q", "-o", folder, "--staged", "fast", sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert opens_of(folder) == {"served": len(NAMES) + 1}
+    # Without lines they are strays, which are known by the file that they are of.
+    manifest.write_text(json.dumps(first) + "\n")
+    assert (
+        f"{len(NAMES)} of which the manifest tells nothing"
+        in command("stage", "status", "fast").stdout
+    )
 
 
 def test_a_dropped_copy_is_told_and_staged_again(

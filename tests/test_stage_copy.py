@@ -541,6 +541,8 @@ def test_a_file_below_a_folder_named_url_has_another_place_than_urls(
     (found,), _ = find(below(source), Place(tier))
     assert replace(found, path="/url/s3/bucket/a").copy == "url/file/url/s3/bucket/a"
     assert replace(found, path="/urls/a").copy == "urls/a"
+    for path in ("/url/s3/bucket/a", "/urls/a", "/a"):
+        assert sources.path_of(replace(found, path=path).copy) == path
 
 
 def test_ranks_copy_shares_that_are_disjoint_and_together_all(source: Path, tier: Tier) -> None:

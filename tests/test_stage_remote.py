@@ -2,7 +2,8 @@
 
 import os
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ pytest.importorskip("penstock.stores", reason="penstock.stores is not there")
 from penstock import registry
 from penstock.errors import TierError
 from penstock.registry import Tier
-from penstock.stage import manifest
+from penstock.stage import manifest, part
 from penstock.stage.copy import copy
 from penstock.stage.held import status, verify
 from penstock.stage.manifest import Place
@@ -130,6 +131,38 @@ def test_what_an_http_server_answered_is_said(tier: Tier, answer: int | None) ->
                 copy(tier, (), store=store)
         if answer is not None:
             server.shutdown()
+
+
+def test_the_files_that_an_http_servers_page_links_to_are_copied_and_again_once_they_change(
+    tmp_path: Path, tier: Tier
+) -> None:
+    pytest.importorskip("aiohttp", reason="fsspec's http:// needs it")
+    folder = tmp_path / "train"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a").write_bytes(b"1111")
+    (folder / "deep" / "b").write_bytes(b"22")
+
+    class Quiet(SimpleHTTPRequestHandler):  # its pages tell no length, and its answers no ETag
+        def log_message(self, *told: Any) -> None:
+            pass
+
+    answering = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = open_store(f"http://127.0.0.1:{server.server_port}/train")
+        assert copy(tier, (), store=store).copied == 2
+        assert copy(tier, (), store=store).was_there == 2
+        (folder / "a").write_bytes(b"3333")
+        os.utime(folder / "a", (1, 1))
+        assert copy(tier, (), store=store).copied == 1
+        (folder / "large").write_bytes(bytes(part.PIECE_BYTES + 1))
+        with pytest.raises(TierError, match="large: the server gives whole files only"):
+            copy(tier, (), store=store)
+        server.shutdown()
+    place = Place(tier)
+    held = {one.source[-1]: place.copy_path(one) for one in place.entries().values()}
+    assert {name: one.read_bytes() for name, one in held.items()} == {"a": b"3333", "b": b"22"}
+    assert not verify(tier).corrupted
 
 
 def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_mark(

@@ -16,6 +16,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -572,6 +573,10 @@ class _Remote(Store):
         return f"{self._root}/{_checked(name)}"
 
     def list(self, prefix: str = "") -> Iterator[Found]:
+        for name, info in self._listed(prefix):
+            yield _found_of(name, info)
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         with _told(self.where(prefix), "listed"):
             self._fs.invalidate_cache()
             folder = self._path(prefix.strip("/")) if prefix else self._root
@@ -583,7 +588,7 @@ class _Remote(Store):
         for path in sorted(files):
             name = path.lstrip("/") if not self._root.startswith("/") else path
             if files[path].get("type") != "directory" and not name.endswith(PART):
-                yield _found_of(name[start:], files[path])
+                yield name[start:], files[path]
 
     def stat(self, name: str) -> Found | None:
         with _told(self.where(name), "seen"):
@@ -613,7 +618,8 @@ class _Remote(Store):
 
 def _found_of(name: str, info: dict[str, Any]) -> Found:
     size_bytes, mark = int(info["size"]), ""
-    for key in ("ETag", "etag", "generation", "md5Hash", "content_md5"):  # S3, Azure, GCS
+    # S3, Azure, GCS, HTTP
+    for key in ("ETag", "etag", "generation", "md5Hash", "content_md5", "Last-Modified"):
         mark = mark or str(info.get(key) or "").strip('"')
     for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
         value: Any = info.get(key)
@@ -655,16 +661,27 @@ class _HttpStore(_ObjectStore):
     """Of a server that refuses or does not answer fsspec says that no file is there."""
 
     def list(self, prefix: str = "") -> Iterator[Found]:
-        found = list(super().list(prefix))
-        if not found:
+        names = [name for name, _ in self._listed(prefix)]
+        if not names:
             with _told(self.where(prefix), "listed"):
                 self._asked(self._path(prefix.strip("/")) if prefix else self._root)
-        yield from found
+        with ThreadPoolExecutor(tiers.ASKED_AT_ONCE) as pool:
+            # A page that links to files tells nothing of them.
+            yield from (found for found in pool.map(self.stat, names) if found is not None)
 
     def stat(self, name: str) -> Found | None:
         with _told(self.where(name), "seen"):
             info = self._asked(self._path(name))
+        if info is not None and info.get("size") is None:
+            raise TierError(f"{self.where(name)}: the server tells no length of it")
         return _found_of(name, info) if info and info.get("type") == "file" else None
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(name, offset, length)
+        if length is not None and len(data) > length:
+            where = self.where(name)
+            raise TierError(f"{where}: the server gives whole files only; copy it another way")
+        return data
 
     def _asked(self, path: str) -> dict[str, Any] | None:
         try:

@@ -21,6 +21,7 @@ from penstock.registry import Tier
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
 from penstock.stage.part import is_under_way, sweep
+from penstock.stage.source import path_of
 from penstock.stage.today import GONE, NOW, UNSEEN, now_of
 from penstock.stage.work import Pace, Progress, Work, run_all
 
@@ -202,20 +203,20 @@ def _strays(place: Place) -> list[_Stray]:
     """Files among the copies that no line of the manifest is about.  Ours are those that are as we
     make them: not to be written, of the size and time of the file that they would be a copy of."""
     found = [
-        (f"{folder}/{name}", f"{folder}/{name}"[len(str(place.copies)) :])
+        (f"{folder}/{name}", f"{folder}/{name}"[len(f"{place.copies}/") :])
         for folder, _, names in os.walk(place.copies)
         for name in names
     ]
     known = place.entries()  # after the walk: a line stands before its copy does
     strays = []
-    for path, source in found:
-        if source[1:] in known:
+    for path, copy in found:
+        if copy in known:
             continue
         with suppress(OSError):
             here = os.lstat(path)
             is_ours = False
             with suppress(OSError):
-                there = os.stat(source)  # noqa: PTH116 - text, as all paths here
+                there = os.stat(path_of(copy))  # noqa: PTH116 - text, as all paths here
                 is_ours = not here.st_mode & 0o222 and stat.S_ISREG(here.st_mode)
                 one, other = ((it.st_size, it.st_mtime_ns) for it in (here, there))
                 is_ours = is_ours and one == other

@@ -30,6 +30,7 @@ __all__ = [
     "find_in",
     "found_again",
     "identity_in",
+    "path_of",
     "touched_ns",
 ]
 
@@ -44,6 +45,8 @@ ASKED_AT_ONCE, ASKED_TOGETHER = 16, 16384
 FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
 # Of these even two files that are there at once may have one number, and whatever else a file has.
 UNSURE = ("fuse", "fuseblk")
+
+APART = "url/file/"  # before a path below /url, as copies of URLs lie there; no store is a file://
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,12 @@ class Source:
         if self.store is not None:
             return "url/" + self.path.replace("://", "/")
         path = self.path.lstrip("/")
-        return f"url/file/{path}" if path.startswith("url/") else path  # no store is a file://
+        return f"{APART}{path}" if path.startswith("url/") else path
+
+
+def path_of(copy: str) -> str:
+    """Which file's a copy is, by where it lies below staged/."""
+    return f"/{copy.removeprefix(APART)}"
 
 
 class Kinds:
