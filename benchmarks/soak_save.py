@@ -358,7 +358,7 @@ def _save(tier: Path, step: int) -> Path:
     try:
         (part.path / "state.json").write_text("{}" + " " * 10_000)
     except OSError as error:
-        raise PenstockError(f"the other program: {error}") from None
+        raise PenstockError(f"{part.path}: the other program: {error}") from None
     return commit(part)
 
 
