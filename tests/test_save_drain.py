@@ -44,9 +44,11 @@ from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.retention import (
     Keep,
+    Proven,
     as_full,
     doomed_on_fast,
     doomed_on_slow,
+    doomed_safely,
     make_room,
     prune,
     remove,
@@ -623,6 +625,17 @@ def test_a_copy_that_was_killed_before_its_manifest_is_taken_up_by_none_of_anoth
     drained(fast, slow)
     assert (slow / "last.2.ckpt").read_bytes() == data
     assert (slow / "last.3.ckpt").read_bytes() == (fast / "last.ckpt").read_bytes()
+
+
+def test_a_mark_in_a_bad_sector_keeps_nothing_from_the_slow_tier(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(fast / "last.ckpt")
+    killed_before_its_manifest(fast, slow, monkeypatch)
+    monkeypatch.setattr(Path, "open", opened_badly(slow / "last.ckpt.penstock.half", 5))
+    assert drained(fast, slow).last == "last.ckpt"
+    assert verify(find(LocalStore(slow))[0], "full").is_whole
+    assert (slow / "last.2.ckpt.penstock.json").exists()
 
 
 def test_the_name_given_to_a_copy_that_was_killed_before_its_manifest_tells_no_step(
@@ -1565,6 +1578,27 @@ def test_of_copies_without_a_step_the_last_whole_one_of_a_name_stays(fast: Path)
     store.put(newest, store.read(newest)[:-1] + b"?")
     assert prune(LocalStore(fast), store, Keep(last=1)).slow == ("out",)
     assert there() == ["other", "out.2", "out.3"]
+
+
+def test_what_a_rule_keeps_of_old_is_no_successor_of_a_newer_one(fast: Path, slow: Path) -> None:
+    for step in (900, 1000):
+        saved(fast, step)
+    drained(fast, slow)
+    flip(slow / "step-00001000" / "model.pt", 100)
+    shutil.rmtree(fast)  # a node that is lost; the next begins from an older one
+    saved(fast, 500)
+    drained(fast, slow, keep=Keep(last=1, every=500))
+    assert latest_valid(slow, level="full").step == 900
+
+
+def test_of_two_with_one_name_none_goes_for_the_other(fast: Path) -> None:
+    (one,) = find(LocalStore(saved(fast, 1).parent))
+    assert one.manifest is not None
+    newer, older = (
+        replace(one, step=None, manifest=replace(one.manifest, created_unix_ns=created_unix_ns))
+        for created_unix_ns in (2, 1)
+    )
+    assert doomed_safely([newer, older], Keep(last=1), {}, Proven()) == []
 
 
 def test_foreign_ones_that_stay_on_fast_are_not_drained_again_and_again(

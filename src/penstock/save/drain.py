@@ -627,7 +627,12 @@ class _Target:
         mark = beside(name, HALF)
         if self.store.stat(mark) is None:
             return False
-        called, origin = half_of(self.store, mark)
+        try:
+            called, origin = half_of(self.store, mark)
+        except TierError as error:
+            if is_of_one_file(error):  # perhaps for ever
+                return False
+            raise
         wanted = self._source.called or self._source.name
         return called == wanted and origin in ("", self._source.store.url)
 

@@ -179,8 +179,9 @@ def doomed_safely(
     proven: Proven,
     unread: Store | None = None,
 ) -> list[Checkpoint]:
-    """As doomed_on_slow; but one of those that stay in the place of what goes is known to be whole,
-    by having been read in full, or nothing is doomed.  One that is found damaged counts as failed.
+    """As doomed_on_slow; but a newer one of those that stay in the place of what goes is known to
+    be whole, by having been read in full, or nothing is doomed.  One that is found damaged counts
+    as failed.
 
     unread: checkpoints of this store are taken for whole: they are read on their way.
     """
@@ -193,8 +194,15 @@ def doomed_safely(
             if one.is_ours and not one.problem and one.name not in gone
             and not failure_of(one, known)
         ]  # fmt: skip
-        for line in {_line(one) for one in doomed}:
-            instead = [one for one in stays if _line(one) == line]
+        newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
+        for first in newest.values():
+            instead = [
+                one
+                for one in stays
+                if _line(one) == _line(first) and newest_first([one, first])[0] is one
+            ]
+            if not instead:  # two have one name
+                return []
             if any(one.store is unread or proven.knows(one) for one in instead):
                 continue
             if not proven.is_whole(instead[0]):
