@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drain, Drainer
+from penstock.save.drain import Drain, Drainer, Status
 from penstock.save.formats import find
 from penstock.save.gather import Session
 from penstock.save.tiered import Tiers, drain_beside, rate_bps
@@ -257,7 +257,8 @@ def test_a_manifest_that_can_never_be_read_ends_the_wait_with_its_name(
             raise OSError(5, "Input/output error", str(path))
         return true(path, **named)
 
-    monkeypatch.setattr("penstock.save.checkpointer.UNREAD_S", 1.0)
+    most_s = 1.0 if what == "read_bytes" else 60.0
+    monkeypatch.setattr("penstock.save.checkpointer.UNREAD_S", most_s)
     monkeypatch.setattr(Path, what, shaky)
     ckpt = Checkpointer(tmp_path / "fast", tmp_path / "slow", on_error="warn")
     first = ckpt.save(1, state())
@@ -268,6 +269,41 @@ def test_a_manifest_that_can_never_be_read_ends_the_wait_with_its_name(
             first.durable.result(60)
     assert ckpt.save(2, state(2)).durable.result(60) == str(tmp_path / "slow" / "step-00000002")
     ckpt.close()
+
+
+@pytest.mark.parametrize("what", ["the checkpoint", "the tier"])
+def test_a_fast_tier_that_can_never_be_read_again_keeps_nobody_waiting(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, stat, listdir = tmp_path / "fast", Path.stat, os.listdir
+    bad = fast / "step-00000001" if what == "the checkpoint" else fast
+
+    def shaky_stat(path: Path, **named: Any) -> Any:
+        if path == bad != fast:
+            raise OSError(5, "Input/output error", str(path))
+        return stat(path, **named)
+
+    def shaky_listdir(path: Any = ".") -> Any:
+        if Path(path) == bad:
+            raise OSError(5, "Input/output error", str(path))
+        return listdir(path)
+
+    monkeypatch.setattr("penstock.save.checkpointer.UNREAD_S", 1.0)
+    ckpt = Checkpointer(fast, tmp_path / "slow", on_error="warn")
+    assert ckpt._drain is not None
+    assert ckpt._drain._process is not None
+    ckpt._drain._process.send_signal(signal.SIGSTOP)  # it finds nothing either
+    monkeypatch.setattr(Drain, "status", lambda drain: Status(state="waiting"))
+    monkeypatch.setattr(Path, "stat", shaky_stat)
+    monkeypatch.setattr(os, "listdir", shaky_listdir)
+    handle = ckpt.save(1, state())
+    with pytest.raises(SaveError, match=r"step-00000001: cannot be read: .*Input/output error"):
+        handle.durable.result(30)
+    drain = ckpt._drain
+    ckpt.close()
+    assert drain.is_alive()  # it goes on: an error may pass
+    drain._process.send_signal(signal.SIGCONT)
+    drain.stop()
 
 
 def test_one_that_is_spoilt_keeps_nobody_waiting_for_one_that_stays_on_fast(

@@ -858,6 +858,93 @@ def test_what_can_never_be_read_is_named_as_damaged_and_tried_still(
     assert names(slow) == ["step-00000002", "step-00000001"]
 
 
+def unlisted(bad: Path, number: int = 5) -> Any:
+    """In place of os.scandir."""
+    scan = os.scandir
+
+    def shaky(path: Any = ".") -> Any:
+        if os.fspath(path) == os.fspath(bad):
+            raise OSError(number, os.strerror(number), str(path))
+        return scan(path)
+
+    return shaky
+
+
+def test_a_folder_that_cannot_be_listed_hides_itself_and_no_other(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    for step in (1, 2):
+        saved(fast, step)
+    for name in ("out", "out/checkpoint-5"):
+        trained(fast, name)
+    bad = [saved(fast, 3), saved(fast, 4) / "deep", fast / "out" / "checkpoint-5"]
+    with monkeypatch.context() as patch:
+        for path in bad:
+            patch.setattr(os, "scandir", unlisted(path))
+        choice = latest_valid(fast)
+        assert choice.step == 2
+        assert ["cannot be listed: Input/output error" in why for _, why in choice.rejected] == [
+            True, True, True,
+        ]  # fmt: skip
+        with Drainer(fast, slow, Settings(settle_s=0), clock=lambda: now_s) as working:
+            for _ in range(5):
+                working._round()
+                now_s += 60
+            assert {*working.status.damaged} == {
+                "step-00000003", "step-00000004", "out/checkpoint-5",
+            }  # fmt: skip
+            assert all("cannot be listed" in why for why in working.status.damage)
+            assert working._owed() == []
+        assert names(slow) == ["step-00000002", "step-00000001", "out"]
+        patch.setattr(os, "scandir", unlisted(fast / "step-00000001", 107))  # the tier is gone
+        with pytest.raises(TierError):
+            find(LocalStore(fast))
+    assert drained(fast, slow).drained == 3
+
+
+def test_a_file_that_cannot_be_seen_hides_its_checkpoint_and_no_other(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.ckpt", "b.ckpt"):
+        foreign(fast / name)
+    bad = [saved(fast, 1) / INSIDE, saved(fast, 2) / "model.pt", fast / "a.ckpt"]
+    seen = LocalStore._found
+
+    def shaky(store: LocalStore, name: str, entry: Any) -> Any:
+        if store.path(name) in bad:
+            raise TierError(f"{name}: cannot be seen") from OSError(5, os.strerror(5))
+        return seen(store, name, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "_found", shaky)
+        with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+            failed = working.once()
+        assert sorted(one.partition(": ")[2].partition(": ")[0] for one in failed) == [
+            str(fast / name) for name in ("a.ckpt", "step-00000001", "step-00000002")
+        ]
+    assert names(slow) == ["b.ckpt"]
+
+
+def test_a_copy_whose_folder_cannot_be_read_keeps_none_from_the_slow_tier(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    bad, stat = slow / "step-00000001", Path.stat
+
+    def shaky(path: Path, **named: Any) -> Any:
+        if bad in path.parents:
+            raise OSError(5, os.strerror(5), str(path))
+        return stat(path, **named)
+
+    monkeypatch.setattr(os, "scandir", unlisted(bad))
+    monkeypatch.setattr(Path, "stat", shaky)
+    saved(fast, 2)
+    assert drained(fast, slow).drained == 2
+    assert {*names(slow)} == {"step-00000001", "step-00000001.2", "step-00000002"}
+
+
 def test_a_copy_with_a_manifest_in_a_bad_sector_keeps_no_other_from_the_slow_tier(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

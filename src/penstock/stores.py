@@ -371,7 +371,9 @@ class LocalStore(Store):
         """Where a file or a folder of the store lies."""
         return self.folder / _checked(name)
 
-    def list(self, prefix: str = "") -> Iterator[Found]:
+    def list(self, prefix: str = "", unseen: dict[str, TierError] | None = None) -> Iterator[Found]:
+        """unseen: is given what below the prefix cannot be listed or seen, instead of the caller
+        the first such error."""
         # A stack, not recursion: a folder may be deeper than Python's.
         stack = [prefix.strip("/")]
         while stack:
@@ -386,13 +388,21 @@ class LocalStore(Store):
             except OSError as error:
                 if here == "lost+found" and error.errno == errno.EACCES:
                     continue  # of the file system, at the root of a mount
-                raise TierError(f"{folder}: cannot be listed: {_said(error)}") from error
+                told = TierError(f"{folder}: cannot be listed: {_said(error)}")
+                if unseen is None or here == prefix.strip("/"):
+                    raise told from error
+                told.__cause__, unseen[here] = error, told
             for entry in entries:
                 name = f"{here}/{entry.name}" if here else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    stack.append(name)
-                elif not name.endswith(PART) and (found := self._found(name, entry)):
-                    yield found
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(name)
+                    elif not name.endswith(PART) and (found := self._found(name, entry)):
+                        yield found
+                except TierError as error:
+                    if unseen is None:
+                        raise
+                    unseen[name] = error
 
     def _found(self, name: str, entry: os.DirEntry[str]) -> Found | None:
         try:

@@ -20,6 +20,7 @@ import atexit
 import gc
 import json
 import logging
+import math
 import numbers
 import os
 import queue
@@ -175,6 +176,7 @@ class _Going:
     local_unix_s: float = 0.0  # what the drain says of an earlier look is not of this one
     # Of its manifest: the fast tier may give it up before we look.  None: not known yet.
     content_id: str | None = None
+    unread_s: float = math.inf  # since then it cannot be read
 
 
 class Checkpointer:
@@ -630,17 +632,21 @@ class Checkpointer:
             is_over = is_gone or is_idle or is_damaged
             if going.content_id is None and not error:
                 going.content_id, error = content_at(going.save.path)
-            if going.content_id is None:
-                is_lasting = time.perf_counter() - going.end_s > UNREAD_S
-                if not is_damaged and not is_lasting:
-                    continue
-                self._has_given_up |= not is_damaged
-                self._spoilt(number, going, f"cannot be read: {error}")
-                self._pending.remove((number, going))
-                continue
-            path = self._tiers.on_slow(name, going.content_id, is_over)
+            if not error and not has_looked and status.state == "waiting":
+                error = self._unlisted()
+            now_s = time.perf_counter()
+            going.unread_s = min(going.unread_s, now_s) if error else math.inf
+            is_unread = bool(error) and (is_damaged or now_s - going.unread_s > UNREAD_S)
+            path = None
+            if going.content_id is not None:
+                path = self._tiers.on_slow(name, going.content_id, is_over)
             if path is not None:
                 self._durable(number, going, path)
+            elif is_unread:
+                self._has_given_up |= not is_damaged
+                self._spoilt(number, going, f"cannot be read: {error}")
+            elif going.content_id is None:
+                continue
             elif is_damaged and not is_gone:
                 why = dict(zip(status.damaged, status.damage, strict=False)).get(name, "damaged")
                 self._spoilt(number, going, why)
@@ -649,6 +655,14 @@ class Checkpointer:
             else:
                 continue
             self._pending.remove((number, going))
+
+    def _unlisted(self) -> str:
+        """Why the drain, which waits, cannot look at the fast tier; empty: it can."""
+        try:
+            next(Path(self._tiers.root).iterdir(), None)
+        except OSError as error:
+            return str(error)
+        return ""
 
     def _spoilt(self, number: int, going: _Going, why: str) -> None:
         self._failed = SaveError(

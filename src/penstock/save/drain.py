@@ -581,20 +581,20 @@ class _Target:
         if name != self._source.name and self._is_taken(self._source.store, name):
             return False  # two of one tier would replace each other for ever
         noted = self._manifest_name(name)
-        if self.store.stat(noted) is not None:
-            if self.is_folder and not self.store.can_rename:
-                return False  # a committed name is never written into
-            try:
+        try:
+            if self.store.stat(noted) is not None:
+                if self.is_folder and not self.store.can_rename:
+                    return False  # a committed name is never written into
                 there = parse(self.store.read(noted), noted)
                 is_theirs = is_overtaken(there, self.store, name, self.is_folder)
                 is_alone = not self.is_folder or self._is_alone(there, name)
                 return self._is_older(there) and not is_theirs and is_alone
-            except SaveError:  # it cannot be believed, and may be anybody's
+        except SaveError:  # it cannot be believed, and may be anybody's
+            return False
+        except TierError as error:
+            if is_of_one_file(error):  # nor can this one, perhaps for ever
                 return False
-            except TierError as error:
-                if is_of_one_file(error):  # nor can this one, perhaps for ever
-                    return False
-                raise
+            raise
         if not self.is_folder:
             return not self._is_taken(self.store, name) or self._is_half(name)
         if isinstance(self.store, LocalStore):
@@ -1167,7 +1167,8 @@ class Drainer(Working):
             self._prune()
         if not self._is_ended:
             self._is_ended = True
-            self.end_halves()
+            with suppress(TierError):  # the next start comes back to it
+                self.end_halves()
         return failed | {name: why for name, (_, why) in self._damaged.items()}
 
     def end_halves(self) -> None:
@@ -1428,7 +1429,8 @@ def recover(
         failed = working.once()
         if isinstance(working.slow, LocalStore):
             sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
-        working.end_halves()
+        with suppress(TierError):
+            working.end_halves()
     return latest_valid(fast, slow, level, damaged=working.damaged()), failed
 
 

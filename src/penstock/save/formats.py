@@ -15,7 +15,7 @@ from typing import NamedTuple
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
-from penstock.stores import Found, Store, beside
+from penstock.stores import Found, LocalStore, Store, beside
 
 __all__ = [
     "HALF",
@@ -47,7 +47,8 @@ HALF = ".penstock.half"
 MOST_HALF_BYTES = 64 << 10
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
-UNREAD = "its manifest cannot be read"  # a problem that begins so may pass
+_UNREAD_MANIFEST, _UNSEEN = "its manifest cannot be read", "not all of it can be seen"
+UNREAD = (_UNREAD_MANIFEST, _UNSEEN)  # a problem that begins so may pass
 OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
 # A bad sector, damage of the file system, a file of another user: the others are as they were.
 _OF_ONE_FILE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM)
@@ -288,7 +289,9 @@ class _Tree:
         self.hints: list[Found] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")
-        for found in store.list():
+        unseen: dict[str, TierError] = {}
+        listed = store.list(unseen=unseen) if isinstance(store, LocalStore) else store.list()
+        for found in listed:
             folder, _, base = found.name.rpartition("/")
             if folder != last:
                 last, here = folder, self._noted(folder)
@@ -296,6 +299,12 @@ class _Tree:
                 here.files[base] = found
                 if base in HINTS:
                     self.hints.append(found)
+        self._unseen: dict[str, str] = {}  # by name, and why
+        for name, error in unseen.items():
+            if not is_of_one_file(error):
+                raise error
+            if self._noted(name) is not None:
+                self._unseen[name] = f"{_UNSEEN}: {error}"
 
     def _noted(self, name: str) -> _Folder | None:
         """A folder that those above it know; None: it is no place for checkpoints."""
@@ -312,17 +321,28 @@ class _Tree:
     def below(self, name: str, depth: int) -> Iterator[Checkpoint]:
         here = self.folders[name]
         if name:
+            if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
+                yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
+                return
             for recognise in _FOLDERS:
                 found = recognise(self, name, here)
                 if found is not None:
-                    yield found
-                    for inner in self._inner_runs(found, name, here):
+                    runs = self._inner_runs(found, name, here)
+                    yield self._as_seen(found, tuple(f"{one}/" for one in runs))
+                    for inner in runs:
                         yield from self.below(inner, depth + 1)
                     return
         yield from _singles(self.store, name, here)
         if depth < DEEPEST:
             for folder in sorted(here.folders):
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
+
+    def _as_seen(self, found: Checkpoint, runs: tuple[str, ...]) -> Checkpoint:
+        """One that is known in part only is not whole.  runs: folders in it that are others'."""
+        for name, why in self._unseen.items():
+            if name.startswith(f"{found.name}/") and not f"{name}/".startswith(runs):
+                return replace(found, manifest=None, problem=why, is_broken=True)
+        return found
 
     def _inner_runs(self, found: Checkpoint, name: str, here: _Folder) -> list[str]:
         """A Trainer's output folder holds a model, and checkpoints beside it."""
@@ -402,7 +422,7 @@ def _believed(checkpoint: Checkpoint, noted: Found) -> Checkpoint:
             return replace(checkpoint, problem=why)
         if not is_of_one_file(error):
             raise
-        why = f"{UNREAD}: {getattr(error.__cause__, 'strerror', error)}"
+        why = f"{_UNREAD_MANIFEST}: {getattr(error.__cause__, 'strerror', error)}"
         return replace(checkpoint, problem=why, is_broken=True)
     step = checkpoint.step if manifest.step is None else manifest.step
     return replace(checkpoint, manifest=manifest, step=step, kind=manifest.kind)
