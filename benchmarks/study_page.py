@@ -49,6 +49,8 @@ NUMBERS = {
     "link_bps": ("--link", 10e9, 1e-9, "GB/s"),
 }
 
+FILE_CALLS = {"create": "made", "stat": "looked at", "open": "opened", "unlink": "removed"}
+
 Beside = list[tuple[str, str, str]]  # what, in the paper, here
 Points = Sequence[Point]
 
@@ -220,6 +222,12 @@ def _ceiling(points: Points, told: dict[str, Any]) -> Beside:
             ("by threads", [p for p in mine if p["depth"] == 1]),
         ):
             rows += _beside_fio(f"`{place}`: {kind}", [p for p in chosen if p["of_fio"]])
+        said = []
+        for op, what in FILE_CALLS.items():
+            best = max((p["calls_hz"] for p in _of(points, place=place, op=op)), default=None)
+            said += [f"{show(best, 'count')} {what}"] if best is not None else []
+        if said:
+            rows.append((f"`{place}`: files a second, at most", "–", ", ".join(said)))
     return rows
 
 

@@ -840,6 +840,22 @@ def test_windows_are_compared_with_what_the_device_gave_meanwhile() -> None:
     assert windows.deviation_of(spans, [200, 150, 1000], samples, 1.0) == pytest.approx([0, 0.25])
 
 
+def test_windows_shorter_than_two_samples_are_compared_together() -> None:
+    samples = [(float(second), 100 * second) for second in range(11)]
+    spans = [(0.5, 1.7), (1.7, 2.9), (2.9, 4.1), (4.1, 5.3), (5.3, 6.5)]
+    # 240 bytes in each two of them; the fifth is alone.
+    seen = [100, 140, 180, 120, 500]
+    assert windows.deviation_of(spans, seen, samples, 2.0) == pytest.approx([0, 0.25])
+
+
+def test_what_is_begun_behind_the_last_step_is_no_window() -> None:
+    done = pipeline.Done(waits_s=[1.0], ends_s=[float(n) for n in range(1, 11)])
+    done.windows = ["a", "b", "of no step"]
+    assert windows._of_steps(done) == ["a", "b"]
+    done.ends_s.append(11.0)
+    assert windows._of_steps(done) == done.windows
+
+
 def test_a_window_spans_from_the_last_step_before_it_to_its_own_last() -> None:
     done = pipeline.Done(waits_s=[1.0], ends_s=[float(n) for n in range(1, 13)])
     done.windows = ["a", "b", "c"]
@@ -969,6 +985,29 @@ def test_a_page_says_how_far_from_fio_its_cases_and_fio_are() -> None:
         ("`disk`: by threads, farther from fio where fio itself is not",
          "read random 4 KiB, threads 1: 0.90x"),
     ]  # fmt: skip
+
+
+def test_a_page_says_how_many_files_a_second_a_place_makes_and_opens() -> None:
+    cases = [
+        Point({"place": "disk", "op": op}, 3, {"bandwidth_bps": None, "calls_hz": hz}, {}, {})
+        for op, hz in (("create", 1325.0), ("create", 3820.0), ("unlink", 434.0))
+    ]
+    said = {what: here for what, _, here in study_page._ceiling(cases, {})}
+    assert said["`disk`: files a second, at most"] == "3,820 made, 434 removed"
+
+
+def test_the_picture_of_train_has_plain_numbers_below_far_points_too() -> None:
+    """As those of AlexNet: 10 to 31 times what the input takes."""
+    points = [
+        Point({"place": "latency", "threads": 1, "prefetch": 1, "compute": "alexnet"},
+              1, {"ratio": ratio, "stall": 0.1}, {"stall": None}, {"stall": None})
+        for ratio in (10.5, 31.3)
+    ]  # fmt: skip
+    figure = study.pyplot().figure()
+    inputs._train_drawn(figure, points)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels(which="both")]
+    assert [label for label in labels if label] == ["15", "20", "30"]
 
 
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:

@@ -293,7 +293,7 @@ def _train_label(point: Point) -> str:
     return f"{threads} thread{'s' * (threads != 1)}, prefetch {point['prefetch']}"
 
 
-RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 50, 100)
 
 
 def _train_drawn(figure: Any, points: Sequence[Point]) -> None:

@@ -119,8 +119,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     points = study.points_of(which, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
     remarks.append(
-        f"the device is sampled every {SAMPLE_S[settings.scale]:g} s: a window that is shorter "
-        "than two samples is not compared, nor one in which the device had next to nothing to do"
+        f"the device is sampled every {SAMPLE_S[settings.scale]:g} s: windows shorter than two "
+        "samples are compared together with the next ones, and one in which the device had next to "
+        "nothing to do is not"
     )
     return Found(which, settings.scale, mark, machine, points, rows, remarks, {"curves": curves})
 
@@ -161,6 +162,7 @@ def _measured(
         job = replace(job, window_steps=WINDOW_STEPS, record=str(recorded))
     with _Sampler(place, SAMPLE_S[settings.scale]) as sampler:
         done, row = inputs.loaded(place, job, before)
+    done.windows = _of_steps(done)
     row["windows"] = len(done.windows) or (1 if before else None)
     if case["recorder"] == "none":
         return row
@@ -192,6 +194,11 @@ def data_bytes(folder: Path) -> int:
             "SELECT coalesce(sum(bytes), 0) FROM each"
         )
     return int(found)
+
+
+def _of_steps(done: Done) -> list[str]:
+    """Its windows, without one that was begun when the last step had ended."""
+    return done.windows[: -(-len(done.ends_s) // WINDOW_STEPS)]
 
 
 def _spans(done: Done) -> list[tuple[float, float]]:
@@ -235,16 +242,33 @@ def deviation_of(
 ) -> list[float]:
     """How far each window's bytes are from what the device gave in that time, as a share of it.
 
-    samples: (time, bytes so far); between two of them the device is taken to be even.  least_s: a
-    shorter window is left out, and so is one in which the device had next to nothing to do.
+    samples: (time, bytes so far); between two of them the device is taken to be even.  least_s:
+    shorter windows are taken together with the next ones.  Left out are those at the end that stay
+    shorter, and those in which the device had next to nothing to do.
     """
-    given = [_at(samples, end) - _at(samples, start) for start, end in spans]
+    joined = _joined(spans, seen, least_s)
+    given = [_at(samples, end) - _at(samples, start) for (start, end), _ in joined]
     least = LEAST_OF_MEAN * sum(given) / max(1, len(given))
     return [
         abs(read_bytes / moved - 1)
-        for (start, end), read_bytes, moved in zip(spans, seen, given, strict=True)
-        if end - start >= least_s and moved > least
+        for (_, read_bytes), moved in zip(joined, given, strict=True)
+        if moved > least
     ]
+
+
+def _joined(
+    spans: Sequence[tuple[float, float]], seen: Sequence[int], least_s: float
+) -> list[tuple[tuple[float, float], int]]:
+    """Neighbours together, until they are as long."""
+    found = []
+    begun, read_bytes = None, 0
+    for (start, end), n_bytes in zip(spans, seen, strict=True):
+        begun = start if begun is None else begun
+        read_bytes += n_bytes
+        if end - begun >= least_s:
+            found.append(((begun, end), read_bytes))
+            begun, read_bytes = None, 0
+    return found
 
 
 def _at(samples: Sequence[tuple[float, int]], when: float) -> float:

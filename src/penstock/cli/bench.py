@@ -23,11 +23,14 @@ from penstock.cli.shell import (
 __all__ = ["bench"]
 
 
-@click.group(short_help="Slow tiers, data sets of published sizes, LMDB readers.")
+@click.group(short_help="Published studies of training I/O, repeated here; slow tiers, data sets.")
 def bench() -> None:
-    """Experiments: slow tiers, data sets with published sizes, the ladder of LMDB readers.
+    """Experiments: published studies of training I/O, repeated on your storage; slow tiers for a
+    machine that has only fast; data sets with published sizes.
 
     \b
+      penstock bench read read --scale ci
+      penstock bench compare here/read.json there/read.json
       penstock bench tier make slow /data --bandwidth 200MB/s --iops 2000 --latency 1ms
       penstock bench data imagenet-chien images --scale 0.1
       penstock bench ladder work
