@@ -4,10 +4,13 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
 import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from PIL import Image
 
 from conftest import PENSTOCK
 from penstock import tiers
-from penstock.bench import data, sets
+from penstock.bench import data, ladder, provenance, sets
 from penstock.bench.data import FORMS, KINDS, make, plan
 from penstock.bench.folders import scratch
 from penstock.cli import cli
@@ -239,10 +242,64 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "free_bytes", lambda folder: 1_000_000)
     with pytest.raises(
-        TierError, match=r"needs 1\.84 MB, and 900 kB can be used there; a smaller --scale"
+        TierError, match=r"needs 1\.84 MB, and 900 kB can be used there; name another folder"
     ):
         make(plan("cifar10", scale=0.01), tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def full_beyond(n_bytes: int) -> Iterator[None]:
+    """No file grows further, as on a disk that others fill meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda folder: make(plan("cifar10", "lmdb", 0.01), folder),
+        lambda folder: ladder.make_lmdb(folder, 2_000_000),
+        lambda folder: provenance.measure(folder, 100, (30_670,)),
+    ],
+)
+def test_a_disk_that_is_full_meanwhile_is_said_and_nothing_stays(
+    tmp_path: Path, written: Callable[[Path], object]
+) -> None:
+    with full_beyond(500_000), pytest.raises(TierError, match="cannot be written, the disk may be full"):
+        written(tmp_path / "set")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_room_for_the_largest_of_the_formulas_lmdbs_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "free_bytes", lambda folder: 1_000_000)
+    done = CliRunner().invoke(cli, ["bench", "provenance", str(tmp_path / "new")])
+    assert isinstance(done.exception, TierError)
+    assert "name another folder, or fewer --records" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+def test_the_formulas_lmdbs_are_no_larger_than_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    sizes: list[int] = []
+    compared = provenance._compared
+
+    def looked_at(path: Path, *rest: Any) -> Any:
+        sizes.append((path / "data.mdb").stat().st_size)
+        return compared(path, *rest)
+
+    monkeypatch.setattr(provenance, "_compared", looked_at)
+    provenance.measure(tmp_path / "new", n, (30_670,))
+    assert len(sizes) == len(provenance.HISTORIES)
+    assert 0.7 * provenance.needed_bytes(n) < max(sizes) <= provenance.needed_bytes(n)
 
 
 @pytest.mark.parametrize(

@@ -460,22 +460,29 @@ def _write_lmdb(planned: Plan, folder: Path, records: Records) -> list[int]:
             "writing LMDB needs py-lmdb: pip install 'penstock[bench]'"
         ) from error
 
-    sizes = []
     room = 2 * planned.disk_bytes + (64 << 20)
-    with closing(lmdb.open(str(folder), map_size=room, sync=False, lock=False)) as database:
-        transaction = database.begin(write=True)
-        try:
-            for number, data in records:
-                transaction.put(b"%08d" % number, data, append=True)
-                sizes.append(len(data))
-                if (number + 1) % 1000 == 0:
-                    transaction.commit()
-                    transaction = database.begin(write=True)
-            transaction.commit()
-        except BaseException:
-            transaction.abort()
-            raise
-        database.sync(True)
+    try:
+        with closing(lmdb.open(str(folder), map_size=room, sync=False, lock=False)) as database:
+            return _put(database, records)
+    except lmdb.Error as error:
+        raise TierError(f"{folder}: cannot be written, the disk may be full: {error}") from error
+
+
+def _put(database: Any, records: Records) -> list[int]:
+    sizes = []
+    transaction = database.begin(write=True)
+    try:
+        for number, data in records:
+            transaction.put(b"%08d" % number, data, append=True)
+            sizes.append(len(data))
+            if (number + 1) % 1000 == 0:
+                transaction.commit()
+                transaction = database.begin(write=True)
+        transaction.commit()
+    except BaseException:
+        transaction.abort()
+        raise
+    database.sync(True)
     return sizes
 
 

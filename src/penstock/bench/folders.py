@@ -24,16 +24,17 @@ SHARE_OF_ROOM = 0.9  # of what is free; the rest is for whoever else writes ther
 SAYS = b"penstock bench made this folder, and removes it with all that is in it\n"
 
 
-def refuse_without_room(folder: Path, n_bytes: float) -> None:
-    """FOLDER: may be not there yet.  Raises TierError: so much has no room there."""
+def refuse_without_room(folder: Path, n_bytes: float, less: str = "a smaller --scale") -> None:
+    """FOLDER: may be not there yet.  less: what makes less.  Raises TierError: so much has no room
+    there."""
     there = folder.absolute()
     while not os.path.lexists(there):
         there = there.parent
     room = int(tiers.free_bytes(there) * SHARE_OF_ROOM)
     if n_bytes > room:
         raise TierError(
-            f"{folder}: needs {show(n_bytes, 'B')}, and {show(room, 'B')} can be used there; a "
-            "smaller --scale makes less"
+            f"{folder}: needs {show(n_bytes, 'B')}, and {show(room, 'B')} can be used there; name "
+            f"another folder, or {less}"
         )
 
 

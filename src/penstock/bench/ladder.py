@@ -143,7 +143,7 @@ def make_lmdb(
     chance = random.Random(seed)
     pool = chance.randbytes(max(1 << 20, 4 * record_bytes))
     n = max(1, data_bytes // record_bytes)
-    refuse_without_room(folder, lmdb_bytes(data_bytes))
+    refuse_without_room(folder, lmdb_bytes(data_bytes), "less data")
     with scratch(folder.with_name(f"{folder.name}.partial")) as work:
         draft, room = work / "lmdb", 3 * data_bytes + (64 << 20)
         try:
@@ -166,6 +166,8 @@ def make_lmdb(
             draft.replace(folder)
         except OSError as error:
             raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
+        except lmdb.Error as error:
+            raise TierError(f"{folder}: cannot be written, the disk may be full: {error}") from error
 
 
 # --- all runs ------------------------------------------------------------------------------------

@@ -10,13 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.folders import work_in
+from penstock.errors import TierError
 
-__all__ = ["HISTORIES", "SIZES", "Measured", "Provenance", "markdown", "measure", "predicted_pages"]
+__all__ = [
+    "HISTORIES",
+    "SIZES",
+    "Measured",
+    "Provenance",
+    "markdown",
+    "measure",
+    "needed_bytes",
+    "predicted_pages",
+]
 
 Numbers = NDArray[np.int64]
 
@@ -163,6 +174,13 @@ HISTORIES = (
 )
 
 
+def needed_bytes(n: int, sizes: Sequence[int] = SIZES) -> int:
+    """Room for the largest of the LMDBs: a tenth of its records is put again, and a transaction
+    leaves the tree's pages before it."""
+    pages = n * Provenance.of(max(sizes)).pages_per_record
+    return int(1.25 * pages) * PAGE_BYTES + (1 << 20)
+
+
 def measure(
     folder: Path,
     n: int = 4000,
@@ -172,7 +190,10 @@ def measure(
     seed: int = 1,
 ) -> list[Measured]:
     """Writes an LMDB of n records of each size in each way, and holds the formula against its
-    index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times."""
+    index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
+
+    Raises TierError: an LMDB cannot be written.
+    """
     found = []
     for number, (history, size) in enumerate((each, size) for each in histories for size in sizes):
         with work_in(folder) as work:
@@ -204,7 +225,16 @@ def _write(path: Path, history: _History, n: int, size: int, random: np.random.G
     least = size - int(history.varies_by * size)
     values = [bytes(n_bytes) for n_bytes in random.integers(least, size, n, endpoint=True).tolist()]
     room = 2 * (n + len(again)) * (size + 3 * PAGE_BYTES) + (16 << 20)
-    with lmdb.open(str(path), map_size=room, sync=False) as env:
+    try:
+        return _put(lmdb.open(str(path), map_size=room, sync=False), history, order, again, values)
+    except lmdb.Error as error:
+        raise TierError(f"{path}: cannot be written, the disk may be full: {error}") from error
+
+
+def _put(
+    database: Any, history: _History, order: Numbers, again: Numbers, values: Sequence[bytes]
+) -> int:
+    with database as env:
         for part in _transactions(order, history.records_per_commit):
             with env.begin(write=True) as transaction:
                 for record in part.tolist():

@@ -355,7 +355,7 @@ def ladder_command(
     )
     source = given or folder / "lmdb"
     if given is None and not (source / "data.mdb").exists():
-        asked(folder, ladder.lmdb_bytes(data), yes)
+        asked(folder, ladder.lmdb_bytes(data), yes, less="less --data")
     with studies.going_on(folder), working("making the LMDB") as progress:
         kept = ladder.opened(folder, settings)
         if given is None:
@@ -509,8 +509,9 @@ def model_command(
 @bench.command("provenance", short_help="Hold LMDBIO's formula against where records lie.")
 @click.argument("folder", type=NEW_FOLDER)
 @click.option("--records", type=click.IntRange(1, 100_000), default=4000, show_default=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
 @AS_JSON
-def provenance_command(folder: Path, records: int, as_json: bool) -> None:
+def provenance_command(folder: Path, records: int, yes: bool, as_json: bool) -> None:
     """Hold LMDBIO's provenance formula against where records lie.
 
     The formula computes the page of each record from how the LMDB was written, without reading it.
@@ -525,6 +526,7 @@ def provenance_command(folder: Path, records: int, as_json: bool) -> None:
 
     from penstock.bench import provenance
 
+    asked(folder, provenance.needed_bytes(records), yes, less="fewer --records")
     was_there = folder.exists()
     try:
         with working("writing LMDBs") as progress:

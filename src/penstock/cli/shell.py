@@ -262,13 +262,20 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def asked(folder: Path, n_bytes: float, yes: bool, at_once: float | None = None) -> None:
+def asked(
+    folder: Path,
+    n_bytes: float,
+    yes: bool,
+    at_once: float | None = None,
+    less: str = "a smaller --scale",
+) -> None:
     """Asks before much is written.  at_once: of it, what is there at the same time; all unless it
-    is told.  Ends here where the answer is no.  Raises TierError: no room for it."""
+    is told.  less: what makes less.  Ends here where the answer is no.  Raises TierError: no room
+    for it."""
     from penstock.bench.folders import refuse_without_room
     from penstock.words import show
 
-    refuse_without_room(folder, n_bytes if at_once is None else at_once)
+    refuse_without_room(folder, n_bytes if at_once is None else at_once, less)
     if n_bytes > ASK_ABOVE_BYTES and not yes:
         said = f"{folder}: {show(n_bytes, 'B')} will be written; go on?"
         try:
