@@ -270,7 +270,10 @@ def full_beyond(n_bytes: int) -> Iterator[None]:
 def test_a_disk_that_is_full_meanwhile_is_said_and_nothing_stays(
     tmp_path: Path, written: Callable[[Path], object]
 ) -> None:
-    with full_beyond(500_000), pytest.raises(TierError, match="cannot be written, the disk may be full"):
+    with (
+        full_beyond(500_000),
+        pytest.raises(TierError, match="cannot be written, the disk may be full"),
+    ):
         written(tmp_path / "set")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import lmdb
@@ -16,6 +17,7 @@ from penstock.bench.provenance import (
     measure,
     predicted_pages,
 )
+from penstock.errors import MissingDependency
 from penstock.feed.index import open_index
 
 DOCS = Path(__file__).parents[1] / "docs" / "experiments" / "provenance.md"
@@ -70,6 +72,14 @@ def test_the_table_in_the_docs_is_what_is_measured(tmp_path: Path) -> None:
     for line in (lines[0], *lines[2:]):
         assert line in said
     assert {each.n_wrong for each in found if "one transaction" in each.history} == {0}
+
+
+def test_without_py_lmdb_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependency, match=r"py-lmdb: pip install 'penstock\[bench\]'"):
+        measure(tmp_path, 10)
 
 
 def test_the_command_prints_a_row_for_each_way_to_write(tmp_path: Path) -> None:

@@ -287,8 +287,22 @@ def test_results_of_two_studies_and_without_a_common_case_are_refused(tmp_path: 
     with pytest.raises(TierError, match=r"of the study read, .* of train"):
         beside.compared(a, b)
     c = study.write_found(tmp_path / "c", found_of({2: [1.0]}))[0]
-    with pytest.raises(TierError, match="no case in common"):
+    said = "no case in common: threads is 1 in one, 2 in the other; run both with the same options"
+    with pytest.raises(TierError, match=said):
         beside.compared(a, c)
+
+
+def test_a_study_whose_numbers_are_neither_better_nor_worse_has_no_empty_table(
+    tmp_path: Path,
+) -> None:
+    found = found_of({1: [1.0]})
+    neither = tuple(replace(measure, better=0) for measure in STUDY.measures)
+    found = replace(found, study=replace(STUDY, measures=neither, derive=None))
+    path = study.write_found(tmp_path, found)[0]
+    said = beside.markdown_of(beside.compared(path, path), ("a", "b"))
+    assert said == (
+        "`read`: A is a, B is b.\n\nNo number of this study is better or worse than another.\n"
+    )
 
 
 # A program that cannot be run

@@ -74,12 +74,28 @@ def compared(path_a: Path, path_b: Path) -> Compared:
             if difference is not None:
                 found.append(difference)
     if not common:
-        raise TierError(f"{path_a} and {path_b} have no case in common; run both with one --scale")
+        raise TierError(
+            f"{path_a} and {path_b} have no case in common{_apart(a, b)}; run both with the same "
+            "options"
+        )
     return Compared(
         a.name, found, len(a.points) - common, len(b.points) - common,
         _different(a.machine | {"scale": a.scale}, b.machine | {"scale": b.scale}),
         _different(_settings(a), _settings(b)),
     )  # fmt: skip
+
+
+def _apart(a: Read, b: Read) -> str:
+    """The factors of which no value is in both."""
+    said = []
+    for key in dict.fromkeys(key for point in (*a.points, *b.points) for key in point.factors):
+        left, right = (
+            list(dict.fromkeys(str(point.factors.get(key)) for point in read.points))
+            for read in (a, b)
+        )
+        if not set(left) & set(right):
+            said.append(f"{key} is {', '.join(left)} in one, {', '.join(right)} in the other")
+    return f": {'; '.join(said)}" if said else ""
 
 
 def _read(path: Path) -> Read:
@@ -164,22 +180,27 @@ def markdown_of(found: Compared, names: tuple[str, str]) -> str:
     facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
     if facts:
         lines += [study.table_of(["", "A", "B"], facts, [False] * 3), ""]
-    lines += [_summary(found.differences), ""]
-    keys = list(found.differences[0].factors) if found.differences else []
+    if found.differences:
+        lines += [_summary(found.differences), "", _table(found.differences)]
+    else:
+        lines.append("No number of this study is better or worse than another.")
+    for which, number in (("A", found.only_a), ("B", found.only_b)):
+        if number:
+            lines += ["", f"* {number} cases are only in {which}."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(differences: Sequence[Difference]) -> str:
+    keys = list(differences[0].factors)
     rows = [
         [
             *(str(one.factors[key]) for key in keys), one.measure, show(one.a, one.unit),
             show(one.b, one.unit), show(one.ratio, "x"), one.verdict,
         ]
-        for one in found.differences
+        for one in differences
     ]  # fmt: skip
-    names_of = [*keys, "measure", "A", "B", "B / A", "B is"]
-    is_number = [False] * (len(keys) + 1) + [True] * 3 + [False]
-    lines.append(study.table_of(names_of, rows, is_number))
-    for which, number in (("A", found.only_a), ("B", found.only_b)):
-        if number:
-            lines += ["", f"* {number} cases are only in {which}."]
-    return "\n".join(lines) + "\n"
+    names = [*keys, "measure", "A", "B", "B / A", "B is"]
+    return study.table_of(names, rows, [False] * (len(keys) + 1) + [True] * 3 + [False])
 
 
 def _summary(differences: Sequence[Difference]) -> str:

@@ -134,7 +134,7 @@ def make_lmdb(
         import lmdb
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "the ladder needs py-lmdb: pip install 'penstock[bench]'"
+            "making an LMDB needs py-lmdb: pip install 'penstock[bench]'"
         ) from error
     if (folder / "data.mdb").exists():
         return
@@ -167,7 +167,9 @@ def make_lmdb(
         except OSError as error:
             raise TierError(f"{folder}: cannot be written: {error.strerror}") from error
         except lmdb.Error as error:
-            raise TierError(f"{folder}: cannot be written, the disk may be full: {error}") from error
+            raise TierError(
+                f"{folder}: cannot be written, the disk may be full: {error}"
+            ) from error
 
 
 # --- all runs ------------------------------------------------------------------------------------

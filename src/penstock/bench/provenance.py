@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.folders import work_in
-from penstock.errors import TierError
+from penstock.errors import MissingDependency, TierError
 
 __all__ = [
     "HISTORIES",
@@ -192,7 +192,7 @@ def measure(
     """Writes an LMDB of n records of each size in each way, and holds the formula against its
     index.  The LMDBs lie in folder one after the other and are removed.  Counts alone, no times.
 
-    Raises TierError: an LMDB cannot be written.
+    Raises TierError: an LMDB cannot be written; MissingDependency.
     """
     found = []
     for number, (history, size) in enumerate((each, size) for each in histories for size in sizes):
@@ -217,7 +217,12 @@ def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int)
 
 def _write(path: Path, history: _History, n: int, size: int, random: np.random.Generator) -> int:
     """The pages of the tree."""
-    import lmdb
+    try:
+        import lmdb
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "making an LMDB needs py-lmdb: pip install 'penstock[bench]'"
+        ) from error
 
     path.mkdir()
     order = random.permutation(n) if history.is_shuffled else np.arange(n)
