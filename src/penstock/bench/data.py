@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
