@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from penstock.bench.folders import refuse_without_room, scratch, work_in
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import TierError
+from penstock.errors import MissingDependency, TierError
 from penstock.feed.tfrecord import framed
 
 __all__ = [
@@ -251,8 +252,13 @@ STUDY = Study(
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """Each workload for each accelerator, on each place; beside dlio_benchmark where it is named.
 
-    Raises TierError: no room, not cold, FOLDER holds other settings.
+    Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency: no such
+    program.
     """
+    if settings.dlio and not shutil.which(settings.dlio):
+        raise MissingDependency(
+            f"{settings.dlio}: no such program; --dlio names where dlio_benchmark is installed"
+        )
     mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
