@@ -321,6 +321,20 @@ def test_what_is_no_file_is_left_out_and_counted(source: Path, tier: Tier) -> No
     }
 
 
+def test_a_time_that_no_line_can_tell_costs_that_file_alone(source: Path, tier: Tier) -> None:
+    for name in ("a", "late"):
+        (source / name).write_bytes(b"abc")
+    late_s = 10_000_000_000  # of the year 2286
+    os.utime(source / "late", (late_s, late_s))
+    if (source / "late").stat().st_mtime != late_s:
+        pytest.skip("this file system knows no such time")
+    found = copy(tier, below(source))
+    assert (found.copied, found.skipped) == (1, {sources.TIME_BEYOND: 1})
+    assert (status(tier).copies, status(tier).strays) == (1, 0)
+    told = [str(source / "a"), str(source / "late")]
+    assert now_of(told)["size_bytes"].tolist() == [3, today.UNSEEN]
+
+
 def test_an_empty_file_is_a_copy_too(source: Path, tier: Tier) -> None:
     (source / "empty").touch()
     copy(tier, below(source))
@@ -928,6 +942,16 @@ def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, ti
     assert (status(tier).copies, status(tier).strays) == (4, 0)
     assert evict(tier)[0] == 4
     assert [path.name for path in place.copies.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_a_number_that_no_float_holds_is_no_line(source: Path, tier: Tier) -> None:
+    (source / "a").write_bytes(b"abc")
+    copy(tier, below(source))
+    place = Place(tier)
+    lines = place.manifest.read_text().splitlines(keepends=True)
+    with place.manifest.open("a") as file:
+        file.write(lines[-1].replace('"gain_s": 0.0', f'"gain_s": 1{"0" * 400}'))
+    assert [one.gain_s for one in place.entries().values()] == [0.0]
 
 
 def test_what_is_free_is_what_copies_may_still_take(source: Path, tier: Tier) -> None:

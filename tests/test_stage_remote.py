@@ -18,6 +18,8 @@ from penstock.stage import manifest, part
 from penstock.stage.copy import copy
 from penstock.stage.held import status, verify
 from penstock.stage.manifest import Place
+from penstock.stage.source import find_in
+from penstock.stage.work import Pace, Work
 from penstock.stores import Store, open_store
 from remote import s3, s3_server, sftp_server
 
@@ -189,6 +191,61 @@ def test_what_is_overwritten_within_a_tick_of_the_stores_clock_is_told_by_its_ma
     assert copy(tier, (), store=store).copied == 1  # type: ignore[arg-type]
     (entry,) = Place(tier).entries().values()
     assert Place(tier).copy_path(entry).read_bytes() == b"two"
+
+
+class Held:
+    """A store that tells a version by its mark alone, as an http server without times does."""
+
+    url = "s3://bucket/x"
+
+    def __init__(self, files: dict[str, tuple[bytes, str]]) -> None:
+        self.files = files
+
+    def list(self, prefix: str = "") -> Any:
+        return iter([self.stat(name) for name in self.files])
+
+    def stat(self, name: str) -> Any:
+        data, mark = self.files[name]
+        return pytest.importorskip("penstock.stores").Found(name, len(data), None, mark)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.files[name][0][offset : None if length is None else offset + length]
+
+
+def test_a_large_file_that_changed_after_a_kill_is_copied_from_its_beginning(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1 << 20)
+    store: Any = Held({"large": (b"1" * (3 << 20), "one")})
+    place = Place(tier)
+    place.make()
+    (one,), _ = find_in(store, place)
+    large = part.Large(Work(place, Pace(None), one.identity.size_bytes, None), one)
+    for first in (large.begin() or [])[:2]:
+        large.copy_chunk(first)
+    large.part.close(is_kept=True)  # what a kill leaves
+    store.files["large"] = (b"2" * (3 << 20), "two")
+    assert copy(tier, (), store=store).copied == 1
+    assert copies(tier, store) == {"large": b"2" * (3 << 20)}
+
+
+def test_a_name_that_became_a_folder_in_a_store_and_one_again_is_copied(tier: Tier) -> None:
+    store: Any = Held({"a": (b"1", "one"), "b": (b"b", "b")})
+    copy(tier, (), store=store)
+    for now in ({"a/c/d": (b"2", "two")}, {"a/c": (b"3", "three")}, {"a": (b"4", "four")}):
+        store.files = {**now, "b": (b"b", "b")}
+        assert copy(tier, (), store=store).skipped == {}
+        assert copies(tier, store) == {name: one for name, (one, _) in store.files.items()}
+        assert status(tier).strays == 0
+
+
+def test_names_of_a_store_that_no_path_can_have_cost_those_files_alone(tier: Tier) -> None:
+    odd = ["n" * 300, "a\0b", "\ud800", "x://y", "folder/" + "é" * 130]
+    store: Any = Held(dict.fromkeys(odd, (b"odd", "one")))
+    store.files |= {"x/y": (b"fine", "one"), "n" * 255: (b"long", "one")}
+    found = copy(tier, (), store=store)
+    assert (found.copied, found.skipped) == (2, {"a name that no path can have": 5})
+    assert copies(tier, store) == {"x/y": b"fine", "n" * 255: b"long"}
 
 
 def test_a_mark_is_what_a_store_tells_a_version_by() -> None:

@@ -53,7 +53,7 @@ struct feed_tally {
 };
 
 /* What tells a file from another one and from a changed one.  size_bytes: -1: no regular file is
- * there, or it may not be looked at; then all else is 0. */
+ * there, it may not be looked at, or has times that 64 bits do not hold; then all else is 0. */
 struct feed_seen {
     int64_t size_bytes, mtime_ns, ctime_ns;
     uint64_t inode, device;

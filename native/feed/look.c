@@ -4,9 +4,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static int64_t ns_of(struct timespec time)
+static bool ns_of(struct timespec time, int64_t *ns)
 {
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
+    return !__builtin_mul_overflow(time.tv_sec, 1000000000LL, ns) &&
+           !__builtin_add_overflow(*ns, time.tv_nsec, ns);
 }
 
 void penstock_feed_look(const char *names, struct feed_seen *seen, uint32_t n)
@@ -14,13 +15,15 @@ void penstock_feed_look(const char *names, struct feed_seen *seen, uint32_t n)
     /* By the whole path: from an open folder it takes as long, where the way is in memory. */
     for (uint32_t i = 0; i < n; i++, names += strlen(names) + 1) {
         struct stat status;
+        int64_t mtime_ns, ctime_ns;
 
         seen[i] = (struct feed_seen){.size_bytes = -1};
-        if (!stat(names, &status) && S_ISREG(status.st_mode))
+        if (!stat(names, &status) && S_ISREG(status.st_mode) && ns_of(status.st_mtim, &mtime_ns) &&
+            ns_of(status.st_ctim, &ctime_ns))
             seen[i] = (struct feed_seen){
                 .size_bytes = status.st_size,
-                .mtime_ns = ns_of(status.st_mtim),
-                .ctime_ns = ns_of(status.st_ctim),
+                .mtime_ns = mtime_ns,
+                .ctime_ns = ctime_ns,
                 .inode = status.st_ino,
                 .device = status.st_dev,
             };

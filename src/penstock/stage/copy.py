@@ -322,7 +322,7 @@ def _stamp(place: Place, source: Source) -> tuple[int, int] | None:
 def _clear_way(place: Place, missing: Sequence[Source]) -> None:
     """Removes copies of files that are folders now, or in folders that are files now: what is to be
     copied has their places."""
-    known = {copy: one for copy, one in place.entries().items() if not one.is_url}
+    known = place.entries()
     if not known or not missing:
         return
     above: set[str] = set()

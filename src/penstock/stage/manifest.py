@@ -100,6 +100,10 @@ class Identity:
             status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev
         )
 
+    def has_line(self) -> bool:
+        """Whether the manifest can tell it, and the map: times of the years 1678 to 2261."""
+        return _are_numbers((self.size_bytes, self.mtime_ns, self.ctime_ns, self.ino, self.dev))
+
     def is_same(self, other: "Identity", is_ino_kept: bool = True) -> bool:
         """dev is never compared: it may differ from mount to mount."""
         mine, others = (
@@ -163,7 +167,7 @@ _FIVE_INTS = (int,) * 5
 
 
 def _entry(facts: Mapping[str, Any]) -> Entry:
-    """Raises ValueError, KeyError, TypeError: not what `line` writes.
+    """Raises ValueError, KeyError, TypeError, OverflowError: not what `line` writes.
 
     A tier may hold a million, and all are read at once: few steps for each.
     """
@@ -321,7 +325,7 @@ class Place:
             if "gone" in facts:
                 return facts["gone"] if isinstance(facts["gone"], str) else None
             return _entry(facts)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None  # a line that a crash cut: its copy is made again
 
     def append(self, entries: Iterable[Entry] = (), gone: Iterable[str] = ()) -> None:

@@ -375,7 +375,8 @@ class Large:
 
     def _head(self) -> bytes:
         one = self.part.source.identity
-        facts = (KIND, manifest.CHUNK_BYTES, one.size_bytes, one.mtime_ns, one.ctime_ns)
+        ino = one.ino * self.part.source.is_ino_kept  # of a store its mark: all that it may tell
+        facts = (KIND, manifest.CHUNK_BYTES, one.size_bytes, one.mtime_ns, one.ctime_ns, ino)
         return repr((*facts, self.part.source.path)).encode("ascii", "backslashreplace")
 
     def copy_chunk(self, first: int) -> None:

@@ -293,7 +293,9 @@ def _as_now(
     elif n_gone:
         notes.append(f"{count(n_gone, 'file')} of the run not there any more: left out")
     if n_unseen:
-        notes.append(f"{count(n_unseen, 'file')} that you may not look at: left out")
+        notes.append(
+            f"{count(n_unseen, 'file')} not to be looked at, or of a time out of reach: left out"
+        )
     if is_other.any():
         notes.append(
             f"{count(int(is_other.sum()), 'file')} of another size than in the run: room is "

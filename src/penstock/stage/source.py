@@ -46,6 +46,7 @@ FORGETFUL = ("fuse", "fuseblk", "overlay", "9p", "virtiofs")
 # Of these even two files that are there at once may have one number, and whatever else a file has.
 UNSURE = ("fuse", "fuseblk")
 
+TIME_BEYOND = "changed before 1678 or after 2261, as its time says; touch it"
 APART = "url/file/"  # before a path below /url, as copies of URLs lie there; no store is a file://
 
 
@@ -77,7 +78,7 @@ class Source:
     def copy(self) -> str:
         """Where its copy goes, below staged/."""
         if self.store is not None:
-            return "url/" + self.path.replace("://", "/")
+            return "url/" + self.path.replace("://", "/", 1)
         path = self.path.lstrip("/")
         return f"{APART}{path}" if path.startswith("url/") else path
 
@@ -206,6 +207,7 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
             "credentials for it?"
         ) from error
     folders = {folder for told in listed for folder in _above(told.name)}
+    most_name_bytes = os.pathconf(place.copies, "PC_NAME_MAX")
     for told in listed:
         source = Source(
             f"{store.url.rstrip('/')}/{told.name}",
@@ -217,8 +219,10 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
             store=store,
             name=told.name,
         )
-        if {"", ".", ".."} & set(source.copy.split("/")):
+        if not _can_be_path(source.copy, most_name_bytes):
             count(skipped, "a name that no path can have")
+        elif not source.identity.has_line():
+            count(skipped, TIME_BEYOND)
         elif told.name in folders:
             count(skipped, "a name that others have as their folder")
         elif len(os.fsencode(f"{place.copies}/{source.copy}")) > MOST_PATH_BYTES:
@@ -228,6 +232,16 @@ def find_in(store: "Store", place: Place) -> tuple[list[Source], dict[str, int]]
     if not found and not skipped:
         raise TierError(f"{store.url}: holds no file that can be seen, or is no folder; look there")
     return found, skipped
+
+
+def _can_be_path(copy: str, most_name_bytes: int) -> bool:
+    parts = copy.split("/")
+    try:
+        longest = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeEncodeError:
+        return False
+    is_whole = {"", ".", ".."}.isdisjoint(parts) and "\0" not in copy
+    return is_whole and longest <= most_name_bytes
 
 
 def _above(name: str) -> Iterator[str]:
@@ -259,6 +273,8 @@ def _unfit(path: str, status: os.stat_result, ours: str, place: Place) -> str:
         return "lies on the tier already"
     if len(os.fsencode(f"{place.copies}{path}")) > MOST_PATH_BYTES:
         return "path too long for a copy"
+    if not Identity.of(status).has_line():
+        return TIME_BEYOND
     if not os.access(path, os.R_OK):
         return "not readable"
     return ""

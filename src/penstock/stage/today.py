@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.stage.manifest import Identity
 from penstock.stage.source import ASKED_AT_ONCE
 
 __all__ = ["GONE", "NOW", "UNSEEN", "now_of", "real_path"]
@@ -34,7 +35,8 @@ NOW = np.dtype(
         ("dev", np.uint64),
     ]
 )
-# Instead of a size: not there, or no file any more; not to be looked at by who asks.
+# Instead of a size: not there, or no file any more; not to be looked at by who asks, or of a time
+# that these rows cannot tell.
 GONE, UNSEEN = -1, -2
 
 # What is in memory takes 2 µs each, whoever asks; a server takes longer than this, and answers many
@@ -105,6 +107,8 @@ def _now(told: str) -> tuple[int, int, int, int, int]:
         return (GONE if is_gone else UNSEEN), 0, 0, 0, 0
     if not stat.S_ISREG(status.st_mode):
         return GONE, 0, 0, 0, 0
+    if not Identity.of(status).has_line():
+        return UNSEEN, 0, 0, 0, 0
     return (
         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev,
     )  # fmt: skip
