@@ -944,6 +944,25 @@ def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, ti
     assert [path.name for path in place.copies.rglob("*") if path.is_file()] == ["mine"]
 
 
+def test_a_map_that_is_damaged_amid_what_was_dropped_is_written_anew(
+    source: Path, tier: Tier
+) -> None:
+    filled(source, 4)
+    copy(tier, below(source))
+    place = Place(tier)
+    one = next(iter(place.entries().values()))
+    with Map(place.map) as found:
+        found.mark(one, "is_dropped", 1)
+        number = found.find(os.fsencode(one.source))
+    assert number is not None
+    with place.map.open("r+b") as file:
+        file.seek(manifest.HEADER.itemsize + number * manifest.SLOT.itemsize + 8)
+        file.write(b"\xff" * 8)  # where the path is
+    copy(tier, below(source))
+    with Map(place.map) as found:
+        assert found.copy_of(os.fsencode(one.source))
+
+
 def test_a_number_that_no_float_holds_is_no_line(source: Path, tier: Tier) -> None:
     (source / "a").write_bytes(b"abc")
     copy(tier, below(source))

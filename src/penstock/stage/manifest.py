@@ -597,7 +597,10 @@ def _take_over(
     place: Place, before: "Map", entries: Iterable[Entry], fresh: frozenset[str]
 ) -> None:
     """What programs dropped stays dropped, unless the copy was made anew since."""
-    dropped = before.dropped()
+    try:
+        dropped = before.dropped()
+    except TierError:
+        return  # damaged: the new one is in its place, and each open asks its source anyway
     if not dropped:
         return
     with Map(place.map) as now:
