@@ -186,7 +186,8 @@ def test_copies_on_a_tier_that_has_become_read_only_are_served(
         )
         assert done.returncode == 0, done.stderr
         assert opens_of(folder) == {"served": len(NAMES)}
-        assert "cannot be written" in command("stage", "evict", "fast").stderr
+        told = command("stage", "evict", "fast").stderr
+        assert "cannot be written: Read-only file system; mount it to be written" in told
 
 
 def test_a_tier_that_is_none_is_said_before_anything_runs(

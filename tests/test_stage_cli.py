@@ -80,8 +80,11 @@ def test_from_a_run_to_copies_that_are_verified_and_evicted(
     copy = tmp_path / "tier" / "staged" / str(files[0]).lstrip("/")
     copy.chmod(0o600)
     copy.write_bytes(b"damaged")
-    assert "7 bytes instead of 50,000" in say("stage", "verify", "fast", status=1).stderr
-    say("stage", "verify", "fast", "--evict", status=1)
+    told = say("stage", "verify", "fast", status=1).stderr.splitlines()
+    assert told[0].endswith("7 bytes instead of 50,000")
+    assert told[1].startswith("penstock: penstock stage verify fast --evict removes them")
+    told = say("stage", "verify", "fast", "--evict", status=1).stderr.splitlines()
+    assert told[1].startswith("penstock: these are removed")
     assert say("stage", "copy", "data", "--to", "fast").stdout.startswith("1 file copied")
     said = say("stage", "evict", "fast", "--free", "100KB")
     assert said.stdout == "copies of 2 files removed, 106 kB more room than before\n"
@@ -261,3 +264,18 @@ def test_every_command_explains_itself_with_an_example(say: Say) -> None:
     for group in (stage_group, tiers_group):
         for name in group.commands:
             assert f"penstock {group.name} {name}" in say(group.name or "", name, "--help").stdout
+
+
+@needs_library
+def test_a_damaged_copy_of_an_odd_name_is_told_on_one_line(say: Say, tmp_path: Path) -> None:
+    source = tmp_path / "odd"
+    source.mkdir()
+    name = os.fsdecode(b"new\nline\xff")
+    (source / name).write_bytes(b"abc")
+    say("stage", "copy", source, "--to", "fast")
+    copy = Path(f"{tmp_path}/tier/staged{source}/{name}")
+    copy.unlink()
+    escaped = f"{source}/new\\nline\\xff"
+    assert f"{escaped}: gone\n" in say("stage", "verify", "fast", status=1).stderr
+    told = say("run", "--staged", "fast", "--verify", "true", status=1).stderr
+    assert f"{escaped}: its copy: gone\n" in told

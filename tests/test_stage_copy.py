@@ -944,6 +944,17 @@ def test_copies_that_a_damaged_manifest_lost_are_counted_and_go(source: Path, ti
     assert [path.name for path in place.copies.rglob("*") if path.is_file()] == ["mine"]
 
 
+def test_a_map_that_finds_no_room_says_what_makes_some(
+    source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*told: object) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(manifest, "_map_bytes", full)
+    with pytest.raises(TierError, match=r"staged\.map: .* on device; penstock stage evict makes"):
+        copy(tier, below(source))
+
+
 def test_a_map_that_is_damaged_amid_what_was_dropped_is_written_anew(
     source: Path, tier: Tier
 ) -> None:

@@ -36,6 +36,7 @@ from penstock.cli.shell import (
     engine,
     fail,
     here,
+    on_one_line,
     percent,
     print_json,
     print_rich,
@@ -469,7 +470,7 @@ def _checked_map_of(tier: str, is_verified: bool) -> Path:
         with ended_like_ctrl_c(), Progress("reading the copies") as progress:
             bad = verify(tier_of(tier), progress=progress.advance).corrupted
         if bad:
-            say(f"{bad[0].entry.source}: its copy: {bad[0].why}")
+            say(f"{on_one_line(bad[0].entry.source)}: its copy: {bad[0].why}")
             n = f"{len(bad)} copies are" if len(bad) > 1 else "1 copy is"
             fail(
                 f"{tier}: {n} not what was staged; nothing was run; "

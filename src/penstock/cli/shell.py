@@ -38,6 +38,7 @@ __all__ = [
     "engine",
     "fail",
     "here",
+    "on_one_line",
     "percent",
     "print_json",
     "print_rich",
@@ -225,6 +226,14 @@ def here(path: Path) -> str:
     if here.startswith(".."):
         return str(path)
     return f"./{here}" if here.startswith("-") else here
+
+
+def on_one_line(path: str) -> str:
+    """As text that no name can break: what no screen shows is escaped."""
+    text = os.fsencode(path).decode(errors="backslashreplace")
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def short(path: Path) -> str:

@@ -13,6 +13,7 @@ from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
     here,
+    on_one_line,
     print_json,
     print_rich,
     rate,
@@ -720,7 +721,12 @@ def stage_verify(tier: str, is_mending: bool, as_json: bool) -> int:
         read = show(found.bytes_read, "B")
         click.echo(f"copies of {count(found.copies, 'file')}, {read} read, {len(bad):,} damaged")
     for source, why in bad[:20]:
-        say(f"{source.encode('utf-8', 'backslashreplace').decode()}: {why}")
+        say(f"{on_one_line(source)}: {why}")
     if len(bad) > 20:
         say(f"and {len(bad) - 20:,} more; --json lists all")
+    again = f"penstock stage copy RUN --to {tier} makes them again"
+    if bad and is_mending:
+        say(f"these are removed, and the originals are read; {again}")
+    elif bad:
+        say(f"penstock stage verify {tier} --evict removes them; then {again}")
     return CORRUPTED if bad else 0

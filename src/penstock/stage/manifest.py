@@ -216,6 +216,15 @@ def stored_bytes(size_bytes: Any) -> Any:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def _unwritable(path: Path, error: OSError) -> TierError:
+    cure = "a tier needs a folder of your own"
+    if error.errno == errno.EROFS:
+        cure = "mount it to be written"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "penstock stage evict makes room, or remove what else lies there"
+    return TierError(f"{path}: cannot be written: {error.strerror}; {cure}")
+
+
 class Place:
     """Where a tier keeps what is ours: copies, manifest, map, parts.  Raises TierError."""
 
@@ -248,7 +257,7 @@ class Place:
         try:
             descriptor = os.open(self.own / "filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise TierError(f"{self.own}: cannot be written: {error.strerror}") from error
+            raise _unwritable(self.own, error) from error
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return descriptor
 
@@ -272,7 +281,7 @@ class Place:
         try:
             descriptor = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise TierError(f"{self.own}: cannot be written: {error.strerror}") from error
+            raise _unwritable(self.own, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -356,7 +365,7 @@ class Place:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
+            raise _unwritable(self.manifest, error) from error
 
     def compact(self, entries: Mapping[str, Entry]) -> None:
         """Writes the manifest anew with one line a copy, once most of it is of the past.
@@ -374,7 +383,7 @@ class Place:
                 os.fsync(file.fileno())
             draft.replace(self.manifest)
         except OSError as error:
-            raise TierError(f"{self.manifest}: cannot be written: {error.strerror}") from error
+            raise _unwritable(self.manifest, error) from error
 
 
 class Taken:
@@ -579,7 +588,7 @@ def write_map(
             if before is not None:
                 before.close()
     except OSError as error:
-        raise TierError(f"{place.map}: cannot be written: {error.strerror}") from error
+        raise _unwritable(place.map, error) from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
