@@ -271,6 +271,42 @@ def test_a_manifest_that_can_never_be_read_ends_the_wait_with_its_name(
     ckpt.close()
 
 
+def test_tiers_that_are_refused_leave_the_folder_to_the_next(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="one lies in the other") as refused:
+        Checkpointer(tmp_path / "fast", tmp_path / "fast" / "slow")
+    begun_s = time.monotonic()
+    saved(tmp_path / "fast", 1)
+    assert time.monotonic() - begun_s < 60  # else it waits for the first to end
+    assert "fast" in str(refused.value)
+
+
+def test_a_refusal_in_the_background_names_its_step(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path / "fast", on_error="warn")
+    tensors = {"w": torch.ones(1000)}
+    ckpt.save(1, tensors).local.result(60)
+    failed = ckpt.save(2, tensors | {"more": [lambda: 1]})
+    with pytest.raises(SaveError, match=r"step 2 was not saved: state\['more'\]\[0\]: .*lambda"):
+        failed.local.result(60)
+    ckpt.close()
+
+
+def test_what_has_its_name_on_the_slow_tier_and_cannot_be_read_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, opened = tmp_path / "slow", Path.open
+    with Checkpointer(slow=slow) as ckpt:
+        ckpt.save(1, state(2))
+
+    def shaky(path: Path, *given: Any, **named: Any) -> Any:
+        if path == slow / "step-00000001" / "penstock-manifest.json":
+            raise OSError(5, "Input/output error", str(path))
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", shaky)
+    with Checkpointer(tmp_path / "fast", slow) as ckpt:
+        assert ckpt.save(1, state()).durable.result(60) == str(slow / "step-00000001.2")
+
+
 @pytest.mark.parametrize("what", ["the checkpoint", "the tier"])
 def test_a_fast_tier_that_can_never_be_read_again_keeps_nobody_waiting(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -236,13 +236,22 @@ class Own:
     """Of a program; no restricted reader knows it."""
 
 
+class OfTensor:
+    def __init__(self) -> None:
+        self.tensor = torch.ones(3)
+
+
 @pytest.mark.parametrize(
     ("state", "says"),
     [
         ({"a": [1, {"x": torch.zeros(3).to_sparse()}]}, r"state\['a'\]\[1\]\['x'\]: a tensor"),
         ({"a": torch.zeros(2), "b": Own()}, "Own"),
         ({"a": torch.zeros(2), "b": np.zeros(3)}, "numpy"),
-        ({"a": torch.zeros(4), "b": lambda: 1}, "pickled|lambda"),
+        ({"a": torch.zeros(4), "b": [1, {"x": lambda: 1}]}, r"state\['b'\]\[1\]\['x'\]: .*lambda"),
+        (
+            {"a": torch.zeros(4), "b": [(OfTensor(),)]},
+            r"state\['b'\]\[0\]\[0\]: a tensor inside an",
+        ),
         ({"a": torch.zeros(4, device="meta")}, r"state\['a'\]"),
     ],
 )

@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save import commit as committing
-from penstock.save.commit import abort, begin, claim, commit, join, sweep
+from penstock.save.commit import STATE, abort, begin, claim, commit, join, sweep
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, Summing, parse, to_json
 from penstock.save.verify import latest_valid, verify
@@ -369,3 +371,34 @@ def test_a_kill_at_any_call_leaves_the_old_one_or_the_new_one(tmp_path: Path) ->
             break
     assert ends.count(-signal.SIGKILL) >= 8
     assert ends[-1] == 0
+
+
+@pytest.mark.parametrize("what", ["trash", "part", "draft"])
+def test_what_cannot_be_swept_keeps_nothing_else(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = begin(tmp_path, 1)
+    part.write("model.pt", [b"x" * 5000])
+    part._lock.close()
+    trash = tmp_path / STATE / "trash" / "gone"
+    trash.mkdir()
+    draft = tmp_path / ".last.ckpt.penstock-part"
+    draft.write_bytes(b"y" * 3000)
+    bad = {"trash": trash, "part": part.path, "draft": draft}[what]
+
+    def shaky(true: Any) -> Any:
+        def fails(path: Any, *given: Any, **named: Any) -> Any:
+            if Path(path) == bad:
+                raise OSError(5, os.strerror(5), str(path))
+            return true(path, *given, **named)
+
+        return fails
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", shaky(shutil.rmtree))
+        for one in ("rename", "unlink"):
+            patch.setattr(Path, one, shaky(getattr(Path, one)))
+        sweep(tmp_path)
+    assert [one for one in (trash, part.path, draft) if one.exists()] == [bad]
+    sweep(tmp_path)
+    assert not bad.exists()

@@ -54,7 +54,7 @@ from penstock.save.retention import (
     remove,
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
-from penstock.stores import LocalStore, Store, open_store
+from penstock.stores import LocalStore, Store, draft_of, open_store
 from remote import s3, s3_server, sftp_server
 
 __all__ = ["s3", "s3_server", "sftp_server"]
@@ -863,7 +863,7 @@ def unlisted(bad: Path, number: int = 5) -> Any:
     scan = os.scandir
 
     def shaky(path: Any = ".") -> Any:
-        if os.fspath(path) == os.fspath(bad):
+        if not isinstance(path, int) and os.fspath(path) == os.fspath(bad):
             raise OSError(number, os.strerror(number), str(path))
         return scan(path)
 
@@ -924,6 +924,74 @@ def test_a_file_that_cannot_be_seen_hides_its_checkpoint_and_no_other(
             str(fast / name) for name in ("a.ckpt", "step-00000001", "step-00000002")
         ]
     assert names(slow) == ["b.ckpt"]
+
+
+def test_a_folder_that_cannot_be_listed_ends_no_recovery_and_no_pruning(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        saved(fast, step)
+    for name in ("out", "out/checkpoint-5"):
+        trained(fast, name)
+    monkeypatch.setattr(os, "scandir", unlisted(fast / "out" / "checkpoint-5"))
+    settings = Settings(settle_s=0, tries=1, keep=Keep(fast=1, last=2, foreign=True))
+    choice, failed = recover(fast, slow, settings)
+    assert choice.step == 3
+    assert [one.partition(":")[0] for one in failed] == ["out/checkpoint-5"]
+    assert {*names(fast)} == {"step-00000003", "out", "out/checkpoint-5"}
+    assert {*names(slow)} == {"step-00000003", "step-00000002", "out"}
+
+
+def test_the_age_of_what_cannot_be_seen_is_not_told(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "scandir", unlisted(saved(fast, 1)))
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        working._round()
+        assert working.status.backlog == ("step-00000001",)
+        assert working.status.at_risk_s == 0
+
+
+@pytest.mark.parametrize("where", ["fast", "slow"])
+def test_a_pointer_in_a_bad_sector_ends_no_recovery(
+    where: str, fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    slow.mkdir()
+    for tier in (fast, slow):
+        (tier / "latest").write_text(f"step-00000001 of {tier}")
+    bad = (fast if where == "fast" else slow) / "latest"
+    monkeypatch.setattr(Path, "open", opened_badly(bad, 5))
+    choice, failed = recover(fast, slow, Settings(settle_s=0, tries=1))
+    assert (choice.step, failed) == (1, [])
+
+
+@pytest.mark.parametrize("what", ["its mark", "a file", "a draft"])
+def test_half_a_copy_in_a_bad_sector_keeps_nothing_from_the_slow_tier(
+    what: str, fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    killed_before_its_manifest(fast, slow, monkeypatch)
+    part = slow / "step-00000001.part"
+    path, stat, pread = part / "model.pt", Path.stat, os.pread
+    if what == "a draft":
+        path = path.rename(draft_of(path))
+    number = path.stat().st_ino
+
+    def shaky_stat(path: Path, **named: Any) -> Any:
+        if what == "its mark" and part in path.parents:
+            raise OSError(5, os.strerror(5), str(path))
+        return stat(path, **named)
+
+    def shaky_pread(descriptor: int, *given: Any) -> bytes:
+        if what != "its mark" and os.fstat(descriptor).st_ino == number:
+            raise OSError(5, os.strerror(5))
+        return pread(descriptor, *given)
+
+    monkeypatch.setattr(Path, "stat", shaky_stat)
+    monkeypatch.setattr(os, "pread", shaky_pread)
+    assert drained(fast, slow).drained == 1
+    assert names(slow) == ["step-00000001.2" if what == "its mark" else "step-00000001"]
 
 
 def test_a_copy_whose_folder_cannot_be_read_keeps_none_from_the_slow_tier(
@@ -1678,6 +1746,20 @@ def test_what_a_rule_keeps_of_old_is_no_successor_of_a_newer_one(fast: Path, slo
     assert latest_valid(slow, level="full").step == 900
 
 
+def test_a_model_arrives_also_while_an_older_one_of_its_name_cannot_go(
+    fast: Path, slow: Path
+) -> None:
+    model = fast / "out"
+    for time_s in (1, 2, 3):
+        trained(fast, "out", b"%d" % time_s)
+        if time_s == 2:  # from now on the first one's folder has another checkpoint in it
+            trained(fast, "out/checkpoint-5")
+        drained(fast, slow, keep=Keep(last=1))
+    assert {*names(slow)} == {"out", "out/checkpoint-5", "out.2"}
+    there = slow / "out.2" / "pytorch_model.bin"
+    assert there.read_bytes() == (model / "pytorch_model.bin").read_bytes()
+
+
 def test_of_two_with_one_name_none_goes_for_the_other(fast: Path) -> None:
     (one,) = find(LocalStore(saved(fast, 1).parent))
     assert one.manifest is not None
@@ -2040,11 +2122,10 @@ def test_a_pointer_that_names_thousands_of_checkpoints_is_copied(tmp_path: Path)
 def test_what_keep_fast_cannot_let_go_is_said(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     fast.mkdir()
-    slow.mkdir()
     for step in range(3):
         with zipfile.ZipFile(fast / f"model_{step}.pt", "w") as file:
             file.writestr("archive/data.pkl", b"x")
-    ended = penstock("drain", fast, slow, "--keep-fast", 2, status=0)
+    ended = penstock("drain", fast, slow, "--keep-fast", 2, status=0)  # slow is not there yet
     assert "--foreign lets them go" in ended.stderr
     assert "same device" in ended.stderr
     assert len(list(fast.glob("*.pt"))) == 3

@@ -225,6 +225,30 @@ def test_lightning_loads_from_the_tier_that_was_chosen(
     assert plugin.load_checkpoint(slow / "weights")["global_step"] == 1
 
 
+@pytest.mark.parametrize("tier", ["fast", "slow"])
+def test_what_cannot_be_removed_keeps_no_other_on_the_fast_tier(
+    tier: str, fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, old = Path.rename, saved(fast, 10)
+    bad = (fast if tier == "fast" else slow) / old
+
+    def shaky(path: Path, target: Path) -> Path:
+        if path == bad:
+            raise OSError(13, "Permission denied", str(path))
+        return rename(path, target)
+
+    drain(fast, slow)
+    monkeypatch.setattr(Path, "rename", shaky)
+    assert removals(fast, slow).note(old)
+    for step in (20, 30):
+        saved(fast, step)
+        drain(fast, slow)
+    assert {"step=20.ckpt", "step=30.ckpt"} <= {*whole(slow)}
+    monkeypatch.undo()
+    drain(fast, slow)
+    assert old not in {*whole(fast), *whole(slow)}
+
+
 def test_lightning_loads_its_own_where_the_slow_tier_had_to_name_it_anew(
     fast: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +298,8 @@ def test_lightning_takes_no_newer_one_of_another_run_while_it_has_its_own(
     (slow / "last.2.ckpt").write_bytes(content)
     with pytest.raises(SaveError, match=r"last\.2\.ckpt.*|it may be another run's"):
         plugin.load_checkpoint(slow / "last.ckpt")
+    # While none of ours is whole, another's is more than a new beginning.
+    assert plugin.load_checkpoint(str(plugin.latest()))["global_step"] == 9
     # Of a node with another path there is nothing of ours: it goes on with the newest.
     (tmp_path / "third").mkdir()
     moved = lightning.TieredCheckpointIO(tmp_path / "third", slow)

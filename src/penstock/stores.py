@@ -527,13 +527,15 @@ class _LocalUpload(Upload):
         start = number * self.piece_bytes
         if start + len(data) > self._held_bytes:
             return False
-        with _told(self.where, "read"):
-            place = 0
-            while place < len(data):
+        place = 0
+        while place < len(data):
+            try:
                 found = os.pread(self._plain, min(BLOCK_BYTES, len(data) - place), start + place)
-                if not found or found != data[place : place + len(found)]:
-                    return False
-                place += len(found)
+            except OSError:  # a bad sector, perhaps for ever: it is written again
+                return False
+            if not found or found != data[place : place + len(found)]:
+                return False
+            place += len(found)
         return True
 
     def write(self, number: int, data: memoryview) -> None:

@@ -372,8 +372,7 @@ def _tell_slow(fast: Path, slow: str, durable: str) -> None:
 def _tell_device(fast: Path, slow: str) -> None:
     from penstock.save.drain import same_device
 
-    is_there = "://" not in slow and os.path.isdir(slow)  # noqa: PTH112 - a text, as it was given
-    said = same_device(fast, Path(slow)) if is_there else ""
+    said = same_device(fast, Path(slow)) if "://" not in slow else ""
     if said:
         click.echo(f"penstock: {said}", err=True)
 

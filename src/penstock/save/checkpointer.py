@@ -258,7 +258,7 @@ class Checkpointer:
         self._rate = drain
         self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
         self._n_restarts = 0  # since something became durable
-        self._drain = self._started_drain(drain)
+        self._drain = self._first_drain(drain)
         self._note_life(
             rank=self._world.rank,
             fast=self._tiers.root,
@@ -439,6 +439,14 @@ class Checkpointer:
             "the thread that follows saves has ended; close() this Checkpointer and make another"
         )
 
+    def _first_drain(self, rate: str | None) -> Drain | None:
+        """Where there can be none, the folder is left to the next Checkpointer of this process."""
+        try:
+            return self._started_drain(rate)
+        except BaseException:
+            self._end_writer()
+            raise
+
     def _started_drain(self, rate: str | None) -> Drain | None:
         """Of rank 0, where there is a tier to drain to."""
         tiers = self._tiers
@@ -571,7 +579,7 @@ class Checkpointer:
     def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
         self._failed = error
         try:
-            log.error("step %d was not saved: %s", going.handle.step, error)
+            log.error("step %d: %s", going.handle.step, error)
             self._know(number, going.save, error=str(error))
         finally:
             going.handle._fail(error)
@@ -581,7 +589,10 @@ class Checkpointer:
         if content is None:
             content = b""
             if going.taken is not None and self._snapshot is not None:
-                content = self._snapshot.pickled(going.taken)
+                try:
+                    content = self._snapshot.pickled(going.taken)
+                except SaveError as error:
+                    raise SaveError(f"step {going.handle.step} was not saved: {error}") from error
         if self._writer is None:
             self._start_writer()
         assert self._writer is not None

@@ -20,7 +20,7 @@ import socket
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -421,25 +421,39 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
     with _spoken(folder):
         for path in (folder / STATE / "trash").glob("*"):
             if not is_alive(path):
-                freed += _size_of(path)
-                _remove(path)
+                freed += _swept(path, _remove)
         for here, inner, files in os.walk(folder):
             at = Path(here)
             for name in [one for one in inner if one.endswith(PART_SUFFIX)]:
                 inner.remove(name)
                 part = at / name
                 is_kept = os.fspath(part.relative_to(folder))[: -len(PART_SUFFIX)] in kept
-                is_left = not is_strange(part) and not is_alive(part)
-                if not is_kept and not part.is_symlink() and is_left:
-                    freed += _size_of(part)
-                    discard(part, folder)
+                if not is_kept and not part.is_symlink() and _is_left(part):
+                    freed += _swept(part, lambda path: discard(path, folder))
             for name in [one for one in files if one.startswith(".") and one.endswith(PART)]:
                 file = os.fspath((at / name[1 : -len(PART)]).relative_to(folder))
                 # A checkpoint that is no folder: its file, or what its files begin with.
                 if not any(file == one or file.startswith(f"{one}.") for one in kept):
-                    freed += _size_of(at / name)
-                    (at / name).unlink()
+                    freed += _swept(at / name, Path.unlink)
     return freed
+
+
+def _is_left(part: Path) -> bool:
+    """Whether a part is ours, and nobody writes it.  False where that cannot be told."""
+    try:
+        return not is_strange(part) and not is_alive(part)
+    except OSError:
+        return False
+
+
+def _swept(path: Path, removed: Callable[[Path], None]) -> int:
+    """Bytes freed; 0 where it cannot be removed: that keeps no job from beginning."""
+    try:
+        size = _size_of(path)
+        removed(path)
+    except (OSError, TierError):
+        return 0
+    return size
 
 
 def is_strange(part: Path) -> bool:

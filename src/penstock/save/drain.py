@@ -415,7 +415,13 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
         trip.held()
         data = pieces.read(start, min(CHUNK_BYTES, found.size_bytes - start))
         mine = checksum(data)
-        if checksum(dest.read(name, start, len(data))) != mine:
+        try:
+            theirs = checksum(dest.read(name, start, len(data)))
+        except TierError as error:
+            if is_of_one_file(error):  # perhaps for ever
+                return None
+            raise
+        if theirs != mine:
             return None
         sums += mine
     trip.told(found.size_bytes, True)
@@ -576,8 +582,13 @@ class _Target:
             part = self.store.path(f"{name}{PART_SUFFIX}")
             if is_alive(part):
                 raise TierError(f"{part}: is being written by another process; next time")
-            if is_strange(part):
-                return False
+            try:
+                if is_strange(part):
+                    return False
+            except OSError as error:
+                if is_of_one_file(error):
+                    return False
+                raise
         if name != self._source.name and self._is_taken(self._source.store, name):
             return False  # two of one tier would replace each other for ever
         noted = self._manifest_name(name)
@@ -1058,7 +1069,7 @@ class Drainer(Working):
 
         def doomed(more: Sequence[Checkpoint]) -> set[str]:
             found = doomed_safely([*known, *more], keep, failed, self._proven, self.fast)
-            return {one.name for one in found}
+            return {one.name for one in found if one.store is self.fast}
 
         dropped = doomed(())
         dropped |= {one.name for one in unread if one.name in doomed([as_ours[one.name]])}
@@ -1254,11 +1265,11 @@ class Drainer(Working):
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
         left = [one for one in all_left if not self._wrong(one)]
-        oldest = min((one.mtime_ns for one in left), default=0)
+        times = [one.mtime_ns for one in left if one.mtime_ns]  # 0: none of its files can be seen
         self._say(
             backlog=tuple(one.name for one in left),
             backlog_bytes=sum(one.size_bytes for one in left),
-            at_risk_s=max(0.0, time.time() - oldest / 1e9) if left else 0.0,
+            at_risk_s=max(0.0, time.time() - min(times) / 1e9) if times else 0.0,
         )
 
     def _copy_hints(self) -> None:
@@ -1266,15 +1277,22 @@ class Drainer(Working):
         for found in self._hints:
             if found in self._hinted or found.size_bytes > HINT_BYTES:
                 continue
-            data = self.fast.read(found.name)
-            # One that has changed since the look may name what came after it, too.
-            if self.fast.stat(found.name) != found or self._names_damaged(data):
-                continue
-            there = self.slow.stat(found.name)
-            if there is None or self.slow.read(found.name) != data:
-                self.slow.put(found.name, data)
-            self._hinted.add(found)
+            try:
+                self._copy_hint(found)
+            except TierError as error:
+                if not is_of_one_file(error):  # else the next look comes back to it
+                    raise
         self._hinted &= set(self._hints)
+
+    def _copy_hint(self, found: Found) -> None:
+        data = self.fast.read(found.name)
+        # One that has changed since the look may name what came after it, too.
+        if self.fast.stat(found.name) != found or self._names_damaged(data):
+            return
+        there = self.slow.stat(found.name)
+        if there is None or self.slow.read(found.name) != data:
+            self.slow.put(found.name, data)
+        self._hinted.add(found)
 
     def _names_damaged(self, hint: bytes) -> bool:
         """Whether a pointer's first line, where the newest stands, names what is not copied."""
@@ -1322,8 +1340,12 @@ HELD_BACK = (
 
 
 def same_device(fast: Path, slow: Path) -> str:
-    """A sentence where a drain from one to the other protects from no disk's death, else empty."""
-    if fast.stat().st_dev != slow.stat().st_dev:
+    """A sentence where a drain from one to the other protects from no disk's death, else empty.
+    slow may not be there yet."""
+    there = slow
+    while not os.path.exists(there):  # noqa: PTH110 - Path.exists raises what is not to end a drain
+        there = there.parent
+    if fast.stat().st_dev != there.stat().st_dev:
         return ""
     return (
         f"{fast} and {slow} are on the same device: a save is copied there once more, and is no "
@@ -1425,7 +1447,8 @@ def recover(
         drainer(working)
         stack.enter_context(claim(fast, "job"))
         sweep(fast)
-        _forget_halves(working.fast)
+        with suppress(TierError):  # the next recover() comes back to it
+            _forget_halves(working.fast)
         failed = working.once()
         if isinstance(working.slow, LocalStore):
             sweep(working.slow.folder, keep=[one.name for one in working.backlog()])

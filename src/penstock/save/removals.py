@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TierError
 from penstock.save.commit import STATE
-from penstock.save.formats import Checkpoint, find, newest_first
+from penstock.save.formats import Checkpoint, find, is_of_one_file, newest_first
 from penstock.save.retention import remove
 from penstock.save.verify import verify
 from penstock.stores import LocalStore, Store
@@ -90,7 +90,7 @@ class Removals:
         self.saw(on_slow)
         for note in notes:
             there = [one for one in on_slow if note.means(one)]
-            gone = [one for one in there if self._is_replaced(one, notes) and remove(one)]
+            gone = [one for one in there if self._is_replaced(one, notes) and _is_removed(one)]
             if len(gone) == len(there) and not any(map(note.means, find(self._fast))):
                 self._fast.delete(note.file)
         self._judged = set(notes)
@@ -106,11 +106,21 @@ class Removals:
             is_current = current is not None and one.identity == current.identity
             is_noted = any(note.means(one) for note in notes)
             if is_noted and not is_current and _newer(one, [*on_fast, *self._on_slow], notes):
-                remove(one)
+                _is_removed(one)
 
     def _is_replaced(self, one: Checkpoint, notes: Sequence[_Note]) -> bool:
         """By a newer one that is on the slow tier still, looked at again."""
         return any(verify(other, "sizes").is_whole for other in _newer(one, self._on_slow, notes))
+
+
+def _is_removed(one: Checkpoint) -> bool:
+    """False: it stays.  One that cannot go keeps no other on the fast tier.  Raises TierError."""
+    try:
+        return remove(one)
+    except TierError as error:
+        if is_of_one_file(error):
+            return False
+        raise
 
 
 def _marks(one: Checkpoint) -> list[str]:

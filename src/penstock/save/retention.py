@@ -23,6 +23,7 @@ from penstock.save.formats import (
     INCOMPLETE,
     Checkpoint,
     find,
+    is_of_one_file,
     newest_first,
     own_and_others,
 )
@@ -294,7 +295,12 @@ def is_by_itself(checkpoint: Checkpoint) -> bool:
     if not checkpoint.is_folder or checkpoint.kind != "hf":
         return True
     known = map(checkpoint.inner, _own(checkpoint))
-    _, others = own_and_others(checkpoint.store, checkpoint.name, checkpoint.kind, known)
+    try:
+        _, others = own_and_others(checkpoint.store, checkpoint.name, checkpoint.kind, known)
+    except TierError as error:
+        if is_of_one_file(error):  # what cannot be listed lies there, too
+            return False
+        raise
     return not others
 
 

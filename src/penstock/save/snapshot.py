@@ -427,14 +427,35 @@ def _pickled(
                 seen.add(value)
             return NotImplemented
 
-    buffer = io.BytesIO()
+    def dumped(value: Any) -> bytes:
+        buffer = io.BytesIO()
+        Pickler(buffer, PICKLE_PROTOCOL).dump(value)
+        return buffer.getvalue()
+
     try:
-        Pickler(buffer, PICKLE_PROTOCOL).dump(state)
-    except SaveError:
-        raise
+        return dumped(state), frozenset(seen)
+    except SaveError as error:
+        raise SaveError(f"{_way_to_failing(dumped, state)}: {error}") from None
     except Exception as error:
-        raise SaveError(f"the state holds something that cannot be pickled: {error}") from error
-    return buffer.getvalue(), frozenset(seen)
+        raise SaveError(
+            f"{_way_to_failing(dumped, state)}: something that cannot be pickled: {error}"
+        ) from error
+
+
+def _way_to_failing(dumped: Callable[[Any], bytes], state: Any) -> str:
+    """As state['a'][1]: the innermost value of plain containers at which it fails."""
+    way, here = "state", state
+    while True:
+        inner = list(enumerate(here)) if isinstance(here, list | tuple) else []
+        inner = list(here.items()) if isinstance(here, dict) else inner
+        for key, value in inner:
+            try:
+                dumped(value)
+            except Exception:
+                way, here = f"{way}[{key!r}]", value
+                break
+        else:
+            return way
 
 
 def _check_weights_only(torch: Any, pickled: bytes) -> None:

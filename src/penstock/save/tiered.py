@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE, Claim, claim
 from penstock.save.drain import Drain, fetch, same_device
-from penstock.save.formats import Checkpoint, find
+from penstock.save.formats import Checkpoint, find, is_of_one_file
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
@@ -255,10 +255,14 @@ class Tiers:
         TierError."""
         assert self.slow is not None
         inside = f"{name}/{INSIDE}"
-        if self.slow.stat(inside) is not None:
-            with suppress(SaveError):  # a damaged manifest is not of what has just been compared
-                if parse(self.slow.read(inside), self.slow.where(inside)).content == content:
-                    return self.slow.where(name)
+        try:
+            if self.slow.stat(inside) is not None:
+                with suppress(SaveError):  # a damaged one is not of what has just been compared
+                    if parse(self.slow.read(inside), self.slow.where(inside)).content == content:
+                        return self.slow.where(name)
+        except TierError as error:
+            if not is_of_one_file(error):  # else the drain gives the copy another name
+                raise
         return self._elsewhere(content) if is_over else None
 
     def _elsewhere(self, content: str) -> str | None:

@@ -21,7 +21,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from penstock.errors import SaveError
 from penstock.save.adopting import adopt_files, draft_of, forget_note, forget_orphans, replace_file
-from penstock.save.formats import step_of
+from penstock.save.formats import Checkpoint, step_of
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, full_said
 from penstock.save.tiered import Tiers, claim_for_process, drain_beside
@@ -130,9 +130,14 @@ class TieredCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # not type-c
 
     def latest(self, level: str = "full") -> str | None:
         """For trainer.fit(ckpt_path=...): the newest that is whole, as it is named below slow; none
-        of another fast tier while there is one of ours."""
-        wanted = self._tiers.own_first(lambda one: one.name.endswith(".ckpt"))
-        chosen = self._tiers.choose(level, wanted)
+        of another fast tier while there is a whole one of ours."""
+
+        def wanted(one: Checkpoint) -> bool:
+            return one.name.endswith(".ckpt")
+
+        chosen = self._tiers.choose(level, self._tiers.own_first(wanted))
+        if chosen.path is None:  # ours are all damaged: another's is more than a new beginning
+            chosen = self._tiers.choose(level, wanted)
         if chosen.path is None:
             return None
         is_near = chosen.path.is_relative_to(self._fast)
