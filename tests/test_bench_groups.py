@@ -74,6 +74,22 @@ def test_a_controller_that_is_not_handed_on_is_told_with_the_cure(
         make("penstock-x", None, None, None, 1 << 20, [tree])
 
 
+def test_groups_of_killed_programs_are_swept(
+    tree: Hierarchy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "hierarchies", lambda: [tree])
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = [tmp_path / f"penstock.{ended.pid}.7", tmp_path / "user" / f"penstock.{ended.pid}.8"]
+    full = tmp_path / f"penstock.{ended.pid}.9"
+    stays = [full, tmp_path / groups.own_name(), tmp_path / f"penstock-{ended.pid}.7"]
+    for place in (*left, *stays, full / "somebody is in it"):
+        place.mkdir()
+    groups.sweep()
+    assert [place.exists() for place in left] == [False, False]
+    assert all(place.exists() for place in stays)
+
+
 def test_a_kernel_without_the_controller_is_told(tree: Hierarchy) -> None:
     with pytest.raises(TierError, match="offers no memory controller"):
         make("x", None, None, None, 1 << 20, [tree._replace(controllers=("io",))])
@@ -168,3 +184,19 @@ def test_what_still_runs_goes_back_and_the_group_goes_away() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.skipif(bool(WHY_NO_MEMORY), reason=WHY_NO_MEMORY)
+def test_a_group_whose_maker_was_killed_is_gone_after_the_next() -> None:
+    program = """
+import os
+from penstock.bench.tier import capped
+with capped("/tmp", memory_bytes=1 << 30) as group:
+    print(*group.folders, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    (folder,) = killed.stdout.split()
+    assert (killed.returncode, Path(folder).is_dir()) == (-9, True)
+    with capped("/tmp", memory_bytes=1 << 30):
+        assert not Path(folder).exists()

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 from penstock.errors import TierError
 
-__all__ = ["Group", "Hierarchy", "device_of", "from_json", "hierarchies", "make"]
+__all__ = [
+    "Group",
+    "Hierarchy",
+    "device_of",
+    "from_json",
+    "hierarchies",
+    "make",
+    "own_name",
+    "sweep",
+]
 
 EMPTIED_WITHIN_S = 20.0  # a process that has just ended still counts for a moment
 
@@ -135,6 +144,22 @@ def make(
             group.remove()
         raise
     return group
+
+
+def own_name() -> str:
+    """Of a group that is to end with this process: `sweep` knows by it whose it was."""
+    return f"penstock.{os.getpid()}.{time.monotonic_ns()}"
+
+
+def sweep() -> None:
+    """Takes away what killed programs left: groups by `own_name`, with nothing running in them."""
+    for tree in hierarchies():
+        for controller in {"blkio", "io", "memory"} & set(tree.controllers):
+            with suppress(TierError):
+                for place in Path(_parent(tree, controller)).glob("penstock.*.*"):
+                    if not Path(f"/proc/{place.name.split('.')[1]}").exists():
+                        with suppress(OSError):
+                            place.rmdir()
 
 
 def hierarchies(mounts: str | None = None, own: str | None = None) -> list[Hierarchy]:

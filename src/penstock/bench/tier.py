@@ -355,8 +355,9 @@ def capped(
     What ran in it goes back to the group of this process at the end.  Raises TierError: no rights,
     no such controller, no disk of its own below the folder.
     """
+    groups.sweep()
     group = groups.make(
-        f"penstock-{os.getpid()}-{time.monotonic_ns()}",
+        groups.own_name(),
         _folder(folder) if bandwidth or iops else None,
         bandwidth,
         iops,
