@@ -548,6 +548,28 @@ def test_what_is_not_ours_and_in_the_way_costs_that_file_and_is_named(
     assert not verify(tier).corrupted
 
 
+def test_nothing_behind_a_link_among_the_copies_is_written_or_removed(
+    source: Path, tier: Tier
+) -> None:
+    (source / "a").write_bytes(b"abc")
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "deep" / "er" / "b").write_bytes(b"abcd")
+    copy(tier, below(source))
+    place = Path(f"{Place(tier).copies}{source}")
+    shutil.rmtree(place)
+    place.symlink_to(source)  # as if the originals were copies
+    before = (source / "a").stat()
+    os.utime(source / "a")
+    found = copy(tier, below(source))
+    assert found.skipped == {f"{place} is not ours, and in the way": 1}
+    evict(tier)
+    assert (source / "a").read_bytes() == b"abc"
+    assert (source / "a").stat().st_ino == before.st_ino
+    assert (source / "deep" / "er" / "b").read_bytes() == b"abcd"
+    place.unlink()
+    assert copy(tier, below(source)).copied == 2
+
+
 def test_a_file_below_a_folder_named_url_has_another_place_than_urls(
     source: Path, tier: Tier
 ) -> None:

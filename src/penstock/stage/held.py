@@ -20,7 +20,7 @@ from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage.checksum import checksum_of
 from penstock.stage.manifest import Entry, Map, Place, stored_bytes, write_map
-from penstock.stage.part import is_under_way, sweep
+from penstock.stage.part import is_under_way, link_in, sweep
 from penstock.stage.source import path_of
 from penstock.stage.today import GONE, NOW, UNSEEN, now_of
 from penstock.stage.work import Pace, Progress, Work, run_all
@@ -402,7 +402,9 @@ def evict(tier: Tier, *, free_bytes: int | None = None, is_stale_only: bool = Fa
 
 
 def _unlink(place: Place, path: Path) -> None:
-    """Removes a copy, and the folders that it leaves empty."""
+    """Removes a copy, and the folders that it leaves empty; nothing behind a link."""
+    if link_in(str(path.parent), str(place.copies)):
+        return
     with suppress(OSError):
         path.unlink()
     for folder in path.parents:

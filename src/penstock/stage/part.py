@@ -24,7 +24,7 @@ from penstock.stage.manifest import Entry, Identity, Place, hash_of, hashes
 from penstock.stage.source import Source, found_again, identity_in, touched_ns
 from penstock.stage.work import Stopped, Work
 
-__all__ = ["Changed", "Large", "Part", "Tasks", "is_under_way", "sweep"]
+__all__ = ["Changed", "Large", "Part", "Tasks", "is_under_way", "link_in", "sweep"]
 
 PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096  # what O_DIRECT wants of offset, length and memory
@@ -219,8 +219,11 @@ class Part:
         copy = self.source.copy
         path = f"{self.work.place.copies}/{copy}"
         folder = path.rpartition("/")[0]
-        with self.work.lock:
-            self.work.folders.add(folder)
+        if folder not in self.work.folders:
+            if link := link_in(folder, str(self.work.place.copies)):
+                raise InTheWay(link)
+            with self.work.lock:
+                self.work.folders.add(folder)
         source = self.source
         entry = Entry(
             source.path,
@@ -281,6 +284,18 @@ class Changed(Exception):  # noqa: N818 - an answer, not an error
 
 class InTheWay(Exception):  # noqa: N818 - an answer, not an error
     """What is not ours lies where the copy belongs, or its folder."""
+
+
+def link_in(folder: str, top: str) -> str:
+    """The first on the way down to a folder that is a link: what lies behind it is none of ours.
+    Empty: there is none."""
+    at = len(top)
+    while at < len(folder):
+        at = folder.find("/", at + 1)
+        at = len(folder) if at < 0 else at
+        if os.path.islink(folder[:at]):  # noqa: PTH114 - text, as all paths here
+            return folder[:at]
+    return ""
 
 
 def _in_the_way(path: str, top: str) -> str:
