@@ -942,6 +942,16 @@ def test_a_folder_that_cannot_be_listed_ends_no_recovery_and_no_pruning(
     assert {*names(slow)} == {"step-00000003", "step-00000002", "out"}
 
 
+def test_notes_of_what_may_go_that_cannot_be_listed_keep_nothing_on_the_fast_tier(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(fast, 1)
+    folder = fast / STATE / "removed"
+    folder.mkdir()
+    monkeypatch.setattr(os, "scandir", unlisted(folder))
+    assert drained(fast, slow).drained == 1
+
+
 def test_the_age_of_what_cannot_be_seen_is_not_told(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

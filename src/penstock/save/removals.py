@@ -64,8 +64,14 @@ class Removals:
         self._on_slow = [one for one in on_slow if _is_verified(one)]
 
     def _notes(self) -> list[_Note]:
-        notes = []
-        for found in list(self._fast.list(FOLDER)):
+        notes: list[_Note] = []
+        try:
+            there = list(self._fast.list(FOLDER))
+        except TierError as error:
+            if is_of_one_file(error):  # what may go stays; what is to be copied is not kept by it
+                return notes
+            raise
+        for found in there:
             with suppress(TierError, ValueError, TypeError, KeyError, RecursionError):
                 row = json.loads(self._fast.read(found.name, 0, NOTE_BYTES))
                 identities = tuple(str(one) for one in row["identities"])
