@@ -1,16 +1,19 @@
-"""Servers on loopback for tests of remote tiers: S3 by moto, SFTP by asyncssh.  Fixtures."""
+"""Servers on loopback for tests of remote tiers: S3 by moto, Google Cloud Storage by
+gcp-storage-emulator, SFTP by asyncssh.  Fixtures."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.stores import Store, open_store
 
-__all__ = ["BUCKET", "s3", "s3_server", "sftp_server"]
+__all__ = ["BUCKET", "gs", "gs_server", "s3", "s3_server", "sftp_server"]
 
 BUCKET = "checkpoints"
 
@@ -37,6 +40,34 @@ def s3(s3_server: str, tmp_path: Path) -> Store:
     if not store._fs.exists(BUCKET):
         store.call("create_bucket", Bucket=BUCKET)
     return store
+
+
+@pytest.fixture(scope="session")
+def gs_server() -> Iterator[str]:
+    emulator = pytest.importorskip(
+        "gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed"
+    )
+    with pytest.MonkeyPatch.context() as before_import:
+        # It asks by gRPC what kind of bucket it is, which the emulator has not: a minute.
+        before_import.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        pytest.importorskip("gcsfs", reason="gcsfs is not installed")
+
+    def cancelled(request: object, response: Any, storage: object) -> None:
+        response.status = HTTPStatus.NO_CONTENT
+
+    # It cannot cancel an upload, which gcsfs then tries for half a minute.
+    for _, calls in emulator.HANDLERS:
+        if emulator.objects.upload_partial in calls.values():
+            calls["DELETE"] = cancelled
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+    server.start()
+    yield f"http://127.0.0.1:{server._api._httpd.server_port}"
+    server.stop()
+
+
+@pytest.fixture
+def gs(gs_server: str, tmp_path: Path) -> Store:
+    return open_store(f"gs://{BUCKET}/{tmp_path.name}", endpoint_url=gs_server, token="anon")
 
 
 @pytest.fixture(scope="session")

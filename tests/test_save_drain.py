@@ -55,9 +55,9 @@ from penstock.save.retention import (
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
 from penstock.stores import LocalStore, Store, draft_of, open_store
-from remote import s3, s3_server, sftp_server
+from remote import gs, gs_server, s3, s3_server, sftp_server
 
-__all__ = ["s3", "s3_server", "sftp_server"]
+__all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
 
 NO_PACE = Trip(Pace(None))
 
@@ -1921,6 +1921,12 @@ class TestDrainToS3(RemoteContract):
     @pytest.fixture
     def remote(self, s3: Store) -> Store:
         return s3
+
+
+class TestDrainToGs(RemoteContract):
+    @pytest.fixture
+    def remote(self, gs: Store) -> Store:
+        return gs
 
 
 class TestDrainToSftp(RemoteContract):

@@ -21,9 +21,9 @@ from penstock.stage.manifest import Place
 from penstock.stage.source import find_in
 from penstock.stage.work import Pace, Work
 from penstock.stores import Store, open_store
-from remote import s3, s3_server, sftp_server
+from remote import gs, gs_server, s3, s3_server, sftp_server
 
-__all__ = ["s3", "s3_server", "sftp_server"]
+__all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
 
 FILES = {"a.bin": 10_000, "class1/b.bin": 2_500_000, "class1/empty": 0, "class2/c": 3}
 
@@ -35,10 +35,10 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
     return registry.add("fast", tmp_path / "tier")
 
 
-@pytest.fixture(params=["s3", "sftp", "memory"])
+@pytest.fixture(params=["s3", "gs", "sftp", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "s3":
-        made: Store = request.getfixturevalue("s3")
+    if request.param in ("s3", "gs"):
+        made: Store = request.getfixturevalue(request.param)
     elif request.param == "sftp":
         port, _ = request.getfixturevalue("sftp_server")
         url = f"sftp://me@127.0.0.1:{port}/{tmp_path.name}"

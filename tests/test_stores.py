@@ -1,4 +1,5 @@
-"""Stores against real servers on loopback: an S3 server (moto) and an SFTP server (asyncssh).
+"""Stores against real servers on loopback: an S3 server (moto), one of Google Cloud Storage
+(gcp-storage-emulator) and an SFTP server (asyncssh).
 
 What is put is read back by another way than ours: the file system, boto, the server's own folder.
 """
@@ -20,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MissingDependency, TierError, TierFull
-from penstock.stores import PART, LocalStore, Store, open_store
-from remote import BUCKET, s3, s3_server, sftp_server
+from penstock.stores import PART, LocalStore, Store, _discard, open_store
+from remote import BUCKET, gs, gs_server, s3, s3_server, sftp_server
 
-__all__ = ["s3", "s3_server", "sftp_server"]
+__all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
 
 PIECE = 4 << 20
 
@@ -143,6 +144,18 @@ class TestS3(ResumableContract):
     @pytest.fixture
     def store(self, s3: Store) -> Store:
         return s3
+
+
+class TestGs(StoreContract):
+    @pytest.fixture
+    def store(self, gs: Store) -> Store:
+        return gs
+
+    def test_what_was_discarded_writes_nothing_when_it_is_collected(self, store: Store) -> None:
+        file = store._fs.open(store._path("model"), "wb", autocommit=False)
+        file.write(b"1" * 1000)
+        _discard(file)
+        assert file.closed
 
 
 class TestSftp(ResumableContract):

@@ -658,8 +658,7 @@ class _ObjectStore(_Remote):
                 file.close()
                 file.commit()
             except BaseException:
-                with suppress(Exception):
-                    file.discard()
+                _discard(file)
                 raise
         return size
 
@@ -728,9 +727,16 @@ class _StreamUpload(Upload):
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(Exception):
-                self._file.discard()
+            _discard(self._file)
         self._file = None
+
+
+def _discard(file: Any) -> None:
+    with suppress(Exception):
+        file.discard()
+    # What is not closed writes on when it is collected, and tells that it could not.
+    with suppress(Exception):
+        file.closed = True
 
 
 class _MemoryStore(_Remote):
