@@ -1115,6 +1115,14 @@ def test_a_sweep_leaves_a_part_that_came_in_place_of_what_it_saw(
     anew.close()
 
 
+def test_a_sweep_does_not_wait_for_who_writes_to_a_fifo(tier: Tier) -> None:
+    place = Place(tier)
+    place.make()
+    os.mkfifo(place.parts / "0123456789abcdef.part")
+    part.sweep(place, ())
+    assert not list(place.parts.iterdir())
+
+
 def test_a_sweep_takes_no_file_from_who_is_about_to_copy_it(
     source: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,8 @@ def _locked(path: str, flags: int, lock: int) -> int:
     """
     while True:
         try:
-            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            # A FIFO put there would wait for a writer.
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except PermissionError:
             if flags == os.O_RDONLY:
                 raise
