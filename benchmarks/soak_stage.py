@@ -152,7 +152,9 @@ def looked_at(folder: Path, is_whole: bool = False, is_part: bool = False) -> No
     expect(folder, not torn, f"damaged: {torn[:3]}")
     if not is_whole:
         return
-    expect(folder, not found.corrupted, f"gone: {found.corrupted[:3]}")
+    # The line of a source that went after the kill stays until it is evicted: nobody copies that.
+    lost = [one for one in found.corrupted if Path(one.entry.source).exists()]
+    expect(folder, not lost, f"gone: {lost[:3]}")
     sources = {one.path: Path(one.path).read_bytes() for one in below(folder / "data")}
     with Map(place.map) as served:
         for path, data in sources.items():
