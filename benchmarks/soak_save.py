@@ -315,10 +315,14 @@ def _await_orphans() -> None:
 
 
 def _await_end(pid: int) -> None:
-    """Of a drain that outlives its program to finish what it was given."""
+    """Of a drain that outlives its program to finish what it was given, and of its threads: its
+    locks are theirs too."""
     end_s = time.monotonic() + ENDED_WITHIN_S
     with suppress(OSError):  # it is gone
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        while (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1
+        ):
             if time.monotonic() > end_s:
                 raise SystemExit(f"process {pid}: alive {ENDED_WITHIN_S:.0f} s after its training")
             time.sleep(0.02)
