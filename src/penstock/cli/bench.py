@@ -23,7 +23,7 @@ from penstock.cli.shell import (
 __all__ = ["bench"]
 
 
-@click.group(short_help="Published studies of training I/O, repeated here; slow tiers, data sets.")
+@click.group(short_help="Published studies of training I/O; slow tiers, data sets.")
 def bench() -> None:
     """Experiments: published studies of training I/O, repeated on your storage; slow tiers for a
     machine that has only fast; data sets with published sizes.
