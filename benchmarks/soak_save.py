@@ -161,7 +161,7 @@ def main() -> None:
             chance = random.Random(seed)
             try:
                 found = soak(chance, int(words[1]) if len(words) > 1 else usual)
-            except SystemExit as ended:
+            except (SystemExit, AssertionError, PenstockError) as ended:
                 if is_recorded:
                     _record(name, seed, {"": {FAILED: 1}}, str(ended).replace(f"{ROOT}/", ""))
                 raise
