@@ -554,34 +554,89 @@ void burst_reserve(int fd, int64_t bytes)
 
 /* --- names that change ------------------------------------------------------------------------ */
 
-void burst_removing(struct burst_change *change, int dirfd, const char *path)
+static void find_change(struct burst_change *change, int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
-    int error = errno;
 
     change->name[0] = 0;
     change->is_kept = false;
     if (state && (uintptr_t)path >= BAD_POINTERS)
         read_link(state, dirfd, path, change->name);
+}
+
+/* The link home and, in work->text, its name when it is marked. */
+static void set_marked(const struct burst *state, struct work *work, const char *name)
+{
+    set_name(state, work, name);
+    strcat(strcpy(work->text, work->home_link), BURST_HOME);
+}
+
+/* The mark comes first: a program that is killed between the removal of its path and that of the
+ * file has left what the drain may remove. */
+void burst_removing(struct burst_change *change, int dirfd, const char *path)
+{
+    int error = errno;
+    struct work *work;
+
+    find_change(change, dirfd, path);
+    work = *change->name ? begin_work() : NULL;
+    if (work) {
+        set_marked(burst_state, work, change->name);
+        syscall(SYS_renameat, AT_FDCWD, work->home_link, AT_FDCWD, work->text);
+        end_work(work);
+    }
     errno = error;
 }
 
-void burst_removed(const struct burst_change *change, int dirfd, const char *path)
+/* The program's own path, as the tier knows it, into work->path. */
+static bool find_path(struct work *work)
+{
+    long got = syscall(SYS_readlinkat, AT_FDCWD, work->text, work->path, PATH_BYTES);
+
+    if (got <= 0)
+        got = syscall(SYS_readlinkat, AT_FDCWD, work->home_link, work->path, PATH_BYTES);
+    if (got <= 0 || got >= PATH_BYTES)
+        return false;
+    work->path[got] = 0;
+    return true;
+}
+
+/* A program may copy the link.  Where its own path leads to the file still nothing has changed;
+ * where that is another one by now, the drain looks whether any does. */
+static void remove_file(const struct burst *state, struct work *work, const char *name, int dirfd,
+                        const char *path)
+{
+    if (!find_folder(work, dirfd, path))
+        return;
+    set_beside(work->was, work->base, BURST_WAS);
+    syscall(SYS_unlinkat, work->parent, work->was, 0);
+    set_marked(state, work, name);
+    if (!find_path(work))
+        return;
+    if (!strcmp(work->path, work->home)) {
+        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+        syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
+        syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+    } else if (read_link(state, AT_FDCWD, work->path, work->was) && !strcmp(work->was, name)) {
+        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+    }
+}
+
+void burst_removed(const struct burst_change *change, int dirfd, const char *path,
+                   bool has_succeeded)
 {
     const struct burst *state = burst_state;
     int error = errno;
     struct work *work = *change->name ? begin_work() : NULL;
 
-    if (work) {
-        set_name(state, work, change->name);
-        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
-        syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
-        if (find_folder(work, dirfd, path)) {
-            set_beside(work->was, work->base, BURST_WAS);
-            syscall(SYS_unlinkat, work->parent, work->was, 0);
-        }
-        end_work(work);
+    if (work && has_succeeded) {
+        remove_file(state, work, change->name, dirfd, path);
+    } else if (work) {
+        set_marked(state, work, change->name);
+        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
     }
+    if (work)
+        end_work(work);
     errno = error;
 }
 
@@ -591,7 +646,7 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
     int error = errno;
     struct work *work;
 
-    burst_removing(change, dirfd, path);
+    find_change(change, dirfd, path);
     work = *change->name && (uintptr_t)to >= BAD_POINTERS ? begin_work() : NULL;
     if (work) {
         /* What is on the slow tier already must not go before the new one is there. */

@@ -29,6 +29,8 @@
 #define BURST_WAS ".penstock-was"
 #define BURST_LINK ".penstock-link"
 #define BURST_NEW ".penstock-new"
+/* Of the link home: no path leads to the file any more, or soon none will. */
+#define BURST_HOME ".penstock-home"
 
 /* NULL: off, and that is all a wrapper asks. */
 extern struct burst *burst_state;
@@ -63,14 +65,15 @@ static inline bool burst_escapes(int fd)
     return burst_is_on() && (errno == ENOSPC || errno == EDQUOT) && burst_escape(fd);
 }
 
-/* A name is about to change: before the call, and when it has succeeded. */
+/* A name is about to change: before the call, and after it. */
 struct burst_change {
     char name[BURST_NAME_BYTES]; /* on the tier; "": the path is no link to it */
     bool is_kept;                /* what the new name led to has another one now */
 };
 
 void burst_removing(struct burst_change *change, int dirfd, const char *path);
-void burst_removed(const struct burst_change *change, int dirfd, const char *path);
+void burst_removed(const struct burst_change *change, int dirfd, const char *path,
+                   bool has_succeeded);
 void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                     const char *to);
 void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,

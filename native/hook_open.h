@@ -84,8 +84,8 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         return;
     if (path2)
         burst_renamed(change, dirfd2, path2, has_succeeded);
-    else if (has_succeeded)
-        burst_removed(change, dirfd, path);
+    else
+        burst_removed(change, dirfd, path, has_succeeded);
 }
 
 /* As HOOK_STATUS, for a call that changes what a name, or two, mean; NULL: there is no second. */

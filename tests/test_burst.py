@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from burstkills import AT_ONCE, SIZE, Saves
 from penstock import launch
 from penstock.errors import SaveError, TierError
 from penstock.save.burst import (
+    HOME,
     NEW,
     PATTERNS,
     WAS,
@@ -706,6 +708,111 @@ def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_t
     assert drained(fast) == []
     assert names(work) == []
     assert on_tier(fast) == []
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def _is_drained_before(fast: Path, step: int) -> bool:
+    """False: the drain was killed just before its step'th change of a name."""
+    child = os.fork()
+    if not child:
+        seen = 0
+
+        def count(event: str, words: Any) -> None:
+            nonlocal seen
+            if event in ("os.rename", "os.remove", "os.symlink", "os.chmod", "os.utime"):
+                seen += 1
+                if seen == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        with Burst(fast, AT_ONCE) as drain:
+            sys.addaudithook(count)
+            drain._round()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_drain_may_be_killed_before_any_of_its_steps(
+    fast: Path, work: Path, is_removed: bool
+) -> None:
+    home = work / "a.safetensors"
+    for step in range(1, 100):
+        data = _made(fast, home, _safetensors(1), step)
+        is_done = _is_drained_before(fast, step)
+        is_gone = is_removed and not home.is_symlink()
+        if is_gone:
+            home.unlink()  # the file itself, of which the tier hears nothing
+        with suppress(FileNotFoundError):
+            os.utime(data, (0, 0))
+        assert drained(fast) == [], step
+        assert names(fast / "burst") == ["data", "draft", "home"], step
+        assert names(work) == [home.name] * (not is_gone), step
+        if not is_gone:
+            assert home.read_bytes() == _safetensors(1), step
+            home.unlink()
+        if is_done:
+            break
+    assert 5 < step < 99, step
+
+
+def test_a_program_may_be_killed_at_any_call_of_a_removal(
+    fast: Path, work: Path, tmp_path: Path
+) -> None:
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
+        pytest.skip("strace cannot trace here")
+    home, is_gone = work / "a.safetensors", []
+    for call in ("rename", "renameat", "renameat2", "unlink", "unlinkat"):
+        for turn in range(1, 20):
+            inject = f"{call}:signal=KILL:when={turn}"
+            is_done = _removing(home, _environment(tmp_path / "run", fast), inject)
+            is_gone.append(not home.is_symlink())
+            for data in (fast / "burst/data").iterdir():
+                os.utime(data, (0, 0))
+            assert drained(fast) == [], (call, turn)
+            assert names(fast / "burst") == ["data", "draft", "home"], (call, turn)
+            assert names(work) == [home.name] * (not is_gone[-1]), (call, turn)
+            home.unlink(missing_ok=True)
+            if is_done:
+                break
+    assert {True, False} == set(is_gone)
+
+
+def _removing(home: Path, environ: dict[str, str], inject: str) -> bool:
+    """A program writes a file and removes it; False: it was killed before it was done."""
+    source = """
+        import os, sys
+        with open(sys.argv[1], "wb") as file:
+            file.write(bytes.fromhex(sys.argv[2]))
+        os.remove(sys.argv[1])
+    """
+    preloaded = f"LD_PRELOAD={environ.pop('LD_PRELOAD')}"  # of the program, not of strace
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-E", preloaded, "-e", f"inject={inject}"]
+    words = ["-c", textwrap.dedent(source), home, _safetensors(1).hex()]
+    return not subprocess.run([*command, sys.executable, *words], env=environ).returncode
+
+
+def test_a_link_that_the_program_copied_may_be_removed_without_its_file(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst("""
+        import os, shutil
+        with open("a.pt", "wb") as file:
+            file.write(b"a")
+        shutil.copy("a.pt", "b.pt", follow_symlinks=False)
+        os.remove("b.pt")
+        assert open("a.pt", "rb").read() == b"a"
+        os.mkdir("c"); os.rename("a.pt", "c/a.pt"); os.rename("c", "d"); os.remove("d/a.pt")
+        with open("e.pt", "wb") as file:
+            file.write(b"e")
+        shutil.copy("e.pt", "f.pt", follow_symlinks=False)
+        os.remove("f.pt")
+    """)
+    assert not [name for name in names(fast / "burst/home") if "e.pt" in name and HOME in name]
+    for path in (fast / "burst/data").iterdir():
+        os.utime(path, (0, 0))
+    assert drained(fast) == []
+    assert names(work) == ["d", "e.pt"]
+    assert (work / "e.pt").read_bytes() == b"e"
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 

@@ -2,7 +2,8 @@
 
     FAST/burst/data/ID-NAME    the file, as native/burst.c made it
     FAST/burst/home/ID-NAME    a link that leads to the program's path; ID-NAME.penstock-home once
-                               the file itself is there
+                               the file itself is there, or the program removes it: where no path
+                               leads to the file on the tier any more, that one may go
     FAST/burst/draft/ID-NAME   a link that leads to where it is written beside that path
     the program's path         a link to the file, until the file itself is in its place
 
@@ -49,6 +50,7 @@ from penstock.stores import Found, LocalStore, beside, draft_of, fsync_folder
 
 __all__ = [
     "FOLDER",
+    "HOME",
     "PATTERNS",
     "Burst",
     "BurstDrain",
@@ -90,7 +92,8 @@ HEARD = "drained-"
 class Entry:
     """A file on the tier.  name: there; begins with the time, so that names sort as files were
     made.  home: the program's path.  size_bytes: None: the file has moved to its path already, as
-    the tier was full, and is being written there.  is_home: it was brought there."""
+    the tier was full, and is being written there.  is_home: it was brought
+    there, or the program was about to remove it."""
 
     name: str
     data: Path
@@ -171,7 +174,11 @@ def entries(fast: str | os.PathLike[str]) -> list[Entry]:
     found = []
     try:
         with os.scandir(folder / "home") as scan:
-            ways = {one.name.removesuffix(HOME): one.name for one in scan}
+            # The unmarked one counts: a program that is quicker writes it anew.
+            ways = {
+                name.removesuffix(HOME): name
+                for name in sorted((one.name for one in scan), reverse=True)
+            }
     except OSError as error:
         raise TierError(
             f"{folder}: cannot be listed: {error.strerror}; was a program run with "
@@ -246,8 +253,7 @@ def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> C
 
 def _link(one: Entry, place: Path) -> None:
     """Makes a path lead to a file on the tier, in one moment.  Raises OSError."""
-    if one.is_home:
-        one.way.replace(replace(one, is_home=False).way)
+    _unmark(one)
     draft = one.beside(LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(one.data)
@@ -259,8 +265,8 @@ def _torn_of(one: Entry) -> Path:
 
 
 def _put(new: Path, one: Entry) -> bool:
-    """The file itself in its link's place, in one moment; False: the link is gone, or it leads
-    elsewhere now, and nothing has changed.  Raises OSError."""
+    """The file itself in its link's place, in one moment, and marked so; False: the link is gone,
+    or it leads elsewhere now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
         return False
     ours = new.lstat()
@@ -275,11 +281,13 @@ def _put(new: Path, one: Entry) -> bool:
         if not one.is_linked():
             return False
         new.replace(one.home)
+        _mark_home(one)
         return True
     if _target(new) != os.fspath(one.data):
         _give_way(new, one.home, ours)
         return False
-    new.unlink()
+    _mark_home(one)
+    new.unlink()  # until here it says that the file is home to who finds no mark
     return True
 
 
@@ -295,15 +303,21 @@ def _give_way(new: Path, home: Path, put: os.stat_result) -> None:
             put = back
 
 
-def _mark_home(one: Entry) -> Entry:
+def _mark_home(one: Entry) -> None:
     """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
     program may remove it there, and then no path leads to it."""
-    marked = replace(one, is_home=True)
-    try:
-        one.way.replace(marked.way)
-    except OSError:  # the program has removed the path at this moment, or the tier is full
-        return one
-    return marked
+    with suppress(OSError):  # the program removes the path at this moment, or the tier is full
+        one.way.replace(replace(one, is_home=True).way)
+
+
+def _unmark(one: Entry) -> None:
+    if one.is_home:
+        one.way.replace(replace(one, is_home=False).way)
+
+
+def _was_put(one: Entry) -> bool:
+    """Whether the file came home, and its drain was killed before it could mark that."""
+    return _target(one.beside(NEW)) == os.fspath(one.data)
 
 
 def _sweep(new: Path) -> None:
@@ -317,7 +331,8 @@ def _sweep(new: Path) -> None:
 def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
     _sweep(one.beside(NEW))
-    for place in (one.data, one.way, one.draft):
+    ways = (replace(one, is_home=is_home).way for is_home in (False, True))
+    for place in (one.data, *ways, one.draft):
         place.unlink(missing_ok=True)
 
 
@@ -639,7 +654,6 @@ class Burst(Working):
                 if not is_put:
                     self._is_late(one, new)
                     return
-                one = _mark_home(one)
                 fsync_folder(one.home.parent)
             finally:
                 new.unlink(missing_ok=True)
@@ -814,6 +828,8 @@ class Burst(Working):
             newer = newest.get(one.home)
             if one.is_linked():
                 newest.setdefault(one.home, one)
+                with suppress(OSError):  # a program that was killed did not come to remove it
+                    _unmark(one)
             elif newer is None:
                 lost.append(one)
             elif self._may_go(newer, {}) and not _is_bad(newer):
@@ -826,7 +842,7 @@ class Burst(Working):
             place = places.get(os.fspath(one.data))
             if place is not None:
                 _rename_home(one, place)
-            elif os.path.lexists(one.home) or one.is_home or not one.size_bytes:
+            elif os.path.lexists(one.home) or one.is_home or _was_put(one) or not one.size_bytes:
                 # Its name is another file's now or was removed there, or nothing was ever in it.
                 with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
                     if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
@@ -855,6 +871,8 @@ def _facts(status: os.stat_result) -> tuple[int, int, int]:
 
 def _has_moved(one: Entry) -> bool:
     """Whether a file that is not on the tier was there: the way home is made before the file."""
+    if one.is_home:
+        return True
     try:
         made_s = one.way.lstat().st_mtime
     except FileNotFoundError:
@@ -895,7 +913,7 @@ def _search(roots: Iterable[Path]) -> dict[str, Path]:
                 for one in scan:
                     seen += 1
                     if one.is_symlink():
-                        if not one.name.endswith(LINK):
+                        if not one.name.endswith((LINK, NEW)):
                             found.setdefault(_target(Path(one.path)), Path(one.path))
                     elif depth < DEEPEST and one.is_dir(follow_symlinks=False):
                         stack.append((Path(one.path), depth + 1))
