@@ -1,5 +1,6 @@
 """MLPerf Storage's workloads: DLIO's utilisation, samples that it can read, and what AU shows."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ def test_a_smaller_scale_asks_for_as_many_bytes_a_second(name: str, accelerator:
         # Some of unet3d's would be negative; those that are cut off make the mean a little larger.
         assert np.mean(sizes) == pytest.approx(workload.sample_bytes / divisor, rel=0.01)
         assert np.std(sizes) == pytest.approx(workload.deviation_bytes / divisor, rel=0.1)
+
+
+def test_the_kept_result_says_what_was_done_as_the_study_says_it() -> None:
+    kept = json.loads((study_page.EXPERIMENTS / "mlperf" / "mlperf.json").read_bytes())
+    said = [mlperf._told(workload, kept["scale"]) for workload in WORKLOADS.values()]
+    assert kept["remarks"][1:] == said
+    assert said[0].startswith("unet3d: 32 steps, each of 1 sample where 7 are published; ")
+    assert said[1].startswith("resnet50: 25 steps, each of 400 samples as published; ")
 
 
 def samples(name: str, folder: Path) -> list[Path]:

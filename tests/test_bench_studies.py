@@ -26,6 +26,7 @@ from penstock.bench import (
     control,
     data,
     inputs,
+    ladder,
     pipeline,
     places,
     requests,
@@ -751,6 +752,36 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
     assert "what was measured is in out: the same command goes on" in said
     assert len(study.rows_of(runs)) >= 1
     assert not (tmp_path / "out" / "read.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("make_lmdb", "nothing was measured yet: the same command begins anew"),
+        ("climb", "nothing was measured yet; out/lmdb stays: the same command goes on"),
+    ],
+)
+def test_interrupted_before_a_result_it_says_that_there_is_none(
+    where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(*told: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ladder, where, interrupted)
+    assert penstock("bench", "ladder", "out", "--data", "1MB", "--on", "disk") == 130
+    told = capsys.readouterr().err
+    assert said in told
+    assert "what was measured" not in told
+
+
+def test_only_data_that_is_whole_is_said_to_stay(tmp_path: Path) -> None:
+    assert study.data_in(tmp_path) is None
+    (tmp_path / "data" / "malware-5-1.partial").mkdir(parents=True)
+    assert study.data_in(tmp_path) is None
+    (tmp_path / "data" / "malware-5-1").mkdir()
+    assert study.data_in(tmp_path) == tmp_path / "data"
 
 
 @pytest.mark.parametrize(

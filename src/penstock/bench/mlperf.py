@@ -294,10 +294,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
 def _told(workload: Workload, scale: str) -> str:
     batch, divisor, steps = workload.sizes[scale]
+    of = "as published" if batch == workload.batch else f"where {workload.batch} are published"
     smaller = f", bytes and computing of a sample divided by {divisor}" if divisor > 1 else ""
     return (
-        f"{workload.name}: {steps} steps of {batch} of {workload.batch} samples{smaller}; up to "
-        f"{workload.ahead} batches are read while the first step is not counted"
+        f"{workload.name}: {steps} steps, each of {batch} sample{'s' * (batch != 1)} {of}{smaller};"
+        f" up to {workload.ahead} batches are read during the first step, which is not counted"
     )
 
 

@@ -14,7 +14,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -37,6 +37,7 @@ __all__ = [
     "bars_of",
     "carried_out",
     "csv_of",
+    "data_in",
     "lines_of",
     "logarithmic",
     "machine_of",
@@ -214,6 +215,15 @@ def rows_of(file: Path) -> list[Row]:
     except OSError:
         return []
     return [row for row in map(_json, lines) if isinstance(row, dict)]
+
+
+def data_in(folder: Path) -> Path | None:
+    """Where a study has data that was made whole; what is half made is gone with its program."""
+    for place in (folder / "data", folder / "lmdb"):
+        with suppress(OSError):
+            if any(not path.name.endswith(".partial") for path in place.iterdir()):
+                return place
+    return None
 
 
 def mixed(cases: Sequence[T], seed: int, repeat: int) -> list[T]:

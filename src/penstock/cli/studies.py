@@ -77,8 +77,14 @@ def going_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (folder / "runs.jsonl").exists():
+        from penstock.bench import study
+
+        if study.rows_of(folder / "runs.jsonl"):
             say(f"what was measured is in {short(folder)}: the same command goes on")
+        elif made := study.data_in(folder):
+            say(f"nothing was measured yet; {short(made)} stays: the same command goes on")
+        elif (folder / "runs.jsonl").exists():
+            say("nothing was measured yet: the same command begins anew")
         raise
 
 
