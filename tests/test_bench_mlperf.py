@@ -13,9 +13,8 @@ from penstock.bench import mlperf, pipeline
 from penstock.bench.mlperf import WORKLOADS, Settings
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
-from penstock.errors import MissingDependency
 from penstock.feed import open_index
-from test_bench_studies import result_of, study_page
+from test_bench_studies import penstock, result_of, study_page
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 
@@ -166,10 +165,12 @@ def test_a_dlio_that_fails_says_why(tmp_path: Path) -> None:
         by_dlio(tmp_path, "#!/bin/sh\necho no MPI here >&2\nexit 1\n")
 
 
-def test_a_dlio_that_is_not_there_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    settings = Settings("ci", ("disk",), 1, 1, dlio=str(tmp_path / "dlio_benchmark"))
-    with pytest.raises(MissingDependency, match="dlio_benchmark: no such program"):
-        mlperf.measured(tmp_path / "new", settings)
+def test_a_dlio_that_is_not_there_is_told_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dlio = f"{tmp_path}/dlio_benchmark"
+    assert penstock("bench", "mlperf", f"{tmp_path}/new", "--dlio", dlio) == 2
+    assert f"--dlio needs {dlio}, and there is no such program" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,7 +186,6 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
     monkeypatch.setattr(mlperf, "_made", lambda *told: ())
     monkeypatch.setattr(mlperf, "_by_pipeline", lambda *told: run("ours"))
     monkeypatch.setattr(mlperf, "_by_dlio", lambda *told: run("dlio"))
-    monkeypatch.setattr(mlperf.shutil, "which", lambda name: name)
     settings = Settings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
     found = mlperf.measured(tmp_path, settings)
     assert seen == ["dlio", "dlio", "ours", "dlio"]  # the first for nothing

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from penstock.bench import (
     data,
     inputs,
     ladder,
+    needs,
     pipeline,
     places,
     requests,
@@ -38,7 +40,7 @@ from penstock.bench.folders import scratch
 from penstock.bench.pipeline import Job
 from penstock.bench.places import Place, PlaceError, RunError
 from penstock.bench.study import Found, Kept, Measure, Point, Study
-from penstock.errors import TierError
+from penstock.errors import MissingDependency, TierError
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -552,7 +554,7 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_fuse
 def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> None:
-    words = ["--fio"] if storage.shutil.which("fio") else []
+    words = ["--fio"] if shutil.which("fio") else []
     found = bench(tmp_path, "ceiling", "--on", "latency", *words)
     (queued,) = points(found, op="read", order="random", depth=8)
     (waiting,) = points(found, op="read", order="random", depth=1, request_bytes=4096)[:1]
@@ -612,8 +614,6 @@ def penstock(*words: str) -> int:
 def test_a_folder_of_somebody_else_stays_as_it_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name in ("control", "checkpoint"):
-        pytest.importorskip("torch")
     for each in NAMES:
         (tmp_path / "out" / each).mkdir(parents=True)
         (tmp_path / "out" / each / "mine").write_text(each)
@@ -624,6 +624,31 @@ def test_a_folder_of_somebody_else_stays_as_it_is(
     said = capsys.readouterr().err
     assert "out: is not empty, and what is in it is no study's" in said
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("folder", ["mine", "mine/below", "locked/new"])
+def test_a_folder_that_can_be_none_is_told_before_anything_is_asked(
+    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "mine").write_text("x")
+    (tmp_path / "locked").mkdir()
+    access = os.access
+    monkeypatch.setattr(  # root may write everywhere but to what is mounted read-only
+        os, "access", lambda path, how: Path(path).name != "locked" and access(path, how)
+    )
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
+    monkeypatch.chdir(tmp_path)
+    words = ["all"] if name == "data" else []
+    more = [] if name in ("data", "ladder", "checkpoint") else ["--scale", "full"]
+    assert penstock("bench", name, *words, folder, *more) == 2
+    said = capsys.readouterr().err
+    assert re.search(
+        r"mine: is there and no folder|'mine' is a file|locked: cannot be written", said
+    )
+    assert "will be written" not in said
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["locked", "mine"]
 
 
 def test_a_folder_that_is_removed_was_made_by_a_study(tmp_path: Path) -> None:
@@ -702,7 +727,6 @@ def test_ours_and_fio_come_first_by_turns(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(storage, "cases_of", lambda scale, names: [case, case | {"threads": 9}])
     monkeypatch.setattr(storage, "_beside", beside_fio)
-    monkeypatch.setattr(storage.shutil, "which", lambda name: name)
     measured = replace(storage.Settings("ci", repeats=4), is_beside_fio=True)
     storage.measured(tmp_path, measured)
     assert sum(turns[1:]) == 4  # of two cases by four repeats, beside what is run for nothing
@@ -721,12 +745,131 @@ def test_without_matplotlib_nothing_is_begun(name: str, tmp_path: Path) -> None:
     words = ["all", "out"] if name == "data" else ["out"]
     path = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [PENSTOCK, "bench", name, *words, "--yes"], capture_output=True, text=True, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+        [PENSTOCK, "bench", name, *words], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+    assert "will be written" not in done.stderr
     assert done.returncode != 0
     assert "pip install 'penstock[bench]'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+FRAMEWORKS = ("torch", "tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words", "said"),
+    [
+        (FRAMEWORKS, "mlperf out", "--workload unet3d needs PyTorch: pip install torch"),
+        (FRAMEWORKS, "mlperf out --workload cosmoflow", "--workload cosmoflow needs TensorFlow: "),
+        (FRAMEWORKS, "read out --loader torch", "--loader torch needs PyTorch: "),
+        (FRAMEWORKS, "read out --loader tf.data", "--loader tf.data needs TensorFlow: "),
+        (FRAMEWORKS, "train out --model alexnet", "--model alexnet needs PyTorch: "),
+        (FRAMEWORKS, "train out --model alexnet-tensorflow", "needs TensorFlow: "),
+        (FRAMEWORKS, "control out", "the job needs PyTorch: "),
+        (FRAMEWORKS, "checkpoint out", "saving states needs PyTorch: "),
+        (FRAMEWORKS, "scale out --launcher torchrun", "--launcher torchrun needs PyTorch: "),
+        (("mpi4py",), "scale out --launcher mpirun", "--launcher mpirun needs mpi4py: "),
+        (("lmdb",), "factors out", "LMDBs needs py-lmdb: pip install 'penstock[bench]'"),
+        (("lmdb",), "ladder out", "LMDBs needs py-lmdb: "),
+        (("lmdb",), "provenance out --records 100000", "LMDBs needs py-lmdb: "),
+        (("lmdb",), "data malware out --as lmdb", "--as lmdb needs py-lmdb: "),
+        (("PIL",), "data imagenet out --raw", "making pictures needs Pillow: "),
+        (("PIL",), "cases out --scale full", "making pictures needs Pillow: "),
+        (("PIL",), "window out --scale full", "making pictures needs Pillow: "),
+        (("PIL",), "read out --scale full", "making pictures needs Pillow: "),
+    ],
+)
+def test_what_a_study_lacks_is_told_before_anything_is_asked_or_written(
+    hidden: tuple[str, ...], words: str, said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    without = tmp_path / "without"
+    without.mkdir()
+    for name in hidden:
+        why = f"No module named {name!r}"
+        (without / f"{name}.py").write_text(f"raise ModuleNotFoundError({why!r})")
+    path = os.pathsep.join([str(without), needs.OUR_PATH["PYTHONPATH"]])
+    monkeypatch.setattr(needs, "OUR_PATH", {"PYTHONPATH": path})
+    monkeypatch.setattr(needs.shutil, "which", lambda name: name)
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
+    monkeypatch.chdir(tmp_path)
+    assert penstock("bench", *words.split()) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "(import" not in told
+    assert "will be written" not in told
+    assert list(tmp_path.iterdir()) == [without]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_begun"),
+    [("cases out", False), ("factors out", False), ("read out --on latency --on disk", True)],
+)
+def test_without_any_of_its_places_a_study_is_not_begun(
+    words: str, is_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def refused(*told: Any, **more: Any) -> None:
+        raise TierError("no /dev/fuse here")
+
+    def no(said: str, err: bool) -> bool:
+        print(said, file=sys.stderr)
+        return False
+
+    monkeypatch.setattr(click, "confirm", no)
+    monkeypatch.setattr(places.slow_tiers, "slow", refused)
+    monkeypatch.setattr(needs, "look_for", lambda needs: None)
+    monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
+    monkeypatch.chdir(tmp_path)
+    assert penstock("bench", *words.split(), "--scale", "full") == (130 if is_begun else 2)
+    said = capsys.readouterr().err
+    assert ("no /dev/fuse here" in said) != is_begun
+    assert ("will be written" in said) == is_begun
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_in_memory_is_never_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(needs, "look_for", lambda needs: None)
+    monkeypatch.setattr(tiers, "MEMORY_KINDS", {tiers.mount_of(tmp_path).kind})
+    assert penstock("bench", "read", f"{tmp_path}/out", "--on", "disk", "--scale", "full") == 2
+    assert "lies in memory, where nothing is ever cold" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(PlaceError, match="not cold: "):
+        places.made_cold([tmp_path / "file"], Place("disk", tmp_path))
+
+
+def test_a_module_that_is_broken_is_told_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcublas.so.12: no such file')")
+    monkeypatch.setattr(needs, "OUR_PATH", {"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(MissingDependency) as told:
+        needs.look_for({"torch": "the job"})
+    assert str(told.value) == (
+        "the job needs PyTorch: pip install torch (import torch: OSError: libcublas.so.12: no such "
+        "file)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fio", "--x needs fio: apt install fio"),
+        ("mpirun", "--x needs mpirun: apt install openmpi-bin"),
+        ("/away/dlio", "--x needs /away/dlio, and there is no such program"),
+    ],
+)
+def test_a_program_that_is_missing_is_told(
+    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs.shutil, "which", lambda name: None)
+    with pytest.raises(MissingDependency) as told:
+        needs.look_for({"lmdb": "y", name: "--x"})
+    assert str(told.value) == said
 
 
 def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
@@ -770,6 +913,7 @@ def test_interrupted_before_a_result_it_says_that_there_is_none(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ladder, where, interrupted)
+    monkeypatch.setattr(places, "refuse_without", lambda names, folder: None)
     assert penstock("bench", "ladder", "out", "--data", "1MB", "--on", "disk") == 130
     told = capsys.readouterr().err
     assert said in told
@@ -806,6 +950,8 @@ def test_all_that_a_study_writes_has_room_or_none_of_it_is_begun(
     # Each set has room there, and not what is beside it.
     monkeypatch.setattr(tiers, "free_bytes", lambda _: (sum(sets) + beside_bytes) / 0.9 - 10)
     monkeypatch.setattr(study, "write_texts", None)
+    monkeypatch.setattr(needs, "look_for", lambda needs: None)
+    monkeypatch.setattr(places, "refuse_without", lambda names, folder: None)
     done = CliRunner().invoke(cli.cli, ["bench", name, str(tmp_path / "new" / "out"), "-y"])
     assert isinstance(done.exception, TierError)
     assert re.search(r"out: needs .+, and .+ can be used there", str(done.exception))
@@ -817,6 +963,7 @@ def test_much_data_is_asked_for_before_it_is_made(
     answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**12)
+    monkeypatch.setattr(places, "refuse_without", lambda names, folder: None)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli.cli, ["bench", "cases", "out", "--scale", "full"], input=answer)
     assert done.exit_code == 130  # as after Ctrl-C

@@ -186,7 +186,7 @@ def markdown_of(found: Compared, names: tuple[str, str]) -> str:
         lines.append("No number of this study is better or worse than another.")
     for which, number in (("A", found.only_a), ("B", found.only_b)):
         if number:
-            lines += ["", f"* {number} cases are only in {which}."]
+            lines += ["", f"* {number} case{'s are' if number > 1 else ' is'} only in {which}."]
     return "\n".join(lines) + "\n"
 
 

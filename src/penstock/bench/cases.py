@@ -25,7 +25,7 @@ from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.bench.tier import SlowTier
 
-__all__ = ["PAPER", "STUDY", "Settings", "measured", "needed_bytes"]
+__all__ = ["PAPER", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
 
 # Files and batch: the paper's ImageNet case has 128,000 and 256, its malware case 10,868 and 32.
 IMAGES = {"ci": (60, 20), "small": (400, 50), "full": (12_800, 256)}
@@ -85,6 +85,11 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
 def _budget(sizes: Sequence[int]) -> int:
     """What the small ones of these files take as copies."""
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes if size < SMALL_BYTES)
+
+
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return inputs.PICTURES
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

@@ -32,11 +32,12 @@ from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
 from penstock.bench.study import Kept, Measure, Point, pyplot, write_texts
 from penstock.bench.tier import SlowTier
-from penstock.errors import MissingDependency, SaveError, TierError
+from penstock.errors import SaveError, TierError
 from penstock.words import show
 
 __all__ = [
     "MEASURES",
+    "NEEDS",
     "WAYS",
     "Run",
     "Settings",
@@ -54,6 +55,7 @@ __all__ = [
 
 Progress = Callable[[str, float], None]
 
+NEEDS = {"torch": "saving states"}  # see needs.look_for
 WAYS = {
     "none": "no checkpoint",
     "slow": "torch.save and fsync, straight to the slow tier",
@@ -377,8 +379,7 @@ def measure(
     """Makes every run that FOLDER does not hold yet.  slow: a folder on the slow tier; None: one is
     made, `ratio` times slower than FOLDER.
 
-    Raises TierError: no room, FOLDER holds runs of other settings, a run ended early;
-    MissingDependency.
+    Raises TierError: no room, FOLDER holds runs of other settings, a run ended early.
     """
     _refuse(settings)
     refuse_without_room(folder, needed_bytes(settings, folder, slow))
@@ -417,11 +418,6 @@ def _refuse(settings: Settings) -> None:
             raise TierError(f"{way}: no such way; there are: {', '.join(WAYS)}")
     if settings.n_steps < settings.every:
         raise TierError(f"{settings.n_steps} steps, a save every {settings.every}: there is none")
-    try:
-        import torch  # noqa: F401 - what the runs need
-    except ModuleNotFoundError as error:
-        raise MissingDependency("`penstock bench checkpoint` saves torch states: pip install torch"
-        ) from error  # fmt: skip
 
 
 def _mixed(settings: Settings, repeat: int) -> list[str]:

@@ -19,9 +19,17 @@ from penstock.bench import data, places, study, windows
 from penstock.bench.folders import work_in
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import MissingDependency, PenstockError
+from penstock.errors import PenstockError
 
-__all__ = ["STUDY", "Settings", "darshan_library", "kept_by_darshan", "measured", "needed_bytes"]
+__all__ = [
+    "STUDY",
+    "Settings",
+    "darshan_library",
+    "kept_by_darshan",
+    "measured",
+    "needed_bytes",
+    "needs",
+]
 
 RECORDS = {"ci": 640, "small": 10_000, "full": 60_000}
 EPOCHS = {"ci": 3, "small": 5, "full": 10}
@@ -86,15 +94,16 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     return data.needed_bytes({"cifar10": RECORDS[settings.scale]}, folder / "data", settings.seed)
 
 
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return {"torch": "the job"}
+
+
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """The job with and without a recorder, and with Darshan where that is installed.
 
-    Raises TierError: no room, FOLDER holds other settings; MissingDependency: no PyTorch.
+    Raises TierError: no room, FOLDER holds other settings.
     """
-    try:
-        import torch  # noqa: F401 - so that its absence is told before anything is made
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the control job needs PyTorch: pip install torch") from error
     mark = {"study": "control", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()

@@ -40,6 +40,7 @@ __all__ = [
     "made",
     "make",
     "needed_bytes",
+    "needs",
     "plan",
 ]
 
@@ -380,6 +381,12 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
             where = error.filename or draft
             raise TierError(f"{where}: cannot be written: {error.strerror}") from error
     return found
+
+
+def needs(planned: Plan) -> dict[str, str]:
+    """See needs.look_for."""
+    pictures = {"PIL.Image": "making pictures"} if planned.kind.content in ("jpeg", "raw") else {}
+    return pictures | ({"lmdb": "--as lmdb"} if planned.form == "lmdb" else {})
 
 
 def needed_bytes(sets: Mapping[str, int], folder: Path, seed: int = 1) -> int:

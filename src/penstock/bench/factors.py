@@ -32,6 +32,7 @@ __all__ = [
     "expected_hits",
     "measured",
     "needed_bytes",
+    "needs",
 ]
 
 NODES = 4  # the paper's test bed
@@ -190,6 +191,11 @@ def _cases(settings: Settings) -> list[Case]:
     changed += [plain | {"inside": "namespaces"}]
     ideal = [plain | {"place": "ideal", "data": name} for name in _names(settings.scale)]
     return ideal + [{"place": place} | case for place in settings.places for case in changed]
+
+
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return ladder.NEEDS
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

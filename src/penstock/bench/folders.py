@@ -16,7 +16,7 @@ from penstock import tiers
 from penstock.errors import TierError
 from penstock.words import show
 
-__all__ = ["WORK", "refuse_without_room", "scratch", "work_in"]
+__all__ = ["WORK", "nearest", "refuse_without_room", "scratch", "work_in"]
 
 WORK = "penstock-bench"  # in the folder of a study
 MARK = ".made-by-penstock-bench"
@@ -24,13 +24,18 @@ SHARE_OF_ROOM = 0.9  # of what is free; the rest is for whoever else writes ther
 SAYS = b"penstock bench made this folder, and removes it with all that is in it\n"
 
 
+def nearest(path: Path) -> Path:
+    """Of a path that may be not there yet, what is there."""
+    there = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    return there
+
+
 def refuse_without_room(folder: Path, n_bytes: float, less: str = "a smaller --scale") -> None:
     """FOLDER: may be not there yet.  less: what makes less.  Raises TierError: so much has no room
     there."""
-    there = folder.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    room = int(tiers.free_bytes(there) * SHARE_OF_ROOM)
+    room = int(tiers.free_bytes(nearest(folder)) * SHARE_OF_ROOM)
     if n_bytes > room:
         raise TierError(
             f"{folder}: needs {show(n_bytes, 'B')}, and {show(room, 'B')} can be used there; name "

@@ -25,12 +25,19 @@ __all__ = [
     "loaded",
     "needed_to_read",
     "needed_to_train",
+    "needs_to_read",
+    "needs_to_train",
     "read",
     "relative_files",
     "train",
 ]
 
 TIMEOUT_S = 900.0
+PICTURES = {"PIL.Image": "making pictures"}
+FRAMEWORKS = {
+    "torch": "torch", "tf.data": "tensorflow", "alexnet": "torch",
+    "alexnet-tensorflow": "tensorflow",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,12 @@ def needed_to_read(folder: Path, settings: Settings) -> int:
     return images + storage.needed_bytes(settings.scale)
 
 
+def needs_to_read(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    others = [loader for loader in settings.loaders if loader in FRAMEWORKS]
+    return PICTURES | {FRAMEWORKS[loader]: f"--loader {loader}" for loader in others}
+
+
 def read(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """Threads x work x place x prefetch, and the loaders of others.
 
@@ -341,6 +354,13 @@ def needed_to_train(folder: Path, settings: Settings) -> int:
     """What `train` would write of its files."""
     sets = {"caltech101": TRAIN_FILES[settings.scale]}
     return data.needed_bytes(sets, folder / "data", settings.seed)
+
+
+def needs_to_train(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    if settings.model not in FRAMEWORKS:
+        return PICTURES
+    return PICTURES | {FRAMEWORKS[settings.model]: f"--model {settings.model}"}
 
 
 def train(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

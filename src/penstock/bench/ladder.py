@@ -24,6 +24,7 @@ from penstock.feed import pages
 __all__ = [
     "LATENCY_BPS",
     "LOOKS",
+    "NEEDS",
     "PLACES",
     "THROTTLED_BPS",
     "THROTTLED_HZ",
@@ -52,6 +53,7 @@ MADE = "made.json"  # beside data.mdb: what was asked for
 # Of each process: its buffers (rungs.FEED_BYTES at most) and what Python touches.
 PROCESS_BYTES = 48 << 20
 PLACES = ("disk", "throttled", "latency", "memory")
+NEEDS = {"lmdb": "making and reading LMDBs"}  # see needs.look_for
 
 
 @dataclass(frozen=True, slots=True)

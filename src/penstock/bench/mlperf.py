@@ -10,7 +10,6 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from penstock.bench.folders import refuse_without_room, scratch, work_in
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import MissingDependency, TierError
+from penstock.errors import TierError
 from penstock.feed.tfrecord import framed
 
 __all__ = [
@@ -40,6 +39,7 @@ __all__ = [
     "Workload",
     "measured",
     "needed_bytes",
+    "needs",
     "utilisation",
 ]
 
@@ -162,6 +162,15 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     )
 
 
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    framework = {"torch": "torch", "tfrecord": "tensorflow"}
+    found: dict[str, str] = {}
+    for name in settings.workloads:
+        found.setdefault(framework[WORKLOADS[name].loader], f"--workload {name}")
+    return found | ({settings.dlio: "--dlio"} if settings.dlio else {})
+
+
 def _made(
     workload: Workload, folder: Path, settings: Settings, progress: Progress | None
 ) -> tuple[Path, ...]:
@@ -252,13 +261,8 @@ STUDY = Study(
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """Each workload for each accelerator, on each place; beside dlio_benchmark where it is named.
 
-    Raises TierError: no room, not cold, FOLDER holds other settings; MissingDependency: no such
-    program.
+    Raises TierError: no room, not cold, FOLDER holds other settings.
     """
-    if settings.dlio and not shutil.which(settings.dlio):
-        raise MissingDependency(
-            f"{settings.dlio}: no such program; --dlio names where dlio_benchmark is installed"
-        )
     mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()

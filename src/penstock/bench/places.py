@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from penstock import tiers
 from penstock.bench import tier as slow_tiers
+from penstock.bench.folders import nearest
 from penstock.bench.groups import Group, device_of
 from penstock.bench.tier import SlowTier
 from penstock.errors import TierError
@@ -42,6 +43,7 @@ __all__ = [
     "device",
     "made_cold",
     "nodes",
+    "refuse_without",
     "warmed",
 ]
 
@@ -53,6 +55,7 @@ LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 # reads.  An open waits for its inode alone: nothing shortens that.
 SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
 MEMORY_SHARE = 0.25
+ANY_BYTES = 1 << 30  # of data, to see whether `memory` can be had
 SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own default
 
 # What nodes of a cluster see, each through a mount and a page cache of its own: a disk in each of
@@ -61,6 +64,7 @@ NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
 SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 
 PLACES = ("disk", "throttled", "latency", "seek", "memory")
+ON_DISK = ("disk", "throttled", "memory")
 NODE_PLACES = ("local", "shared")
 SAYS = {
     "disk": "the disk as it is",
@@ -134,6 +138,26 @@ def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
         yield [Place(name, Path(tier.path), tier) for tier in made]
 
 
+def refuse_without(names: Sequence[str], folder: Path) -> None:
+    """FOLDER: may be not there yet.  Raises PlaceError: none of these places can be had there."""
+    why: PlaceError | None = None
+    for name in names:
+        try:
+            if name in ON_DISK and tiers.mount_of(nearest(folder)).kind in tiers.MEMORY_KINDS:
+                raise PlaceError(
+                    f"{folder}: lies in memory, where nothing is ever cold; name a folder on a disk"
+                )
+            if name in NODE_PLACES:
+                with nodes(name, nearest(folder), 1):
+                    return
+            with at(name, nearest(folder), ANY_BYTES):
+                return
+        except PlaceError as error:
+            why = why or (PlaceError(f"{name}: {error}") if len(names) > 1 else error)
+    if why:
+        raise why
+
+
 def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_bytes: int) -> Place:
     if name == "throttled":
         capped = slow_tiers.capped(folder, bandwidth=THROTTLED_BPS, iops=THROTTLED_HZ)
@@ -161,7 +185,8 @@ def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_byte
 
 
 def made_cold(files: Sequence[Path], place: Place) -> float:
-    """Evicts files and looks: the share that is in memory.  Raises TierError: they are not cold.
+    """Evicts files and looks: the share that is in memory.  Raises TierError: they are not cold;
+    PlaceError: and never are there.
 
     They are read before: where a host lends memory, the first touch of a page costs more than a
     disk read, and that is nobody's I/O.  Below a FUSE tier their bytes stay in memory: the tier is
@@ -186,6 +211,8 @@ def made_cold(files: Sequence[Path], place: Place) -> float:
             "in memory by nature" if is_memory else f"{resident / size:.0%} of it was in memory"
         ).replace("%", " %")
         named = files[0] if len(files) == 1 else files[0].parent
+        if is_memory:
+            raise PlaceError(f"{named}: not cold: {why}")
         raise TierError(f"{named}: not cold: {why}; does another program have it mapped?")
     return resident / max(1, size)
 

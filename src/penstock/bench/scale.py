@@ -29,7 +29,7 @@ from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Stu
 from penstock.bench.trainer import LAUNCHERS, Done, Job
 from penstock.errors import TierError
 
-__all__ = ["PLACES", "STUDY", "Settings", "measured", "needed_bytes"]
+__all__ = ["PLACES", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
 
 PLACES = ("shared", "latency")
 RECORD_BYTES = 30_600  # Bae 2019's D4
@@ -107,6 +107,13 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     if (_lmdb_of(folder, settings) / "data.mdb").exists():
         return 0
     return ladder.lmdb_bytes(_data_bytes(settings))
+
+
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    of = {"torchrun": ("torch",), "mpirun": ("mpirun", "mpi4py")}
+    wanted = [(name, launcher) for launcher in settings.launchers for name in of[launcher]]
+    return ladder.NEEDS | {name: f"--launcher {launcher}" for name, launcher in wanted}
 
 
 def _cases(settings: Settings) -> list[Case]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,9 +20,9 @@ from penstock.bench.folders import refuse_without_room, work_in
 from penstock.bench.places import Place
 from penstock.bench.requests import METADATA, Job
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import MissingDependency, TierError
+from penstock.errors import TierError
 
-__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured", "needed_bytes"]
+__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured", "needed_bytes", "needs"]
 
 KIB = 1 << 10
 LARGE, SMALL, MIDDLE = 1 << 20, 4 * KIB, 64 * KIB
@@ -81,6 +80,11 @@ def needed_bytes(scale: str) -> int:
     return 2 * FILE_BYTES[scale]
 
 
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return {"fio": "--fio"} if settings.is_beside_fio else {}
+
+
 def _label(point: Point) -> str:
     return f"{point['order']} {point['request_bytes'] >> 10} KiB {point['cache']}"
 
@@ -124,10 +128,8 @@ STUDY = Study(
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
     """Makes every measurement that FOLDER does not hold yet.
 
-    Raises TierError: no room, FOLDER holds other settings, not cold; MissingDependency: no fio.
+    Raises TierError: no room, FOLDER holds other settings, not cold.
     """
-    if settings.is_beside_fio and not shutil.which("fio"):
-        raise MissingDependency("beside fio needs fio: apt install fio, or leave --fio out")
     kept = study.Kept(folder, _mark(settings))
     machine = kept.machine()
     cases = cases_of(settings.scale, settings.places)

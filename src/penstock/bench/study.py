@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from penstock import tiers
+from penstock.bench.folders import nearest
 from penstock.bench.groups import device_of
 from penstock.bench.places import Place, PlaceError, RunError
 from penstock.errors import MissingDependency, TierError
@@ -47,9 +48,11 @@ __all__ = [
     "points_of",
     "pyplot",
     "read_found",
+    "refuse_folder",
     "rows_of",
     "table_of",
     "with_value",
+    "write_files",
     "write_found",
     "write_texts",
 ]
@@ -116,6 +119,22 @@ class Found:
 
 # --- runs that are kept --------------------------------------------------------------------------
 
+SETTINGS = "settings.json"  # every folder of a study has it
+
+
+def refuse_folder(folder: Path) -> None:
+    """FOLDER: may be not there yet.  Raises TierError: it is no place for a study's results."""
+    there = nearest(folder)
+    if not there.is_dir():
+        raise TierError(f"{there}: is there and no folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise TierError(f"{there}: cannot be written; name another folder")
+    if folder.is_dir() and not (folder / SETTINGS).exists() and any(folder.iterdir()):
+        raise TierError(
+            f"{folder}: is not empty, and what is in it is no study's; name a folder that is not "
+            "there yet, or an empty one"
+        )
+
 
 class Kept:
     """The runs of a folder, one line each; a last line that was cut off is left out.
@@ -129,7 +148,8 @@ class Kept:
     def __init__(self, folder: Path, mark: Mapping[str, Any]) -> None:
         self.folder = folder
         self.file = folder / "runs.jsonl"
-        self.head = folder / "settings.json"
+        self.head = folder / SETTINGS
+        refuse_folder(folder)
         try:
             self.rows = rows_of(self.file)
             self.settings = self._known()
@@ -148,11 +168,6 @@ class Kept:
     def _known(self) -> dict[str, Any]:
         """Those of the runs that are there; empty for a folder without any.  Raises TierError."""
         if not self.head.exists():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
-                raise TierError(
-                    f"{self.folder}: is not empty, and what is in it is no study's; name a folder "
-                    "that is not there yet, or an empty one"
-                )
             return {}
         known = _json(self.head.read_bytes())
         if not isinstance(known, dict):
@@ -191,9 +206,13 @@ class Kept:
         return found
 
     def add(self, row: Row) -> None:
+        """Raises TierError: no room for it."""
         self.rows.append(row)
-        with open(self.file, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with open(self.file, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise TierError(f"{self.file}: cannot be written: {error.strerror}") from error
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -498,14 +517,19 @@ def read_found(path: Path) -> Read:
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """See write_files."""
+    return write_files(folder, {name: text.encode() for name, text in texts.items()})
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Files by name, each whole or not at all.  Raises TierError."""
     written = []
-    for name, text in texts.items():
+    for name, data in files.items():
         path = folder / name
         draft = folder / f".{name}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            draft.write_text(text)
+            draft.write_bytes(data)
             draft.replace(path)
         except OSError as error:
             draft.unlink(missing_ok=True)
@@ -531,9 +555,10 @@ def write_found(folder: Path, found: Found) -> list[Path]:
         plt = pyplot()
         figure = plt.figure()
         found.study.draw(figure, found.points)
-        figure.savefig(folder / f"{name}.png", dpi=110)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=110)
         plt.close(figure)
-        written.append(folder / f"{name}.png")
+        written += write_files(folder, {f"{name}.png": picture.getvalue()})
     return written
 
 

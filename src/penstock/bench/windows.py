@@ -23,7 +23,7 @@ from penstock.bench.pipeline import Done, Job, files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 
-__all__ = ["STUDY", "Settings", "data_bytes", "deviation_of", "measured", "needed_bytes"]
+__all__ = ["STUDY", "Settings", "data_bytes", "deviation_of", "measured", "needed_bytes", "needs"]
 
 # The paper's: 16 threads, 10 batches ahead, a window every 5 steps, batches of 128; 100 steps of
 # ImageNet's files and 50 of the malware's.  (files, batch) at each scale.
@@ -71,6 +71,11 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     """What `measured` would write of both data sets."""
     sets = {kind: sizes[settings.scale][0] for kind, sizes in SETS.items()}
     return data.needed_bytes(sets, folder / "data", settings.seed)
+
+
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return inputs.PICTURES
 
 
 def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:

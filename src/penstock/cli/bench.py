@@ -266,6 +266,7 @@ def data_command(
       penstock bench data all data --most 500MB
     """
     from penstock.bench import data
+    from penstock.bench.needs import look_for
 
     if kind == "all":
         if is_raw or form != "folder":
@@ -273,6 +274,7 @@ def data_command(
         studies.data_sets(folder, most, scale, seed, yes)
         return
     planned = data.plan(kind, form, scale, seed, is_raw)
+    look_for(data.needs(planned))
     asked(folder, planned.disk_bytes, yes)
     with working("making") as progress:
         made = data.make(planned, folder, progress.say)
@@ -292,7 +294,6 @@ def data_command(
 @click.option("--record", type=size, default="30670", show_default=True, metavar="SIZE")
 @click.option(
     "--on",
-    "places",
     multiple=True,
     type=click.Choice(["disk", "throttled", "latency", "memory"]),
     help="On which storage; can be given several times.  [default: all]",
@@ -316,7 +317,7 @@ def ladder_command(
     given: Path | None,
     data: int,
     record: int,
-    places: tuple[str, ...],
+    on: tuple[str, ...],
     processes: str,
     rungs: str,
     repeats: int,
@@ -339,14 +340,13 @@ def ladder_command(
       penstock bench ladder disk --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
       penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
     """
-    from penstock.bench import ladder, study
+    from penstock.bench import ladder, places
     from penstock.bench.rungs import RUNGS
 
-    study.pyplot()
     settings = ladder.Settings(
         tuple(_chosen(rungs, list(RUNGS))),
         tuple(studies.numbers(processes)),
-        tuple(place for place in ladder.PLACES if place in places or not places),
+        tuple(place for place in ladder.PLACES if place in on or not on),
         repeats,
         for_s,
         batch,
@@ -354,6 +354,8 @@ def ladder_command(
         seed,
     )
     source = given or folder / "lmdb"
+    studies.ready(folder, ladder.NEEDS)
+    places.refuse_without(settings.places, source)
     if given is None and not (source / "data.mdb").exists():
         asked(folder, ladder.lmdb_bytes(data), yes, less="less --data")
     with studies.going_on(folder), working("making the LMDB") as progress:
@@ -429,13 +431,13 @@ def checkpoint_command(
       penstock bench checkpoint work                   a slow tier is made; needs /dev/fuse
       penstock bench checkpoint quick --scale 0.1 --repeats 1 --compute 50ms
     """
-    from penstock.bench import checkpoint, study
+    from penstock.bench import checkpoint
 
-    study.pyplot()
     settings = checkpoint.Settings(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
         repeats, ratio,
     )  # fmt: skip
+    studies.ready(folder, checkpoint.NEEDS, () if slow else ("latency",))
     if checkpoint.is_one_device(folder, slow):
         say(f"{slow} is on the device of {folder}: neither is faster, and the result says so")
     at_once = checkpoint.needed_bytes(settings, folder, slow)
@@ -489,8 +491,9 @@ def model_command(
       penstock bench model ladder/ladder.json
       penstock bench model ladder/ladder.json --bandwidth 40GB/s --iops 1000000 --per-node 64
     """
-    from penstock.bench import model
+    from penstock.bench import model, study
 
+    study.pyplot()
     folder = output or ladder_json.parent
     points, machine = model.read_points(ladder_json)
     storage = model.Storage(bandwidth, iops, latency, link)
@@ -524,8 +527,10 @@ def provenance_command(folder: Path, records: int, yes: bool, as_json: bool) -> 
     """
     import dataclasses
 
-    from penstock.bench import provenance
+    from penstock.bench import ladder, provenance
+    from penstock.bench.needs import look_for
 
+    look_for(ladder.NEEDS)
     asked(folder, provenance.needed_bytes(records), yes, less="fewer --records")
     was_there = folder.exists()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from penstock.cli.shell import (
 if TYPE_CHECKING:
     from penstock.bench.study import Found
 
-__all__ = ["COMMANDS", "data_sets", "going_on", "numbers"]
+__all__ = ["COMMANDS", "data_sets", "going_on", "numbers", "ready"]
 
 PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
@@ -88,10 +88,21 @@ def going_on(folder: Path) -> Iterator[None]:
         raise
 
 
+def ready(folder: Path, needs: Mapping[str, str], on: Sequence[str] = ()) -> None:
+    """Whether all that a study needs is there, before anybody is asked and anything is written."""
+    from penstock.bench import places, study
+    from penstock.bench.needs import look_for
+
+    study.refuse_folder(folder)
+    study.pyplot()
+    look_for(needs)
+    places.refuse_without(on, folder)
+
+
 def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None:
+    """Runs a study, writes and shows what it found."""
     from penstock.bench import study
 
-    study.pyplot()  # what the results need is asked for before anything is run
     with going_on(folder), working(what) as progress:
         found = carry(progress.say)
         written = study.write_found(folder, found)
@@ -106,6 +117,7 @@ def data_sets(folder: Path, most_bytes: int, scale: float, seed: int, yes: bool)
     if not 0 < scale <= 1:
         raise click.BadParameter(f"a scale of {scale:g}: more than 0, at most 1")
     settings = sets.Settings(most_bytes, scale, seed)
+    ready(folder, {})
     asked(folder, sets.largest_bytes(settings), yes)
     _carried_out(folder, "making", lambda say: sets.measured(folder, settings, say))
 
@@ -130,8 +142,9 @@ def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any
     """
     from penstock.bench import storage
 
-    asked(folder, storage.needed_bytes(options["scale"]), yes)
     settings = storage.Settings(is_beside_fio=is_beside_fio, **options)
+    ready(folder, storage.needs(settings), settings.places)
+    asked(folder, storage.needed_bytes(settings.scale), yes)
     _carried_out(folder, "measuring", lambda say: storage.measured(folder, settings, say))
 
 
@@ -160,6 +173,7 @@ def read_command(folder: Path, yes: bool, loaders: tuple[str, ...], **options: A
     from penstock.bench import inputs
 
     settings = inputs.Settings(loaders=loaders, **options)
+    ready(folder, inputs.needs_to_read(settings), settings.places)
     asked(folder, inputs.needed_to_read(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
 
@@ -187,6 +201,7 @@ def train_command(folder: Path, yes: bool, model: str, **options: Any) -> None:
     from penstock.bench import inputs
 
     settings = inputs.Settings(model=model, **options)
+    ready(folder, inputs.needs_to_train(settings), settings.places)
     asked(folder, inputs.needed_to_train(folder, settings), yes)
     _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
 
@@ -206,6 +221,7 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     from penstock.bench import control
 
     settings = control.Settings(**options)
+    ready(folder, control.needs(settings), settings.places)
     asked(folder, control.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
 
@@ -225,6 +241,7 @@ def window_command(folder: Path, yes: bool, **options: Any) -> None:
     from penstock.bench import windows
 
     settings = windows.Settings(**options)
+    ready(folder, windows.needs(settings), settings.places)
     asked(folder, windows.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: windows.measured(folder, settings, say))
 
@@ -245,6 +262,7 @@ def cases_command(folder: Path, yes: bool, **options: Any) -> None:
     from penstock.bench import cases
 
     settings = cases.Settings(**options)
+    ready(folder, cases.needs(settings), settings.places)
     asked(folder, cases.needed_bytes(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: cases.measured(folder, settings, say))
 
@@ -290,6 +308,7 @@ def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
     from penstock.bench import mlperf
 
     settings = mlperf.Settings(**options)
+    ready(folder, mlperf.needs(settings), settings.places)
     asked(folder, mlperf.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: mlperf.measured(folder, settings, say))
 
@@ -313,6 +332,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     from penstock.bench import factors
 
     settings = factors.Settings(**options)
+    ready(folder, factors.needs(settings), settings.places)
     asked(folder, factors.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: factors.measured(folder, settings, say))
 
@@ -363,6 +383,7 @@ def scale_command(folder: Path, yes: bool, ranks: str, **options: Any) -> None:
     from penstock.bench import scale
 
     settings = scale.Settings(ranks=tuple(numbers(ranks)) if ranks else (), **options)
+    ready(folder, scale.needs(settings), settings.places)
     asked(folder, scale.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))
 
