@@ -1190,18 +1190,24 @@ def test_a_page_says_how_many_files_a_second_a_place_makes_and_opens() -> None:
     assert said["`disk`: files a second, at most"] == "3,820 made, 434 removed"
 
 
-def test_the_picture_of_train_has_plain_numbers_below_far_points_too() -> None:
-    """As those of AlexNet: 10 to 31 times what the input takes."""
+@pytest.mark.parametrize(
+    ("ratios", "shown"),
+    [((10.5, 31.3), ["15", "20", "30"]), ((2.21, 8.7), ["2.21", "8.7"]), ((3.0,), ["3"])],
+)
+def test_the_picture_of_train_has_plain_numbers_wherever_its_points_are(
+    ratios: tuple[float, ...], shown: list[str]
+) -> None:
+    """AlexNet computes 10 to 31 times as long as the input takes."""
     points = [
         Point({"place": "latency", "threads": 1, "prefetch": 1, "compute": "alexnet"},
               1, {"ratio": ratio, "stall": 0.1}, {"stall": None}, {"stall": None})
-        for ratio in (10.5, 31.3)
+        for ratio in ratios
     ]  # fmt: skip
     figure = study.pyplot().figure()
     inputs._train_drawn(figure, points)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels(which="both")]
-    assert [label for label in labels if label] == ["15", "20", "30"]
+    assert list(dict.fromkeys(filter(None, labels))) == shown
 
 
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:

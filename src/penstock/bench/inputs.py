@@ -306,7 +306,7 @@ def _train_label(point: Point) -> str:
     return f"{threads} thread{'s' * (threads != 1)}, prefetch {point['prefetch']}"
 
 
-RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 50, 100)
+RATIO_TICKS: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 50, 100)
 
 
 def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
@@ -325,9 +325,10 @@ def _train_drawn(figure: Any, points: Sequence[Point]) -> None:
         axis.plot(ratios, [100 * max(0, 1 - r) for r in ratios], "--k", label="all hidden")
         axis.set(xscale="log", xlabel="compute / input", ylabel="stall fraction, %")
         ticks = [tick for tick in RATIO_TICKS if least <= tick <= most]
-        if len(ticks) > 1:
-            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.xaxis.minorticks_off()
+        if len(ticks) < 2:
+            ticks = [least, most]
+        axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        axis.xaxis.minorticks_off()
         axis.legend(fontsize=6, frameon=False)
     figure.tight_layout()
 
