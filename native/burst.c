@@ -689,3 +689,78 @@ void burst_renamed(const struct burst_change *change, int to_dirfd, const char *
     }
     errno = error;
 }
+
+/* --- second paths ----------------------------------------------------------------------------- */
+
+static bool put_second(struct work *work, const char *from)
+{
+    return (!syscall(SYS_symlinkat, work->home, AT_FDCWD, work->text) || errno == EEXIST) &&
+           (!syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, work->data, 0) || errno == EEXIST);
+}
+
+/* The link at the new path leads to another name of the file on the tier, so that each path has its
+ * own, which comes home and goes by itself.  The way home is marked until that link is there. */
+static bool make_second(const struct burst *state, struct work *work, int dirfd, const char *path)
+{
+    char from[sizeof work->data];
+
+    set_name(state, work, work->name);
+    strcpy(from, work->data);
+    if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
+        strlen(work->base) > MOST_NAME_BYTES)
+        return false;
+    new_name(state, work);
+    set_marked(state, work, work->name);
+    if (put_second(work, from) &&
+        !syscall(SYS_symlinkat, work->data, work->parent, work->base)) {
+        put_second(work, from); /* held up for long, the drain may have taken us for dead */
+        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+        return true;
+    }
+    syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+    syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+    return false;
+}
+
+static bool begin_second(const char *from, const char *to, struct work **work)
+{
+    *work = burst_state && (uintptr_t)from >= BAD_POINTERS && (uintptr_t)to >= BAD_POINTERS
+                ? begin_work()
+                : NULL;
+    return *work;
+}
+
+bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    bool is_made = false;
+    struct work *work;
+
+    if (begin_second(from, path, &work)) {
+        is_made = read_link(state, from_dirfd, from, work->name) &&
+                  make_second(state, work, dirfd, path);
+        end_work(work);
+    }
+    errno = error;
+    return is_made;
+}
+
+bool burst_symlinked(const char *target, int dirfd, const char *path)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    bool is_made = false;
+    const char *name;
+    struct work *work;
+
+    if (begin_second(target, path, &work)) {
+        if ((name = name_on_tier(state, target))) {
+            strcpy(work->name, name);
+            is_made = make_second(state, work, dirfd, path);
+        }
+        end_work(work);
+    }
+    errno = error;
+    return is_made;
+}

@@ -79,6 +79,11 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
 void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,
                    bool has_succeeded);
 
+/* A new link to a file on the tier, as who copies or moves a link makes it: true, where it has been
+ * made; else the call is to be. */
+bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path);
+bool burst_symlinked(const char *target, int dirfd, const char *path);
+
 #pragma GCC visibility pop
 
 #endif

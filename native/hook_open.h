@@ -119,6 +119,22 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         return result;                                                                             \
     }
 
+/* As HOOK_STATUS, for a call that makes a link; is_made: the burst buffer has done so. */
+#define HOOK_LINK(function, parameters, arguments, begin, is_made)                                 \
+    HOOK(int, function, parameters)                                                                \
+    {                                                                                              \
+        struct call call;                                                                          \
+        bool is_recorded = begin;                                                                  \
+        int result;                                                                                \
+                                                                                                   \
+        if (!is_recorded && !burst_is_on())                                                        \
+            return real_##function arguments;                                                      \
+        result = burst_is_on() && is_made ? 0 : real_##function arguments;                         \
+        if (is_recorded)                                                                           \
+            log_end(&call, result < 0 ? errno : 0, 0);                                             \
+        return result;                                                                             \
+    }
+
 /* As HOOK_STATUS, for a call that tells what a file is; `disguised` runs where it did. */
 #define HOOK_TELLS(function, parameters, arguments, begin, disguised)                              \
     HOOK(int, function, parameters)                                                                \

@@ -615,15 +615,18 @@ HOOK_CHANGE(renameat2,
             (from_dirfd, from, to_dirfd, to, flags),
             begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
             from, to_dirfd, to)
-HOOK_STATUS(link, (const char *from, const char *to), (from, to),
-            begin_two_paths(&call, OP_LINK, AT_FDCWD, from, AT_FDCWD, to))
-HOOK_STATUS(linkat, (int from_dirfd, const char *from, int to_dirfd, const char *to, int flags),
-            (from_dirfd, from, to_dirfd, to, flags),
-            begin_two_paths(&call, OP_LINK, from_dirfd, from, to_dirfd, to))
-HOOK_STATUS(symlink, (const char *target, const char *path), (target, path),
-            begin_path(&call, OP_SYMLINK, AT_FDCWD, path))
-HOOK_STATUS(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
-            begin_path(&call, OP_SYMLINK, dirfd, path))
+HOOK_LINK(link, (const char *from, const char *to), (from, to),
+          begin_two_paths(&call, OP_LINK, AT_FDCWD, from, AT_FDCWD, to),
+          burst_linked(AT_FDCWD, from, AT_FDCWD, to))
+HOOK_LINK(linkat, (int from_dirfd, const char *from, int to_dirfd, const char *to, int flags),
+          (from_dirfd, from, to_dirfd, to, flags),
+          begin_two_paths(&call, OP_LINK, from_dirfd, from, to_dirfd, to),
+          burst_linked(from_dirfd, from, to_dirfd, to))
+HOOK_LINK(symlink, (const char *target, const char *path), (target, path),
+          begin_path(&call, OP_SYMLINK, AT_FDCWD, path),
+          burst_symlinked(target, AT_FDCWD, path))
+HOOK_LINK(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
+          begin_path(&call, OP_SYMLINK, dirfd, path), burst_symlinked(target, dirfd, path))
 HOOK_CHANGE(unlink, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,
             AT_FDCWD, path, 0, NULL)
 HOOK_CHANGE(remove, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,

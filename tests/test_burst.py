@@ -699,16 +699,22 @@ def test_a_program_that_is_quicker_twice_while_a_file_comes_home_keeps_its_newes
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
     fast: Path, work: Path
 ) -> None:
-    data = _made(fast, work / "a.safetensors", _safetensors(1))
+    _made(fast, work / "a.safetensors", _safetensors(1))
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         drain._gone.clear()  # as if it were killed: nobody remembers what is home
     (work / "a.safetensors").unlink()
-    os.utime(data, (0, 0))
+    _make_old(fast)
     assert drained(fast) == []
     assert names(work) == []
     assert on_tier(fast) == []
     assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def _make_old(fast: Path) -> None:
+    """What lies on the tier: files and links that are new may be a running program's."""
+    for path in (*(fast / "burst/data").iterdir(), *(fast / "burst/home").iterdir()):
+        os.utime(path, (0, 0), follow_symlinks=False)
 
 
 def _is_drained_before(fast: Path, step: int) -> bool:
@@ -737,13 +743,12 @@ def test_a_drain_may_be_killed_before_any_of_its_steps(
 ) -> None:
     home = work / "a.safetensors"
     for step in range(1, 100):
-        data = _made(fast, home, _safetensors(1), step)
+        _made(fast, home, _safetensors(1), step)
         is_done = _is_drained_before(fast, step)
         is_gone = is_removed and not home.is_symlink()
         if is_gone:
             home.unlink()  # the file itself, of which the tier hears nothing
-        with suppress(FileNotFoundError):
-            os.utime(data, (0, 0))
+        _make_old(fast)
         assert drained(fast) == [], step
         assert names(fast / "burst") == ["data", "draft", "home"], step
         assert names(work) == [home.name] * (not is_gone), step
@@ -766,8 +771,7 @@ def test_a_program_may_be_killed_at_any_call_of_a_removal(
             inject = f"{call}:signal=KILL:when={turn}"
             is_done = _removing(home, _environment(tmp_path / "run", fast), inject)
             is_gone.append(not home.is_symlink())
-            for data in (fast / "burst/data").iterdir():
-                os.utime(data, (0, 0))
+            _make_old(fast)
             assert drained(fast) == [], (call, turn)
             assert names(fast / "burst") == ["data", "draft", "home"], (call, turn)
             assert names(work) == [home.name] * (not is_gone[-1]), (call, turn)
@@ -777,12 +781,14 @@ def test_a_program_may_be_killed_at_any_call_of_a_removal(
     assert {True, False} == set(is_gone)
 
 
-def _removing(home: Path, environ: dict[str, str], inject: str) -> bool:
-    """A program writes a file and removes it; False: it was killed before it was done."""
-    source = """
-        import os, sys
+def _removing(home: Path, environ: dict[str, str], inject: str, copy: str = "") -> bool:
+    """A program writes a file, copies its link and removes it; False: it was killed before it was
+    done."""
+    source = f"""
+        import os, shutil, sys
         with open(sys.argv[1], "wb") as file:
             file.write(bytes.fromhex(sys.argv[2]))
+        {copy}
         os.remove(sys.argv[1])
     """
     preloaded = f"LD_PRELOAD={environ.pop('LD_PRELOAD')}"  # of the program, not of strace
@@ -808,12 +814,78 @@ def test_a_link_that_the_program_copied_may_be_removed_without_its_file(
         os.remove("f.pt")
     """)
     assert not [name for name in names(fast / "burst/home") if "e.pt" in name and HOME in name]
-    for path in (fast / "burst/data").iterdir():
-        os.utime(path, (0, 0))
+    _make_old(fast)
     assert drained(fast) == []
     assert names(work) == ["d", "e.pt"]
     assert (work / "e.pt").read_bytes() == b"e"
     assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+@pytest.mark.parametrize("is_home", [False, True])
+def test_every_path_of_a_file_whose_link_was_copied_gets_it(
+    burst: Callable[..., Any], fast: Path, work: Path, is_home: bool
+) -> None:
+    """As shutil.move does it to another file system, cp -a, and os.link."""
+    burst("""
+        import os, shutil, subprocess
+        def put(path):
+            with open(path, "wb") as file:
+                file.write(path.encode())
+        for name in "abcde":
+            os.mkdir(name)
+            put(f"{name}/{name}.pt")
+        shutil.copytree("a", "a2", symlinks=True)
+        shutil.copytree("b", "b2", symlinks=True)
+        shutil.rmtree("b")
+        subprocess.run("cp -a c c2; cp -a c c3; rm -r c2/c.pt; mv c3/c.pt c4.pt", shell=True)
+        os.link("d/d.pt", "d2.bin")
+        os.link("e/e.pt", "e2.bin", src_dir_fd=os.open(".", os.O_RDONLY))
+        os.remove("e/e.pt")
+        try:
+            os.link("d/d.pt", "a/a.pt")
+        except FileExistsError:
+            pass
+    """)
+    found = {"a/a.pt": "a", "a2/a.pt": "a", "b2/b.pt": "b", "c/c.pt": "c", "c4.pt": "c"}
+    found |= {"d/d.pt": "d", "d2.bin": "d", "e2.bin": "e"}
+    if is_home:  # one of two paths gets it before the drain ends
+        with Burst(fast, AT_ONCE) as drain:
+            drain._round()
+    assert drained(fast) == []
+    assert {
+        os.fspath(path.relative_to(work)): path.read_text()[0]
+        for path in work.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    } == found
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_program_may_be_killed_at_any_call_of_a_move_to_another_file_system(
+    fast: Path, work: Path, tmp_path: Path
+) -> None:
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
+        pytest.skip("strace cannot trace here")
+    home, environ = work / "a.safetensors", _environment(tmp_path / "run", fast)
+    moved = work / "b.safetensors"
+    copy, seen = f"shutil.copy(sys.argv[1], {str(moved)!r}, follow_symlinks=False)", set()
+    for call in ("symlinkat", "linkat", "renameat", "unlinkat"):
+        for turn in range(1, 20):
+            is_done = _removing(home, dict(environ), f"{call}:signal=KILL:when={turn}", copy)
+            is_written = home.is_symlink() and home.read_bytes() != b""
+            was_there = [path for path in (home, moved) if path.is_symlink()]
+            _make_old(fast)
+            assert drained(fast) == [], (call, turn)
+            assert names(fast / "burst") == ["data", "draft", "home"], (call, turn)
+            for path in was_there:
+                if is_written or path == moved:
+                    assert path.read_bytes() == _safetensors(1), (call, turn)
+                assert not path.is_symlink(), (call, turn)
+            seen.add(tuple(was_there))
+            for path in (home, moved):
+                path.unlink(missing_ok=True)
+            if is_done:
+                break
+    assert {(home,), (home, moved), (moved,)} <= seen
 
 
 @pytest.mark.parametrize("removed", ["the path", "and the file"])
@@ -839,7 +911,7 @@ def test_what_a_killed_drain_wrote_goes_though_the_program_has_removed_the_file(
         assert left == []
         assert names(fast / "burst") == ["data", "draft", "home"]
     else:
-        assert "no path leads to" in left[0]
+        assert "no path leads there" in left[0]
         assert on_tier(fast) == ["a.safetensors"]
 
 
@@ -881,6 +953,32 @@ def test_a_file_whose_link_is_nowhere_stays_and_is_named(fast: Path, work: Path)
     assert str(path) in told
     assert "no path leads" in told
     assert path.read_bytes() == b"a"
+    for command in ("drain", "recover"):
+        said = penstock("save", command, fast, status=1).stderr
+        assert str(path) in said and "for you to move or remove" in said, said  # noqa: PT018
+
+
+def test_a_folder_that_is_renamed_again_is_looked_for_again(fast: Path, work: Path) -> None:
+    (work / "a").mkdir()
+    path = _made(fast, work / "a/a.pt", b"a")
+    with path.open("ab"), Burst(fast, AT_ONCE) as drain:
+        for old, new in (("a", "b"), ("b", "c")):
+            (work / old).rename(work / new)
+            drain._round()
+        assert drain.unclaimed() == []
+    assert drained(fast) == []
+    assert (work / "c/a.pt").read_bytes() == b"a"
+
+
+def test_a_drain_by_hand_leaves_nothing_of_what_was_overwritten_a_moment_ago(
+    fast: Path, work: Path
+) -> None:
+    _made(fast, work / "a.pt", b"old")
+    (work / "other").write_bytes(b"new")
+    (work / "other").replace(work / "a.pt")
+    assert drained(fast, Settings(settle_s=0.0)) == []
+    assert on_tier(fast) == []
+    assert (work / "a.pt").read_bytes() == b"new"
 
 
 def test_a_copy_that_reads_back_wrong_is_not_put_home(

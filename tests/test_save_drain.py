@@ -591,6 +591,29 @@ def test_a_copy_that_was_killed_before_its_manifest_gets_one_where_nothing_else_
     assert names(slow).count("last.2.ckpt") == 0
 
 
+def test_the_limit_bounds_the_reading_of_what_a_killed_drain_has_copied(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(is_source_there: bool) -> float:
+        """Bytes that the pace let go, as shares of the file."""
+        killed_before_its_manifest(fast, slow, monkeypatch)
+        if not is_source_there:
+            (fast / "last.ckpt").unlink()
+        counts: list[int] = []
+        with Drainer(fast, slow, Settings(settle_s=0)) as working:
+            working._judged = {one.name: (one.identity, "") for one in find(working.fast)}
+            monkeypatch.setattr(working._pace, "take", counts.append)
+            assert working.once() == []
+        (manifest,) = (one.manifest for one in find(LocalStore(slow)))
+        assert manifest is not None
+        return sum(counts) / manifest.size_bytes
+
+    foreign(fast / "last.ckpt")
+    assert taken(is_source_there=True) > 1.8  # compared with its source, then read back
+    foreign(fast / "last.ckpt", b"later")
+    assert taken(is_source_there=False) > 1.8  # by its own format, then for its checksums
+
+
 def test_some_of_several_files_that_nothing_ends_any_more_go(fast: Path, slow: Path) -> None:
     slow.mkdir()
     for name in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002", "ckpt-1", "x.data"):

@@ -568,23 +568,22 @@ class Burst(Working):
 
     def unclaimed(self) -> list[Entry]:
         """Files to which no path leads any more.  Raises TierError."""
-        homes = {one.home for one in self.backlog()}
-        return [
-            one
-            for one in entries(self.fast.folder)
-            if not (self._is_due(one) or one.is_home)
-            and one.name not in self._gone
-            and one.home not in homes
-        ]
+        return [one for one in self._astray() if not one.is_home]
+
+    def _astray(self) -> list[Entry]:
+        found = entries(self.fast.folder)
+        # An older file of a path goes once the newer one is there.
+        homes = {one.home for one in found if self._is_due(one) or one.name in self._gone}
+        return [one for one in found if one.home not in homes]
 
     def once(self) -> list[str]:
-        """Drains all that nobody writes to; returns what could not be drained, with the reason.
-        Raises Stopped, TierError."""
+        """Drains all that nobody writes to; returns what could not be drained, with the reason, and
+        what no path leads to.  Raises Stopped, TierError."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             failed = self._round()
             self._backlog(self.backlog())
-            if not failed and not self.backlog():
+            if not (failed or self.backlog() or self._astray()):
                 break
             if attempt + 1 < self.settings.tries:
                 self._rest(min(MOST_DELAY_S, LEAST_DELAY_S * (1 if not failed else 2**attempt)))
@@ -594,7 +593,11 @@ class Burst(Working):
             for one in self.backlog()
             if one.home.as_posix() not in failed
         }
-        return [f"{name}: {why}" for name, why in failed.items()]
+        stays = "no path leads there any more; it stays, for you to move or remove"
+        return [
+            *(f"{name}: {why}" for name, why in failed.items()),
+            *(f"{one.home}: lies in {one.data}, and {stays}" for one in self.unclaimed()),
+        ]
 
     def _round(self) -> dict[str, str]:
         failed: dict[str, str] = {}
@@ -648,7 +651,7 @@ class Burst(Working):
             new = self._copy(one, before)
             try:
                 with _unwritten(path, self.settings.settle_s) as is_free:
-                    if not is_free or _facts(path.stat()) != _facts(before):
+                    if not is_free or not _is_as_before(path.stat(), before):
                         raise TierError(f"{one.home}: is being written again; drained after that")
                     is_put = _put(new, one)
                 if not is_put:
@@ -811,7 +814,7 @@ class Burst(Working):
                 # that may be torn yet, and have replaced this one without keeping it.
                 continue
             with _unwritten(one.data, self.settings.settle_s) as is_free:
-                is_same = _facts(one.data.stat()) == _facts(before)
+                is_same = _is_as_before(one.data.stat(), before)
             if is_same and is_free:
                 for other in (*self._versions(one), one):
                     _drop(other)
@@ -838,14 +841,17 @@ class Burst(Working):
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
         places = _search({_root_of(one.home) for one in lost}) if lost else {}
         for one in lost:
-            self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
+            is_new = time.time() - one.mtime_ns / 1e9 <= LOOK_S
             place = places.get(os.fspath(one.data))
+            if place is None and not is_new:
+                self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
             if place is not None:
                 _rename_home(one, place)
             elif os.path.lexists(one.home) or one.is_home or _was_put(one) or not one.size_bytes:
                 # Its name is another file's now or was removed there, or nothing was ever in it.
                 with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
-                    if is_free and time.time() - one.data.stat().st_mtime > LOOK_S:
+                    made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
+                    if is_free and time.time() - made_s > LOOK_S:
                         _drop(one)
             else:  # the file stays: a link to it may be where we did not look
                 with suppress(OSError):
@@ -865,8 +871,11 @@ def _age_s(left: Sequence[Entry]) -> float:
     return max(0.0, time.time() - oldest / 1e9) if oldest else 0.0
 
 
-def _facts(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
+    """Whether nobody has written to it.  A second path to a file, or its end, changes one time."""
+    is_linked = now.st_nlink != before.st_nlink
+    is_same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
 
 
 def _has_moved(one: Entry) -> bool:
@@ -1026,7 +1035,4 @@ def finish(
     """
     with Burst(fast, settings, told=told) as working:
         drainer(working)
-        failed = working.once()
-        for one in working.unclaimed():
-            failed.append(f"{one.home}: no path leads to {one.data} any more; it stays there")
-        return working.status, failed
+        return working.status, working.once()

@@ -364,9 +364,9 @@ def copy_file(
                 sums = b"".join(
                     checksum(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
                 )
+                trip.pace.take(len(data))  # what is there is read, what is not is written
                 was_there = upload.holds(number, data)
                 if not was_there:
-                    trip.pace.take(len(data))
                     upload.write(number, data)
                 trip.told(len(data), was_there)
                 return sums
@@ -415,6 +415,7 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
         trip.held()
         data = pieces.read(start, min(CHUNK_BYTES, found.size_bytes - start))
         mine = checksum(data)
+        trip.pace.take(len(data))
         try:
             theirs = checksum(dest.read(name, start, len(data)))
         except TierError as error:
@@ -1215,7 +1216,9 @@ class Drainer(Working):
         verdict = verify(one, "full", told)
         if not verdict.is_whole or (len(one.files) > 1 and verdict.unprotected_bytes):
             return False
-        sums = tuple(_sum_of(one, found) for found in one.files)
+        sums = tuple(
+            _sum_of(one, found, _paced(self._held, self._pace)) for found in one.files
+        )
         # Another program's, and not to be taken for what the fast tier has: that was not compared.
         manifest = Manifest(
             sums, one.step, kind=one.kind, created_unix_ns=one.mtime_ns,
@@ -1302,10 +1305,12 @@ class Drainer(Working):
         return any(re.search(rb"(?<![0-9A-Za-z])%b(?![0-9A-Za-z])" % name, line) for name in names)
 
 
-def _sum_of(one: Checkpoint, found: Found) -> FileSum:
+def _sum_of(one: Checkpoint, found: Found, told: Callable[[int, int], None]) -> FileSum:
+    """told: of what was read, and of how much."""
     summing = Summing()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
         summing.add(one.store.read(found.name, start, CHUNK_BYTES))
+        told(min(start + CHUNK_BYTES, found.size_bytes), found.size_bytes)
     return summing.end(one.inner(found))
 
 
