@@ -1046,3 +1046,18 @@ def test_a_tier_that_is_mounted_read_only_is_read_and_named(
             Checkpointer(disk)
         with pytest.raises(TierError, match="Read-only file system"):
             Drainer(saved_apart, disk).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("step 4 was given up: rank 1 has ended", "step 4 was given up: rank 1 has ended"),
+        ("step 4: the state is empty", "step 4: the state is empty"),
+        ("step 40 is newer", "step 4 was not saved: step 40 is newer"),
+        ("/nvme: no room", "step 4 was not saved: /nvme: no room"),
+    ],
+)
+def test_a_save_that_failed_names_its_step_once(why: str, told: str) -> None:
+    from penstock.save.checkpointer import _of_step
+
+    assert _of_step(4, why, " was not saved:") == told

@@ -39,6 +39,7 @@ from penstock.save.drain import (
     open_metrics,
     read_status,
     recover,
+    sentence,
 )
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
@@ -164,7 +165,7 @@ def test_what_its_own_checksums_call_damaged_gets_no_copy_that_vouches_for_it(
         monkeypatch.setattr("penstock.save.drain.verify", None)  # each is read once
         assert working.once() == [line]
         assert working.watch(lambda: True, math.inf) == [line]
-        assert (working.status.state, working.status.error) == ("idle", line.partition(": ")[2])
+        assert (working.status.state, working.status.error) == ("idle", line)
         monkeypatch.undo()
     assert reads == []
     assert names(slow) == ["model_1.pt"]
@@ -614,6 +615,32 @@ def test_the_limit_bounds_the_reading_of_what_a_killed_drain_has_copied(
     assert taken(is_source_there=False) > 1.8  # by its own format, then for its checksums
 
 
+def test_a_run_goes_on_with_another_fast_tier_as_each_job_of_a_batch_system_has_its_own(
+    tmp_path: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in ("job-1", "job-2", "job-3"):
+        fast = tmp_path / job
+        fast.mkdir()
+        choice, failed = recover(fast, slow, Settings(settle_s=0))
+        assert failed == []
+        assert choice.path == (None if job == "job-1" else slow / "last.ckpt")
+        foreign(fast / "last.ckpt", job.encode())
+        saved = (fast / "last.ckpt").read_bytes()
+        if job == "job-2":
+            killed_before_its_manifest(fast, slow, monkeypatch)
+        else:
+            drained(fast, slow)
+        assert (slow / "last.ckpt").read_bytes() == saved
+    assert sorted(os.listdir(slow)) == [STATE, "last.ckpt", "last.ckpt.penstock.json"]
+    # Nobody has said that this one goes on with it.
+    other = tmp_path / "other"
+    other.mkdir()
+    foreign(other / "last.ckpt", b"another run's")
+    drained(other, slow)
+    assert (slow / "last.2.ckpt").exists()
+    assert (slow / "last.ckpt").read_bytes() == saved
+
+
 def test_some_of_several_files_that_nothing_ends_any_more_go(fast: Path, slow: Path) -> None:
     slow.mkdir()
     for name in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002", "ckpt-1", "x.data"):
@@ -943,7 +970,7 @@ def test_a_file_that_cannot_be_seen_hides_its_checkpoint_and_no_other(
         patch.setattr(LocalStore, "_found", shaky)
         with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
             failed = working.once()
-        assert sorted(one.partition(": ")[2].partition(": ")[0] for one in failed) == [
+        assert sorted(one.partition(": ")[0] for one in failed) == [
             str(fast / name) for name in ("a.ckpt", "step-00000001", "step-00000002")
         ]
     assert names(slow) == ["b.ckpt"]
@@ -960,7 +987,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_recovery_and_no_pruning(
     settings = Settings(settle_s=0, tries=1, keep=Keep(fast=1, last=2, foreign=True))
     choice, failed = recover(fast, slow, settings)
     assert choice.step == 3
-    assert [one.partition(":")[0] for one in failed] == ["out/checkpoint-5"]
+    assert [one.partition(":")[0] for one in failed] == [str(fast / "out/checkpoint-5")]
     assert {*names(fast)} == {"step-00000003", "out", "out/checkpoint-5"}
     assert {*names(slow)} == {"step-00000003", "step-00000002", "out"}
 
@@ -1287,6 +1314,19 @@ def test_two_drains_of_one_tier_are_refused(fast: Path, slow: Path, tmp_path: Pa
         Drainer(fast, fast)
     with pytest.raises(TierError, match="no such folder"):
         Drainer(tmp_path / "none", slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "told"),
+    [
+        ("step-5", "/fast/step-5: cannot be read: EIO", "/fast/step-5: cannot be read: EIO"),
+        ("step-5", "step-5: cut short", "step-5: cut short"),
+        ("step-5", "model.pt: not what was saved", "step-5: model.pt: not what was saved"),
+        ("", "/lustre: no such folder", "/lustre: no such folder"),
+    ],
+)
+def test_what_could_not_be_drained_is_named_once(name: str, why: str, told: str) -> None:
+    assert sentence(name, why) == told
 
 
 def test_the_pace_is_a_limit_over_time() -> None:

@@ -24,6 +24,7 @@ import math
 import numbers
 import os
 import queue
+import re
 import threading
 import time
 import weakref
@@ -380,7 +381,7 @@ class Checkpointer:
             handle._fail(error)
             if self._on_error == "raise" or not isinstance(error, TierError):
                 raise
-            log.warning("step %d is not saved: %s", step, error)
+            log.warning("%s", _of_step(step, error, " is not saved:"))
         finally:
             if span is not None:
                 span.end()
@@ -579,7 +580,7 @@ class Checkpointer:
     def _fail(self, number: int, going: _Going, error: PenstockError) -> None:
         self._failed = error
         try:
-            log.error("step %d: %s", going.handle.step, error)
+            log.error("%s", _of_step(going.handle.step, error))
             self._know(number, going.save, error=str(error))
         finally:
             going.handle._fail(error)
@@ -592,7 +593,8 @@ class Checkpointer:
                 try:
                     content = self._snapshot.pickled(going.taken)
                 except SaveError as error:
-                    raise SaveError(f"step {going.handle.step} was not saved: {error}") from error
+                    said = _of_step(going.handle.step, error, " was not saved:")
+                    raise SaveError(said) from error
         if self._writer is None:
             self._start_writer()
         assert self._writer is not None
@@ -608,7 +610,7 @@ class Checkpointer:
         going.end_s = time.perf_counter()
         self._busy[number] = (going.begin_s, going.end_s)
         if done.error:
-            raise SaveError(f"step {going.handle.step} was not saved: {done.error}")
+            raise SaveError(_of_step(going.handle.step, done.error, " was not saved:"))
         going.save = replace(
             going.save,
             local_s=going.end_s - going.begin_s,
@@ -1079,6 +1081,11 @@ def _refuse_times(rank_timeout_s: Any, drain_timeout_s: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _of_step(step: int, why: object, what: str = ":") -> str:
+    """One sentence that names the step once: what failed may have named it."""
+    return str(why) if re.match(rf"step {step}\b", str(why)) else f"step {step}{what} {why}"
 
 
 def _whole_step(step: Any) -> int:

@@ -46,12 +46,14 @@ from penstock.save.formats import (
     UNREAD,
     Checkpoint,
     find,
+    go_on,
     half_of,
     halves,
     is_of_one_file,
     is_overtaken,
     lying,
     mark_of_half,
+    origins,
     own_and_others,
 )
 from penstock.save.manifest import (
@@ -95,6 +97,7 @@ __all__ = [
     "open_metrics",
     "read_status",
     "recover",
+    "sentence",
 ]
 
 STATUS = f"{STATE}/drain.json"
@@ -625,7 +628,7 @@ class _Target:
         known = {self._source.identity, mine.source if mine is not None else ""} - {""}
         if there.identity in known or there.source in known:
             return True
-        return bool(there.source) and there.origin in ("", self._source.store.url)
+        return bool(there.source) and there.origin in ("", *origins(self._source.store))
 
     def _is_alone(self, there: Manifest, name: str) -> bool:
         """Whether no other checkpoint lies in its folder, as in that of a Trainer's model: it would
@@ -646,7 +649,7 @@ class _Target:
                 return False
             raise
         wanted = self._source.called or self._source.name
-        return called == wanted and origin in ("", self._source.store.url)
+        return called == wanted and origin in ("", *origins(self._source.store))
 
     def begin(self) -> None:
         if not self.is_folder:
@@ -812,7 +815,7 @@ class Working:
             self._publish()
             now_s = self._clock()
             if over_s < math.inf and (not left or now_s - over_s >= grace_s):
-                return [f"{name}: {why}" for name, why in failed.items()]
+                return [sentence(name, why) for name, why in failed.items()]
             self._rest(LOOK_S)
 
     def _rest(self, seconds: float) -> None:
@@ -1125,7 +1128,7 @@ class Drainer(Working):
                 delay_s = min(MOST_DELAY_S, LEAST_DELAY_S * 2**attempt)
                 self._rest(self.settings.settle_s if not failed else delay_s)
                 self._again.clear()
-        return [f"{name}: {why}" for name, why in failed.items()]
+        return [sentence(name, why) for name, why in failed.items()]
 
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
@@ -1159,7 +1162,7 @@ class Drainer(Working):
                 self._again[one.name] = (
                     one.identity, again_s, min(MOST_DELAY_S, 2 * delay_s), why
                 )  # fmt: skip
-                self._say(error=str(error))
+                self._say(error=sentence(one.name, why))
                 is_lasting = isinstance(error, _UnreadError) and self._is_lasting(one)
                 if isinstance(error, SaveError) or is_lasting:
                     self._damaged[one.name] = (one.identity, why)
@@ -1189,12 +1192,13 @@ class Drainer(Working):
         TierError, Stopped."""
         if not (marks := halves(self.slow)):
             return
+        known = ("", *origins(self.fast))
         waiting = {one.called or one.name for one in self._owed()}
         found = {beside(one.name, HALF): one for one in find(self.slow) if not one.is_folder}
         for mark, names in marks.items():
             with suppress(TierError):  # of this one; the next start comes back to it
                 called, origin = half_of(self.slow, mark)
-                if origin not in ("", self.fast.url):
+                if origin not in known:
                     continue
                 if self.slow.stat(_manifest_beside(mark)) is not None or (
                     called not in waiting and self._is_ended_half(mark, names, found.get(mark))
@@ -1216,9 +1220,7 @@ class Drainer(Working):
         verdict = verify(one, "full", told)
         if not verdict.is_whole or (len(one.files) > 1 and verdict.unprotected_bytes):
             return False
-        sums = tuple(
-            _sum_of(one, found, _paced(self._held, self._pace)) for found in one.files
-        )
+        sums = tuple(_sum_of(one, found, _paced(self._held, self._pace)) for found in one.files)
         # Another program's, and not to be taken for what the fast tier has: that was not compared.
         manifest = Manifest(
             sums, one.step, kind=one.kind, created_unix_ns=one.mtime_ns,
@@ -1316,8 +1318,14 @@ def _sum_of(one: Checkpoint, found: Found, told: Callable[[int, int], None]) -> 
 
 def _summed(failed: dict[str, str]) -> str:
     """One reason, and how many more there are: each is tried again by itself."""
-    first = next(iter(failed.values()), "")
+    first = next((sentence(name, why) for name, why in failed.items()), "")
     return f"{first}; and {len(failed) - 1} more" if len(failed) > 1 else first
+
+
+def sentence(name: str, why: str) -> str:
+    """What could not be drained, named once: the reason may begin with it, or with its path."""
+    where = why.partition(": ")[0]
+    return why if not name or where == name or where.endswith(f"/{name}") else f"{name}: {why}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -1459,7 +1467,11 @@ def recover(
             sweep(working.slow.folder, keep=[one.name for one in working.backlog()])
         with suppress(TierError):
             working.end_halves()
-    return latest_valid(fast, slow, level, damaged=working.damaged()), failed
+    choice = latest_valid(fast, slow, level, damaged=working.damaged())
+    if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
+        with suppress(TierError):  # its copies get names of their own, as another run's
+            go_on(working.fast, working.slow)
+    return choice, failed
 
 
 @dataclass(slots=True)

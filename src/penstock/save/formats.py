@@ -5,10 +5,12 @@ is another question: penstock.save.verify.
 """
 
 import errno
+import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "find",
     "find_file",
+    "go_on",
     "half_of",
     "halves",
     "is_of_one_file",
@@ -34,6 +37,7 @@ __all__ = [
     "lying",
     "mark_of_half",
     "newest_first",
+    "origins",
     "own_and_others",
     "step_of",
 ]
@@ -45,6 +49,8 @@ INCOMPLETE = (
 # the tier that it comes from.
 HALF = ".penstock.half"
 MOST_HALF_BYTES = 64 << 10
+GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
+MOST_GOES_ON_BYTES = 1 << 20
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
 _UNREAD_MANIFEST, _UNSEEN = "its manifest cannot be read", "not all of it can be seen"
@@ -180,6 +186,26 @@ def own_and_others(
         folder, slash, _ = found.name[start:].partition("/")
         (own if not slash or folder in folders else others).append(found)
     return own, others
+
+
+def go_on(fast: LocalStore, slow: Store) -> None:
+    """What was chosen to begin from lies on the slow tier: where that has nothing of this fast
+    tier's yet, the run goes on here that had other ones, as each job of a batch system has its own.
+    Raises TierError."""
+    before = {one.manifest.origin for one in find(slow) if one.manifest is not None}
+    before = {*before, *(half_of(slow, mark)[1] for mark in halves(slow))} - {""}
+    if before and fast.url not in before:
+        fast.put(GOES_ON, [json.dumps(sorted(before)).encode()])
+
+
+def origins(fast: Store) -> frozenset[str]:
+    """The fast tiers whose copies are this one's to replace: its own, and those of its run before
+    it.  Raises TierError."""
+    found: list[str] = []
+    if isinstance(fast, LocalStore) and fast.stat(GOES_ON) is not None:
+        with suppress(ValueError, RecursionError):
+            found = [str(one) for one in json.loads(fast.read(GOES_ON, 0, MOST_GOES_ON_BYTES))]
+    return frozenset((fast.url, *found))
 
 
 def mark_of_half(name: str, origin: str) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TierError
 from penstock.save.commit import STATE
-from penstock.save.formats import Checkpoint, find, is_of_one_file, newest_first
+from penstock.save.formats import Checkpoint, find, is_of_one_file, newest_first, origins
 from penstock.save.retention import remove
 from penstock.save.verify import verify
 from penstock.stores import LocalStore, Store
@@ -47,13 +47,13 @@ class Removals:
 
     def note(self, name: str) -> bool:
         """The checkpoint of this name may go; on the slow tier it is left where it came from
-        another fast one.  False: neither tier has one.  Raises TierError."""
+        another run's fast one.  False: neither tier has one.  Raises TierError."""
         for store in (self._fast, self._slow):
             for one in find(store):
                 if one.name != name:
                     continue
                 origin = one.manifest.origin if one.manifest is not None else ""
-                if store is self._fast or origin in ("", self._fast.url):
+                if store is self._fast or origin in ("", *origins(self._fast)):
                     row = {"name": name, "identities": _marks(one)}
                     self._fast.put(f"{FOLDER}/{time.time_ns()}.json", [json.dumps(row).encode()])
                 return True

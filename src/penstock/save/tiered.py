@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE, Claim, claim
 from penstock.save.drain import Drain, fetch, same_device
-from penstock.save.formats import Checkpoint, find, is_of_one_file
+from penstock.save.formats import Checkpoint, find, go_on, is_of_one_file, origins
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
@@ -159,6 +159,8 @@ class Tiers:
         first, second = (self.fast, self.slow) if self.fast is not None else (self.slow, None)
         assert first is not None
         found = latest_valid(first, second, level, wanted=wanted)
+        if found.checkpoint is not None:
+            self._go_on(found.checkpoint)
         return Chosen(self._here(found), found.step, found.rejected)
 
     def written_last(self, name: str) -> Chosen:
@@ -173,9 +175,16 @@ class Tiers:
             problems = verify(one, "full").problems
             if not problems:
                 assert isinstance(one.store, LocalStore)
+                self._go_on(one)
                 return Chosen(one.store.path(one.name), one.step, tuple(rejected))
             rejected.append((one.where, "; ".join(problems)))
         return Chosen(None, None, tuple(rejected))
+
+    def _go_on(self, chosen: Checkpoint) -> None:
+        if self.fast is None or self.slow is None or chosen.store.url == self.fast.url:
+            return
+        with suppress(TierError):  # its copies get names of their own, as another run's
+            go_on(self.fast, self.slow)
 
     def own_first(self, wanted: Callable[[Checkpoint], bool]) -> Callable[[Checkpoint], bool]:
         """Those that are wanted, without what came from another fast tier: another run's, or of
@@ -199,14 +208,16 @@ class Tiers:
         return found, rejected
 
     def _others(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """What came from another fast tier, where something of ours is there, too."""
+        """What came from another run's fast tier, where something of ours is there, too."""
         fast = self.fast.url if self.fast is not None else ""
-        origins = [
+        came_from = [
             fast if one.store is self.fast else one.manifest.origin if one.manifest else ""
             for one in found
         ]
-        pairs = zip(found, origins, strict=True)
-        return [one for one, origin in pairs if origin not in ("", fast)] if fast in origins else []
+        if self.fast is None or fast not in came_from:
+            return []
+        ours = ("", *origins(self.fast))
+        return [one for one, origin in zip(found, came_from, strict=True) if origin not in ours]
 
     def _here(self, found: Choice) -> Path | None:
         """The chosen one's path; one behind a URL is brought to the fast tier first."""
