@@ -42,6 +42,9 @@ struct work {
     char home[2 * PATH_BYTES]; /* the program's path, absolute */
     char text[PATH_BYTES + 16];
     char path[PATH_BYTES];
+    char older[BURST_NAME_BYTES];
+    char way[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
+    char marked[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 32];
     char *base; /* of home: its last part */
     struct stat found;
     int parent;
@@ -219,6 +222,19 @@ static void set_beside(char *beside, const char *name, const char *end)
     strcat(strcat(strcpy(beside, "."), name), end);
 }
 
+/* A file on the tier is marked when no path leads to it, or soon none will: before that, as who is
+ * killed between the two has to leave what the drain may remove. */
+static void set_is_marked(const struct burst *state, struct work *work, const char *name,
+                          bool is_marked)
+{
+    if (!*name)
+        return;
+    strcat(strcpy(work->way, state->home), name);
+    strcat(strcpy(work->marked, work->way), BURST_HOME);
+    syscall(SYS_renameat, AT_FDCWD, is_marked ? work->way : work->marked, AT_FDCWD,
+            is_marked ? work->marked : work->way);
+}
+
 /* A descriptor of the program's folder, and the file's absolute path; false: leave it alone. */
 static bool find_folder(struct work *work, int dirfd, const char *path)
 {
@@ -300,11 +316,12 @@ static bool replace_file(struct work *work)
 
 /* The new link for the one that was there when we looked.  The drain may have put the file itself
  * in its place since: that is kept, until the new one counts. */
-static bool swap_link(struct work *work)
+static bool swap_link(const struct burst *state, struct work *work)
 {
     if (syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->base,
                 RENAME_EXCHANGE))
         return !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
+    read_link(state, work->parent, work->beside, work->older); /* another one, if we were late */
     if (syscall(SYS_newfstatat, work->parent, work->beside, &work->found, AT_SYMLINK_NOFOLLOW) ||
         !S_ISREG(work->found.st_mode) ||
         syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was))
@@ -313,7 +330,7 @@ static bool swap_link(struct work *work)
 }
 
 /* The link at the program's path, in one moment; false: there is none. */
-static bool set_link(struct work *work, enum before before)
+static bool set_link(const struct burst *state, struct work *work, enum before before)
 {
     if (before == NOTHING)
         return !syscall(SYS_symlinkat, work->data, work->parent, work->base);
@@ -321,8 +338,12 @@ static bool set_link(struct work *work, enum before before)
     if (syscall(SYS_symlinkat, work->data, work->parent, work->beside))
         return false;
     set_beside(work->was, work->base, BURST_WAS);
-    if (before == OUR_LINK ? swap_link(work) : replace_file(work))
+    set_is_marked(state, work, work->older, true);
+    if (before == OUR_LINK ? swap_link(state, work) : replace_file(work)) {
+        set_is_marked(state, work, work->older, true); /* the drain may have seen the link still */
         return true;
+    }
+    set_is_marked(state, work, work->older, false);
     syscall(SYS_unlinkat, work->parent, work->beside, 0);
     if (before == A_FILE)
         syscall(SYS_unlinkat, work->parent, work->was, 0);
@@ -331,7 +352,8 @@ static bool set_link(struct work *work, enum before before)
 
 /* The way home is on the tier before the file, and the file before the link: a program that is
  * killed between two of them leaves what the drain can tell from a checkpoint. */
-static int make_file(struct work *work, int flags, mode_t mode, enum before before)
+static int make_file(const struct burst *state, struct work *work, int flags, mode_t mode,
+                     enum before before)
 {
     int fd;
 
@@ -341,7 +363,7 @@ static int make_file(struct work *work, int flags, mode_t mode, enum before befo
     if (fd >= 0) {
         if (before == A_FILE)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
-        if (set_link(work, before)) {
+        if (set_link(state, work, before)) {
             /* Held up for long, the drain may have taken us for dead and removed the way home. */
             syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
             return fd;
@@ -373,9 +395,10 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
     if (work) {
         if (find_folder(work, dirfd, path) && !is_below_tier(state, work->home)) {
             before = look(state, work, flags);
+            strcpy(work->older, before == OUR_LINK ? work->name : "");
             new_name(state, work);
             if (before != ELSE)
-                fd = make_file(work, flags, mode, before);
+                fd = make_file(state, work, flags, mode, before);
         }
         end_work(work);
     }
@@ -492,18 +515,23 @@ static int make_at_home(struct work *work, int flags)
 
 /* Until here nothing has changed for the program; from here on the file is where it named it.  What
  * it was before stays beside it, and the drain removes that when the file is whole. */
-static bool move(struct work *work, int fd, int flags)
+static bool move(const struct burst *state, struct work *work, int fd, int flags)
 {
     long position = syscall(SYS_lseek, fd, 0, SEEK_CUR);
     long kept = syscall(SYS_fcntl, fd, F_GETFD);
-    int made = make_at_home(work, flags);
+    int made;
 
-    if (made < 0)
+    set_is_marked(state, work, work->name, true);
+    made = make_at_home(work, flags);
+    if (made < 0) {
+        set_is_marked(state, work, work->name, false);
         return false;
+    }
     syscall(SYS_lseek, made, position, SEEK_SET);
     syscall(SYS_dup3, made, fd, kept & FD_CLOEXEC ? O_CLOEXEC : 0);
     syscall(SYS_close, made);
     syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+    set_is_marked(state, work, work->name, false);
     set_beside(work->was, work->base, BURST_WAS);
     if (syscall(SYS_newfstatat, work->parent, work->was, &work->found, AT_SYMLINK_NOFOLLOW))
         syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
@@ -519,7 +547,7 @@ bool burst_escape(int fd)
     bool has_moved = false;
 
     if (work) {
-        has_moved = find_home(state, work, fd) && move(work, fd, (int)flags);
+        has_moved = find_home(state, work, fd) && move(state, work, fd, (int)flags);
         end_work(work);
     }
     if (has_moved && files_state)
@@ -558,7 +586,7 @@ static void find_change(struct burst_change *change, int dirfd, const char *path
 {
     const struct burst *state = burst_state;
 
-    change->name[0] = 0;
+    change->name[0] = change->over[0] = 0;
     change->is_kept = false;
     if (state && (uintptr_t)path >= BAD_POINTERS)
         read_link(state, dirfd, path, change->name);
@@ -571,8 +599,6 @@ static void set_marked(const struct burst *state, struct work *work, const char 
     strcat(strcpy(work->text, work->home_link), BURST_HOME);
 }
 
-/* The mark comes first: a program that is killed between the removal of its path and that of the
- * file has left what the drain may remove. */
 void burst_removing(struct burst_change *change, int dirfd, const char *path)
 {
     int error = errno;
@@ -581,8 +607,7 @@ void burst_removing(struct burst_change *change, int dirfd, const char *path)
     find_change(change, dirfd, path);
     work = *change->name ? begin_work() : NULL;
     if (work) {
-        set_marked(burst_state, work, change->name);
-        syscall(SYS_renameat, AT_FDCWD, work->home_link, AT_FDCWD, work->text);
+        set_is_marked(burst_state, work, change->name, true);
         end_work(work);
     }
     errno = error;
@@ -632,8 +657,7 @@ void burst_removed(const struct burst_change *change, int dirfd, const char *pat
     if (work && has_succeeded) {
         remove_file(state, work, change->name, dirfd, path);
     } else if (work) {
-        set_marked(state, work, change->name);
-        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+        set_is_marked(state, work, change->name, false);
     }
     if (work)
         end_work(work);
@@ -643,12 +667,19 @@ void burst_removed(const struct burst_change *change, int dirfd, const char *pat
 void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                     const char *to)
 {
+    const struct burst *state = burst_state;
     int error = errno;
-    struct work *work;
+    struct work *work = NULL;
 
     find_change(change, dirfd, path);
-    work = *change->name && (uintptr_t)to >= BAD_POINTERS ? begin_work() : NULL;
-    if (work) {
+    if (state && (uintptr_t)to >= BAD_POINTERS && read_link(state, to_dirfd, to, change->over) &&
+        !strcmp(change->over, change->name))
+        change->over[0] = 0;
+    if ((*change->name || *change->over) && (uintptr_t)to >= BAD_POINTERS)
+        work = begin_work();
+    if (work && *change->over) {
+        set_is_marked(state, work, change->over, true);
+    } else if (work) {
         /* What is on the slow tier already must not go before the new one is there. */
         if (find_folder(work, to_dirfd, to) &&
             !syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW) &&
@@ -656,8 +687,9 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
             set_beside(work->was, work->base, BURST_WAS);
             change->is_kept = keep_file(work->parent, work->base, work->was);
         }
-        end_work(work);
     }
+    if (work)
+        end_work(work);
     errno = error;
 }
 
@@ -669,22 +701,47 @@ static void set_home(struct work *work)
         syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
 }
 
-void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,
-                   bool has_succeeded)
+static void set_renamed(const struct burst *state, const struct burst_change *change,
+                        struct work *work, int to_dirfd, const char *to, bool has_succeeded)
+{
+    set_name(state, work, change->name);
+    if (!find_folder(work, to_dirfd, to))
+        return;
+    set_beside(work->was, work->base, BURST_WAS);
+    if (has_succeeded && *change->name)
+        set_home(work);
+    else if (has_succeeded ? *change->over : change->is_kept)
+        syscall(SYS_unlinkat, work->parent, work->was, 0);
+}
+
+/* What the new name led to: no path leads there now, unless the two were exchanged. */
+static void end_over(const struct burst *state, const struct burst_change *change,
+                     struct work *work, int dirfd, const char *path, bool has_succeeded)
+{
+    bool is_there = has_succeeded && read_link(state, dirfd, path, work->older) &&
+                    !strcmp(work->older, change->over);
+
+    set_is_marked(state, work, change->over, has_succeeded && !is_there);
+    set_name(state, work, change->over);
+    if (is_there && find_folder(work, dirfd, path))
+        set_home(work);
+    if (work->parent >= 0)
+        syscall(SYS_close, work->parent);
+    work->parent = -1;
+}
+
+void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
+                   const char *to, bool has_succeeded)
 {
     const struct burst *state = burst_state;
     int error = errno;
-    struct work *work = *change->name && (has_succeeded || change->is_kept) ? begin_work() : NULL;
+    struct work *work = begin_work();
 
     if (work) {
-        set_name(state, work, change->name);
-        if (find_folder(work, to_dirfd, to)) {
-            set_beside(work->was, work->base, BURST_WAS);
-            if (has_succeeded)
-                set_home(work);
-            else
-                syscall(SYS_unlinkat, work->parent, work->was, 0);
-        }
+        if (*change->over)
+            end_over(state, change, work, dirfd, path, has_succeeded);
+        if (has_succeeded || change->is_kept)
+            set_renamed(state, change, work, to_dirfd, to, has_succeeded);
         end_work(work);
     }
     errno = error;
@@ -711,8 +768,7 @@ static bool make_second(const struct burst *state, struct work *work, int dirfd,
         return false;
     new_name(state, work);
     set_marked(state, work, work->name);
-    if (put_second(work, from) &&
-        !syscall(SYS_symlinkat, work->data, work->parent, work->base)) {
+    if (put_second(work, from) && !syscall(SYS_symlinkat, work->data, work->parent, work->base)) {
         put_second(work, from); /* held up for long, the drain may have taken us for dead */
         syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
         return true;
@@ -738,8 +794,8 @@ bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
     struct work *work;
 
     if (begin_second(from, path, &work)) {
-        is_made = read_link(state, from_dirfd, from, work->name) &&
-                  make_second(state, work, dirfd, path);
+        is_made =
+            read_link(state, from_dirfd, from, work->name) && make_second(state, work, dirfd, path);
         end_work(work);
     }
     errno = error;

@@ -68,6 +68,7 @@ static inline bool burst_escapes(int fd)
 /* A name is about to change: before the call, and after it. */
 struct burst_change {
     char name[BURST_NAME_BYTES]; /* on the tier; "": the path is no link to it */
+    char over[BURST_NAME_BYTES]; /* the same of the new name, which is its last */
     bool is_kept;                /* what the new name led to has another one now */
 };
 
@@ -76,8 +77,8 @@ void burst_removed(const struct burst_change *change, int dirfd, const char *pat
                    bool has_succeeded);
 void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                     const char *to);
-void burst_renamed(const struct burst_change *change, int to_dirfd, const char *to,
-                   bool has_succeeded);
+void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
+                   const char *to, bool has_succeeded);
 
 /* A new link to a file on the tier, as who copies or moves a link makes it: true, where it has been
  * made; else the call is to be. */

@@ -68,7 +68,7 @@ static inline bool opened_redirected(struct redirected *open, int fd)
 static inline void begin_change(struct burst_change *change, bool follows, int dirfd,
                                 const char *path, int dirfd2, const char *path2)
 {
-    change->name[0] = 0;
+    change->name[0] = change->over[0] = 0;
     if (!burst_is_on() || follows)
         return;
     if (path2)
@@ -80,10 +80,10 @@ static inline void begin_change(struct burst_change *change, bool follows, int d
 static inline void end_change(const struct burst_change *change, bool has_succeeded, int dirfd,
                               const char *path, int dirfd2, const char *path2)
 {
-    if (!*change->name)
+    if (!*change->name && !*change->over)
         return;
     if (path2)
-        burst_renamed(change, dirfd2, path2, has_succeeded);
+        burst_renamed(change, dirfd, path, dirfd2, path2, has_succeeded);
     else
         burst_removed(change, dirfd, path, has_succeeded);
 }

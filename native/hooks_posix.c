@@ -623,8 +623,7 @@ HOOK_LINK(linkat, (int from_dirfd, const char *from, int to_dirfd, const char *t
           begin_two_paths(&call, OP_LINK, from_dirfd, from, to_dirfd, to),
           burst_linked(from_dirfd, from, to_dirfd, to))
 HOOK_LINK(symlink, (const char *target, const char *path), (target, path),
-          begin_path(&call, OP_SYMLINK, AT_FDCWD, path),
-          burst_symlinked(target, AT_FDCWD, path))
+          begin_path(&call, OP_SYMLINK, AT_FDCWD, path), burst_symlinked(target, AT_FDCWD, path))
 HOOK_LINK(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
           begin_path(&call, OP_SYMLINK, dirfd, path), burst_symlinked(target, dirfd, path))
 HOOK_CHANGE(unlink, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -227,6 +228,27 @@ def test_a_lost_fast_tier_leaves_what_was_durable_before(
     assert mended == {("last.pt", True), ("fresh.pt", False)}
     assert names(work) == ["last.pt"]
     assert (work / "last.pt").read_bytes() == b"durable"
+
+
+def test_a_tier_that_is_gone_with_its_folder_is_recovered_from_by_its_name(
+    fast: Path, work: Path
+) -> None:
+    (work / "a.safetensors").write_bytes(_safetensors(1))
+    for way_out in ("gone", "empty"):
+        _made(fast, work / "a.safetensors", _safetensors(2))
+        _made(fast, work / "b.safetensors", _safetensors(2))
+        shutil.rmtree(fast)
+        if way_out == "empty":
+            fast.mkdir()
+        told = penstock("save", "recover", fast, work)
+        assert told.stdout == f"{work / 'a.safetensors'}\n"
+        assert "a.safetensors: was on the fast tier only, and is lost" in told.stderr
+        assert names(work) == ["a.safetensors"]
+        assert (work / "a.safetensors").read_bytes() == _safetensors(1)
+        fast.mkdir(exist_ok=True)
+        prepare(fast)
+    shutil.rmtree(fast)
+    assert "no link of a burst buffer" in penstock("save", "recover", fast, work, status=2).stderr
 
 
 def test_every_way_to_write_a_file_arrives(
@@ -460,6 +482,8 @@ def _made(fast: Path, home: Path, data: bytes, turn: int = 0) -> Path:
     path = fast / "burst/data" / name
     path.write_bytes(data)
     if home.is_symlink():
+        way = fast / "burst/home" / home.readlink().name
+        way.replace(way.with_name(way.name + HOME))
         home.unlink()
     elif home.exists():
         home.rename(home.with_name(f".{home.name}{WAS}"))
@@ -971,14 +995,59 @@ def test_a_folder_that_is_renamed_again_is_looked_for_again(fast: Path, work: Pa
 
 
 def test_a_drain_by_hand_leaves_nothing_of_what_was_overwritten_a_moment_ago(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    (work / "durable.pt").write_bytes(b"before")
+    burst("""
+        import os
+        def put(path, data):
+            with open(path, "wb") as file:
+                file.write(data)
+        for name in ("renamed.pt", "durable.pt"):
+            put(name, b"old"); put("other", b"new"); os.replace("other", name)
+        put("anew.pt", b"old"); put("anew.pt", b"new")
+        put("removed.pt", b"old"); put("removed.pt", b"new"); os.remove("removed.pt")
+        put("moved.pt", b"old"); put("new.pt", b"new"); os.replace("new.pt", "moved.pt")
+        put("kept.pt", b"kept"); os.replace("kept.pt", "kept.pt")
+    """)
+    assert drained(fast, Settings(settle_s=0.0)) == []
+    assert names(fast / "burst") == ["data", "draft", "home"]
+    found = {path.name: path.read_text() for path in work.iterdir() if path.suffix == ".pt"}
+    new = ("anew.pt", "durable.pt", "moved.pt", "renamed.pt")
+    assert found == {**dict.fromkeys(new, "new"), "kept.pt": "kept"}
+    assert not list(work.glob(".*")), names(work)
+
+
+def test_a_file_that_another_program_moved_away_is_not_the_one_that_was_overwritten(
     fast: Path, work: Path
 ) -> None:
-    _made(fast, work / "a.pt", b"old")
-    (work / "other").write_bytes(b"new")
-    (work / "other").replace(work / "a.pt")
-    assert drained(fast, Settings(settle_s=0.0)) == []
-    assert on_tier(fast) == []
-    assert (work / "a.pt").read_bytes() == b"new"
+    path = _made(fast, work / "last.pt", b"old")
+    (work.parent / "kept").mkdir()
+    (work / "last.pt").rename(work.parent / "kept/last.pt")  # beside where links are looked for
+    _made(fast, work / "last.pt", b"new")
+    _make_old(fast)
+    (told,) = drained(fast)
+    assert "no path leads" in told and str(path) in told  # noqa: PT018
+    assert (work.parent / "kept/last.pt").read_bytes() == b"old"
+    assert (work / "last.pt").read_bytes() == b"new"
+
+
+def test_names_that_a_program_exchanges_keep_their_files(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst("""
+        import ctypes, os
+        os.mkdir("a"); os.mkdir("b")
+        for name in ("a/1.pt", "b/2.pt"):
+            with open(name, "wb") as file:
+                file.write(name.encode())
+        assert not ctypes.CDLL(None).renameat2(-100, b"a/1.pt", -100, b"b/2.pt", 2)
+    """)
+    _make_old(fast)
+    assert drained(fast) == []
+    assert (work / "a/1.pt").read_bytes() == b"b/2.pt"
+    assert (work / "b/2.pt").read_bytes() == b"a/1.pt"
+    assert names(fast / "burst") == ["data", "draft", "home"]
 
 
 def test_a_copy_that_reads_back_wrong_is_not_put_home(

@@ -462,7 +462,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
 
 
 @save.command("recover", short_help="After a crash: sweep what it left, drain the rest.")
-@click.argument("fast", type=FOLDER)
+@click.argument("fast", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("slow", required=False)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
@@ -501,7 +501,11 @@ def recover_command(
         status = _finish_burst(fast, settings)
         if slow is None or status:
             return status
-        _mend(slow, fast)
+    is_lost = not is_burst and not (fast.is_dir() and any(fast.iterdir()))
+    if slow is not None and (is_burst or (is_lost and "://" not in slow)):
+        is_burst = _mend(slow, fast) or is_burst
+    if not is_burst and not fast.is_dir():
+        raise click.UsageError(f"{fast}: no such folder, and no link of a burst buffer leads there")
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if is_burst:
@@ -569,15 +573,17 @@ def _finish_burst(fast: Path, settings: Any) -> int:
     return NOT_WHOLE if failed else 0
 
 
-def _mend(slow: str, fast: Path) -> None:
-    """Of a fast tier that was lost with what was on it only."""
+def _mend(slow: str, fast: Path) -> bool:
+    """Of a fast tier that was lost with what was on it only; False: nothing led there."""
     from penstock.save.burst import mend
 
     if "://" in slow:
         raise click.UsageError("SLOW is the folder that the program wrote to")
-    for place, is_back in mend(slow, fast):
+    mended = mend(slow, fast)
+    for place, is_back in mended:
         now = "what was there before is back" if is_back else "the link is removed"
         click.echo(f"penstock: {place}: was on the fast tier only, and is lost; {now}", err=True)
+    return bool(mended)
 
 
 def _name_newest(slow: str, level: str | None) -> int:

@@ -42,6 +42,7 @@ from penstock.save.drain import (
     Working,
     copy_file,
     read_status,
+    sentence,
 )
 from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.manifest import FileSum, Manifest
@@ -92,8 +93,8 @@ HEARD = "drained-"
 class Entry:
     """A file on the tier.  name: there; begins with the time, so that names sort as files were
     made.  home: the program's path.  size_bytes: None: the file has moved to its path already, as
-    the tier was full, and is being written there.  is_home: it was brought
-    there, or the program was about to remove it."""
+    the tier was full, and is being written there.  is_home: it was brought there, or the program
+    was about to remove or replace it there."""
 
     name: str
     data: Path
@@ -280,27 +281,30 @@ def _put(new: Path, one: Entry) -> bool:
         # A file system that cannot: between the question and the answer lies a microsecond.
         if not one.is_linked():
             return False
+        _mark_home(one)  # who is killed now leaves a link, by which the next drain unmarks it
         new.replace(one.home)
-        _mark_home(one)
         return True
     if _target(new) != os.fspath(one.data):
-        _give_way(new, one.home, ours)
+        _give_way(new, one, ours)
         return False
     _mark_home(one)
     new.unlink()  # until here it says that the file is home to who finds no mark
     return True
 
 
-def _give_way(new: Path, home: Path, put: os.stat_result) -> None:
+def _give_way(new: Path, one: Entry, put: os.stat_result) -> None:
     """Back to the path goes what was there: the program has been quicker.  put: what we had put
     there; where that does not come back the program was quicker again, and its newest counts."""
     with suppress(FileNotFoundError):  # it has removed the path meanwhile
         while True:
             back = new.lstat()
-            exchange(new, home)
+            exchange(new, one.home)
             if os.path.samestat(new.lstat(), put):
-                return
+                break
             put = back
+        replaced = Path(_target(new))
+        if replaced.parent == one.data.parent:  # by what it took for a file of its own
+            _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
 
 
 def _mark_home(one: Entry) -> None:
@@ -334,6 +338,14 @@ def _drop(one: Entry) -> None:
     ways = (replace(one, is_home=is_home).way for is_home in (False, True))
     for place in (one.data, *ways, one.draft):
         place.unlink(missing_ok=True)
+
+
+def _drop_old(one: Entry) -> None:
+    """Unless a program is about to make its link, or writes to it."""
+    with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
+        made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
+        if is_free and time.time() - made_s > LOOK_S:
+            _drop(one)
 
 
 def _sweep_drafts(folder: Path) -> None:
@@ -571,10 +583,8 @@ class Burst(Working):
         return [one for one in self._astray() if not one.is_home]
 
     def _astray(self) -> list[Entry]:
-        found = entries(self.fast.folder)
-        # An older file of a path goes once the newer one is there.
-        homes = {one.home for one in found if self._is_due(one) or one.name in self._gone}
-        return [one for one in found if one.home not in homes]
+        found = [one for one in entries(self.fast.folder) if one.size_bytes is not None]
+        return [one for one in found if not self._is_due(one) and one.name not in self._gone]
 
     def once(self) -> list[str]:
         """Drains all that nobody writes to; returns what could not be drained, with the reason, and
@@ -595,7 +605,7 @@ class Burst(Working):
         }
         stays = "no path leads there any more; it stays, for you to move or remove"
         return [
-            *(f"{name}: {why}" for name, why in failed.items()),
+            *(sentence(name, why) for name, why in failed.items()),
             *(f"{one.home}: lies in {one.data}, and {stays}" for one in self.unclaimed()),
         ]
 
@@ -623,7 +633,7 @@ class Burst(Working):
                 failed[name] = why = str(error)
                 again_s = self._clock() + delay_s
                 self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
-                self._say(error=str(error))
+                self._say(error=sentence(name, why))
 
     def _may_go(self, one: Entry, failed: Mapping[str, str]) -> bool:
         if one.home.as_posix() in failed:
@@ -743,6 +753,7 @@ class Burst(Working):
         if older is None and not os.path.lexists(one.was) and not one.size_bytes:
             self._put_as(one, one.home)
             return
+        _mark_home(one)
         if older is not None:
             _link(older, one.home)
         elif os.path.lexists(one.was):
@@ -763,11 +774,15 @@ class Burst(Working):
             _mark_home(one)
 
     def _versions(self, one: Entry) -> list[Entry]:
-        """Earlier files of the same path, newest first."""
+        """Earlier files of the same path, newest first: those that were replaced there, and not
+        what another program has moved away."""
         return [
             other
             for other in entries(self.fast.folder)
-            if other.home == one.home and other.name < one.name and other.size_bytes is not None
+            if other.home == one.home
+            and other.name < one.name
+            and other.size_bytes is not None
+            and other.is_home
         ]
 
     def _is_late(self, one: Entry, new: Path) -> None:
@@ -833,29 +848,27 @@ class Burst(Working):
                 newest.setdefault(one.home, one)
                 with suppress(OSError):  # a program that was killed did not come to remove it
                     _unmark(one)
-            elif newer is None:
+            elif newer is None or not one.is_home:
                 lost.append(one)
             elif self._may_go(newer, {}) and not _is_bad(newer):
                 _drop(one)
         now_s = self._clock()
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
-        places = _search({_root_of(one.home) for one in lost}) if lost else {}
+        links = _search({_root_of(one.home) for one in lost}) if lost else {}
+        places = {one.name: links[path] for one in lost if (path := os.fspath(one.data)) in links}
         for one in lost:
-            is_new = time.time() - one.mtime_ns / 1e9 <= LOOK_S
-            place = places.get(os.fspath(one.data))
-            if place is None and not is_new:
-                self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
-            if place is not None:
-                _rename_home(one, place)
-            elif os.path.lexists(one.home) or one.is_home or _was_put(one) or not one.size_bytes:
-                # Its name is another file's now or was removed there, or nothing was ever in it.
-                with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
-                    made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
-                    if is_free and time.time() - made_s > LOOK_S:
-                        _drop(one)
+            if one.name in places:
+                _rename_home(one, places[one.name])
+            elif one.is_home or _was_put(one) or not one.size_bytes:
+                # It was replaced or removed there, or nothing was ever in it.  What was renamed to
+                # its path may be torn: then this is what was there before.
+                if one.home not in places.values():
+                    _drop_old(one)
             else:  # the file stays: a link to it may be where we did not look
                 with suppress(OSError):
                     _sweep(one.beside(NEW))
+                if time.time() - one.mtime_ns / 1e9 > LOOK_S:
+                    self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
 
     def _backlog(self, left: Sequence[Entry]) -> None:
         self._say(
