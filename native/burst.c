@@ -647,6 +647,26 @@ static void remove_file(const struct burst *state, struct work *work, const char
     }
 }
 
+bool burst_is_gone(const char *path)
+{
+    static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW,
+                                       BURST_NEW ".penstock-part"};
+    const char *slash, *base;
+    size_t i;
+
+    if (!burst_state || errno != ENOENT || (uintptr_t)path < BAD_POINTERS)
+        return false;
+    slash = strrchr(path, '/');
+    base = slash ? slash + 1 : path;
+    for (i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t bytes = strlen(base), end = strlen(ends[i]);
+
+        if (*base == '.' && bytes > end && !strcmp(base + bytes - end, ends[i]))
+            return true;
+    }
+    return false;
+}
+
 void burst_removed(const struct burst_change *change, int dirfd, const char *path,
                    bool has_succeeded)
 {

@@ -1032,6 +1032,24 @@ def test_a_file_that_another_program_moved_away_is_not_the_one_that_was_overwrit
     assert (work / "last.pt").read_bytes() == b"new"
 
 
+def test_a_program_that_removes_what_of_ours_has_gone_meanwhile_is_told_of_no_error(
+    burst: Callable[..., Any],
+) -> None:
+    """As shutil.rmtree does, that has listed the folder before."""
+    burst("""
+        import os
+        for end in ("was", "link", "new", "new.penstock-part"):
+            os.unlink(f".a.pt.penstock-{end}")
+            os.unlink(f".a.pt.penstock-{end}", dir_fd=os.open(".", os.O_RDONLY))
+        for name in ("a.pt", ".penstock-was", "a.penstock-was", ".a.pt.penstock-was/b"):
+            try:
+                os.unlink(name)
+            except FileNotFoundError:
+                continue
+            raise SystemExit(name)
+    """)
+
+
 def test_names_that_a_program_exchanges_keep_their_files(
     burst: Callable[..., Any], fast: Path, work: Path
 ) -> None:
