@@ -80,8 +80,8 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
 void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                    const char *to, bool has_succeeded);
 
-/* Whether a removal that found nothing was of a name of ours, which has gone since the program listed
- * its folder: it wanted it away, and would take the error for one of its own. */
+/* Whether a removal that found nothing was of a name of ours, which has gone since the program
+ * listed its folder: it wanted it away, and would take the error for one of its own. */
 bool burst_is_gone(const char *path);
 
 /* A new link to a file on the tier, as who copies or moves a link makes it: true, where it has been

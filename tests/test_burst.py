@@ -982,6 +982,48 @@ def test_a_file_whose_link_is_nowhere_stays_and_is_named(fast: Path, work: Path)
         assert str(path) in said and "for you to move or remove" in said, said  # noqa: PT018
 
 
+def test_a_folder_that_is_renamed_and_made_anew_is_found_and_one_that_is_not_is_told(
+    fast: Path, work: Path
+) -> None:
+    """As programs put aside the folder of their last checkpoint."""
+    for number in (1, 2):
+        (work / "last").mkdir()
+        _made(fast, work / "last/a.pt", b"%d" % number)
+        (work / "last").rename(work / f"old-{number}")
+    (work / "last").mkdir()
+    path = _made(fast, work / "last/a.pt", b"out of sight")
+    (work / "last/a.pt").unlink()
+    _make_old(fast)
+    with Burst(fast, AT_ONCE) as drain:
+        (told,) = drain.watch(lambda: True)
+    assert str(path) in told
+    assert [(work / f"old-{number}/a.pt").read_bytes() for number in (1, 2)] == [b"1", b"2"]
+    assert on_tier(fast) == ["a.pt"]
+
+
+def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    data, real = _made(fast, work / "a.pt", b"a"), module._unwritten
+    _made(fast, work / "b.pt", b"b")
+
+    def gone(path: Path, settle_s: float) -> Any:
+        if path == data and not (work / "a.pt").is_symlink():
+            path.unlink(missing_ok=True)
+        return real(path, settle_s)
+
+    monkeypatch.setattr(module, "_unwritten", gone)
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        drain._forget_committed()
+        monkeypatch.setattr(drain, "_find_again", lambda found: (work / "none").stat())
+        with pytest.raises(TierError, match="none"):
+            drain._round()
+    assert [(work / name).read_bytes() for name in ("a.pt", "b.pt")] == [b"a", b"b"]
+
+
 def test_a_folder_that_is_renamed_again_is_looked_for_again(fast: Path, work: Path) -> None:
     (work / "a").mkdir()
     path = _made(fast, work / "a/a.pt", b"a")
@@ -1019,16 +1061,16 @@ def test_a_drain_by_hand_leaves_nothing_of_what_was_overwritten_a_moment_ago(
 
 
 def test_a_file_that_another_program_moved_away_is_not_the_one_that_was_overwritten(
-    fast: Path, work: Path
+    fast: Path, work: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = _made(fast, work / "last.pt", b"old")
-    (work.parent / "kept").mkdir()
-    (work / "last.pt").rename(work.parent / "kept/last.pt")  # beside where links are looked for
+    kept = tmp_path_factory.mktemp("kept") / "last.pt"  # where no link is looked for
+    (work / "last.pt").rename(kept)
     _made(fast, work / "last.pt", b"new")
     _make_old(fast)
     (told,) = drained(fast)
     assert "no path leads" in told and str(path) in told  # noqa: PT018
-    assert (work.parent / "kept/last.pt").read_bytes() == b"old"
+    assert kept.read_bytes() == b"old"
     assert (work / "last.pt").read_bytes() == b"new"
 
 

@@ -517,7 +517,7 @@ class Burst(Working):
                 f"{one.home}: another process drains {self.fast.url}, and has not brought it"
                 for one in self._awaited()
             ]
-        return super().watch(has_ended, grace_s)
+        return [*super().watch(has_ended, grace_s), *self._said_unclaimed()]
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
         """False: what was waited for is home, or grace_s after is_over() it is not.  Raises
@@ -603,17 +603,25 @@ class Burst(Working):
             for one in self.backlog()
             if one.home.as_posix() not in failed
         }
-        stays = "no path leads there any more; it stays, for you to move or remove"
         return [
             *(sentence(name, why) for name, why in failed.items()),
-            *(f"{one.home}: lies in {one.data}, and {stays}" for one in self.unclaimed()),
+            *self._said_unclaimed(),
         ]
+
+    def _said_unclaimed(self) -> list[str]:
+        stays = "no path leads there any more; it stays, for you to move or remove"
+        ours = [one for one in self.unclaimed() if self._is_ours(one)]
+        return [f"{one.home}: lies in {one.data}, and {stays}" for one in ours]
 
     def _round(self) -> dict[str, str]:
         failed: dict[str, str] = {}
-        self._forget_committed()
-        _sweep_drafts(self.fast.folder / FOLDER)
-        self._find_again([one for one in entries(self.fast.folder) if one.size_bytes is not None])
+        try:
+            self._forget_committed()
+            _sweep_drafts(self.fast.folder / FOLDER)
+            found = [one for one in entries(self.fast.folder) if one.size_bytes is not None]
+            self._find_again(found)
+        except OSError as error:  # a program changes names beside us: the next look finds another
+            raise TierError(str(error)) from error
         while True:
             self._backlog(self.backlog())
             left = self._owed()
@@ -828,14 +836,18 @@ class Burst(Working):
                 # To it: a newer one was torn, and this is what was there before.  To a newer one:
                 # that may be torn yet, and have replaced this one without keeping it.
                 continue
-            with _unwritten(one.data, self.settings.settle_s) as is_free:
-                is_same = _is_as_before(one.data.stat(), before)
-            if is_same and is_free:
-                for other in (*self._versions(one), one):
-                    _drop(other)
-            elif not one.home.is_symlink():
-                _link(one, one.home)
+            with suppress(FileNotFoundError):  # the program has removed it, or its folder
+                self._forget(one, before)
         self._gone.clear()
+
+    def _forget(self, one: Entry, before: os.stat_result) -> None:
+        with _unwritten(one.data, self.settings.settle_s) as is_free:
+            is_same = _is_as_before(one.data.stat(), before)
+        if is_same and is_free:
+            for other in (*self._versions(one), one):
+                _drop(other)
+        elif not one.home.is_symlink():
+            _link(one, one.home)
 
     def _find_again(self, found: Sequence[Entry]) -> None:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
@@ -854,7 +866,9 @@ class Burst(Working):
                 _drop(one)
         now_s = self._clock()
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
-        links = _search({_root_of(one.home) for one in lost}) if lost else {}
+        roots = dict.fromkeys(_root_of(one.home) for one in lost)
+        # A folder that was renamed may have been made anew: the other is beside it, then.
+        links = _search(dict.fromkeys((*roots, *(root.parent for root in roots))))
         places = {one.name: links[path] for one in lost if (path := os.fspath(one.data)) in links}
         for one in lost:
             if one.name in places:
