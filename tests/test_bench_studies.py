@@ -174,6 +174,14 @@ def test_the_median_and_the_spread_are_shown_and_read_back(tmp_path: Path) -> No
     assert study.read_found(written[0]).measures == STUDY.measures
 
 
+def test_the_machine_is_told_as_people_read_it() -> None:
+    machine = {"cpus": 2, "memory_bytes": 25276514304, "beneath": "/\tvda", "unix_s": 0, "x": None}
+    assert study._facts(machine) == [
+        ["cpus", "2"], ["memory", "25.3 GB"], ["beneath", "/ vda"],
+        ["begun", "1970-01-01 00:00 UTC"],
+    ]  # fmt: skip
+
+
 def test_without_a_run_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="no run gave a number: a remark"):
         study.write_found(tmp_path, found_of({}))

@@ -442,18 +442,30 @@ def markdown_of(found: Found) -> str:
         rows.append(cells)
     names = [*factors, *(measure.title for measure in shown)]
     numbers = [False] * len(factors) + [True] * len(shown)
-    told = {key: value for key, value in found.machine.items() if value is not None}
     lines = [
         f"`penstock bench {study.name}` at scale {found.scale}, "
         f"{_times(max((point.repeats for point in found.points), default=0))}.",
         "",
-        table_of(["machine", ""], [[key, str(value)] for key, value in told.items()], [False] * 2),
+        table_of(["machine", ""], _facts(found.machine), [False] * 2),
         "",
         table_of(names, rows, numbers),
         "",
     ]
     lines += [f"* {remark}" for remark in found.remarks]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(machine: Mapping[str, Any]) -> list[list[str]]:
+    """As people read them."""
+    facts = []
+    for key, value in machine.items():
+        if key == "memory_bytes" and value is not None:
+            facts.append(["memory", show(value, "B")])
+        elif key == "unix_s" and value is not None:
+            facts.append(["begun", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))])
+        elif value is not None:
+            facts.append([key, " ".join(str(value).split())])
+    return facts
 
 
 def _times(repeats: int) -> str:
