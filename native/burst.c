@@ -152,6 +152,22 @@ static bool fits_folder(const char *pattern, const char *pattern_end, const char
     return false;
 }
 
+/* A name that we give to what lies beside a program's file. */
+static bool is_ours(const char *base)
+{
+    static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW,
+                                       BURST_NEW ".penstock-part"};
+    size_t bytes = strlen(base), i;
+
+    for (i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t end = strlen(ends[i]);
+
+        if (*base == '.' && bytes > end && !strcmp(base + bytes - end, ends[i]))
+            return true;
+    }
+    return false;
+}
+
 static bool is_wanted(const struct burst *state, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -159,7 +175,7 @@ static bool is_wanted(const struct burst *state, const char *path)
     const char *end = base + strlen(base);
     const char *pattern = state->patterns;
 
-    if (base == end || end - base > MOST_NAME_BYTES)
+    if (base == end || end - base > MOST_NAME_BYTES || is_ours(base))
         return false;
     while (*pattern) {
         const char *after = strchrnul(pattern, ':');
@@ -649,22 +665,12 @@ static void remove_file(const struct burst *state, struct work *work, const char
 
 bool burst_is_gone(const char *path)
 {
-    static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW,
-                                       BURST_NEW ".penstock-part"};
-    const char *slash, *base;
-    size_t i;
+    const char *slash;
 
     if (!burst_state || errno != ENOENT || (uintptr_t)path < BAD_POINTERS)
         return false;
     slash = strrchr(path, '/');
-    base = slash ? slash + 1 : path;
-    for (i = 0; i < sizeof ends / sizeof *ends; i++) {
-        size_t bytes = strlen(base), end = strlen(ends[i]);
-
-        if (*base == '.' && bytes > end && !strcmp(base + bytes - end, ends[i]))
-            return true;
-    }
-    return false;
+    return is_ours(slash ? slash + 1 : path);
 }
 
 void burst_removed(const struct burst_change *change, int dirfd, const char *path,
