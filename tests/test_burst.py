@@ -1075,7 +1075,7 @@ def test_a_file_that_another_program_moved_away_is_not_the_one_that_was_overwrit
 
 
 def test_a_program_that_removes_what_of_ours_has_gone_meanwhile_is_told_of_no_error(
-    burst: Callable[..., Any],
+    burst: Callable[..., Any], fast: Path
 ) -> None:
     """As shutil.rmtree does, that has listed the folder before."""
     burst("""
