@@ -152,8 +152,7 @@ static bool fits_folder(const char *pattern, const char *pattern_end, const char
     return false;
 }
 
-/* A name that we give to what lies beside a program's file. */
-static bool is_ours(const char *base)
+bool burst_is_ours(const char *base)
 {
     static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW,
                                        BURST_NEW ".penstock-part"};
@@ -175,7 +174,7 @@ static bool is_wanted(const struct burst *state, const char *path)
     const char *end = base + strlen(base);
     const char *pattern = state->patterns;
 
-    if (base == end || end - base > MOST_NAME_BYTES || is_ours(base))
+    if (base == end || end - base > MOST_NAME_BYTES || burst_is_ours(base))
         return false;
     while (*pattern) {
         const char *after = strchrnul(pattern, ':');
@@ -670,7 +669,51 @@ bool burst_is_gone(const char *path)
     if (!burst_state || errno != ENOENT || (uintptr_t)path < BAD_POINTERS)
         return false;
     slash = strrchr(path, '/');
-    return is_ours(slash ? slash + 1 : path);
+    return burst_is_ours(slash ? slash + 1 : path);
+}
+
+/* How many names of ours are in a folder; -1: others are, too. */
+static int names_of_ours(struct work *work, int folder, bool is_removing)
+{
+    int count = 0;
+    long got, at;
+
+    syscall(SYS_lseek, folder, 0, SEEK_SET);
+    while ((got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
+        for (at = 0; at < got;) {
+            struct entry *entry = (struct entry *)(work->text + at);
+
+            at += entry->bytes;
+            if (!strcmp(entry->name, ".") || !strcmp(entry->name, ".."))
+                continue;
+            if (!burst_is_ours(entry->name))
+                return -1;
+            count++;
+            if (is_removing)
+                syscall(SYS_unlinkat, folder, entry->name, 0);
+        }
+    }
+    return count;
+}
+
+bool burst_empties(int dirfd, const char *path)
+{
+    int error = errno, folder;
+    bool has_removed = false;
+    struct work *work;
+
+    if (!burst_state || (error != ENOTEMPTY && error != EEXIST) || !(work = begin_work()))
+        return false;
+    folder = (int)syscall(SYS_openat, dirfd, path,
+                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (folder >= 0) {
+        has_removed =
+            names_of_ours(work, folder, false) > 0 && names_of_ours(work, folder, true) > 0;
+        syscall(SYS_close, folder);
+    }
+    end_work(work);
+    errno = error;
+    return has_removed;
 }
 
 void burst_removed(const struct burst_change *change, int dirfd, const char *path,

@@ -80,9 +80,22 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
 void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                    const char *to, bool has_succeeded);
 
+/* Whether it is a name that we give to what lies beside a program's file: who lists a folder is not
+ * to see what may be gone when it is asked for. */
+bool burst_is_ours(const char *name);
+
+static inline bool burst_hides(const char *name)
+{
+    return *name == '.' && burst_is_on() && burst_is_ours(name);
+}
+
 /* Whether a removal that found nothing was of a name of ours, which has gone since the program
  * listed its folder: it wanted it away, and would take the error for one of its own. */
 bool burst_is_gone(const char *path);
+
+/* Whether the removal of a folder may be made again: nothing was left in it but names of ours,
+ * which came since the program listed it. */
+bool burst_empties(int dirfd, const char *path);
 
 /* A new link to a file on the tier, as who copies or moves a link makes it: true, where it has been
  * made; else the call is to be. */

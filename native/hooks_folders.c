@@ -5,6 +5,7 @@
 #include <glob.h>
 #include <unistd.h>
 
+#include "burst.h"
 #include "hook.h"
 
 static DIR *end_opendir(const struct call *call, DIR *folder)
@@ -89,11 +90,14 @@ static void note_entry(int fd, uint64_t start, bool is_last)
         uint64_t start;                                                                            \
         type *entry;                                                                               \
                                                                                                    \
-        if (!folder || !log_is_on())                                                               \
+        if (!folder || !(log_is_on() || burst_is_on()))                                            \
             return real_##function(folder);                                                        \
         start = clock_ticks();                                                                     \
-        entry = real_##function(folder);                                                           \
-        note_entry(dirfd(folder), start, !entry);                                                  \
+        do                                                                                         \
+            entry = real_##function(folder);                                                       \
+        while (entry && burst_hides(entry->d_name));                                               \
+        if (log_is_on())                                                                           \
+            note_entry(dirfd(folder), start, !entry);                                              \
         return entry;                                                                              \
     }
 HOOK_READDIR(readdir, struct dirent)

@@ -634,7 +634,8 @@ HOOK_CHANGE(unlinkat, (int dirfd, const char *path, int flags), (dirfd, path, fl
             begin_path(&call, (flags & AT_REMOVEDIR) ? OP_RMDIR : OP_UNLINK, dirfd, path), false,
             dirfd, path, 0, NULL)
 HOOK_STATUS(shm_unlink, (const char *name), (name), begin_plain(&call, OP_UNLINK, -1, 0))
-HOOK_STATUS(rmdir, (const char *path), (path), begin_path(&call, OP_RMDIR, AT_FDCWD, path))
+HOOK_CHANGE(rmdir, (const char *path), (path), begin_path(&call, OP_RMDIR, AT_FDCWD, path), false,
+            AT_FDCWD, path, 0, NULL)
 HOOK_STATUS(mkdir, (const char *path, mode_t mode), (path, mode),
             begin_path(&call, OP_MKDIR, AT_FDCWD, path))
 HOOK_STATUS(mkdirat, (int dirfd, const char *path, mode_t mode), (dirfd, path, mode),

@@ -389,6 +389,32 @@ def penstock(*words: Any, status: int = 0, **options: Any) -> subprocess.Complet
     return ended
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_folder_may_be_removed_in_which_the_drain_has_begun_meanwhile(
+    burst: Callable[..., Any], work: Path, is_remote: bool
+) -> None:
+    burst(f"""
+        import errno, os
+        ours = "c/.1-a.pt.penstock-new.penstock-part"
+        os.mkdir("c")
+        with open("c/a.pt", "wb") as file:
+            file.write(b"a")
+        open(ours, "w").close()
+        assert os.listdir("c") == ["a.pt"]
+        here = os.open(".", os.O_RDONLY)
+        words = {{"dir_fd": here}} if {is_remote} else {{}}
+        try:
+            os.rmdir("c", **words)
+        except OSError as error:
+            assert error.errno == errno.ENOTEMPTY and os.path.exists(ours), error
+        else:
+            raise SystemExit("a folder with a checkpoint was removed")
+        os.remove("c/a.pt")
+        os.rmdir("c", **words)
+    """)
+    assert names(work) == []
+
+
 def test_tiers_that_cannot_be_are_refused_in_a_sentence_and_nothing_is_run(
     tmp_path: Path, work: Path
 ) -> None:
