@@ -825,19 +825,27 @@ static bool put_second(struct work *work, const char *from)
 }
 
 /* The link at the new path leads to another name of the file on the tier, so that each path has its
- * own, which comes home and goes by itself.  The way home is marked until that link is there. */
-static bool make_second(const struct burst *state, struct work *work, int dirfd, const char *path)
+ * own, which comes home and goes by itself.  The way home is marked until that link is there.
+ * is_over: it may replace what is there, as the copying of a file does that the program takes its
+ * link for. */
+static bool make_second(const struct burst *state, struct work *work, int dirfd, const char *path,
+                        bool is_over)
 {
     char from[sizeof work->data];
+    enum before before;
 
     set_name(state, work, work->name);
     strcpy(from, work->data);
     if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
         strlen(work->base) > MOST_NAME_BYTES)
         return false;
+    before = look(state, work, O_TRUNC);
+    if (before == ELSE || (before != NOTHING && !is_over))
+        return false;
+    strcpy(work->older, before == OUR_LINK ? work->name : "");
     new_name(state, work);
     set_marked(state, work, work->name);
-    if (put_second(work, from) && !syscall(SYS_symlinkat, work->data, work->parent, work->base)) {
+    if (put_second(work, from) && set_link(state, work, before)) {
         put_second(work, from); /* held up for long, the drain may have taken us for dead */
         syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
         return true;
@@ -863,8 +871,8 @@ bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
     struct work *work;
 
     if (begin_second(from, path, &work)) {
-        is_made =
-            read_link(state, from_dirfd, from, work->name) && make_second(state, work, dirfd, path);
+        is_made = read_link(state, from_dirfd, from, work->name) &&
+                  make_second(state, work, dirfd, path, false);
         end_work(work);
     }
     errno = error;
@@ -882,7 +890,7 @@ bool burst_symlinked(const char *target, int dirfd, const char *path)
     if (begin_second(target, path, &work)) {
         if ((name = name_on_tier(state, target))) {
             strcpy(work->name, name);
-            is_made = make_second(state, work, dirfd, path);
+            is_made = make_second(state, work, dirfd, path, true);
         }
         end_work(work);
     }

@@ -910,6 +910,37 @@ def test_every_path_of_a_file_whose_link_was_copied_gets_it(
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 
+def test_a_file_may_be_moved_over_another_one_from_another_file_system(
+    burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "other", 4 << 20) as other:
+        burst(f"""
+            import os, shutil
+            def put(path, text):
+                with open(path, "w") as file:
+                    file.write(text)
+            put("a.tmp", "before"); os.rename("a.tmp", "a.ckpt")
+            put("kept.txt", "kept")
+            os.link("kept.txt", "kept.ckpt")
+            for text in ("first", "second"):
+                put("{other}/new.ckpt", text)
+                shutil.move("{other}/new.ckpt", "a.ckpt")
+                assert open("a.ckpt").read() == text
+                assert not os.path.lexists("{other}/new.ckpt")
+            put("{other}/new.ckpt", "third")
+            try:
+                os.link("{other}/new.ckpt", "a.ckpt")
+            except FileExistsError:
+                shutil.move("{other}/new.ckpt", "b.ckpt")
+        """)
+        _make_old(fast)
+        assert drained(fast) == []
+    assert names(work) == ["a.ckpt", "b.ckpt", "kept.ckpt", "kept.txt"]
+    assert (work / "a.ckpt").read_text() == "second"
+    assert (work / "b.ckpt").read_text() == "third"
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_a_program_may_be_killed_at_any_call_of_a_move_to_another_file_system(
     fast: Path, work: Path, tmp_path: Path
 ) -> None:
