@@ -799,6 +799,67 @@ static void end_over(const struct burst *state, const struct burst_change *chang
     work->parent = -1;
 }
 
+/* A link home that leads below the folder of `was` leads below that of `work` now. */
+static void move_way(struct work *work, const struct work *was, int folder, const char *name)
+{
+    size_t bytes = strlen(was->home), name_bytes = strlen(name), end = sizeof BURST_LINK - 1;
+    size_t folder_bytes = strlen(work->home);
+    long got = syscall(SYS_readlinkat, folder, name, work->path, PATH_BYTES);
+
+    if (got <= (long)bytes || got >= PATH_BYTES || memcmp(work->path, was->home, bytes) ||
+        work->path[bytes] != '/' || folder_bytes + (size_t)got - bytes >= PATH_BYTES ||
+        name_bytes + end >= sizeof work->beside ||
+        (name_bytes > end && !strcmp(name + name_bytes - end, BURST_LINK)))
+        return;
+    work->path[got] = 0;
+    strcpy(work->home + folder_bytes, work->path + bytes);
+    strcat(strcpy(work->beside, name), BURST_LINK);
+    syscall(SYS_unlinkat, folder, work->beside, 0);
+    if (!syscall(SYS_symlinkat, work->home, folder, work->beside))
+        syscall(SYS_renameat, folder, work->beside, folder, name);
+    work->home[folder_bytes] = 0;
+}
+
+/* A folder has another name: so have all links in it. */
+static void move_ways(const struct burst *state, struct work *work, const struct work *was)
+{
+    int folder =
+        (int)syscall(SYS_openat, AT_FDCWD, state->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long got, at;
+
+    while (folder >= 0 && (got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
+        for (at = 0; at < got;) {
+            struct entry *entry = (struct entry *)(work->text + at);
+
+            move_way(work, was, folder, entry->name);
+            at += entry->bytes;
+        }
+    }
+    if (folder >= 0)
+        syscall(SYS_close, folder);
+}
+
+void burst_moved(int dirfd, const char *path, int to_dirfd, const char *to)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    struct work *work = NULL, *was = NULL;
+    struct stat found;
+
+    if (state && !syscall(SYS_newfstatat, to_dirfd, to, &found, AT_SYMLINK_NOFOLLOW) &&
+        S_ISDIR(found.st_mode)) {
+        work = begin_work();
+        was = begin_work();
+    }
+    if (work && was && find_folder(was, dirfd, path) && find_folder(work, to_dirfd, to))
+        move_ways(state, work, was);
+    if (work)
+        end_work(work);
+    if (was)
+        end_work(was);
+    errno = error;
+}
+
 void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                    const char *to, bool has_succeeded)
 {

@@ -80,6 +80,9 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
 void burst_renamed(const struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                    const char *to, bool has_succeeded);
 
+/* Another name has been given to what is no link to the tier: a folder, perhaps, with some. */
+void burst_moved(int dirfd, const char *path, int to_dirfd, const char *to);
+
 /* Whether it is a name that we give to what lies beside a program's file: who lists a folder is not
  * to see what may be gone when it is asked for. */
 bool burst_is_ours(const char *name);

@@ -80,8 +80,11 @@ static inline void begin_change(struct burst_change *change, bool follows, int d
 static inline void end_change(const struct burst_change *change, bool has_succeeded, int dirfd,
                               const char *path, int dirfd2, const char *path2)
 {
-    if (!*change->name && !*change->over)
+    if (!*change->name && !*change->over) {
+        if (path2 && has_succeeded)
+            burst_moved(dirfd, path, dirfd2, path2);
         return;
+    }
     if (path2)
         burst_renamed(change, dirfd, path, dirfd2, path2, has_succeeded);
     else

@@ -1015,6 +1015,27 @@ def test_only_formats_that_tell_say_torn(tmp_path: Path) -> None:
     assert not is_torn(path, "a.json")
 
 
+@pytest.mark.parametrize("how", ["os.rename(a, b)", "os.rename(a, b, src_dir_fd=here)"])
+def test_the_tier_knows_where_a_folder_goes_that_the_program_renames(
+    burst: Callable[..., Any], fast: Path, work: Path, how: str
+) -> None:
+    burst(f"""
+        import os
+        os.makedirs("deep/tmp-5/inner"); os.mkdir("deep/tmp-55")
+        for path in ("tmp-5/a.pt", "tmp-5/inner/b.pt", "tmp-55/c.pt"):
+            open(f"deep/{{path}}", "wb").close()
+        here = os.open(".", os.O_RDONLY)
+        a, b = "deep/tmp-5", os.path.abspath("checkpoint-5")
+        {how}
+        os.rename("checkpoint-5", "deep/last")
+    """)
+    assert sorted(os.path.relpath(one.home, work) for one in entries(fast)) == [
+        "deep/last/a.pt", "deep/last/inner/b.pt", "deep/tmp-55/c.pt",
+    ]  # fmt: skip
+    assert all(one.is_linked() for one in entries(fast))
+    assert len(names(fast / "burst/home")) == 3
+
+
 def test_links_that_were_renamed_behind_our_back_are_found(fast: Path, work: Path) -> None:
     (work / "tmp-5").mkdir()
     _made(fast, work / "tmp-5/a.pt", b"a")
