@@ -396,33 +396,6 @@ static bool is_below_tier(const struct burst *state, const char *path)
            path[state->tier_bytes] == '/';
 }
 
-int burst_open(int dirfd, const char *path, int flags, mode_t mode)
-{
-    const struct burst *state = burst_state;
-    int error = errno;
-    enum before before;
-    struct work *work;
-    int fd = -1;
-
-    if (!state || !makes_file(flags) || (uintptr_t)path < BAD_POINTERS || !is_wanted(state, path))
-        return -1;
-    work = begin_work();
-    if (work) {
-        if (find_folder(work, dirfd, path) && !is_below_tier(state, work->home)) {
-            before = look(state, work, flags);
-            strcpy(work->older, before == OUR_LINK ? work->name : "");
-            new_name(state, work);
-            if (before != ELSE)
-                fd = make_file(state, work, flags, mode, before);
-        }
-        end_work(work);
-    }
-    errno = error;
-    return fd;
-}
-
-/* --- a full tier ------------------------------------------------------------------------------ */
-
 static bool copy(int from, int to, int64_t bytes)
 {
     char *room = map_private(COPY_BYTES);
@@ -445,6 +418,69 @@ static bool copy(int from, int to, int64_t bytes)
         syscall(SYS_munmap, room, COPY_BYTES);
     return room && at == bytes;
 }
+
+/* A file with two paths has two names on the tier: one of its own gets bytes of its own before it
+ * is written to, as the copy has that the program takes its link for.  Where there is no room, both
+ * change. */
+void burst_writing(int dirfd, const char *path)
+{
+    const struct burst *state = burst_state;
+    char name[BURST_NAME_BYTES];
+    struct work *work = NULL;
+    int error = errno, from, made;
+
+    if (state && (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name))
+        work = begin_work();
+    if (work) {
+        set_name(state, work, name);
+        from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
+        if (from >= 0 && !syscall(SYS_fstat, from, &work->found) && work->found.st_nlink > 1) {
+            strcat(strcpy(work->text, work->data), BURST_NEW);
+            syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+            made =
+                (int)syscall(SYS_openat, AT_FDCWD, work->text,
+                             O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, work->found.st_mode & 07777);
+            if (made >= 0 && (!copy(from, made, work->found.st_size) ||
+                              syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->data)))
+                syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+            if (made >= 0)
+                syscall(SYS_close, made);
+        }
+        if (from >= 0)
+            syscall(SYS_close, from);
+        end_work(work);
+    }
+    errno = error;
+}
+
+int burst_open(int dirfd, const char *path, int flags, mode_t mode)
+{
+    const struct burst *state = burst_state;
+    int error = errno;
+    enum before before;
+    struct work *work;
+    int fd = -1;
+
+    if (!state || (uintptr_t)path < BAD_POINTERS)
+        return -1;
+    work = makes_file(flags) && is_wanted(state, path) ? begin_work() : NULL;
+    if (work) {
+        if (find_folder(work, dirfd, path) && !is_below_tier(state, work->home)) {
+            before = look(state, work, flags);
+            strcpy(work->older, before == OUR_LINK ? work->name : "");
+            new_name(state, work);
+            if (before != ELSE)
+                fd = make_file(state, work, flags, mode, before);
+        }
+        end_work(work);
+    }
+    if (fd < 0 && !(flags & O_EXCL))
+        burst_writing(dirfd, path);
+    errno = error;
+    return fd;
+}
+
+/* --- a full tier ------------------------------------------------------------------------------ */
 
 struct entry {
     uint64_t inode;
@@ -770,17 +806,36 @@ static void set_home(struct work *work)
         syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
 }
 
+/* What a file has replaced goes with it, unless it has replaced another one there. */
+static void move_was(const struct work *to, bool is_kept, int dirfd, const char *path)
+{
+    struct work *work = begin_work();
+
+    if (work && find_folder(work, dirfd, path)) {
+        set_beside(work->was, work->base, BURST_WAS);
+        if (is_kept)
+            syscall(SYS_unlinkat, work->parent, work->was, 0);
+        else
+            syscall(SYS_renameat, work->parent, work->was, to->parent, to->was);
+    }
+    if (work)
+        end_work(work);
+}
+
 static void set_renamed(const struct burst *state, const struct burst_change *change,
-                        struct work *work, int to_dirfd, const char *to, bool has_succeeded)
+                        struct work *work, int dirfd, const char *path, int to_dirfd,
+                        const char *to, bool has_succeeded)
 {
     set_name(state, work, change->name);
     if (!find_folder(work, to_dirfd, to))
         return;
     set_beside(work->was, work->base, BURST_WAS);
-    if (has_succeeded && *change->name)
+    if (has_succeeded && *change->name) {
         set_home(work);
-    else if (has_succeeded ? *change->over : change->is_kept)
+        move_was(work, change->is_kept, dirfd, path);
+    } else if (has_succeeded ? *change->over : change->is_kept) {
         syscall(SYS_unlinkat, work->parent, work->was, 0);
+    }
 }
 
 /* What the new name led to: no path leads there now, unless the two were exchanged. */
@@ -871,7 +926,7 @@ void burst_renamed(const struct burst_change *change, int dirfd, const char *pat
         if (*change->over)
             end_over(state, change, work, dirfd, path, has_succeeded);
         if (has_succeeded || change->is_kept)
-            set_renamed(state, change, work, to_dirfd, to, has_succeeded);
+            set_renamed(state, change, work, dirfd, path, to_dirfd, to, has_succeeded);
         end_work(work);
     }
     errno = error;

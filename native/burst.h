@@ -51,6 +51,9 @@ const char *burst_patterns(void);
 /* The descriptor of the file on the fast tier for an open that makes one; -1: make the call. */
 int burst_open(int dirfd, const char *path, int flags, mode_t mode);
 
+/* A path is about to be written to, as it is. */
+void burst_writing(int dirfd, const char *path);
+
 /* The fast tier is full: what was written so far goes to the program's path, and `fd` with it.
  * True: the call may be made again.  errno is kept. */
 bool burst_escape(int fd);

@@ -69,9 +69,11 @@ static inline void begin_change(struct burst_change *change, bool follows, int d
                                 const char *path, int dirfd2, const char *path2)
 {
     change->name[0] = change->over[0] = 0;
-    if (!burst_is_on() || follows)
+    if (!burst_is_on())
         return;
-    if (path2)
+    if (follows)
+        burst_writing(dirfd, path);
+    else if (path2)
         burst_renaming(change, dirfd, path, dirfd2, path2);
     else
         burst_removing(change, dirfd, path);

@@ -284,6 +284,44 @@ def _assert_written(folder: Path, size: int) -> None:
         assert path.read_bytes() == wanted, path
 
 
+# What it leaves
+
+
+def _left(folder: Path) -> dict[str, Any]:
+    """Of each name what it is: a file's bytes, its mode."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        is_file = path.is_file() and not path.is_symlink()
+        found[os.fspath(path.relative_to(folder))] = (
+            (path.read_bytes(), path.stat().st_mode) if is_file else path.lstat().st_mode
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_whatever_a_program_does_with_names_comes_out_as_without_us(
+    tmp_path: Path, seed: int
+) -> None:
+    """What each step says, and what is there in the end."""
+    program = Path(__file__).parent / "workloads" / "any_names.py"
+    found = []
+    with small_disk(tmp_path / "disk", 64 << 20) as disk:
+        for how in ("plain", "burst"):
+            work, other, fast = (top / how for top in (tmp_path, disk, tmp_path / "fast"))
+            for folder in (work, other, fast):
+                folder.mkdir(parents=True)
+            words: list[Any] = [sys.executable, program, seed, 200, other]
+            if how == "burst":
+                run = ["run", "-q", "-o", tmp_path / "run", "--burst-buffer", fast, "--", *words]
+                said = penstock(*run, cwd=work).stdout
+                assert names(fast / "burst") == ["data", "draft", "home"]
+            else:
+                said = subprocess.check_output(list(map(str, words)), cwd=work, text=True)
+            said = said.replace(os.fspath(other), "other")
+            found.append((said.splitlines(), _left(work), _left(other)))
+    assert found[0] == found[1]
+
+
 # Full, missing, read-only
 
 

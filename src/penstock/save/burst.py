@@ -359,6 +359,10 @@ def _sweep_drafts(folder: Path) -> None:
                 _sweep(Path(new))
         with suppress(OSError):
             note.unlink(missing_ok=True)
+    for half in (folder / "data").glob(f"*{NEW}"):  # see burst_writing() in native/burst.c
+        with suppress(OSError):
+            if time.time() - half.stat().st_mtime > STARTING_S:
+                half.unlink(missing_ok=True)
 
 
 # --- of other runs' files -------------------------------------------------------------------------
@@ -517,7 +521,17 @@ class Burst(Working):
                 f"{one.home}: another process drains {self.fast.url}, and has not brought it"
                 for one in self._awaited()
             ]
-        return [*super().watch(has_ended, grace_s), *self._said_unclaimed()]
+        failed = super().watch(has_ended, grace_s)
+        self._settle()
+        return [*failed, *self._said_unclaimed()]
+
+    def _settle(self) -> None:
+        """What was replaced or removed a moment ago goes before this ends.  Raises Stopped."""
+        end_s = self._clock() + 2 * LOOK_S
+        with suppress(OSError, TierError):  # else the next drain does it
+            while self._clock() < end_s and any(one.is_home for one in self._astray()):
+                self._rest(LOOK_S / 4)
+                self._find_again(self._astray())
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
         """False: what was waited for is home, or grace_s after is_over() it is not.  Raises

@@ -1,0 +1,120 @@
+"""Does by chance what programs do with checkpoints, and says what came of each: seed, steps, and a
+folder on another file system are its words.  Every step is left whole: what it says and leaves is
+to be the same whatever is beneath."""
+
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+FOLDERS = ("a", "b", "a/c", "b/c")
+NAMES = ("x.pt", "y.ckpt", "z.bin", "notes.txt")
+
+
+def main(seed: int, steps: int, other: Path) -> None:
+    chance = random.Random(seed)
+    for step in range(steps):
+        do = chance.choice((write,) * 4 + OTHERS)
+        if chance.random() < 0.02:
+            time.sleep(chance.random() / 2)  # so that what is there comes home
+        try:
+            said = do(chance, other, step)
+        except OSError as error:
+            said = type(error).__name__
+        print(step, do.__name__, said, flush=True)
+
+
+def any_path(chance: random.Random, other: Path) -> Path:
+    top = other if chance.random() < 0.15 else Path()
+    return top / chance.choice(FOLDERS) / chance.choice(NAMES)
+
+
+def any_folder(chance: random.Random, other: Path) -> Path:
+    return (other if chance.random() < 0.15 else Path()) / chance.choice(FOLDERS)
+
+
+def write(chance: random.Random, other: Path, step: int) -> str:
+    path, mode = any_path(chance, other), chance.choice(("wb", "wb", "wb", "ab", "r+b", "xb"))
+    if chance.random() < 0.8:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.write(b"%d " % step * chance.choice((1, 1000, 100_000)))
+    return f"{path} {mode}"
+
+
+def aside(chance: random.Random, other: Path, step: int) -> str:
+    path = any_path(chance, other)
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_bytes(b"%d" % step)
+    draft.replace(path)
+    return str(path)
+
+
+def read(chance: random.Random, other: Path, step: int) -> str:
+    path = any_path(chance, other)
+    data = path.read_bytes()
+    return f"{path} {len(data)} {data[:8]!r} {path.stat().st_size}"
+
+
+def listed(chance: random.Random, other: Path, step: int) -> str:
+    folder = any_folder(chance, other)
+    return f"{folder} {sorted(os.listdir(folder))}"
+
+
+def removed(chance: random.Random, other: Path, step: int) -> str:
+    path = any_path(chance, other)
+    path.unlink()
+    return str(path)
+
+
+def renamed(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_path(chance, other), any_path(chance, other)
+    os.rename(path, to)
+    return f"{path} {to}"
+
+
+def moved(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_path(chance, other), any_path(chance, other)
+    shutil.move(path, to)
+    return f"{path} {to}"
+
+
+def copied(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_path(chance, other), any_path(chance, other)
+    shutil.copy2(path, to, follow_symlinks=chance.random() < 0.5)
+    return f"{path} {to}"
+
+
+def folder_renamed(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_folder(chance, other), any_folder(chance, other)
+    os.rename(path, to)
+    return f"{path} {to}"
+
+
+def folder_moved(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_folder(chance, other), any_folder(chance, other)
+    shutil.move(path, to)
+    return f"{path} {to}"
+
+
+def folder_copied(chance: random.Random, other: Path, step: int) -> str:
+    path, to = any_folder(chance, other), any_folder(chance, other)
+    shutil.copytree(path, to, symlinks=chance.random() < 0.5)
+    return f"{path} {to}"
+
+
+def folder_removed(chance: random.Random, other: Path, step: int) -> str:
+    folder = any_folder(chance, other)
+    shutil.rmtree(folder)
+    return str(folder)
+
+
+OTHERS = (
+    aside, aside, read, read, listed, removed, renamed, renamed, moved, moved, copied,
+    folder_renamed, folder_moved, folder_copied, folder_removed,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
