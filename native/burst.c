@@ -16,6 +16,7 @@
 #define PATH_BYTES 4096
 #define DATA "/data/"
 #define HOME "/home/"
+#define DRAFT "/draft/"
 #define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
 #define ID_BYTES 26          /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
 #define MOST_NAME_BYTES 210  /* of the program's name: ours is longer, and 255 is the end */
@@ -708,8 +709,9 @@ bool burst_is_gone(const char *path)
     return burst_is_ours(slash ? slash + 1 : path);
 }
 
-/* How many names of ours are in a folder; -1: others are, too. */
-static int names_of_ours(struct work *work, int folder, bool is_removing)
+/* How many names of ours are in a folder; -1: others are, too.  One that leads to the tier is of a
+ * drain that was killed as it had just put the file here: that has gone since. */
+static int names_of_ours(const struct burst *state, struct work *work, int folder, bool is_removing)
 {
     int count = 0;
     long got, at;
@@ -725,6 +727,8 @@ static int names_of_ours(struct work *work, int folder, bool is_removing)
             if (!burst_is_ours(entry->name))
                 return -1;
             count++;
+            if (is_removing && read_link(state, folder, entry->name, work->older))
+                set_is_marked(state, work, work->older, true);
             if (is_removing)
                 syscall(SYS_unlinkat, folder, entry->name, 0);
         }
@@ -734,17 +738,18 @@ static int names_of_ours(struct work *work, int folder, bool is_removing)
 
 bool burst_empties(int dirfd, const char *path)
 {
+    const struct burst *state = burst_state;
     int error = errno, folder;
     bool has_removed = false;
     struct work *work;
 
-    if (!burst_state || (error != ENOTEMPTY && error != EEXIST) || !(work = begin_work()))
+    if (!state || (error != ENOTEMPTY && error != EEXIST) || !(work = begin_work()))
         return false;
     folder = (int)syscall(SYS_openat, dirfd, path,
                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (folder >= 0) {
-        has_removed =
-            names_of_ours(work, folder, false) > 0 && names_of_ours(work, folder, true) > 0;
+        has_removed = names_of_ours(state, work, folder, false) > 0 &&
+                      names_of_ours(state, work, folder, true) > 0;
         syscall(SYS_close, folder);
     }
     end_work(work);
@@ -875,13 +880,15 @@ static void move_way(struct work *work, const struct work *was, int folder, cons
     work->home[folder_bytes] = 0;
 }
 
-/* A folder has another name: so have all links in it. */
-static void move_ways(const struct burst *state, struct work *work, const struct work *was)
+/* A folder has another name: so have all in it that the tier's links of this kind lead to. */
+static void move_ways(const struct burst *state, struct work *work, const struct work *was,
+                      const char *kind)
 {
-    int folder =
-        (int)syscall(SYS_openat, AT_FDCWD, state->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder;
     long got, at;
 
+    strcat(strcpy(work->data, state->folder), kind);
+    folder = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     while (folder >= 0 && (got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
         for (at = 0; at < got;) {
             struct entry *entry = (struct entry *)(work->text + at);
@@ -906,8 +913,10 @@ void burst_moved(int dirfd, const char *path, int to_dirfd, const char *to)
         work = begin_work();
         was = begin_work();
     }
-    if (work && was && find_folder(was, dirfd, path) && find_folder(work, to_dirfd, to))
-        move_ways(state, work, was);
+    if (work && was && find_folder(was, dirfd, path) && find_folder(work, to_dirfd, to)) {
+        move_ways(state, work, was, HOME);
+        move_ways(state, work, was, DRAFT);
+    }
     if (work)
         end_work(work);
     if (was)

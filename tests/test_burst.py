@@ -592,6 +592,18 @@ def test_who_writes_to_the_tier_after_the_file_was_put_home_gets_the_link_back(
     assert on_tier(fast) == []
 
 
+def test_a_file_that_is_removed_where_it_came_home_does_not_come_back(
+    fast: Path, work: Path
+) -> None:
+    data = _made(fast, work / "a.pt", b"a" * 1000)
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        (work / "a.pt").unlink()
+        data.write_bytes(b"who had it open writes on")
+        assert drain._round() == {}
+    assert names(work) == []
+
+
 def test_a_file_that_is_removed_or_replaced_while_it_is_copied_does_not_come_back(
     fast: Path, work: Path
 ) -> None:

@@ -332,12 +332,31 @@ def _sweep(new: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def _sweep_noted(note: Path) -> None:
+    """As _sweep(), of the path that was noted, as it is in another folder than the file by now."""
+    new = _target(note)
+    with suppress(OSError):  # the program's folder may be gone, or another machine's
+        if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}"):
+            _sweep(Path(new))
+    with suppress(OSError):
+        note.unlink(missing_ok=True)
+
+
 def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
     _sweep(one.beside(NEW))
+    _sweep_noted(one.draft)
     ways = (replace(one, is_home=is_home).way for is_home in (False, True))
-    for place in (one.data, *ways, one.draft):
+    for place in (one.data, *ways):
         place.unlink(missing_ok=True)
+
+
+def _merge_marks(folder: Path) -> None:
+    """A way that was written anew while it was marked: by its path, and marked."""
+    for marked in (folder / "home").glob(f"*{HOME}"):
+        way = marked.with_name(marked.name.removesuffix(HOME))
+        with suppress(FileNotFoundError):  # as is usual
+            way.replace(marked)
 
 
 def _drop_old(one: Entry) -> None:
@@ -351,14 +370,8 @@ def _drop_old(one: Entry) -> None:
 def _sweep_drafts(folder: Path) -> None:
     """Of files that the program has removed since a drain that was killed had begun with them."""
     for note in (folder / "draft").glob("*"):
-        new = _target(note)
-        if os.path.lexists(folder / "data" / note.name):
-            continue
-        with suppress(OSError):  # the program's folder may be gone, or another machine's
-            if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}"):
-                _sweep(Path(new))
-        with suppress(OSError):
-            note.unlink(missing_ok=True)
+        if not os.path.lexists(folder / "data" / note.name):
+            _sweep_noted(note)
     for half in (folder / "data").glob(f"*{NEW}"):  # see burst_writing() in native/burst.c
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > STARTING_S:
@@ -632,6 +645,7 @@ class Burst(Working):
         try:
             self._forget_committed()
             _sweep_drafts(self.fast.folder / FOLDER)
+            _merge_marks(self.fast.folder / FOLDER)
             found = [one for one in entries(self.fast.folder) if one.size_bytes is not None]
             self._find_again(found)
         except OSError as error:  # a program changes names beside us: the next look finds another
@@ -717,6 +731,8 @@ class Burst(Working):
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
         new = one.beside(NEW)
+        if _target(one.draft) != os.fspath(new):
+            _sweep_noted(one.draft)
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
             one.draft.parent.mkdir(exist_ok=True)
             one.draft.symlink_to(new)
@@ -860,7 +876,7 @@ class Burst(Working):
         if is_same and is_free:
             for other in (*self._versions(one), one):
                 _drop(other)
-        elif not one.home.is_symlink():
+        elif one.home.is_file() and not one.home.is_symlink():
             _link(one, one.home)
 
     def _find_again(self, found: Sequence[Entry]) -> None:
