@@ -742,6 +742,19 @@ def test_what_came_home_is_kept_until_what_replaced_it_there_is_whole(
     assert on_tier(fast) == []
 
 
+def test_what_was_replaced_stays_where_a_drain_ends_before_the_new_one_is_whole(
+    fast: Path, work: Path
+) -> None:
+    older = _made(fast, work / "a.safetensors", _safetensors(1))
+    newer = _made(fast, work / "a.safetensors", _safetensors(2)[:-1], 1)
+    _make_old(fast)
+    with newer.open("ab"), Burst(fast, AT_ONCE) as drain:  # it is being written
+        drain.watch(lambda: True, 0.0)
+    assert older.exists()
+    assert drained(fast) == []
+    assert (work / "a.safetensors").read_bytes() == _safetensors(1)
+
+
 def test_a_file_that_is_made_while_the_drain_looks_is_left_alone(fast: Path, work: Path) -> None:
     """The way home is there before the file."""
     data = _made(fast, work / "a.safetensors", _safetensors(1))

@@ -544,7 +544,7 @@ class Burst(Working):
         with suppress(OSError, TierError):  # else the next drain does it
             while self._clock() < end_s and any(one.is_home for one in self._astray()):
                 self._rest(LOOK_S / 4)
-                self._find_again(self._astray())
+                self._find_again(self._lying())
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
         """False: what was waited for is home, or grace_s after is_over() it is not.  Raises
@@ -610,8 +610,12 @@ class Burst(Working):
         return [one for one in self._astray() if not one.is_home]
 
     def _astray(self) -> list[Entry]:
-        found = [one for one in entries(self.fast.folder) if one.size_bytes is not None]
+        found = self._lying()
         return [one for one in found if not self._is_due(one) and one.name not in self._gone]
+
+    def _lying(self) -> list[Entry]:
+        """What lies on the tier itself."""
+        return [one for one in entries(self.fast.folder) if one.size_bytes is not None]
 
     def once(self) -> list[str]:
         """Drains all that nobody writes to; returns what could not be drained, with the reason, and
@@ -646,8 +650,7 @@ class Burst(Working):
             self._forget_committed()
             _sweep_drafts(self.fast.folder / FOLDER)
             _merge_marks(self.fast.folder / FOLDER)
-            found = [one for one in entries(self.fast.folder) if one.size_bytes is not None]
-            self._find_again(found)
+            self._find_again(self._lying())
         except OSError as error:  # a program changes names beside us: the next look finds another
             raise TierError(str(error)) from error
         while True:
