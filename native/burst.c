@@ -423,30 +423,36 @@ static bool copy(int from, int to, int64_t bytes)
 /* A file with two paths has two names on the tier: one of its own gets bytes of its own before it
  * is written to, as the copy has that the program takes its link for.  Where there is no room, both
  * change. */
+static void give_own_bytes(struct work *work, int from)
+{
+    int made;
+
+    strcat(strcpy(work->text, work->data), BURST_NEW);
+    syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+    made = (int)syscall(SYS_openat, AT_FDCWD, work->text, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                        work->found.st_mode & 07777);
+    if (made < 0)
+        return;
+    if (!copy(from, made, work->found.st_size) ||
+        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->data))
+        syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
+    syscall(SYS_close, made);
+}
+
 void burst_writing(int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
     char name[BURST_NAME_BYTES];
     struct work *work = NULL;
-    int error = errno, from, made;
+    int error = errno, from;
 
     if (state && (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name))
         work = begin_work();
     if (work) {
         set_name(state, work, name);
         from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
-        if (from >= 0 && !syscall(SYS_fstat, from, &work->found) && work->found.st_nlink > 1) {
-            strcat(strcpy(work->text, work->data), BURST_NEW);
-            syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
-            made =
-                (int)syscall(SYS_openat, AT_FDCWD, work->text,
-                             O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, work->found.st_mode & 07777);
-            if (made >= 0 && (!copy(from, made, work->found.st_size) ||
-                              syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->data)))
-                syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
-            if (made >= 0)
-                syscall(SYS_close, made);
-        }
+        if (from >= 0 && !syscall(SYS_fstat, from, &work->found) && work->found.st_nlink > 1)
+            give_own_bytes(work, from);
         if (from >= 0)
             syscall(SYS_close, from);
         end_work(work);
@@ -491,27 +497,51 @@ struct entry {
     char name[];
 };
 
+struct listing {
+    int folder;
+    long got, at; /* of work->text */
+};
+
+/* NULL: that was the last one. */
+static const char *next_name(struct work *work, struct listing *list)
+{
+    struct entry *entry;
+
+    if (list->folder < 0)
+        return NULL;
+    if (list->at >= list->got) {
+        list->got = syscall(SYS_getdents64, list->folder, work->text, PATH_BYTES);
+        list->at = 0;
+    }
+    if (list->got <= 0)
+        return NULL;
+    entry = (struct entry *)(work->text + list->at);
+    list->at += entry->bytes;
+    return entry->name;
+}
+
+static void end_listing(const struct listing *list)
+{
+    if (list->folder >= 0)
+        syscall(SYS_close, list->folder);
+}
+
 /* How many descriptors of this process lead to the file: another one would be left behind. */
 static int descriptors_of(struct work *work)
 {
+    struct listing list = {.folder = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/fd",
+                                                  O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    const char *name;
     int count = 0;
-    int folder =
-        (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    long got, at;
 
-    while (folder >= 0 && (got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
-        for (at = 0; at < got;) {
-            struct entry *entry = (struct entry *)(work->text + at);
-            struct stat found;
+    while ((name = next_name(work, &list))) {
+        struct stat found;
 
-            if (*entry->name != '.' && !syscall(SYS_newfstatat, folder, entry->name, &found, 0))
-                count += found.st_dev == work->found.st_dev && found.st_ino == work->found.st_ino;
-            at += entry->bytes;
-        }
+        if (*name != '.' && !syscall(SYS_newfstatat, list.folder, name, &found, 0))
+            count += found.st_dev == work->found.st_dev && found.st_ino == work->found.st_ino;
     }
-    if (folder >= 0)
-        syscall(SYS_close, folder);
-    return folder < 0 ? 2 : count;
+    end_listing(&list);
+    return list.folder < 0 ? 2 : count;
 }
 
 /* What the tier knows of the file behind a descriptor, and that its link still stands; false: it is
@@ -695,7 +725,7 @@ static void remove_file(const struct burst *state, struct work *work, const char
         syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
         syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
     } else if (read_link(state, AT_FDCWD, work->path, work->was) && !strcmp(work->was, name)) {
-        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+        set_is_marked(state, work, name, false);
     }
 }
 
@@ -713,25 +743,22 @@ bool burst_is_gone(const char *path)
  * drain that was killed as it had just put the file here: that has gone since. */
 static int names_of_ours(const struct burst *state, struct work *work, int folder, bool is_removing)
 {
+    struct listing list = {.folder = folder};
+    const char *name;
     int count = 0;
-    long got, at;
 
     syscall(SYS_lseek, folder, 0, SEEK_SET);
-    while ((got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
-        for (at = 0; at < got;) {
-            struct entry *entry = (struct entry *)(work->text + at);
-
-            at += entry->bytes;
-            if (!strcmp(entry->name, ".") || !strcmp(entry->name, ".."))
-                continue;
-            if (!burst_is_ours(entry->name))
-                return -1;
-            count++;
-            if (is_removing && read_link(state, folder, entry->name, work->older))
-                set_is_marked(state, work, work->older, true);
-            if (is_removing)
-                syscall(SYS_unlinkat, folder, entry->name, 0);
-        }
+    while ((name = next_name(work, &list))) {
+        if (!strcmp(name, ".") || !strcmp(name, ".."))
+            continue;
+        if (!burst_is_ours(name))
+            return -1;
+        count++;
+        if (!is_removing)
+            continue;
+        if (read_link(state, folder, name, work->older))
+            set_is_marked(state, work, work->older, true);
+        syscall(SYS_unlinkat, folder, name, 0);
     }
     return count;
 }
@@ -803,12 +830,13 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
     errno = error;
 }
 
-static void set_home(struct work *work)
+/* A link on the tier that leads to work->home from now on. */
+static void put_link(const struct work *work, int folder, const char *way, char *draft)
 {
-    strcat(strcpy(work->text, work->home_link), BURST_LINK);
-    syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
-    if (!syscall(SYS_symlinkat, work->home, AT_FDCWD, work->text))
-        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+    strcat(strcpy(draft, way), BURST_LINK);
+    syscall(SYS_unlinkat, folder, draft, 0);
+    if (!syscall(SYS_symlinkat, work->home, folder, draft))
+        syscall(SYS_renameat, folder, draft, folder, way);
 }
 
 /* What a file has replaced goes with it, unless it has replaced another one there. */
@@ -836,7 +864,7 @@ static void set_renamed(const struct burst *state, const struct burst_change *ch
         return;
     set_beside(work->was, work->base, BURST_WAS);
     if (has_succeeded && *change->name) {
-        set_home(work);
+        put_link(work, AT_FDCWD, work->home_link, work->text);
         move_was(work, change->is_kept, dirfd, path);
     } else if (has_succeeded ? *change->over : change->is_kept) {
         syscall(SYS_unlinkat, work->parent, work->was, 0);
@@ -853,7 +881,7 @@ static void end_over(const struct burst *state, const struct burst_change *chang
     set_is_marked(state, work, change->over, has_succeeded && !is_there);
     set_name(state, work, change->over);
     if (is_there && find_folder(work, dirfd, path))
-        set_home(work);
+        put_link(work, AT_FDCWD, work->home_link, work->text);
     if (work->parent >= 0)
         syscall(SYS_close, work->parent);
     work->parent = -1;
@@ -873,10 +901,7 @@ static void move_way(struct work *work, const struct work *was, int folder, cons
         return;
     work->path[got] = 0;
     strcpy(work->home + folder_bytes, work->path + bytes);
-    strcat(strcpy(work->beside, name), BURST_LINK);
-    syscall(SYS_unlinkat, folder, work->beside, 0);
-    if (!syscall(SYS_symlinkat, work->home, folder, work->beside))
-        syscall(SYS_renameat, folder, work->beside, folder, name);
+    put_link(work, folder, name, work->beside);
     work->home[folder_bytes] = 0;
 }
 
@@ -884,21 +909,15 @@ static void move_way(struct work *work, const struct work *was, int folder, cons
 static void move_ways(const struct burst *state, struct work *work, const struct work *was,
                       const char *kind)
 {
-    int folder;
-    long got, at;
+    struct listing list = {.folder = -1};
+    const char *name;
 
     strcat(strcpy(work->data, state->folder), kind);
-    folder = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    while (folder >= 0 && (got = syscall(SYS_getdents64, folder, work->text, PATH_BYTES)) > 0) {
-        for (at = 0; at < got;) {
-            struct entry *entry = (struct entry *)(work->text + at);
-
-            move_way(work, was, folder, entry->name);
-            at += entry->bytes;
-        }
-    }
-    if (folder >= 0)
-        syscall(SYS_close, folder);
+    list.folder =
+        (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while ((name = next_name(work, &list)))
+        move_way(work, was, list.folder, name);
+    end_listing(&list);
 }
 
 void burst_moved(int dirfd, const char *path, int to_dirfd, const char *to)
@@ -953,13 +972,12 @@ static bool put_second(struct work *work, const char *from)
  * own, which comes home and goes by itself.  The way home is marked until that link is there.
  * is_over: it may replace what is there, as the copying of a file does that the program takes its
  * link for. */
-static bool make_second(const struct burst *state, struct work *work, int dirfd, const char *path,
-                        bool is_over)
+static bool put_at(const struct burst *state, struct work *work, int dirfd, const char *path,
+                   bool is_over)
 {
     char from[sizeof work->data];
     enum before before;
 
-    set_name(state, work, work->name);
     strcpy(from, work->data);
     if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
         strlen(work->base) > MOST_NAME_BYTES)
@@ -972,7 +990,7 @@ static bool make_second(const struct burst *state, struct work *work, int dirfd,
     set_marked(state, work, work->name);
     if (put_second(work, from) && set_link(state, work, before)) {
         put_second(work, from); /* held up for long, the drain may have taken us for dead */
-        syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->home_link);
+        set_is_marked(state, work, work->name, false);
         return true;
     }
     syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
@@ -980,26 +998,31 @@ static bool make_second(const struct burst *state, struct work *work, int dirfd,
     return false;
 }
 
-static bool begin_second(const char *from, const char *to, struct work **work)
+static bool make_second(const struct burst *state, const char *name, int dirfd, const char *path,
+                        bool is_over)
 {
-    *work = burst_state && (uintptr_t)from >= BAD_POINTERS && (uintptr_t)to >= BAD_POINTERS
-                ? begin_work()
-                : NULL;
-    return *work;
+    struct work *work = begin_work();
+    bool is_made = false;
+
+    if (work) {
+        set_name(state, work, name);
+        is_made = put_at(state, work, dirfd, path, is_over);
+        end_work(work);
+    }
+    return is_made;
 }
 
 bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
+    char name[BURST_NAME_BYTES];
     int error = errno;
-    bool is_made = false;
-    struct work *work;
+    bool is_made;
 
-    if (begin_second(from, path, &work)) {
-        is_made = read_link(state, from_dirfd, from, work->name) &&
-                  make_second(state, work, dirfd, path, false);
-        end_work(work);
-    }
+    if ((uintptr_t)from < BAD_POINTERS || (uintptr_t)path < BAD_POINTERS)
+        return false;
+    is_made =
+        read_link(state, from_dirfd, from, name) && make_second(state, name, dirfd, path, false);
     errno = error;
     return is_made;
 }
@@ -1007,18 +1030,14 @@ bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
 bool burst_symlinked(const char *target, int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
-    int error = errno;
-    bool is_made = false;
     const char *name;
-    struct work *work;
+    int error = errno;
+    bool is_made;
 
-    if (begin_second(target, path, &work)) {
-        if ((name = name_on_tier(state, target))) {
-            strcpy(work->name, name);
-            is_made = make_second(state, work, dirfd, path, true);
-        }
-        end_work(work);
-    }
+    if ((uintptr_t)target < BAD_POINTERS || (uintptr_t)path < BAD_POINTERS)
+        return false;
+    name = name_on_tier(state, target);
+    is_made = name && make_second(state, name, dirfd, path, true);
     errno = error;
     return is_made;
 }

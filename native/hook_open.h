@@ -113,11 +113,12 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         if (!is_recorded && !is_redirecting)                                                       \
             return real_##function arguments;                                                      \
         result = real_##function arguments;                                                        \
-        while (result < 0 && is_redirecting && !(path2) && !(follows) &&                           \
-               burst_empties(dirfd, path))                                                         \
-            result = real_##function arguments;                                                    \
-        if (result < 0 && is_redirecting && !(path2) && !(follows) && burst_is_gone(path))         \
-            result = 0;                                                                            \
+        if (result < 0 && is_redirecting && !(path2) && !(follows)) {                              \
+            while (result < 0 && burst_empties(dirfd, path))                                       \
+                result = real_##function arguments;                                                \
+            if (result < 0 && burst_is_gone(path))                                                 \
+                result = 0;                                                                        \
+        }                                                                                          \
         if (result >= 0 && slot)                                                                   \
             staged_drop(slot);                                                                     \
         if (result >= 0 && slot2)                                                                  \

@@ -7,7 +7,10 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+Step = Callable[[random.Random, Path, int], str]
 
 FOLDERS = ("a", "b", "a/c", "b/c")
 NAMES = ("x.pt", "y.ckpt", "z.bin", "notes.txt")
@@ -69,47 +72,40 @@ def removed(chance: random.Random, other: Path, step: int) -> str:
     return str(path)
 
 
-def renamed(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_path(chance, other), any_path(chance, other)
-    os.rename(path, to)
-    return f"{path} {to}"
-
-
-def moved(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_path(chance, other), any_path(chance, other)
-    shutil.move(path, to)
-    return f"{path} {to}"
-
-
-def copied(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_path(chance, other), any_path(chance, other)
-    shutil.copy2(path, to, follow_symlinks=chance.random() < 0.5)
-    return f"{path} {to}"
-
-
-def folder_renamed(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_folder(chance, other), any_folder(chance, other)
-    os.rename(path, to)
-    return f"{path} {to}"
-
-
-def folder_moved(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_folder(chance, other), any_folder(chance, other)
-    shutil.move(path, to)
-    return f"{path} {to}"
-
-
-def folder_copied(chance: random.Random, other: Path, step: int) -> str:
-    path, to = any_folder(chance, other), any_folder(chance, other)
-    shutil.copytree(path, to, symlinks=chance.random() < 0.5)
-    return f"{path} {to}"
-
-
 def folder_removed(chance: random.Random, other: Path, step: int) -> str:
     folder = any_folder(chance, other)
     shutil.rmtree(folder)
     return str(folder)
 
+
+def of_two(
+    name: str,
+    any_one: Callable[[random.Random, Path], Path],
+    do: Callable[[Path, Path, random.Random], object],
+) -> Step:
+    def step(chance: random.Random, other: Path, number: int) -> str:
+        path, to = any_one(chance, other), any_one(chance, other)
+        do(path, to, chance)
+        return f"{path} {to}"
+
+    step.__name__ = name
+    return step
+
+
+renamed = of_two("renamed", any_path, lambda path, to, chance: os.rename(path, to))
+moved = of_two("moved", any_path, lambda path, to, chance: shutil.move(path, to))
+copied = of_two(
+    "copied",
+    any_path,
+    lambda path, to, chance: shutil.copy2(path, to, follow_symlinks=chance.random() < 0.5),
+)
+folder_renamed = of_two("folder_renamed", any_folder, lambda path, to, chance: os.rename(path, to))
+folder_moved = of_two("folder_moved", any_folder, lambda path, to, chance: shutil.move(path, to))
+folder_copied = of_two(
+    "folder_copied",
+    any_folder,
+    lambda path, to, chance: shutil.copytree(path, to, symlinks=chance.random() < 0.5),
+)
 
 OTHERS = (
     aside, aside, read, read, listed, removed, renamed, renamed, moved, moved, copied,
