@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import PENSTOCK
 from pagecache import kept
-from penstock.bench import epochs, ladder
+from penstock.bench import epochs, factors, ladder, study
 from penstock.bench.epochs import Job
 from penstock.bench.factors import change_points, expected_hits
 from penstock.feed import Feed, open_index
@@ -76,6 +77,26 @@ def test_a_part_of_an_index_reads_its_records(lmdb: Path) -> None:
     with Feed(part, 3) as feed:
         (batch,) = [records.as_bytes() for records in feed]
     assert [int.from_bytes(record[:8], "big") for record in batch] == [3, 17, 40]
+
+
+def test_orders_that_hold_the_same_are_all_seen() -> None:
+    hits = {shuffle: [0.0, 1.0, 1.0] for shuffle in epochs.SHUFFLES} | {"global": [0.0, 0.3, 0.4]}
+    curves = {
+        ("shared", "D1", shuffle, "host"): {
+            "epoch_hits": held, "step_hz": [1.0] * 6, "change_steps": [], "epoch_steps": 2,
+        }
+        for shuffle, held in hits.items()
+    }  # fmt: skip
+    points = [
+        study.Point(dict(zip(factors.STUDY.factors, key, strict=True)), 1, {}, {}, {})
+        for key in curves
+    ]
+    figure = study.pyplot().figure()
+    factors._drawn(figure, points, curves)
+    bars = {bar.get_x(): bar for group in figure.axes[3].containers for bar in group}
+    assert len(bars) == len(epochs.SHUFFLES) * 3  # none behind another
+    edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars.values())
+    assert all(right <= left + 1e-9 for (_, right), (left, _) in pairwise(edges))
 
 
 @pytest.mark.parametrize("shuffle", epochs.SHUFFLES)

@@ -32,6 +32,8 @@ from penstock.bench import (
     pipeline,
     places,
     requests,
+    scale,
+    sets,
     storage,
     study,
     windows,
@@ -1216,6 +1218,52 @@ def test_the_picture_of_train_has_plain_numbers_wherever_its_points_are(
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels(which="both")]
     assert list(dict.fromkeys(filter(None, labels))) == shown
+
+
+@pytest.mark.parametrize(
+    ("unit", "least", "most", "shown"),
+    [
+        ("B", 2e3, 3e7, ["10 kB", "100 kB", "1 MB", "10 MB"]),
+        ("count", 36, 9216, ["100", "1,000", "10,000"]),
+        ("count", 92, 3030, ["100", "200", "500", "1,000", "2,000"]),
+        ("count", 0.4, 6, ["0.50", "1", "2", "5"]),
+        ("count", 160, 510, ["200", "300", "400"]),
+        ("count", 1, 1, ["0.10", "1", "10"]),
+    ],
+)
+def test_a_logarithmic_axis_reads_as_people_write(
+    unit: str, least: float, most: float, shown: list[str]
+) -> None:
+    figure = study.pyplot().figure()
+    axis = figure.subplots()
+    axis.plot([least, most], [1, 2])
+    study.logarithmic(axis.xaxis, unit)
+    figure.canvas.draw()
+    low, high = axis.get_xlim()
+    labels = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
+    assert [label.get_text() for at, label in labels if low <= at <= high] == shown
+    assert not any(label.get_text() for label in axis.get_xticklabels(minor=True))
+
+
+@pytest.mark.parametrize("name", ["scale", "read", "ceiling", "data"])
+def test_no_picture_has_powers_of_ten(name: str) -> None:
+    figure = study.pyplot().figure()
+    kept = study.read_found(study_page.EXPERIMENTS / name / f"{name}.json").points
+    if name == "data":
+        sizes = [{"kind": "x", "form": "folder", "content": "jpeg", "published_median_bytes": 4e4,
+                  "quantiles": [1000 * 1.1**n for n in range(sets.QUANTILES)]}]  # fmt: skip
+        sets._drawn(figure, sizes)
+    else:
+        draw = {"scale": scale._drawn, "read": inputs.READ.draw, "ceiling": storage.STUDY.draw}
+        draw[name](figure, kept)
+    figure.canvas.draw()
+    texts = [
+        label.get_text()
+        for axis in figure.axes
+        for label in (*axis.get_xticklabels(which="both"), *axis.get_yticklabels(which="both"))
+    ]
+    assert any(texts)
+    assert not [text for text in texts if "$" in text or "^" in text or "e+" in text]
 
 
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:

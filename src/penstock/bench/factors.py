@@ -375,18 +375,23 @@ def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], R
             axis.axhline(middle, color="k", ls="--", lw=0.9, label="ideal, median step")
         axis.set(xlabel="step", ylabel="records/s", title=title)
     axis = axes[1][1]
-    for shuffle in epochs.SHUFFLES:
+    # Orders that hold the same stand side by side; as lines, only the last of them would be seen.
+    width, last = 0.8 / len(epochs.SHUFFLES), 0
+    for number, shuffle in enumerate(epochs.SHUFFLES):
         row = curves.get((slow, "D1", shuffle, "host"))
         if row is not None:
             hits = [100 * share for share in row["epoch_hits"]]
-            axis.plot(range(1, len(hits) + 1), hits, marker="o", ms=4, label=shuffle)
             last = len(hits)
-    if slow != "ideal":
-        wanted = [100 * expected_hits("global", NODES, epoch) for epoch in range(last)]
-        axis.plot(range(1, last + 1), wanted, "k--", lw=0.9, label=r"$1-(1-1/P)^e$")
-        axis.set_xticks(range(1, last + 1))
-    axis.set(xlabel="epoch", ylabel="in memory when it begins, %", title=f"D1 on {slow}: order")
+            at = [epoch - 0.4 + (number + 0.5) * width for epoch in range(1, last + 1)]
+            axis.bar(at, hits, width, label=shuffle)
+            if shuffle == "global" and slow != "ideal":
+                wanted = [100 * expected_hits(shuffle, NODES, epoch) for epoch in range(last)]
+                axis.plot(at, wanted, "k_", ms=14, mew=1.5, label=r"global: $1-(1-1/P)^e$")
+    axis.set(
+        xlabel="epoch", ylabel="in memory when it begins, %", title=f"D1 on {slow}: order",
+        xticks=range(1, last + 1), ylim=(0, 125), yticks=range(0, 101, 20),
+    )  # fmt: skip
     for axis in axes.flat:
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend(fontsize=7, frameon=False, ncols=3 if axis is axes[1][1] else 1)
     figure.tight_layout()

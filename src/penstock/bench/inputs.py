@@ -175,7 +175,8 @@ def _read_drawn(figure: Any, points: Sequence[Point]) -> None:
         mine = [point for point in points if (point["place"], point["loader"]) == where]
         study.lines_of(axis, mine, "threads", "images_hz", _read_label, labels=labels)
         axis.set(xlabel="threads", ylabel="images/s")
-        study.logarithmic(axis, sorted({point["threads"] for point in points}))
+        study.logarithmic(axis.xaxis, "count", sorted({point["threads"] for point in points}))
+        study.logarithmic(axis.yaxis, "count")
         axis.legend(fontsize=7, frameon=False)
     figure.tight_layout()
 

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.bench import ladder
 from penstock.bench.ladder import PLACES, Point, Run
 from penstock.bench.rungs import COALESCED_BYTES, READERS, RUNGS
-from penstock.bench.study import pyplot
+from penstock.bench.study import logarithmic, pyplot
 from penstock.errors import TierError
 
 __all__ = [
@@ -575,7 +575,9 @@ def picture_of(
             [run.processes for run in mine], [run.records_hz for run in mine],
             linestyle="", marker="o", markersize=8, markerfacecolor="none", color=colour,
         )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel="processes", ylabel="records/s")
+    axis.set(xlabel="processes", ylabel="records/s")
+    logarithmic(axis.xaxis, "count")
+    logarithmic(axis.yaxis, "count")
     axis.set_title(
         "lines: simulated, of nodes and a storage that are assumed\n"
         f"circles: measured, on another machine ({place})",

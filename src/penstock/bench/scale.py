@@ -442,7 +442,8 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
         if name == "simulated":
             for key, said in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
                 study.lines_of(axis, beyond, "ranks", key, partial(_called, said), 100)
-            axis.set(xscale="log", xlabel="nodes (strong), processes (weak)", ylabel="%")
+            axis.set(xlabel="nodes (strong), processes (weak)", ylabel="%")
+            study.logarithmic(axis.xaxis, "count")
         else:
             mine = [p for p in here if p["place"] == name and p["scaling"] != "reading"]
             study.lines_of(axis, mine, "ranks", "images_hz", _label)

@@ -246,11 +246,13 @@ def _drawn(figure: Any, rows: Sequence[Row]) -> None:
     mine = [row for row in rows if row["form"] == "folder" and row["content"] != "raw"]
     for number, row in enumerate(mine):
         shares = [100 * n / (QUANTILES - 1) for n in range(QUANTILES)]
-        axis.plot([size / 1e3 for size in row["quantiles"]], shares, color=f"C{number}",
+        # Two kinds can have the same sizes: the one below shows between dashes.
+        axis.plot(row["quantiles"], shares, "--" if number % 2 else "-", color=f"C{number}",
                   label=row["kind"])  # fmt: skip
-        axis.plot([row["published_median_bytes"] / 1e3], [50], "x", color=f"C{number}")
+        axis.plot([row["published_median_bytes"]], [50], "x", color=f"C{number}")
     axis.plot([], [], "kx", label="published median")
-    axis.set(xscale="log", xlabel="kB", ylabel="% of the records are smaller")
+    axis.set(xlabel="size of a record", ylabel="% of the records are smaller")
+    study.logarithmic(axis.xaxis, "B")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, frameon=False)
     figure.tight_layout()

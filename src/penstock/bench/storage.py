@@ -98,7 +98,8 @@ def _draw(figure: Any, points: Sequence[Point]) -> None:
         mine = [point for point in data if (point["place"], point["op"]) == (place, op)]
         study.lines_of(axis, mine, "threads", "bandwidth_bps", _label, 1e-6, labels)
         axis.set(xlabel="threads", ylabel="MB/s")
-        study.logarithmic(axis, sorted({point["threads"] for point in data}))
+        study.logarithmic(axis.xaxis, "count", sorted({point["threads"] for point in data}))
+        study.logarithmic(axis.yaxis, "count")
     lines = {
         label: line
         for axis in figure.axes

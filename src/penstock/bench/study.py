@@ -9,9 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import platform
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -620,15 +622,26 @@ def bars_of(
     axis.grid(alpha=0.3, axis="x")
 
 
-def logarithmic(axis: Any, ticks: Sequence[int]) -> None:
-    """Both axes, with plain numbers; x has these ticks."""
-    from matplotlib.ticker import LogFormatter
+# Where an axis ends at less than so many times its begin, a power of ten has these ticks.
+TICKS = ((10, (1, 2, 3, 4, 6, 8)), (100, (1, 2, 5)), (math.inf, (1,)))
 
-    axis.set(xscale="log", yscale="log")
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.xaxis.minorticks_off()
-    axis.yaxis.set_major_formatter(LogFormatter())
-    axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+
+def logarithmic(axis: Any, unit: str, ticks: Sequence[float] = ()) -> None:
+    """An axis.xaxis or .yaxis on which all is drawn: numbers as words.show has them, at these
+    ticks; without, at powers of ten, and between them where there are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    if ticks:
+        axis.set_ticks(ticks)
+        axis.minorticks_off()
+    else:
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=next(n for most, n in TICKS if high < most * low)))
+        axis.set_minor_formatter(NullFormatter())
+    # 10.0 kB is a measurement's; a tick is at 10 kB.
+    words = FuncFormatter(lambda value, _: re.sub(r"\.0+(?= |$)", "", show(value, unit)))
+    axis.set_major_formatter(words)
 
 
 def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
