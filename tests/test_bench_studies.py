@@ -1228,7 +1228,7 @@ def test_the_picture_of_train_has_plain_numbers_wherever_its_points_are(
         ("count", 92, 3030, ["100", "200", "500", "1,000", "2,000"]),
         ("count", 0.4, 6, ["0.50", "1", "2", "5"]),
         ("count", 160, 510, ["200", "300", "400"]),
-        ("count", 1, 1, ["0.10", "1", "10"]),
+        ("count", 1, 1, ["0.10", "0.20", "0.50", "1", "2", "5", "10"]),
     ],
 )
 def test_a_logarithmic_axis_reads_as_people_write(

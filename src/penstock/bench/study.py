@@ -623,7 +623,7 @@ def bars_of(
 
 
 # Where an axis ends at less than so many times its begin, a power of ten has these ticks.
-TICKS = ((10, (1, 2, 3, 4, 6, 8)), (100, (1, 2, 5)), (math.inf, (1,)))
+TICKS = ((10, (1, 2, 3, 4, 6, 8)), (300, (1, 2, 5)), (math.inf, (1,)))
 
 
 def logarithmic(axis: Any, unit: str, ticks: Sequence[float] = ()) -> None:
