@@ -794,13 +794,8 @@ def test_what_a_study_lacks_is_told_before_anything_is_asked_or_written(
     hidden: tuple[str, ...], words: str, said: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    without = tmp_path / "without"
-    without.mkdir()
-    for name in hidden:
-        why = f"No module named {name!r}"
-        (without / f"{name}.py").write_text(f"raise ModuleNotFoundError({why!r})")
-    path = os.pathsep.join([str(without), needs.OUR_PATH["PYTHONPATH"]])
-    monkeypatch.setattr(needs, "OUR_PATH", {"PYTHONPATH": path})
+    find = needs.find_spec
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name in hidden else find(name))
     monkeypatch.setattr(needs.shutil, "which", lambda name: name)
     monkeypatch.setattr(tiers, "free_bytes", lambda _: 10**13)
     monkeypatch.chdir(tmp_path)
@@ -809,7 +804,7 @@ def test_what_a_study_lacks_is_told_before_anything_is_asked_or_written(
     assert said in told
     assert "(import" not in told
     assert "will be written" not in told
-    assert list(tmp_path.iterdir()) == [without]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -852,17 +847,42 @@ def test_what_lies_in_memory_is_never_cold(
         places.made_cold([tmp_path / "file"], Place("disk", tmp_path))
 
 
-def test_a_module_that_is_broken_is_told_with_its_reason(
+def test_a_module_is_looked_for_without_the_time_that_its_import_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch.py").write_text("raise OSError('libcublas.so.12: no such file')")
-    monkeypatch.setattr(needs, "OUR_PATH", {"PYTHONPATH": str(tmp_path)})
-    with pytest.raises(MissingDependency) as told:
-        needs.look_for({"torch": "the job"})
-    assert str(told.value) == (
-        "the job needs PyTorch: pip install torch (import torch: OSError: libcublas.so.12: no such "
-        "file)"
-    )
+    (tmp_path / "tensorflow.py").write_text("1 / 0")
+    (tmp_path / "torch").mkdir()  # a folder without a file of Python is no module
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    needs.look_for({"tensorflow": "--x"})
+    with pytest.raises(MissingDependency, match=r"^--y needs PyTorch: pip install torch$"):
+        needs.look_for({"torch": "--y"})
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "words"),
+    [
+        ("PIL", "OSError", "read out --on disk --scale ci"),
+        ("lmdb", "ImportError", "data malware out --scale 0.0001 --as lmdb"),
+        ("lmdb", "OSError", "ladder out --data 1MB --on disk"),
+        ("lmdb", "ImportError", "provenance out --records 10"),
+        ("matplotlib", "ImportError", "control out --scale ci"),
+        ("torch", "ImportError", "control out --scale ci"),
+        ("tensorflow", "OSError", "mlperf out --workload cosmoflow --on disk --scale ci"),
+    ],
+)
+def test_a_module_that_is_broken_is_told_with_its_reason(
+    module: str, error: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / f"{module}.py").write_text(f"raise {error}('libx.so.12: cannot open')")
+    path = os.pathsep.join([str(tmp_path / "broken"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [PENSTOCK, "bench", *words.split()], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "libx.so.12: cannot open" in done.stderr.strip().splitlines()[-1]
+    assert "an error of our own" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.bench.folders import refuse_without_room, scratch
-from penstock.errors import MissingDependency, TierError
+from penstock.bench.needs import imported
+from penstock.errors import TierError
 from penstock.feed.tfrecord import framed
 from penstock.words import show
 
@@ -293,21 +294,16 @@ class _Pictures:
     """A pool of real pictures, each made when it is first needed; records differ by a comment."""
 
     def __init__(self, seed: int) -> None:
-        try:
-            from PIL import Image
-        except ModuleNotFoundError as error:
-            raise MissingDependency(
-                "JPEG data sets need Pillow: pip install 'penstock[bench]'"
-            ) from error
         from penstock.bench.jpegs import picture
 
+        pillow = imported("PIL.Image", "making pictures")
         chance = random.Random(seed + 1)
-        self._image, self._picture, self._seed = Image, picture, chance.randrange(1 << 30)
+        self._image, self._picture, self._seed = pillow, picture, chance.randrange(1 << 30)
         # Pillow's own noise knows no seed.  Three bytes' mean is bell-shaped enough; 1.4 makes its
         # deviation the 60 that jpegs.py has.
         bytes_ = np.frombuffer(chance.randbytes(3 << 22), np.uint8).reshape(3, 2048, 2048)
         grain = np.clip(127.5 + 1.4 * (bytes_.mean(axis=0) - 127.5), 0, 255).astype(np.uint8)
-        self._noise = Image.fromarray(grain)
+        self._noise = pillow.fromarray(grain)
         self._pool: dict[tuple[int, int], bytes] = {}
 
     def make(self, size: int, label: int, number: int) -> bytes:
@@ -385,7 +381,7 @@ def make(planned: Plan, folder: Path, progress: Progress | None = None) -> DataS
 
 def needs(planned: Plan) -> dict[str, str]:
     """See needs.look_for."""
-    pictures = {"PIL.Image": "making pictures"} if planned.kind.content in ("jpeg", "raw") else {}
+    pictures = {"PIL": "making pictures"} if planned.kind.content in ("jpeg", "raw") else {}
     return pictures | ({"lmdb": "--as lmdb"} if planned.form == "lmdb" else {})
 
 
@@ -460,13 +456,7 @@ def _write_folder(planned: Plan, folder: Path, records: Records) -> list[int]:
 
 def _write_lmdb(planned: Plan, folder: Path, records: Records) -> list[int]:
     """Keys are numbers of eight digits, values the files' bytes, in key order, 1,000 a commit."""
-    try:
-        import lmdb
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "writing LMDB needs py-lmdb: pip install 'penstock[bench]'"
-        ) from error
-
+    lmdb = imported("lmdb", "--as lmdb")
     room = 2 * planned.disk_bytes + (64 << 20)
     try:
         with closing(lmdb.open(str(folder), map_size=room, sync=False, lock=False)) as database:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 TIMEOUT_S = 900.0
-PICTURES = {"PIL.Image": "making pictures"}
+PICTURES = {"PIL": "making pictures"}
 FRAMEWORKS = {
     "torch": "torch", "tf.data": "tensorflow", "alexnet": "torch",
     "alexnet-tensorflow": "tensorflow",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import MissingDependency
+from penstock.bench.needs import imported
 
 __all__ = ["make_jpegs", "picture"]
 
@@ -32,17 +32,14 @@ def make_jpegs(folder: Path, n_files: int = 600, n_classes: int = 6, seed: int =
     ]
     if all(path.exists() for path in paths):
         return 0
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependency("making JPEG files needs Pillow: pip install pillow") from error
+    pillow = imported("PIL.Image", "making pictures")
     chance = random.Random(seed)
-    noise = Image.effect_noise((2048, 2048), 60)
+    noise = pillow.effect_noise((2048, 2048), 60)
     for number, path in enumerate(paths):
         path.parent.mkdir(parents=True, exist_ok=True)
         n_bytes = MEDIAN_BYTES * chance.lognormvariate(0, SIGMA)
         side = min(1600, max(64, int((n_bytes * PIXELS_PER_BYTE) ** 0.5)))
-        path.write_bytes(picture(Image, noise, side, number % n_classes, chance))
+        path.write_bytes(picture(pillow, noise, side, number % n_classes, chance))
     return len(paths)
 
 

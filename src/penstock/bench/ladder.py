@@ -16,9 +16,10 @@ from typing import Any
 
 from penstock.bench import places, study
 from penstock.bench.folders import refuse_without_room, scratch
+from penstock.bench.needs import imported
 from penstock.bench.places import LATENCY_BPS, THROTTLED_BPS, THROTTLED_HZ, Place
 from penstock.bench.rungs import RUNGS, Done, Job
-from penstock.errors import MissingDependency, TierError
+from penstock.errors import TierError
 from penstock.feed import pages
 
 __all__ = [
@@ -132,12 +133,7 @@ def make_lmdb(
 
     Raises TierError: no room, or something else is there; MissingDependency.
     """
-    try:
-        import lmdb
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "making an LMDB needs py-lmdb: pip install 'penstock[bench]'"
-        ) from error
+    lmdb = imported("lmdb", NEEDS["lmdb"])
     if (folder / "data.mdb").exists():
         return
     if folder.exists() and any(folder.iterdir()):

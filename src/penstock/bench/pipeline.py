@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import MissingDependency, PenstockError
+from penstock.bench.needs import imported
+from penstock.errors import PenstockError
 
 __all__ = ["LOADERS", "MODELS", "WORKS", "Done", "Job", "files_below", "trained"]
 
@@ -118,16 +119,14 @@ def _sample_of(job: Job) -> Callable[[str], tuple[int, Any]]:
         return reading
     if job.work == "stand-in":
         return _standing_in(job)
-    try:
-        import numpy as np
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependency("decoding needs Pillow: pip install 'penstock[bench]'") from error
+    import numpy as np
+
+    pillow = imported("PIL.Image", "decoding")
     side = (job.side, job.side)
 
     def decoding(path: str) -> tuple[int, Any]:
         data = _read(path, job.read_bytes)
-        with Image.open(io.BytesIO(data)) as picture:
+        with pillow.open(io.BytesIO(data)) as picture:
             whole = picture.convert("RGB")
         small = whole.resize(side) if job.work == "resize" else whole
         return len(data), np.asarray(small)
@@ -198,10 +197,7 @@ def _batches(
 
 def _by_torch(job: Job) -> Iterator[Batches]:
     """torch.utils.data.DataLoader: a process in place of each thread."""
-    try:
-        from torch.utils.data import DataLoader
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the loader torch needs PyTorch: pip install torch") from error
+    torch_data = imported("torch.utils.data", "the loader torch")
     sample = _sample_of(job)
 
     class Files:
@@ -216,7 +212,7 @@ def _by_torch(job: Job) -> Iterator[Batches]:
 
     for epoch in range(job.epochs):
         ahead = {"prefetch_factor": max(1, job.prefetch)} if job.threads else {}
-        loader: Any = DataLoader(
+        loader: Any = torch_data.DataLoader(
             Files(_ordered(job, epoch)),  # type: ignore[arg-type, unused-ignore]  # has both
             batch_size=job.batch, num_workers=job.threads, collate_fn=_collated, **ahead,
         )  # fmt: skip
@@ -242,11 +238,7 @@ def _collated(samples: list[tuple[int, Any]]) -> tuple[int, Any]:
 
 def _tensorflow(what: str) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        import tensorflow as tf
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{what} needs TensorFlow: pip install tensorflow-cpu") from error
-    return tf
+    return imported("tensorflow", what)
 
 
 def _by_tensorflow(job: Job) -> Iterator[Batches]:
@@ -330,12 +322,10 @@ def _slept(job: Job) -> Callable[[list[Any]], None]:
 
 def _alexnet(job: Job) -> Callable[[list[Any]], None]:
     """AlexNet's five convolutions and three dense layers, one step of SGD, on the processor."""
-    try:
-        import numpy as np
-        import torch
-        from torch import nn
-    except ModuleNotFoundError as error:
-        raise MissingDependency("the model alexnet needs PyTorch: pip install torch") from error
+    import numpy as np
+
+    torch = imported("torch", "the model alexnet")
+    nn = torch.nn
     torch.manual_seed(job.seed)
     layers: list[Any] = []
     shapes = ((3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1))

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.bench import ladder
 from penstock.bench.folders import work_in
-from penstock.errors import MissingDependency, TierError
+from penstock.bench.needs import imported
+from penstock.errors import TierError
 
 __all__ = [
     "HISTORIES",
@@ -217,12 +219,7 @@ def _compared(path: Path, history: _History, n: int, size: int, tree_pages: int)
 
 def _write(path: Path, history: _History, n: int, size: int, random: np.random.Generator) -> int:
     """The pages of the tree."""
-    try:
-        import lmdb
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "making an LMDB needs py-lmdb: pip install 'penstock[bench]'"
-        ) from error
+    lmdb = imported("lmdb", ladder.NEEDS["lmdb"])
 
     path.mkdir()
     order = random.permutation(n) if history.is_shuffled else np.arange(n)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from penstock import tiers
 from penstock.bench.folders import nearest
 from penstock.bench.groups import device_of
+from penstock.bench.needs import imported
 from penstock.bench.places import Place, PlaceError, RunError
 from penstock.errors import MissingDependency, TierError
 from penstock.words import show
@@ -659,13 +660,5 @@ def panels(figure: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def pyplot() -> Any:
-    try:
-        import matplotlib as mpl
-
-        mpl.use("agg")
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "pictures need matplotlib: pip install 'penstock[bench]'"
-        ) from error
-    return plt
+    imported("matplotlib", "a picture").use("agg")
+    return imported("matplotlib.pyplot", "a picture")

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.bench.epochs import index_at
-from penstock.errors import MissingDependency, PenstockError
+from penstock.bench.needs import imported
+from penstock.errors import PenstockError
 from penstock.feed import Feed
 from penstock.feed.plan import PAGE_BYTES
 
@@ -61,11 +62,8 @@ class Done:
 
 class _Torch:
     def __init__(self, gradients: int) -> None:
-        try:
-            import torch
-            import torch.distributed as dist
-        except ModuleNotFoundError as error:
-            raise MissingDependency("torchrun needs PyTorch: pip install torch") from error
+        torch = imported("torch", "--launcher torchrun")
+        dist = imported("torch.distributed", "--launcher torchrun")
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         self.dist = dist
@@ -81,11 +79,8 @@ class _Torch:
 
 class _Mpi:
     def __init__(self, gradients: int) -> None:
-        try:
-            from mpi4py import MPI
-        except ModuleNotFoundError as error:
-            raise MissingDependency("mpirun needs mpi4py: pip install 'penstock[mpi]'") from error
-        self.mpi, self.all = MPI, MPI.COMM_WORLD
+        self.mpi = imported("mpi4py.MPI", "--launcher mpirun")
+        self.all = self.mpi.COMM_WORLD
         self.rank, self.size = self.all.Get_rank(), self.all.Get_size()
         self.numbers = np.zeros(gradients, np.float32)
 
