@@ -251,6 +251,62 @@ def test_a_tier_that_is_gone_with_its_folder_is_recovered_from_by_its_name(
     assert "no link of a burst buffer" in penstock("save", "recover", fast, work, status=2).stderr
 
 
+def test_what_a_lost_tier_s_drain_had_begun_goes_and_what_another_s_has_begun_stays(
+    fast: Path, work: Path
+) -> None:
+    lost, other = 0xAAAAAA << 8, 0xBBBBBB << 8
+    older = _made(fast, work / "last.pt", b"older", lost)
+    _made(fast, work / "last.pt", b"newer", lost)
+    its = f".{older.name}{NEW}", f"..{older.name}{NEW}.penstock-part"
+    others = f".{time.time_ns():016x}{other:08x}-last.pt{NEW}"
+    for name in (*its, others):
+        (work / name).write_bytes(b"half")
+    shutil.rmtree(fast)
+    assert mend(work, fast) == [(work / "last.pt", False)]
+    assert names(work) == [others]
+
+
+def test_a_recovery_says_what_it_has_brought_home_and_what_it_has_not(
+    fast: Path, work: Path
+) -> None:
+    _made(fast, work / "a.safetensors", _safetensors(2))
+    torn = _made(fast, work / "b.safetensors", _safetensors(2)[:-1])
+    os.utime(torn, (0, 0))
+    told = penstock("save", "recover", fast).stderr
+    assert f"1 drained, {len(_safetensors(2)) / 1e6:,.1f} MB" in told
+    assert f"{work / 'b.safetensors'}: not whole; what it was before is there again" in told
+
+
+def test_links_to_the_tier_of_a_job_before_are_told_of_with_what_brings_them_home(
+    fast: Path, work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    prepare(tmp_path / "mine")
+    (work / "last.safetensors").write_bytes(_safetensors(1))
+    for name in ("last", "step-2"):
+        _made(fast, work / f"{name}.safetensors", _safetensors(2), 0xAAAAAA << 8)
+    told = (
+        f"{work / 'last.safetensors'} and 1 more: on the fast tier {fast} of a job before: "
+        f"`penstock save recover {fast} {work}` brings home what is there"
+    )
+    shutil.rmtree(fast)  # with its node
+    (tmp_path / "new").mkdir()
+    found = penstock("save", "recover", tmp_path / "new", work, status=1)
+    assert told in found.stderr
+    assert "begin anew" not in found.stderr
+    _made(tmp_path / "mine", work / "step-3.safetensors", _safetensors(3), 0xBBBBBB << 8)
+    status, failed = finish(tmp_path / "mine", AT_ONCE)
+    assert (failed, status.drained) == ([], 1)
+    assert told in status.warning
+    with Burst(tmp_path / "mine", AT_ONCE, owner="aaaaaa") as drain:  # on another node
+        _made(tmp_path / "mine", work / "step-5.safetensors", _safetensors(5), 0xAAAAAA << 8)
+        assert drain.once() == []
+    assert "of a job before" not in drain.status.warning
+    again = penstock("save", "recover", fast, work)
+    assert again.stdout == f"{work / 'step-5.safetensors'}\n"
+    assert (work / "last.safetensors").read_bytes() == _safetensors(1)
+
+
 def test_every_way_to_write_a_file_arrives(
     recorded_command: Callable[..., Any], workload: Callable[..., Path], fast: Path, work: Path
 ) -> None:

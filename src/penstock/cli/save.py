@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -509,7 +509,7 @@ def recover_command(
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if is_burst:
-        return _name_newest(slow, level)
+        return _name_newest(slow, fast, level)
     _tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:
@@ -521,7 +521,7 @@ def recover_command(
             click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
             return INTERRUPTED
     _tell_failed(failed)
-    _tell_choice(choice)
+    _tell_choice(choice, _led_elsewhere(slow, fast))
     if choice.checkpoint is None:
         return NOT_WHOLE
     where = _fetched(choice, fast, slow) if fetch else choice.where
@@ -586,24 +586,35 @@ def _mend(slow: str, fast: Path) -> bool:
     return bool(mended)
 
 
-def _name_newest(slow: str, level: str | None) -> int:
+def _led_elsewhere(slow: str, fast: Path) -> list[str]:
+    """Of links that a burst buffer of another job has left below SLOW."""
+    from penstock.save.burst import led_elsewhere
+
+    return [] if "://" in slow else led_elsewhere([slow], fast)
+
+
+def _name_newest(slow: str, fast: Path, level: str | None) -> int:
     from penstock.save.verify import latest_valid
 
     choice = latest_valid(slow, level=level or "sample")
-    _tell_choice(choice)
+    _tell_choice(choice, _led_elsewhere(slow, fast))
     if choice.checkpoint is None:
         return NOT_WHOLE
     click.echo(choice.where)
     return 0
 
 
-def _tell_choice(choice: Choice) -> None:
+def _tell_choice(choice: Choice, elsewhere: Sequence[str] = ()) -> None:
+    """elsewhere: what may be newer, on other jobs' tiers."""
     from penstock.views.paper import Paper
 
     for where, why in choice.rejected:
         click.echo(f"penstock: {Paper.clean(f'passed over {where}: {why}')}", err=True)
+    for said in elsewhere:
+        click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.checkpoint is None:
-        click.echo("penstock: no whole checkpoint on any tier: begin anew", err=True)
+        now = "" if elsewhere else ": begin anew"
+        click.echo(f"penstock: no whole checkpoint on any tier{now}", err=True)
     else:
         step = "" if choice.step is None else f" (step {choice.step})"
         click.echo(f"penstock: begin from {Paper.clean(choice.where)}{step}", err=True)

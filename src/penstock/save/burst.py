@@ -18,6 +18,7 @@ import errno
 import fcntl
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ __all__ = [
     "entries",
     "finish",
     "is_torn",
+    "led_elsewhere",
     "mend",
     "prepare",
 ]
@@ -83,6 +85,9 @@ SEARCH_AGAIN_S = 60.0
 STARTING_S = 60.0  # a drain takes less from its start to its first look
 STALE_S = 5 * LOOK_S  # a drain says something every second
 ID_LETTERS = 25  # before the program's name
+_NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
+_ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
+_LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
 DRAINED = "drained"  # the note about a file
 # Below STATE, and then the owner: what another run's drain has told of its files.
@@ -490,6 +495,7 @@ class Burst(Working):
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
         self._gone: dict[str, os.stat_result] = {}  # committed; dropped at the next look
+        self._homes: dict[Path, None] = {}  # folders to which this has brought something
         self._said_device = False
 
     def __enter__(self) -> Self:
@@ -513,6 +519,9 @@ class Burst(Working):
             ours = [one for one in left if self._is_ours(one)]
             n_bytes = sum(one.size_bytes or 0 for one in ours)
             recorder.note("drain left", f"{len(ours)} {n_bytes} {_age_s(ours):.3f}")
+        with suppress(OSError):
+            said = led_elsewhere(self._homes, self.fast.folder, self._owner, deepest=0)
+            self._say(warning="; ".join(filter(None, (self.status.warning, *said))))
         if self._heard is not None:
             self._heard.close()
         super().__exit__(*error)
@@ -711,6 +720,7 @@ class Burst(Working):
                 new.unlink(missing_ok=True)
         self._forget_was(one)
         self._gone[one.name] = before
+        self._homes[one.home.parent] = None
         lag_s = max(0.0, time.time() - before.st_mtime)
         said = f"{before.st_size} {lag_s:.6f} {one.home}"
         if self._is_ours(one):
@@ -968,7 +978,7 @@ def _root_of(home: Path) -> Path:
     return Path("/")
 
 
-def _search(roots: Iterable[Path]) -> dict[str, Path]:
+def _search(roots: Iterable[Path], deepest: int = DEEPEST) -> dict[str, Path]:
     """Links below folders, by where they lead."""
     found: dict[str, Path] = {}
     seen = 0
@@ -984,7 +994,7 @@ def _search(roots: Iterable[Path]) -> dict[str, Path]:
                     if one.is_symlink():
                         if not one.name.endswith((LINK, NEW)):
                             found.setdefault(_target(Path(one.path)), Path(one.path))
-                    elif depth < DEEPEST and one.is_dir(follow_symlinks=False):
+                    elif depth < deepest and one.is_dir(follow_symlinks=False):
                         stack.append((Path(one.path), depth + 1))
     return found
 
@@ -993,7 +1003,7 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tup
     """After the loss of a fast tier: links below `slow` that lead to what is lost.  Where an
     earlier file is beside one it comes back (True), else the link is removed.  Raises OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
-    mended = []
+    mended, lost = [], set[tuple[Path, str]]()
     for target, place in sorted(_search([Path(os.path.realpath(slow))]).items()):
         if not target.startswith(data) or os.path.lexists(target):
             continue
@@ -1003,9 +1013,49 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tup
             was.replace(place)
         else:
             place.unlink()
+        lost.add((place.parent, Path(target).name[OWNER]))
         fsync_folder(place.parent)
         mended.append((place, is_back))
+    for folder, owner in lost:
+        _sweep_lost(folder, owner)
     return mended
+
+
+def _sweep_lost(folder: Path, owner: str) -> None:
+    """What the drain of a run whose tier is lost has left in a program's folder."""
+    for leftover in folder.iterdir():
+        match = _LEFT_BY_DRAIN.fullmatch(leftover.name)
+        if match and match["name"][OWNER] == owner:
+            leftover.unlink(missing_ok=True)
+
+
+def led_elsewhere(
+    folders: Iterable[str | os.PathLike[str]],
+    fast: str | os.PathLike[str],
+    owner: str = "",
+    deepest: int = DEEPEST,
+) -> list[str]:
+    """A sentence for each other fast tier that links below these folders lead to: of a job before,
+    whose files are not home, and go home from there alone.  owner: whose links are not told of, as
+    a run may have a tier on each of its nodes."""
+    mine = os.path.realpath(fast)
+    found: dict[tuple[str, Path], list[Path]] = {}
+    for folder in folders:
+        root = Path(os.path.realpath(folder))
+        for target, place in _search([root], deepest).items():
+            match = _ON_A_TIER.fullmatch(target)
+            if match and match["tier"] != mine and match["name"][OWNER] != owner:
+                found.setdefault((match["tier"], root), []).append(place)
+    return [
+        f"{_listed(sorted(places))}: on the fast tier {tier} of a job before: "
+        f"`penstock save recover {tier} {root}` brings home what is there, and puts back what was "
+        "there before what is lost"
+        for (tier, root), places in found.items()
+    ]
+
+
+def _listed(places: Sequence[Path]) -> str:
+    return f"{places[0]}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
 
 
 # --- beside a program -----------------------------------------------------------------------------
@@ -1095,4 +1145,5 @@ def finish(
     """
     with Burst(fast, settings, told=told) as working:
         drainer(working)
-        return working.status, working.once()
+        failed = working.once()
+    return working.status, failed
