@@ -641,6 +641,22 @@ def test_a_run_goes_on_with_another_fast_tier_as_each_job_of_a_batch_system_has_
     assert (slow / "last.ckpt").read_bytes() == saved
 
 
+def test_a_run_goes_on_with_a_fast_tier_that_it_had_two_jobs_ago(
+    tmp_path: Path, slow: Path
+) -> None:
+    for step, node in enumerate(("node-1", "node-2", "node-1", "node-2", "node-1")):
+        fast = tmp_path / node
+        shutil.rmtree(fast, ignore_errors=True)
+        fast.mkdir()
+        choice, failed = recover(fast, slow, Settings(settle_s=0))
+        assert (choice.step, failed) == (step - 1 if step else None, [])
+        for name in ("last.ckpt", f"step_{step}.ckpt"):
+            foreign(fast / name, f"{name} of job {step}".encode())
+        drained(fast, slow)
+        assert (slow / "last.ckpt").read_bytes() == (fast / "last.ckpt").read_bytes()
+        assert not (slow / "last.2.ckpt").exists()
+
+
 def test_some_of_several_files_that_nothing_ends_any_more_go(fast: Path, slow: Path) -> None:
     slow.mkdir()
     for name in ("ckpt-1.penstock.half", "ckpt-1.data-00000-of-00002", "ckpt-1", "x.data"):

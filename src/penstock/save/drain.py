@@ -1470,7 +1470,7 @@ def recover(
     choice = latest_valid(fast, slow, level, damaged=working.damaged())
     if choice.checkpoint is not None and choice.checkpoint.store.url != working.fast.url:
         with suppress(TierError):  # its copies get names of their own, as another run's
-            go_on(working.fast, working.slow)
+            go_on(working.fast, working.slow, choice.checkpoint)
     return choice, failed
 
 

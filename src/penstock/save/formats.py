@@ -188,13 +188,15 @@ def own_and_others(
     return own, others
 
 
-def go_on(fast: LocalStore, slow: Store) -> None:
+def go_on(fast: LocalStore, slow: Store, chosen: Checkpoint) -> None:
     """What was chosen to begin from lies on the slow tier: where that has nothing of this fast
-    tier's yet, the run goes on here that had other ones, as each job of a batch system has its own.
-    Raises TierError."""
+    tier's yet, or this one is empty and that came from another, the run goes on here that had other
+    ones, as each job of a batch system has its own.  Raises TierError."""
     before = {one.manifest.origin for one in find(slow) if one.manifest is not None}
     before = {*before, *(half_of(slow, mark)[1] for mark in halves(slow))} - {""}
-    if before and fast.url not in before:
+    came_from = chosen.manifest.origin if chosen.manifest is not None else ""
+    is_moved = came_from not in ("", *origins(fast)) and not find(fast)
+    if before and (fast.url not in before or is_moved):
         fast.put(GOES_ON, [json.dumps(sorted(before)).encode()])
 
 

@@ -184,7 +184,7 @@ class Tiers:
         if self.fast is None or self.slow is None or chosen.store.url == self.fast.url:
             return
         with suppress(TierError):  # its copies get names of their own, as another run's
-            go_on(self.fast, self.slow)
+            go_on(self.fast, self.slow, chosen)
 
     def own_first(self, wanted: Callable[[Checkpoint], bool]) -> Callable[[Checkpoint], bool]:
         """Those that are wanted, without what came from another fast tier: another run's, or of
