@@ -120,6 +120,18 @@ def test_where_another_run_has_the_name_the_handle_says_the_other_one(tmp_path: 
         (slow / "step-00000001" / "penstock-manifest.json").write_text("{")  # theirs, damaged
 
 
+def test_two_runs_on_one_slow_tier_are_told_of_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow, told = tmp_path / "slow", "has checkpoints of another fast tier"
+    for number, is_restored in enumerate((True, True, False)):
+        with Checkpointer(tmp_path / f"fast-{number}", slow) as ckpt:
+            if is_restored:
+                ckpt.restore(state(), default=0)
+            ckpt.save(number, state(number)).durable.result(240)
+        assert (told in caplog.text) == (not is_restored)
+
+
 def raises(error: BaseException) -> Callable[..., Any]:
     def broken(*given: Any, **named: Any) -> Any:
         raise error

@@ -636,7 +636,8 @@ def test_a_run_goes_on_with_another_fast_tier_as_each_job_of_a_batch_system_has_
     other = tmp_path / "other"
     other.mkdir()
     foreign(other / "last.ckpt", b"another run's")
-    drained(other, slow)
+    told = penstock("drain", other, slow).stderr
+    assert f"last.ckpt is last.2.ckpt on {slow}: another run has the name there" in told
     assert (slow / "last.2.ckpt").exists()
     assert (slow / "last.ckpt").read_bytes() == saved
 

@@ -553,6 +553,8 @@ class Checkpointer:
         try:
             self._note_costs()  # of those before, beside whose writing steps have ended
             self._prune()  # which may read: the next save does not wait for that
+            if number == 0 and self._world.rank == 0 and (said := self._tiers.others()):
+                log.warning("%s", said)
         except Exception as error:  # the save stands, and the next one is to be followed
             log.error("after step %d: %r", going.handle.step, error)
         self._look()

@@ -972,6 +972,7 @@ class Drainer(Working):
         self._hints: list[Found] = []  # on the fast tier, at the last look
         self._hinted: set[Found] = set()  # those that the slow tier has, too
         self._still = _Stillness(self.fast, clock)
+        self._held_back = self._renamed = ""  # what is to be warned of
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -1050,7 +1051,8 @@ class Drainer(Working):
         keep = self.settings.keep
         if keep is not None and not keep.foreign:
             is_held = sum(not one.is_ours and not one.problem for one in on_fast) > keep.fast
-            self._say(warning=HELD_BACK if is_held else "")
+            self._held_back = HELD_BACK if is_held else ""
+            self._warn()
         if keep is None or not missing:
             return missing
         # What the slow tier would drop at once, and the fast one keeps anyway, stays at home.
@@ -1258,6 +1260,12 @@ class Drainer(Working):
                 name, manifest = copy_checkpoint(one, self.slow, trip)
             finally:
                 self._current = None
+        if name != one.name and not self._renamed:  # the first one tells it of all
+            self._renamed = (
+                f"{one.name} is {name} on {self.slow.url}: another run has the name there; "
+                "`penstock save recover FAST SLOW` before the first save goes on with that run"
+            )
+            self._warn()
         self._proven.note(self.slow.where(name), manifest.identity)
         self._damaged.pop(one.name, None)
         self._unread.pop(one.name, None)
@@ -1267,6 +1275,9 @@ class Drainer(Working):
             drained_bytes=self.status.drained_bytes + manifest.size_bytes,
             last=one.name,
         )
+
+    def _warn(self) -> None:
+        self._say(warning="; ".join(filter(None, (self._held_back, self._renamed))))
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
         left = [one for one in all_left if not self._wrong(one)]

@@ -186,6 +186,21 @@ class Tiers:
         with suppress(TierError):  # its copies get names of their own, as another run's
             go_on(self.fast, self.slow, chosen)
 
+    def others(self) -> str:
+        """A sentence where checkpoints of another fast tier lie on the slow one, with which this
+        run does not go on; else empty.  Raises TierError."""
+        if self.fast is None or self.slow is None:
+            return ""
+        found = {one.manifest.origin for one in find(self.slow) if one.manifest is not None}
+        others = sorted(found - {"", *origins(self.fast)})
+        if not others:
+            return ""
+        return (
+            f"{self.slow.url}: has checkpoints of another fast tier, {others[0]}, too; which stay "
+            "and which is restored goes by the step, whoever saved it: restore() before the first "
+            "save goes on with that run, and another run needs a folder of its own"
+        )
+
     def own_first(self, wanted: Callable[[Checkpoint], bool]) -> Callable[[Checkpoint], bool]:
         """Those that are wanted, without what came from another fast tier: another run's, or of
         this run on another node, where that had another path.  All, where none is of ours."""
