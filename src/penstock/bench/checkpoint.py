@@ -30,7 +30,7 @@ from penstock import tiers
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
-from penstock.bench.study import Kept, Measure, Point, pyplot, write_texts
+from penstock.bench.study import Kept, Measure, Point, machine_table, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import SaveError, TierError
 from penstock.words import show
@@ -660,9 +660,8 @@ def _given(facts: dict[str, Any]) -> str:
 
 def markdown_of(runs: Sequence[Run], machine: dict[str, Any]) -> str:
     """The table of ways, and what they are."""
-    lines = ["| machine | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in machine.items()]
-    lines += [
+    lines = [
+        machine_table(machine),
         "",
         "| way | loop, s | spread | its steps, s | overhead, s | blocked, s | a save blocks, s | "
         "last one on its tier after, s | slow's overhead / this |",

@@ -397,15 +397,14 @@ def _asleep(run: Run) -> float:
 def markdown_of(runs: Sequence[Run], machine: dict[str, Any], remarks: Sequence[str] = ()) -> str:
     """Tables, one for each place."""
     points = points_of(runs)
-    lines = ["| machine | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in machine.items()]
+    lines = [study.machine_table(machine)]
     for place in PLACES:
         mine = [point for point in points if point.run.place == place]
         if not mine:
             continue
         names = [name for name, _ in COLUMNS]
         lines += ["", f"**{place}**", "", f"| rung | processes | {' | '.join(names)} |"]
-        lines.append("| --- |" + " ---: |" * (len(names) + 1))
+        lines.append("| --- | --- |" + " ---: |" * len(names))
         for point in mine:
             cells = [cell(point) for _, cell in COLUMNS]
             lines.append(f"| {point.run.rung} | {point.run.processes} | {' | '.join(cells)} |")

@@ -45,6 +45,7 @@ __all__ = [
     "lines_of",
     "logarithmic",
     "machine_of",
+    "machine_table",
     "markdown_of",
     "mixed",
     "panels",
@@ -449,7 +450,7 @@ def markdown_of(found: Found) -> str:
         f"`penstock bench {study.name}` at scale {found.scale}, "
         f"{_times(max((point.repeats for point in found.points), default=0))}.",
         "",
-        table_of(["machine", ""], _facts(found.machine), [False] * 2),
+        machine_table(found.machine),
         "",
         table_of(names, rows, numbers),
         "",
@@ -458,17 +459,19 @@ def markdown_of(found: Found) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _facts(machine: Mapping[str, Any]) -> list[list[str]]:
-    """As people read them."""
+def machine_table(machine: Mapping[str, Any]) -> str:
+    """As people read it."""
     facts = []
     for key, value in machine.items():
-        if key == "memory_bytes" and value is not None:
-            facts.append(["memory", show(value, "B")])
+        if key in ("memory_bytes", "data_bytes") and value is not None:
+            facts.append(
+                [key.removesuffix("_bytes"), show(int(value), "B")]
+            )  # machine.facts has words
         elif key == "unix_s" and value is not None:
             facts.append(["begun", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))])
         elif value is not None:
             facts.append([key, " ".join(str(value).split())])
-    return facts
+    return table_of(["machine", ""], facts, [False] * 2)
 
 
 def _times(repeats: int) -> str:

@@ -14,6 +14,7 @@ from penstock.cli.shell import (
     asked,
     duration,
     print_json,
+    print_markdown,
     rate,
     say,
     size,
@@ -365,7 +366,7 @@ def ladder_command(
         machine = ladder.machine_of(source, kept)
         runs, remarks = ladder.climb(source, settings, folder, progress.say)
         written = ladder.write_results(folder, runs, machine, remarks)
-    click.echo(ladder.markdown_of(runs, machine, remarks), nl=False)
+    print_markdown(ladder.markdown_of(runs, machine, remarks))
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -446,7 +447,7 @@ def checkpoint_command(
         runs = checkpoint.measure(folder, settings, slow, progress.say)
         machine = checkpoint.machine_of(folder)
         written = checkpoint.write_results(folder, runs, machine)
-    click.echo(checkpoint.markdown_of(runs, machine), nl=False)
+    print_markdown(checkpoint.markdown_of(runs, machine))
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -505,7 +506,7 @@ def model_command(
         words = f"{per_node} processes and {cores or per_node} cores a node"
         text = model.markdown_of(checks, curves, storage, words)
         written = model.write_results(folder, text, points, checks, curves, storage)
-    click.echo(text, nl=False)
+    print_markdown(text)
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -542,7 +543,7 @@ def provenance_command(folder: Path, records: int, yes: bool, as_json: bool) -> 
     if as_json:
         print_json([dataclasses.asdict(each) for each in found])
         return
-    click.echo(provenance.markdown(found))
+    print_markdown(provenance.markdown(found) + "\n")
 
 
 for _command in studies.COMMANDS:

@@ -41,6 +41,7 @@ __all__ = [
     "on_one_line",
     "percent",
     "print_json",
+    "print_markdown",
     "print_rich",
     "print_table",
     "rate",
@@ -205,6 +206,17 @@ def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
         table.add_row(*[Text("" if cell is None else Paper.clean(str(cell))) for cell in row])
     # Into a pipe or a file, lines are as long as their cells.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+def print_markdown(text: str) -> None:
+    """In a terminal its tables fit; into a pipe or a file it goes as it is."""
+    import shutil
+
+    from penstock.views.markdown import fitted
+
+    if sys.stdout.isatty():
+        text = fitted(text, shutil.get_terminal_size().columns)
+    click.echo(text, nl=False)
 
 
 def print_json(facts: Any) -> None:

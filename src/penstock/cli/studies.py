@@ -16,6 +16,7 @@ from penstock.cli.shell import (
     asked,
     duration,
     print_json,
+    print_markdown,
     rate,
     say,
     short,
@@ -106,7 +107,7 @@ def _carried_out(folder: Path, what: str, carry: Callable[[Any], Found]) -> None
     with going_on(folder), working(what) as progress:
         found = carry(progress.say)
         written = study.write_found(folder, found)
-    click.echo(study.markdown_of(found), nl=False)
+    print_markdown(study.markdown_of(found))
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -409,7 +410,7 @@ def compare_command(a: Path, b: Path, as_json: bool) -> None:
     if as_json:
         print_json(beside.to_json(found))
         return
-    click.echo(beside.markdown_of(found, (str(a), str(b))), nl=False)
+    print_markdown(beside.markdown_of(found, (str(a), str(b))))
 
 
 COMMANDS.append(compare_command)
