@@ -519,6 +519,8 @@ def test_the_same_device_is_said_and_the_same_folder_refused(
     assert "on the same device" in caplog.text
     with pytest.raises(SaveError, match="one folder"):
         Checkpointer(tmp_path / "a", tmp_path / "a")
+    with pytest.raises(TierError, match="without a name"):
+        Checkpointer(tmp_path / "a", "")  # else where the program runs
 
 
 def test_a_tier_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -2056,8 +2056,10 @@ def test_what_cannot_be_asked_is_answered_in_a_sentence(fast: Path, slow: Path) 
         ("prune", fast), ("drain", fast, fast), ("drain", fast, slow, "--every", 5),
         ("verify", fast / "none"), ("drain", fast, slow, "--limit", "fast"),
         ("drain", fast, slow, "--follow", 1), ("ls", "nonsense://x"),
+        # A variable that is not set: not the folder where the command runs.
+        ("drain", fast, ""), ("recover", "", slow), ("recover", fast, ""), ("prune", fast, ""),
     ):  # fmt: skip
-        assert penstock(*words, status=2).stderr.count("\n") == 1
+        assert penstock(*words, status=2).stderr.count("\n") == 1, words
     assert "no whole checkpoint" in penstock("recover", fast, slow, status=1).stderr
 
 

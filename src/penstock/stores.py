@@ -192,6 +192,8 @@ def open_store(url: str | os.PathLike[str], **options: Any) -> Store:
     Raises TierError: not a URL that can be used; MissingDependency: its package is not there.
     """
     text = os.fspath(url)
+    if not text:  # a variable that is not set: it would be the folder where the program runs
+        raise TierError("a tier without a name; name a folder or a URL")
     protocol, separator, rest = text.partition("://")
     if not separator:
         return LocalStore(text)

@@ -28,9 +28,25 @@ if TYPE_CHECKING:
 
 __all__ = ["save"]
 
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+class _Folder(click.Path):
+    """A variable that is not set is no name of the folder where we are."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "":
+            self.fail("a tier without a name", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = _Folder(exists=True, file_okay=False, path_type=Path)
 NOT_WHOLE = 1
 INTERRUPTED = 130
+
+
+def _named(context: click.Context, parameter: click.Parameter, slow: str | None) -> str | None:
+    if slow == "":
+        raise click.BadParameter("a tier without a name", context, parameter)
+    return slow
 
 
 @click.group(
@@ -259,7 +275,7 @@ def _keep(
 
 @save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
 @click.argument("fast", type=FOLDER)
-@click.argument("slow", required=False)
+@click.argument("slow", required=False, callback=_named)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--once/--watch", default=True, help="What is there now, or on and on.  [--once]")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
@@ -462,8 +478,8 @@ def _share_of(run: Path) -> Callable[[], float | None]:
 
 
 @save.command("recover", short_help="After a crash: sweep what it left, drain the rest.")
-@click.argument("fast", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("slow", required=False)
+@click.argument("fast", type=_Folder(file_okay=False, path_type=Path))
+@click.argument("slow", required=False, callback=_named)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option(
@@ -622,7 +638,7 @@ def _tell_choice(choice: Choice, elsewhere: Sequence[str] = ()) -> None:
 
 @save.command("prune")
 @click.argument("fast", type=FOLDER)
-@click.argument("slow", required=False)
+@click.argument("slow", required=False, callback=_named)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_keep_options
 def prune_command(
