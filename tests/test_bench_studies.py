@@ -1062,7 +1062,9 @@ def test_windows_are_compared_with_what_the_device_gave_meanwhile() -> None:
     samples = [(float(second), 100 * second) for second in range(11)]
     spans = [(0.5, 2.5), (2.5, 4.5), (4.5, 4.6)]
     # 200 bytes in each of the first two; the third is shorter than what is sampled.
-    assert windows.deviation_of(spans, [200, 150, 1000], samples, 1.0) == pytest.approx([0, 0.25])
+    assert windows.deviation_of(
+        windows.joined(spans, [200, 150, 1000], 1.0), samples
+    ) == pytest.approx([0, 0.25])
 
 
 def test_windows_shorter_than_two_samples_are_compared_together() -> None:
@@ -1070,7 +1072,11 @@ def test_windows_shorter_than_two_samples_are_compared_together() -> None:
     spans = [(0.5, 1.7), (1.7, 2.9), (2.9, 4.1), (4.1, 5.3), (5.3, 6.5)]
     # 240 bytes in each two of them; the fifth is alone.
     seen = [100, 140, 180, 120, 500]
-    assert windows.deviation_of(spans, seen, samples, 2.0) == pytest.approx([0, 0.25])
+    together = windows.joined(spans, seen, 2.0)
+    assert windows.deviation_of(together, samples) == pytest.approx([0, 0.25])
+    curve = windows._curve(together, samples)  # and drawn together
+    assert curve is not None
+    assert [at for at, _ in curve["windows"]] == pytest.approx([1.2, 3.6])
 
 
 def test_what_is_begun_behind_the_last_step_is_no_window() -> None:
@@ -1264,6 +1270,21 @@ def test_a_logarithmic_axis_reads_as_people_write(
     labels = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
     assert [label.get_text() for at, label in labels if low <= at <= high] == shown
     assert not any(label.get_text() for label in axis.get_xticklabels(minor=True))
+
+
+@pytest.mark.parametrize("n_places", [1, 2])
+def test_the_picture_of_ceiling_shows_each_label_whole(n_places: int) -> None:
+    kept = study.read_found(study_page.EXPERIMENTS / "ceiling" / "ceiling.json").points
+    places = list(dict.fromkeys(point["place"] for point in kept))[:n_places]
+    figure = study.pyplot().figure()
+    storage.STUDY.draw(figure, [point for point in kept if point["place"] in places])
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    for axis in figure.axes:
+        assert axis.get_tightbbox().y0 >= box.y1
 
 
 @pytest.mark.parametrize("name", ["scale", "read", "ceiling", "data"])

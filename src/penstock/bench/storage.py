@@ -105,10 +105,13 @@ def _draw(figure: Any, points: Sequence[Point]) -> None:
         for axis in figure.axes
         for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
+    columns = max(1, int(figure.get_figwidth() / 2.3))  # inches: the longest label, at this size
+    columns = min(columns, len(lines))
     figure.legend(
-        lines.values(), lines, loc="lower center", ncols=len(lines), fontsize=8, frameon=False
+        lines.values(), lines, loc="lower center", ncols=columns, fontsize=8, frameon=False
     )
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    rows = -(-len(lines) // max(1, columns))
+    figure.tight_layout(rect=(0, 0.02 + 0.05 * rows, 1, 1))
 
 
 STUDY = Study(

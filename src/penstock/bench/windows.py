@@ -178,11 +178,11 @@ def _measured(
     row["seen"] = sum(seen) / done.read_bytes
     if done.windows:
         row["window_s"] = done.window_s
-        spans = _spans(done)
-        found = deviation_of(spans, seen, sampler.samples, 2 * SAMPLE_S[settings.scale])
+        together = joined(_spans(done), seen, 2 * SAMPLE_S[settings.scale])
+        found = deviation_of(together, sampler.samples)
         if found:
             row |= {"deviation": median(found), "deviation_most": max(found)}
-        row["curve"] = _curve(spans, seen, sampler.samples)
+        row["curve"] = _curve(together, sampler.samples)
     return row
 
 
@@ -239,32 +239,27 @@ class _Sampler:
         self._thread.join()
 
 
-def deviation_of(
-    spans: Sequence[tuple[float, float]],
-    seen: Sequence[int],
-    samples: Sequence[tuple[float, int]],
-    least_s: float,
-) -> list[float]:
+Windows = Sequence[tuple[tuple[float, float], int]]  # from when to when, and the bytes seen
+
+
+def deviation_of(windows: Windows, samples: Sequence[tuple[float, int]]) -> list[float]:
     """How far each window's bytes are from what the device gave in that time, as a share of it.
 
-    samples: (time, bytes so far); between two of them the device is taken to be even.  least_s:
-    shorter windows are taken together with the next ones.  Left out are those at the end that stay
-    shorter, and those in which the device had next to nothing to do.
+    samples: (time, bytes so far); between two of them the device is taken to be even.  Left out are
+    windows in which the device had next to nothing to do.
     """
-    joined = _joined(spans, seen, least_s)
-    given = [_at(samples, end) - _at(samples, start) for (start, end), _ in joined]
+    given = [_at(samples, end) - _at(samples, start) for (start, end), _ in windows]
     least = LEAST_OF_MEAN * sum(given) / max(1, len(given))
     return [
         abs(read_bytes / moved - 1)
-        for (_, read_bytes), moved in zip(joined, given, strict=True)
+        for (_, read_bytes), moved in zip(windows, given, strict=True)
         if moved > least
     ]
 
 
-def _joined(
-    spans: Sequence[tuple[float, float]], seen: Sequence[int], least_s: float
-) -> list[tuple[tuple[float, float], int]]:
-    """Neighbours together, until they are as long."""
+def joined(spans: Sequence[tuple[float, float]], seen: Sequence[int], least_s: float) -> Windows:
+    """Neighbours together, until they are as long; those at the end that stay shorter are left out:
+    what was read ahead before a short window is in none of its own time."""
     found = []
     begun, read_bytes = None, 0
     for (start, end), n_bytes in zip(spans, seen, strict=True):
@@ -286,19 +281,21 @@ def _at(samples: Sequence[tuple[float, int]], when: float) -> float:
     return low + (high - low) * (when - before) / max(1e-9, after - before)
 
 
-def _curve(
-    spans: Sequence[tuple[float, float]], seen: Sequence[int], samples: Sequence[tuple[float, int]]
-) -> dict[str, Any]:
-    start = spans[0][0]
+def _curve(windows: Windows, samples: Sequence[tuple[float, int]]) -> dict[str, Any] | None:
+    """What is compared, to be drawn; None: no window is long enough."""
+    if not windows:
+        return None
+    (start, _), _ = windows[0]
+    (_, over), _ = windows[-1]
     return {
         "windows": [
             ((begun + end) / 2 - start, n_bytes / max(1e-9, end - begun))
-            for (begun, end), n_bytes in zip(spans, seen, strict=True)
+            for (begun, end), n_bytes in windows
         ],
         "device": [
             (after - start, (high - low) / (after - before))
             for (before, low), (after, high) in pairwise(samples)
-            if before >= start - 1 and after <= spans[-1][1] + 1
+            if before >= start - 1 and after <= over + 1
         ],
     }
 
