@@ -176,6 +176,18 @@ def test_the_median_and_the_spread_are_shown_and_read_back(tmp_path: Path) -> No
     assert study.read_found(written[0]).measures == STUDY.measures
 
 
+def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
+    def halved(points: list[Point]) -> list[Point]:
+        return [study.with_value(point, "rate", 0.5) for point in points]
+
+    derived = replace(STUDY, derive=halved)
+    rows = [{"place": "disk", "threads": 1, "rate": n, "wait": 0.01 * n} for n in (1, 2, 3)]
+    cases = [{"place": "disk", "threads": 1}]
+    points = study.points_of(derived, rows, cases)
+    text = study.markdown_of(Found(derived, "ci", {}, {}, points, rows, [], {}))
+    assert "| disk | 0.50 | 20.0 ms (10.0 ms to 30.0 ms) |" in text
+
+
 def test_the_machine_is_told_as_people_read_it() -> None:
     machine = {"beneath": "/\tvda", "unix_s": 0, "x": None}
     assert study.machine_table(machine).splitlines()[2:] == [

@@ -435,13 +435,15 @@ def markdown_of(found: Found) -> str:
         for key in study.factors
         if len({str(point.factors[key]) for point in found.points}) > 1 or key == "place"
     ]
+    # Ratios to another case have no spread of their own.
+    spread = next((m for m in shown if any(_has_spread(p, m) for p in found.points)), None)
     rows = []
     for point in found.points:
         cells = [_factor(point.factors[key]) for key in factors]
         for measure in shown:
             cells.append(show(point.values.get(measure.key), measure.unit))
-            least, most = point.least.get(measure.key), point.most.get(measure.key)
-            if measure is shown[0] and point.repeats > 1 and least is not None:
+            if measure is spread and _has_spread(point, measure):
+                least, most = point.least[measure.key], point.most[measure.key]
                 cells[-1] += f" ({show(least, measure.unit)} to {show(most, measure.unit)})"
         rows.append(cells)
     names = [*factors, *(measure.title for measure in shown)]
@@ -457,6 +459,10 @@ def markdown_of(found: Found) -> str:
     ]
     lines += [f"* {remark}" for remark in found.remarks]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _has_spread(point: Point, measure: Measure) -> bool:
+    return point.repeats > 1 and point.least.get(measure.key) is not None
 
 
 def machine_table(machine: Mapping[str, Any]) -> str:
