@@ -84,6 +84,8 @@ static void note_entry(int fd, uint64_t start, bool is_last)
     errno = error;
 }
 
+/* What is a link while the folder is listed may be the file itself when the program comes to that
+ * name: it is to ask then. */
 #define HOOK_READDIR(function, type)                                                               \
     HOOK(type *, function, (DIR * folder))                                                         \
     {                                                                                              \
@@ -96,6 +98,8 @@ static void note_entry(int fd, uint64_t start, bool is_last)
         do                                                                                         \
             entry = real_##function(folder);                                                       \
         while (entry && burst_hides(entry->d_name));                                               \
+        if (entry && entry->d_type == DT_LNK && burst_is_on())                                     \
+            entry->d_type = DT_UNKNOWN;                                                            \
         if (log_is_on())                                                                           \
             note_entry(dirfd(folder), start, !entry);                                              \
         return entry;                                                                              \

@@ -155,6 +155,33 @@ def test_a_program_finds_what_it_wrote_by_every_call(
     assert on_tier(fast) == [] == names(fast / "burst/home")
 
 
+def test_a_folder_may_be_copied_while_its_files_come_home(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst(
+        """
+        import os, shutil, subprocess, sys
+        plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        def drain(folder, names):
+            words = [sys.executable, "-m", "penstock", "save", "drain", sys.argv[1]]
+            subprocess.run(words, env=plain)
+            assert not os.path.islink(folder + "/a.pt")
+            return []
+        for is_link in (False, True):
+            os.mkdir("step")
+            with open("step/a.pt", "wb") as file:
+                file.write(b"a")
+            shutil.copytree("step", f"copy-{is_link}", symlinks=is_link, ignore=drain)
+            assert open(f"copy-{is_link}/a.pt", "rb").read() == b"a"
+            shutil.rmtree("step")
+        """,
+        args=[fast],
+    )
+    assert drained(fast) == []
+    assert [path.read_bytes() for path in sorted(work.rglob("*.pt"))] == [b"a", b"a"]
+    assert not [path for path in work.rglob("*") if path.is_symlink()]
+
+
 def test_what_is_not_to_be_redirected_is_not(
     burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
 ) -> None:
