@@ -105,6 +105,11 @@ paused, is_paused = seen("paused", 5)
 train_until(is_paused, 0.045)
 train_until(lambda word: not os.path.islink("checkpoint.pt"), 0.002)
 print(list(paused.values()))
+
+train_until(seen("idle", 2)[1], 0.002)
+with open("last.pt", "wb") as file:
+    file.write(bytes(16 << 20))
+train_until(seen("paused", 1)[1], 0.045)  # it ends so, and is waited for no more
 """
 
 

@@ -1360,7 +1360,8 @@ def test_the_pace_is_a_limit_over_time() -> None:
 
 
 def test_a_rising_data_wait_pauses_and_a_usual_one_does_not() -> None:
-    now, share = [0.0], [0.10]
+    now = [0.0]
+    share: list[float | None] = [0.10]
 
     def after(seconds: float) -> bool:
         now[0] += seconds
@@ -1379,6 +1380,11 @@ def test_a_rising_data_wait_pauses_and_a_usual_one_does_not() -> None:
     assert not after(1)
     share[0] = 0.40
     assert after(1)
+    share[0] = None  # the training has ended
+    assert not after(1)
+    share[0] = 0.40
+    assert after(1)
+    assert after(0.1)
     assert after(20)
     assert not after(15)  # it waits without us too: that is how this job is
     assert not after(5)

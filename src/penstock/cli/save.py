@@ -459,7 +459,8 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
 
 
 def _share_of(run: Path) -> Callable[[], float | None]:
-    """The data wait's share of a recorded run's last second; None while that is not known."""
+    """The data wait's share of a recorded run's last second; None while that is not known, and when
+    the run is over."""
     from penstock.errors import PenstockError
     from penstock.live import Monitor
 
@@ -469,9 +470,9 @@ def _share_of(run: Path) -> Callable[[], float | None]:
         with contextlib.suppress(PenstockError):  # its first log may come later than the drain
             if not monitors:
                 monitors.append(Monitor(run))
-            seconds = monitors[0].look().seconds
-            known = [one.data_wait for one in seconds[-3:] if one.data_wait is not None]
-            return known[-1] if known else None
+            live = monitors[0].look()
+            known = [one.data_wait for one in live.seconds[-3:] if one.data_wait is not None]
+            return known[-1] if known and live.state != "over" else None
         return None
 
     return share

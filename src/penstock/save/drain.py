@@ -222,22 +222,25 @@ class Yielding:
 
     def quiet(self) -> None:
         """Called while nothing is copied."""
-        value = self._look()
-        if value is not None:
+        if self._is_due() and (value := self._look()) is not None:
             self._quiet.append(value)
 
+    def _is_due(self) -> bool:
+        return self._clock() - self._looked_s >= LOOK_S
+
     def _look(self) -> float | None:
-        if self._clock() - self._looked_s < LOOK_S:
-            return None
         self._looked_s = self._clock()
         with suppress(PenstockError, OSError):
             return self._share()
         return None
 
     def should_pause(self) -> bool:
-        value = self._look()
-        if value is None:
+        if not self._is_due():
             return self._is_rising
+        value = self._look()
+        if value is None:  # the training may have ended while it waited
+            self._is_rising, self._since_s = False, None
+            return False
         if not self._quiet:
             self._quiet.append(value)
         usual = statistics.median(self._quiet)
