@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import PENSTOCK
-from penstock import cli, tiers
+from penstock import cli, machine, tiers
 from penstock.bench import (
     beside,
     control,
@@ -176,6 +176,19 @@ def test_the_median_and_the_spread_are_shown_and_read_back(tmp_path: Path) -> No
     assert study.read_found(written[0]).measures == STUDY.measures
 
 
+def test_the_machine_has_the_disk_below_the_path_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tiers.mount_of(tmp_path).point
+    facts = [("cpus", "2"), ("beneath", f"{ours}\tsda, turns"), ("beneath", "/mnt/usb\tsdb"),
+             ("flash", "/mnt/nvme\tnvme0\t5"), ("mount", "/mnt/usb\text4\t/dev/sdb")]  # fmt: skip
+    monkeypatch.setattr(machine, "facts", lambda: facts)
+    assert study.host_of(tmp_path) == {"cpus": "2", "beneath": "sda, turns"}
+    found = study.machine_of(tmp_path)
+    assert found["beneath"] == "sda, turns"
+    assert "flash" not in found
+
+
 def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
     def halved(points: list[Point]) -> list[Point]:
         return [study.with_value(point, "rate", 0.5) for point in points]
@@ -189,8 +202,8 @@ def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_told_as_people_read_it() -> None:
-    machine = {"beneath": "/\tvda", "unix_s": 0, "x": None}
-    assert study.machine_table(machine).splitlines()[2:] == [
+    facts = {"beneath": "/\tvda", "unix_s": 0, "x": None}
+    assert study.machine_table(facts).splitlines()[2:] == [
         "| beneath | / vda |", "| begun | 1970-01-01 00:00 UTC |"
     ]  # fmt: skip
     table = study.machine_table(study.machine_of(Path("/tmp")))

@@ -30,7 +30,7 @@ from penstock import tiers
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
-from penstock.bench.study import Kept, Measure, Point, machine_table, pyplot, write_texts
+from penstock.bench.study import Kept, Measure, Point, host_of, machine_table, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import SaveError, TierError
 from penstock.words import show
@@ -633,12 +633,10 @@ def machine_of(folder: Path) -> dict[str, Any]:
     """What the numbers were measured on; no name of it."""
     from importlib import metadata
 
-    from penstock import machine
-
     facts = json.loads((folder / "settings.json").read_bytes())
     tier = f"a FUSE tier of {show(facts['slow_bps'], 'B')}/s"
     return {
-        **dict(fact for fact in machine.facts() if fact[0] != "mount"),
+        **host_of(folder),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "torch": metadata.version("torch").partition("+")[0],

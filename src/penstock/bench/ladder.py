@@ -515,13 +515,14 @@ def picture_of(points: Sequence[Point], path: Path) -> None:
                 label=name, color=colour, marker=mark, markersize=4.5, capsize=2, linewidth=0.5,
                 markerfacecolor="none" if mark != "o" else colour,
             )  # fmt: skip
-        axis.set(title=place, xlabel="processes", yscale="log", xlim=(-0.55, len(ticks) - 0.45))
+        axis.set(title=place, xlabel="processes", xlim=(-0.55, len(ticks) - 0.45))
         axis.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
         for edge in range(1, len(ticks)):
             axis.axvline(edge - 0.5, color="0.85", linewidth=0.8)
         axis.grid(axis="y", alpha=0.3)
+    study.logarithmic(panels[0].yaxis, "s")  # that all panels share
     for row in axes:
-        row[0].set_ylabel("seconds for 1,000 records")
+        row[0].set_ylabel("time for 1,000 records")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="center right", frameon=False)
     figure.tight_layout(rect=(0, 0, 1 - 1.6 / width, 1))
     figure.savefig(path, dpi=110)

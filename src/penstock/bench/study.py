@@ -42,6 +42,7 @@ __all__ = [
     "carried_out",
     "csv_of",
     "data_in",
+    "host_of",
     "lines_of",
     "logarithmic",
     "machine_of",
@@ -374,16 +375,13 @@ def with_value(
 
 def machine_of(path: Path) -> dict[str, Any]:
     """What the numbers were measured on; no name of it."""
-    from penstock import machine
-
-    known = dict(fact for fact in machine.facts() if fact[0] != "mount")
     try:
         queue = Path(f"/sys/dev/block/{device_of(str(path))}/queue/read_ahead_kb")
         ahead: int | None = int(queue.read_text())
     except (TierError, OSError):
         ahead = None
     return {
-        **known,
+        **host_of(path),
         "cpu": _cpu(),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
@@ -392,6 +390,21 @@ def machine_of(path: Path) -> dict[str, Any]:
         "load_at_start": round(os.getloadavg()[0], 1),
         "unix_s": int(time.time()),
     }
+
+
+def host_of(path: Path) -> dict[str, str]:
+    """Processors, memory, and what lies beneath the mount of a path; no place and no name of it."""
+    from penstock import machine
+
+    mount = tiers.mount_of(path).point
+    known = {}
+    for key, value in machine.facts():
+        place, _, told = value.partition("\t")
+        if key == "beneath" and place == mount:
+            known[key] = told
+        elif key in ("cpus", "memory_bytes"):
+            known[key] = value
+    return known
 
 
 def _cpu() -> str:
