@@ -255,6 +255,19 @@ def test_what_lies_within_the_spread_is_the_same(tmp_path: Path) -> None:
     assert "| disk | 2 | rate | 200 | 300 | 1.50x | better |" in said
 
 
+def test_results_of_other_settings_say_so_before_any_verdict(tmp_path: Path) -> None:
+    rates = {1: [100.0, 90.0, 110.0]}
+    for name, share in (("a", 0.1), ("b", 1.0)):
+        found = replace(found_of(rates), settings={"scale": share, "seed": 1})
+        study.write_found(tmp_path / name, found)
+    compared = beside.compared(tmp_path / "a" / "read.json", tmp_path / "b" / "read.json")
+    assert compared.settings == {"scale": (0.1, 1.0)}
+    said = beside.markdown_of(compared, ("a", "b"))
+    assert "* They were not asked for the same (scale): a verdict may be of that." in said
+    same = beside.compared(tmp_path / "a" / "read.json", tmp_path / "a" / "read.json")
+    assert "not asked" not in beside.markdown_of(same, ("a", "a"))
+
+
 def judged(a: Point, b: Point, better: int = -1) -> Any:
     return beside._difference(Measure("stall", "stall", "share", better), a, b)
 
@@ -772,13 +785,14 @@ def test_ours_and_fio_come_first_by_turns(tmp_path: Path, monkeypatch: pytest.Mo
     assert by_case == {4: [True, False, True, False], 9: [True, False, True, False]}
 
 
-@pytest.mark.parametrize("name", ["read", "control", "ladder", "checkpoint", "data"])
+@pytest.mark.parametrize("name", ["read", "control", "ladder", "checkpoint", "data", "model"])
 def test_without_matplotlib_nothing_is_begun(name: str, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "matplotlib.py").write_text(
         "raise ModuleNotFoundError('No module named matplotlib', name='matplotlib')"
     )
-    words = ["all", "out"] if name == "data" else ["out"]
+    kept = study_page.EXPERIMENTS / "ladder" / "ladder.json"
+    words = {"data": ["all", "out"], "model": [str(kept), "-o", "out"]}.get(name, ["out"])
     path = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [PENSTOCK, "bench", name, *words], capture_output=True, text=True, cwd=tmp_path,

@@ -80,7 +80,7 @@ def compared(path_a: Path, path_b: Path) -> Compared:
         )
     return Compared(
         a.name, found, len(a.points) - common, len(b.points) - common,
-        _different(a.machine | {"scale": a.scale}, b.machine | {"scale": b.scale}),
+        _different(a.machine, b.machine),
         _different(_settings(a), _settings(b)),
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def _name(point: Point) -> str:
 
 
 def _settings(read: Read) -> dict[str, Any]:
-    return {key: value for key, value in read.settings.items() if key != "scale"}
+    return {"scale": read.scale} | read.settings
 
 
 def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -180,6 +180,9 @@ def markdown_of(found: Compared, names: tuple[str, str]) -> str:
     facts = [[key, str(a), str(b)] for key, (a, b) in {**found.machine, **found.settings}.items()]
     if facts:
         lines += [study.table_of(["", "A", "B"], facts, [False] * 3), ""]
+    if found.settings:
+        told = ", ".join(found.settings)
+        lines += [f"* They were not asked for the same ({told}): a verdict may be of that.", ""]
     if found.differences:
         lines += [_summary(found.differences), "", _table(found.differences)]
     else:
