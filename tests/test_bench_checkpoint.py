@@ -197,7 +197,6 @@ def test_the_command_makes_a_slow_tier_of_its_own(
     assert sum(seconds) > 0  # the tier counted what reached it, in however short a time
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.experiment(study="checkpoint")
 @needs_fuse
