@@ -258,7 +258,8 @@ def test_what_lies_within_the_spread_is_the_same(tmp_path: Path) -> None:
 def test_results_of_other_settings_say_so_before_any_verdict(tmp_path: Path) -> None:
     rates = {1: [100.0, 90.0, 110.0]}
     for name, share in (("a", 0.1), ("b", 1.0)):
-        found = replace(found_of(rates), settings={"scale": share, "seed": 1})
+        when = {"mtime_ns": 5 if name == "a" else 6}  # of a ladder's LMDB
+        found = replace(found_of(rates), settings={"scale": share, "seed": 1} | when)
         study.write_found(tmp_path / name, found)
     compared = beside.compared(tmp_path / "a" / "read.json", tmp_path / "b" / "read.json")
     assert compared.settings == {"scale": (0.1, 1.0)}

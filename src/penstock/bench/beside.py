@@ -134,7 +134,7 @@ def _settings(read: Read) -> dict[str, Any]:
 
 
 def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    ignored = ("unix_s", "load_at_start")
+    ignored = ("unix_s", "load_at_start", "mtime_ns", "study")  # of when it was, and of what it is
     return {
         key: (a.get(key), b.get(key))
         for key in dict.fromkeys([*a, *b])
