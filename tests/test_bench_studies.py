@@ -894,6 +894,8 @@ def test_a_module_is_looked_for_without_the_time_that_its_import_takes(
     (tmp_path / "tensorflow.py").write_text("1 / 0")
     (tmp_path / "torch").mkdir()  # a folder without a file of Python is no module
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in FRAMEWORKS:  # another test may have imported them
+        monkeypatch.delitem(sys.modules, name, raising=False)
     needs.look_for({"tensorflow": "--x"})
     with pytest.raises(MissingDependency, match=r"^--y needs PyTorch: pip install torch$"):
         needs.look_for({"torch": "--y"})
