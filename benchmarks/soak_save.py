@@ -878,6 +878,15 @@ def _mounted(kind: str, image: Path, at: Path) -> Iterator[Path]:
         subprocess.run(["umount", at], check=True)
 
 
+def _copy_of_a_moment(image: Path, cut: Path) -> None:
+    """As a power cut leaves it: what is equal afterwards was not written while it was copied."""
+    for _ in range(20):
+        subprocess.run(["cp", "--sparse=always", image, cut], check=True)
+        if not subprocess.run(["cmp", "-s", image, cut]).returncode:
+            return
+    raise AssertionError(f"{image}: written on and on; no copy is of one moment")
+
+
 def _cut(kind: str, after_s: float) -> int | None:
     """The step that is chosen after the cut."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-power-") as place:
@@ -886,7 +895,7 @@ def _cut(kind: str, after_s: float) -> int | None:
             for step in (1, 2):
                 _save(mount / "tier", step)
             time.sleep(after_s)
-            subprocess.run(["cp", "--sparse=always", image, cut], check=True)
+            _copy_of_a_moment(image, cut)
         with _mounted("", cut, Path(place) / "mount") as mount:
             choice = latest_valid(mount / "tier", level="full")
             is_right = choice.path is not None and _is_what_was_saved(choice.path, choice.step or 0)
