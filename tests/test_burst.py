@@ -313,8 +313,8 @@ def test_links_to_the_tier_of_a_job_before_are_told_of_with_what_brings_them_hom
     for name in ("last", "step-2"):
         _made(fast, work / f"{name}.safetensors", _safetensors(2), 0xAAAAAA << 8)
     told = (
-        f"{work / 'last.safetensors'} and 1 more: on the fast tier {fast} of a job before: "
-        f"`penstock save recover {fast} {work}` brings home what is there"
+        f"{work / 'last.safetensors'} and 1 more: on the fast tier {fast} of a job before: where "
+        f"that job has ended, `penstock save recover {fast} {work}` brings home what is there"
     )
     shutil.rmtree(fast)  # with its node
     (tmp_path / "new").mkdir()
@@ -329,6 +329,10 @@ def test_links_to_the_tier_of_a_job_before_are_told_of_with_what_brings_them_hom
         _made(tmp_path / "mine", work / "step-5.safetensors", _safetensors(5), 0xAAAAAA << 8)
         assert drain.once() == []
     assert "of a job before" not in drain.status.warning
+    fast.mkdir()  # another node's, where this one's disk has the same name
+    words = ("run", "-q", "-o", tmp_path / "run", "--burst-buffer", fast, "true")
+    begun = penstock(*words, cwd=work)
+    assert told.replace("a job before", "another node") in begun.stderr
     again = penstock("save", "recover", fast, work)
     assert again.stdout == f"{work / 'step-5.safetensors'}\n"
     assert (work / "last.safetensors").read_bytes() == _safetensors(1)

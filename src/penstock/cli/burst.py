@@ -23,7 +23,8 @@ __all__ = ["DrainedBeside", "burst_of"]
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     """The folder that checkpoints go to first, and which files do.  Ends here if it cannot be."""
     from penstock.registry import look, tier_of
-    from penstock.save.burst import PATTERNS, prepare
+    from penstock.save.burst import PATTERNS, entries, led_elsewhere, prepare
+    from penstock.views.paper import Paper
 
     if any(not one.strip("*/") or ":" in one for one in patterns):
         raise click.UsageError(
@@ -37,6 +38,9 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
     folder = prepare(path)
     if Path.cwd().stat().st_dev == folder.stat().st_dev:
         say(f"{path} is on the device of this folder: checkpoints that go here gain nothing by it")
+    if not entries(path):  # the program would find no checkpoint there, and begin anew
+        for said in led_elsewhere([Path.cwd()], path):
+            say(Paper.clean(said))
     return folder, patterns or PATTERNS
 
 
@@ -78,6 +82,8 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
 
 def _has_drained(drain: BurstDrain) -> bool:
     """Waits for it, and whether it has brought all there is to its path."""
+    from penstock.views.paper import Paper
+
     begun_s = time.monotonic()
     has_said = False
     with ended_like_ctrl_c(), Progress("draining", is_of_bytes=True) as bar:
@@ -92,7 +98,7 @@ def _has_drained(drain: BurstDrain) -> bool:
             bar.advance(status.done_bytes, max(1, status.total_bytes), status.current or "draining")
     status = drain.status()
     if status is not None and status.warning:
-        say(status.warning)
+        say(Paper.clean(status.warning))
     if ended:
         log = Path(drain.fast) / ".penstock/drain.log"
         again = f"penstock save drain {short(Path(drain.fast))}"

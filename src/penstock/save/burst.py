@@ -27,6 +27,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -989,7 +990,7 @@ def _search(roots: Iterable[Path], deepest: int = DEEPEST) -> dict[str, Path]:
         while stack and seen < MOST_SEARCHED:
             folder, depth = stack.pop(0)
             with suppress(OSError), os.scandir(folder) as scan:
-                for one in scan:
+                for one in islice(scan, MOST_SEARCHED - seen):
                     seen += 1
                     if one.is_symlink():
                         if not one.name.endswith((LINK, NEW)):
@@ -1035,19 +1036,21 @@ def led_elsewhere(
     owner: str = "",
     deepest: int = DEEPEST,
 ) -> list[str]:
-    """A sentence for each other fast tier that links below these folders lead to: of a job before,
-    whose files are not home, and go home from there alone.  owner: whose links are not told of, as
-    a run may have a tier on each of its nodes."""
+    """A sentence for each fast tier that links below these folders lead to and that this one is
+    not, whatever its name: of a job before, whose files are not home, and go home from there alone.
+    owner: whose links are not told of, as a run may have a tier on each of its nodes."""
     mine = os.path.realpath(fast)
     found: dict[tuple[str, Path], list[Path]] = {}
     for folder in folders:
         root = Path(os.path.realpath(folder))
         for target, place in _search([root], deepest).items():
             match = _ON_A_TIER.fullmatch(target)
-            if match and match["tier"] != mine and match["name"][OWNER] != owner:
+            is_here = match and match["tier"] == mine and os.path.lexists(target)
+            if match and not is_here and match["name"][OWNER] != owner:
                 found.setdefault((match["tier"], root), []).append(place)
     return [
-        f"{_listed(sorted(places))}: on the fast tier {tier} of a job before: "
+        f"{_listed(sorted(places))}: on the fast tier {tier} of "
+        f"{'another node' if tier == mine else 'a job before'}: where that job has ended, "
         f"`penstock save recover {tier} {root}` brings home what is there, and puts back what was "
         "there before what is lost"
         for (tier, root), places in found.items()
