@@ -350,9 +350,12 @@ class LocalStore(Store):
     can_rename = True
     is_local = True
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, makes_folders: bool = True) -> None:
+        """makes_folders: False where a folder that is not there is one that somebody has removed or
+        renamed: a put raises TierError then."""
         self.folder = Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - no links
         self.url = os.fspath(self.folder)
+        self._makes_folders = makes_folders
 
     @property
     def durable(self) -> str:  # type: ignore[override]
@@ -452,7 +455,7 @@ class LocalStore(Store):
         size = 0
         try:
             with _told(os.fspath(path), "written"):
-                make_folders(path.parent)
+                self._make(path.parent)
                 with draft.open("xb", buffering=0) as file:
                     for data in _pieces(source):
                         with _told(os.fspath(path), "written", len(data)):
@@ -470,8 +473,12 @@ class LocalStore(Store):
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
         path = self.path(name)
         with _told(os.fspath(path), "written", size_bytes):
-            make_folders(path.parent)
+            self._make(path.parent)
             return _LocalUpload(path, size_bytes, piece_bytes)
+
+    def _make(self, folder: Path) -> None:
+        if self._makes_folders:
+            make_folders(folder)
 
     def delete(self, name: str) -> None:
         path = self.path(name)

@@ -707,7 +707,12 @@ class Burst(Working):
         self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=one.size_bytes)
         before = path.stat()
         with recorder.span("drain", self.status.drained):
-            new = self._copy(one, before)
+            try:
+                new = self._copy(one, before)
+            except (TierError, OSError):
+                if one.is_linked():
+                    raise
+                return  # removed, or its folder has another name: the next look finds it there
             try:
                 with _unwritten(path, self.settings.settle_s) as is_free:
                     if not is_free or not _is_as_before(path.stat(), before):
@@ -750,7 +755,7 @@ class Burst(Working):
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
             one.draft.parent.mkdir(exist_ok=True)
             one.draft.symlink_to(new)
-        dest = LocalStore(new.parent)
+        dest = LocalStore(new.parent, makes_folders=False)
         self._say_device(before, one.home.parent)
         source = _as_checkpoint(one.data, "files")
         found = Found(one.name, before.st_size, before.st_mtime_ns)
