@@ -308,8 +308,7 @@ static enum before look(const struct burst *state, struct work *work, int flags)
         return errno == ENOENT ? NOTHING : ELSE;
     if (flags & O_EXCL || !(flags & O_TRUNC))
         return ELSE;
-    if (S_ISLNK(work->found.st_mode) && !(flags & O_NOFOLLOW) &&
-        read_link(state, work->parent, work->base, work->name))
+    if (S_ISLNK(work->found.st_mode) && read_link(state, work->parent, work->base, work->name))
         return OUR_LINK;
     if (S_ISREG(work->found.st_mode) && work->found.st_nlink == 1 &&
         !syscall(SYS_faccessat, work->parent, work->base, W_OK))
@@ -421,8 +420,7 @@ static bool copy(int from, int to, int64_t bytes)
 }
 
 /* A file with two paths has two names on the tier: one of its own gets bytes of its own before it
- * is written to, as the copy has that the program takes its link for.  Where there is no room, both
- * change. */
+ * is written to, as it will have at home.  Where there is no room, both change. */
 static void give_own_bytes(struct work *work, int from)
 {
     int made;
@@ -485,6 +483,78 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
         burst_writing(dirfd, path);
     errno = error;
     return fd;
+}
+
+/* --- disguise --------------------------------------------------------------------------------- */
+
+/* Not of a descriptor in /proc, whose link is of another size; and not where the file is gone. */
+static bool stands_at(const struct burst *state, int dirfd, const char *path)
+{
+    char name[BURST_NAME_BYTES];
+    struct stat link, file;
+
+    return (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name) &&
+           !syscall(SYS_newfstatat, dirfd, path, &link, AT_SYMLINK_NOFOLLOW) &&
+           (!S_ISLNK(link.st_mode) || ((link.st_mode & 0777) == 0777 &&
+                                       (size_t)link.st_size == state->data_bytes + strlen(name))) &&
+           !syscall(SYS_newfstatat, dirfd, path, &file, 0);
+}
+
+bool burst_is_no_link(int dirfd, const char *path)
+{
+    int error = errno;
+    bool is_ours = burst_state && stands_at(burst_state, dirfd, path);
+
+    errno = error;
+    return is_ours;
+}
+
+void burst_disguise(int dirfd, const char *path, int flags, struct stat *found)
+{
+    int error = errno;
+
+    if (S_ISLNK(found->st_mode) && stands_at(burst_state, dirfd, path))
+        syscall(SYS_newfstatat, dirfd, path, found, flags & ~AT_SYMLINK_NOFOLLOW);
+    errno = error;
+}
+
+void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found)
+{
+    int error = errno;
+
+    if (S_ISLNK(found->stx_mode) && stands_at(burst_state, dirfd, path))
+        syscall(SYS_statx, dirfd, path, flags & ~AT_SYMLINK_NOFOLLOW, mask, found);
+    errno = error;
+}
+
+int burst_follow(int dirfd, const char *path, int flags, mode_t mode)
+{
+    int error = errno, fd = -1;
+
+    if (burst_state && flags & O_NOFOLLOW && stands_at(burst_state, dirfd, path))
+        fd = (int)syscall(SYS_openat, dirfd, path, flags & ~O_NOFOLLOW, mode);
+    errno = error;
+    return fd;
+}
+
+void burst_disguise_real(char *real)
+{
+    const struct burst *state = burst_state;
+    const char *name = state ? name_on_tier(state, real) : NULL;
+    int error = errno;
+    struct work *work = name ? begin_work() : NULL;
+    long got;
+
+    if (work) {
+        set_name(state, work, name);
+        got = syscall(SYS_readlinkat, AT_FDCWD, work->home_link, work->path, PATH_BYTES);
+        if (got > 0 && got < PATH_BYTES) {
+            work->path[got] = 0;
+            strcpy(real, work->path);
+        }
+        end_work(work);
+    }
+    errno = error;
 }
 
 /* --- a full tier ------------------------------------------------------------------------------ */
@@ -969,26 +1039,18 @@ static bool put_second(struct work *work, const char *from)
 }
 
 /* The link at the new path leads to another name of the file on the tier, so that each path has its
- * own, which comes home and goes by itself.  The way home is marked until that link is there.
- * is_over: it may replace what is there, as the copying of a file does that the program takes its
- * link for. */
-static bool put_at(const struct burst *state, struct work *work, int dirfd, const char *path,
-                   bool is_over)
+ * own, which comes home and goes by itself.  The way home is marked until that link is there. */
+static bool put_at(const struct burst *state, struct work *work, int dirfd, const char *path)
 {
     char from[sizeof work->data];
-    enum before before;
 
     strcpy(from, work->data);
     if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
         strlen(work->base) > MOST_NAME_BYTES)
         return false;
-    before = look(state, work, O_TRUNC);
-    if (before == ELSE || (before != NOTHING && !is_over))
-        return false;
-    strcpy(work->older, before == OUR_LINK ? work->name : "");
     new_name(state, work);
     set_marked(state, work, work->name);
-    if (put_second(work, from) && set_link(state, work, before)) {
+    if (put_second(work, from) && set_link(state, work, NOTHING)) {
         put_second(work, from); /* held up for long, the drain may have taken us for dead */
         set_is_marked(state, work, work->name, false);
         return true;
@@ -998,46 +1060,22 @@ static bool put_at(const struct burst *state, struct work *work, int dirfd, cons
     return false;
 }
 
-static bool make_second(const struct burst *state, const char *name, int dirfd, const char *path,
-                        bool is_over)
-{
-    struct work *work = begin_work();
-    bool is_made = false;
-
-    if (work) {
-        set_name(state, work, name);
-        is_made = put_at(state, work, dirfd, path, is_over);
-        end_work(work);
-    }
-    return is_made;
-}
-
 bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
     char name[BURST_NAME_BYTES];
+    struct work *work = NULL;
     int error = errno;
-    bool is_made;
+    bool is_made = false;
 
-    if ((uintptr_t)from < BAD_POINTERS || (uintptr_t)path < BAD_POINTERS)
-        return false;
-    is_made =
-        read_link(state, from_dirfd, from, name) && make_second(state, name, dirfd, path, false);
-    errno = error;
-    return is_made;
-}
-
-bool burst_symlinked(const char *target, int dirfd, const char *path)
-{
-    const struct burst *state = burst_state;
-    const char *name;
-    int error = errno;
-    bool is_made;
-
-    if ((uintptr_t)target < BAD_POINTERS || (uintptr_t)path < BAD_POINTERS)
-        return false;
-    name = name_on_tier(state, target);
-    is_made = name && make_second(state, name, dirfd, path, true);
+    if ((uintptr_t)from >= BAD_POINTERS && (uintptr_t)path >= BAD_POINTERS &&
+        read_link(state, from_dirfd, from, name))
+        work = begin_work();
+    if (work) {
+        set_name(state, work, name);
+        is_made = put_at(state, work, dirfd, path);
+        end_work(work);
+    }
     errno = error;
     return is_made;
 }

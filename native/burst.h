@@ -13,8 +13,10 @@
 #define PENSTOCK_BURST_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "log.h"
@@ -50,6 +52,25 @@ const char *burst_patterns(void);
 
 /* The descriptor of the file on the fast tier for an open that makes one; -1: make the call. */
 int burst_open(int dirfd, const char *path, int flags, mode_t mode);
+
+/* The program knows nothing of our links: what stands there is the file for it, and what it has
+ * asked of a link it would ask again of none once the file is home.  lstat and statx tell of the
+ * file, readlink finds no link, an open follows where it was told not to.  -1: make the call. */
+void burst_disguise(int dirfd, const char *path, int flags, struct stat *found);
+void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found);
+bool burst_is_no_link(int dirfd, const char *path);
+int burst_follow(int dirfd, const char *path, int flags, mode_t mode);
+
+/* The same for a call that would change the link's mode or time. */
+static inline int burst_flags(int dirfd, const char *path, int flags)
+{
+    return burst_is_on() && flags & AT_SYMLINK_NOFOLLOW && burst_is_no_link(dirfd, path)
+               ? flags & ~AT_SYMLINK_NOFOLLOW
+               : flags;
+}
+
+/* The path of the program's file, into `real` of PATH_MAX bytes, where `real` is where it lies. */
+void burst_disguise_real(char *real);
 
 /* A path is about to be written to, as it is. */
 void burst_writing(int dirfd, const char *path);
@@ -103,10 +124,8 @@ bool burst_is_gone(const char *path);
  * which came since the program listed it. */
 bool burst_empties(int dirfd, const char *path);
 
-/* A new link to a file on the tier, as who copies or moves a link makes it: true, where it has been
- * made; else the call is to be. */
+/* A second path for a file on the tier: true, where it has been made; else the call is to be. */
 bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path);
-bool burst_symlinked(const char *target, int dirfd, const char *path);
 
 #pragma GCC visibility pop
 

@@ -53,7 +53,7 @@ static inline int begin_redirected(struct redirected *open, enum op op, int dirf
         place = STAGED_COPY;
     }
     name_redirected(open, dirfd, *path, fd >= 0 ? place : AT_ITS_PATH);
-    return fd;
+    return fd >= 0 ? fd : burst_follow(dirfd, *path, flags, mode);
 }
 
 /* True: to be ended as recorded. */
@@ -154,13 +154,13 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         bool is_recorded = begin;                                                                  \
         int result;                                                                                \
                                                                                                    \
-        if (LIKELY(is_recorded) && !staged_is_on()) {                                              \
+        if (LIKELY(is_recorded) && !redirects()) {                                                 \
             result = real_##function arguments;                                                    \
             log_end(&call, result < 0 ? errno : 0, 0);                                             \
             return result;                                                                         \
         }                                                                                          \
         result = real_##function arguments;                                                        \
-        if (!result && staged_is_on())                                                             \
+        if (!result && redirects())                                                                \
             disguised;                                                                             \
         if (is_recorded)                                                                           \
             log_end(&call, result < 0 ? errno : 0, 0);                                             \
@@ -169,18 +169,25 @@ static inline void end_change(const struct burst_change *change, bool has_succee
 
 static inline void disguise_at(int dirfd, const char *path, int flags, struct stat *found)
 {
-    if (flags & AT_EMPTY_PATH && (!path || !*path))
+    if (flags & AT_EMPTY_PATH && (!path || !*path)) {
         staged_disguise_fd(dirfd, found);
-    else
-        staged_disguise_path(dirfd, path, found);
+        return;
+    }
+    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on())
+        burst_disguise(dirfd, path, flags, found);
+    staged_disguise_path(dirfd, path, found);
 }
 
-static inline void disguise_at_x(int dirfd, const char *path, int flags, struct statx *found)
+static inline void disguise_at_x(int dirfd, const char *path, int flags, unsigned mask,
+                                 struct statx *found)
 {
-    if (flags & AT_EMPTY_PATH && (!path || !*path))
+    if (flags & AT_EMPTY_PATH && (!path || !*path)) {
         staged_disguise_fdx(dirfd, found);
-    else
-        staged_disguise_pathx(dirfd, path, found);
+        return;
+    }
+    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on())
+        burst_disguise_x(dirfd, path, flags, mask, found);
+    staged_disguise_pathx(dirfd, path, found);
 }
 
 #endif

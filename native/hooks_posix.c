@@ -1,6 +1,9 @@
 /* One short wrapper per symbol of the POSIX layer.  Knows libc calls; knows no ELF. */
 #include <aio.h>
+#include <limits.h>
 #include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -410,8 +413,9 @@ HOOK_STAT(stat)
 HOOK_STAT(stat64)
 
 #define HOOK_LSTAT(function)                                                                       \
-    HOOK_STATUS(function, (const char *path, void *found), (path, found),                          \
-                begin_path(&call, OP_LSTAT, AT_FDCWD, path))
+    HOOK_TELLS(function, (const char *path, void *found), (path, found),                           \
+               begin_path(&call, OP_LSTAT, AT_FDCWD, path),                                        \
+               disguise_at(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, found))
 HOOK_LSTAT(lstat)
 HOOK_LSTAT(lstat64)
 
@@ -436,7 +440,7 @@ HOOK_FSTATAT(fstatat)
 HOOK_FSTATAT(fstatat64)
 HOOK_TELLS(statx, (int dirfd, const char *path, int flags, unsigned mask, void *found),
            (dirfd, path, flags, mask, found), begin_stat_at(&call, dirfd, path, flags),
-           disguise_at_x(dirfd, path, flags, found))
+           disguise_at_x(dirfd, path, flags, mask, found))
 
 #define HOOK_XSTAT(function)                                                                       \
     HOOK_TELLS(function, (int version, const char *path, void *found), (version, path, found),     \
@@ -446,8 +450,9 @@ HOOK_XSTAT(__xstat)
 HOOK_XSTAT(__xstat64)
 
 #define HOOK_LXSTAT(function)                                                                      \
-    HOOK_STATUS(function, (int version, const char *path, void *found), (version, path, found),    \
-                begin_path(&call, OP_LSTAT, AT_FDCWD, path))
+    HOOK_TELLS(function, (int version, const char *path, void *found), (version, path, found),     \
+               begin_path(&call, OP_LSTAT, AT_FDCWD, path),                                        \
+               disguise_at(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, found))
 HOOK_LXSTAT(__lxstat)
 HOOK_LXSTAT(__lxstat64)
 
@@ -480,9 +485,13 @@ HOOK_STATUS(faccessat, (int dirfd, const char *path, int mode, int flags),
         bool is_recorded = begin_path(&call, OP_READLINK, dirfd, path);                            \
         ssize_t got;                                                                               \
                                                                                                    \
-        if (!is_recorded && !staged_is_on())                                                       \
+        if (!is_recorded && !redirects())                                                          \
             return real_##function arguments;                                                      \
         got = real_##function arguments;                                                           \
+        if (got > 0 && burst_is_on() && burst_is_no_link(dirfd, path)) {                           \
+            errno = EINVAL;                                                                        \
+            got = -1;                                                                              \
+        }                                                                                          \
         if (staged_is_on())                                                                        \
             got = staged_disguise_link(path, name, got, size);                                     \
         if (is_recorded)                                                                           \
@@ -497,21 +506,45 @@ HOOK_READLINK(__readlink_chk, (const char *path, char *name, size_t size, size_t
 HOOK_READLINK(__readlinkat_chk, (int dirfd, const char *path, char *name, size_t size, size_t room),
               (dirfd, path, name, size, room), dirfd)
 
-#define HOOK_REALPATH(function, parameters, arguments)                                             \
+/* What libc has allocated, for the program to free, may have no room for another path. */
+static char *disguise_real(char *result, const char *given)
+{
+    char real[PATH_MAX], *made;
+
+    if (!result || strlen(result) >= sizeof real)
+        return result;
+    strcpy(real, result);
+    burst_disguise_real(real);
+    if (!strcmp(real, result))
+        return result;
+    if (given)
+        return strcpy(result, real);
+    made = strdup(real);
+    if (!made)
+        return result;
+    free(result);
+    return made;
+}
+
+#define HOOK_REALPATH(function, parameters, arguments, given)                                      \
     HOOK(char *, function, parameters)                                                             \
     {                                                                                              \
         struct call call;                                                                          \
+        bool is_recorded = begin_path(&call, OP_READLINK, AT_FDCWD, path);                         \
         char *result;                                                                              \
                                                                                                    \
-        if (!begin_path(&call, OP_READLINK, AT_FDCWD, path))                                       \
+        if (!is_recorded && !burst_is_on())                                                        \
             return real_##function arguments;                                                      \
         result = real_##function arguments;                                                        \
-        log_end(&call, result ? 0 : errno, 0);                                                     \
+        if (burst_is_on())                                                                         \
+            result = disguise_real(result, given);                                                 \
+        if (is_recorded)                                                                           \
+            log_end(&call, result ? 0 : errno, 0);                                                 \
         return result;                                                                             \
     }
-HOOK_REALPATH(realpath, (const char *path, char *name), (path, name))
-HOOK_REALPATH(__realpath_chk, (const char *path, char *name, size_t room), (path, name, room))
-HOOK_REALPATH(canonicalize_file_name, (const char *path), (path))
+HOOK_REALPATH(realpath, (const char *path, char *name), (path, name), name)
+HOOK_REALPATH(__realpath_chk, (const char *path, char *name, size_t room), (path, name, room), name)
+HOOK_REALPATH(canonicalize_file_name, (const char *path), (path), NULL)
 
 #define HOOK_SYNC(function, op)                                                                    \
     HOOK_STATUS(function, (int fd), (fd), begin_fd(&call, op, fd, -1, 0))
@@ -591,7 +624,12 @@ HOOK_STATUS(fchmod, (int fd, mode_t mode), (fd, mode), begin_fd(&call, OP_CHMOD,
 HOOK_STATUS(chmod, (const char *path, mode_t mode), (path, mode),
             begin_path(&call, OP_CHMOD, AT_FDCWD, path))
 HOOK_STATUS(fchmodat, (int dirfd, const char *path, mode_t mode, int flags),
-            (dirfd, path, mode, flags), begin_path(&call, OP_CHMOD, dirfd, path))
+            (dirfd, path, mode, burst_flags(dirfd, path, flags)),
+            begin_path(&call, OP_CHMOD, dirfd, path))
+HOOK(int, utimensat, (int dirfd, const char *path, const struct timespec *times, int flags))
+{
+    return real_utimensat(dirfd, path, times, burst_flags(dirfd, path, flags));
+}
 
 /* --- names
  * ------------------------------------------------------------------------------------------ */
@@ -622,10 +660,10 @@ HOOK_LINK(linkat, (int from_dirfd, const char *from, int to_dirfd, const char *t
           (from_dirfd, from, to_dirfd, to, flags),
           begin_two_paths(&call, OP_LINK, from_dirfd, from, to_dirfd, to),
           burst_linked(from_dirfd, from, to_dirfd, to))
-HOOK_LINK(symlink, (const char *target, const char *path), (target, path),
-          begin_path(&call, OP_SYMLINK, AT_FDCWD, path), burst_symlinked(target, AT_FDCWD, path))
-HOOK_LINK(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
-          begin_path(&call, OP_SYMLINK, dirfd, path), burst_symlinked(target, dirfd, path))
+HOOK_STATUS(symlink, (const char *target, const char *path), (target, path),
+            begin_path(&call, OP_SYMLINK, AT_FDCWD, path))
+HOOK_STATUS(symlinkat, (const char *target, int dirfd, const char *path), (target, dirfd, path),
+            begin_path(&call, OP_SYMLINK, dirfd, path))
 HOOK_CHANGE(unlink, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,
             AT_FDCWD, path, 0, NULL)
 HOOK_CHANGE(remove, (const char *path), (path), begin_path(&call, OP_UNLINK, AT_FDCWD, path), false,
@@ -970,7 +1008,19 @@ static void find_changed(long number, const long *a, struct staged_slot **slots)
     }
 }
 
-/* A call by number that went well, while copies are staged. */
+/* Whether a call by number has read a link that is none for the program. */
+static bool reads_no_link(long number, const long *a)
+{
+    switch (number) {
+    case SYS_readlinkat: return burst_is_no_link((int)a[0], (const char *)a[1]);
+#ifdef SYS_open
+    case SYS_readlink: return burst_is_no_link(AT_FDCWD, (const char *)a[0]);
+#endif
+    default: return false;
+    }
+}
+
+/* A call by number that went well, while files are redirected. */
 static void note_done(long number, const long *a, struct staged_slot *const *slots)
 {
     const char *second = (const char *)a[1];
@@ -978,13 +1028,15 @@ static void note_done(long number, const long *a, struct staged_slot *const *slo
 
     switch (number) {
     case SYS_fstat: staged_disguise_fd((int)a[0], (struct stat *)a[1]); break;
-    case SYS_newfstatat:
-        if (!(a[3] & AT_SYMLINK_NOFOLLOW) || a[3] & AT_EMPTY_PATH)
-            disguise_at((int)a[0], second, (int)a[3], (struct stat *)a[2]);
+    case SYS_newfstatat: disguise_at((int)a[0], second, (int)a[3], (struct stat *)a[2]); break;
+    case SYS_statx:
+        disguise_at_x((int)a[0], second, (int)a[2], (unsigned)a[3], (struct statx *)a[4]);
         break;
-    case SYS_statx: disguise_at_x((int)a[0], second, (int)a[2], (struct statx *)a[4]); break;
 #ifdef SYS_open
     case SYS_stat: staged_disguise_path(AT_FDCWD, (const char *)a[0], (struct stat *)a[1]); break;
+    case SYS_lstat:
+        disguise_at(AT_FDCWD, (const char *)a[0], AT_SYMLINK_NOFOLLOW, (struct stat *)a[1]);
+        break;
 #endif
     case SYS_openat2:
         if (staged_writes((int)open_flags(number, a)))
@@ -1022,15 +1074,19 @@ HOOK(long, syscall, (long number, ...))
         find_changed(number, a, slots);
     }
     is_recorded = begin_call(&call, number, a);
-    if (!is_recorded && !staged_is_on())
+    if (!is_recorded && !redirects())
         return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (is_recorded && number == SYS_close)
         files_closed((int)a[0]);
     if (is_recorded && number == SYS_close_range && !(a[2] & 4))
         files_closed_range((unsigned)a[0], (unsigned)a[1]);
     result = real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (result >= 0 && staged_is_on())
+    if (result >= 0 && redirects())
         note_done(number, a, slots);
+    if (result >= 0 && burst_is_on() && reads_no_link(number, a)) {
+        errno = EINVAL;
+        result = -1;
+    }
     if (is_recorded)
         end_call(&call, number, a, result);
     return result;

@@ -166,7 +166,7 @@ def test_a_folder_may_be_copied_while_its_files_come_home(
         def drain(folder, names):
             words = [sys.executable, "-m", "penstock", "save", "drain", sys.argv[1]]
             subprocess.run(words, env=plain)
-            assert not os.path.islink(folder + "/a.pt")
+            assert not os.listdir(sys.argv[1] + "/burst/data")
             return []
         for is_link in (False, True):
             os.mkdir("step")
@@ -181,6 +181,66 @@ def test_a_folder_may_be_copied_while_its_files_come_home(
     assert drained(fast) == []
     assert [path.read_bytes() for path in sorted(work.rglob("*.pt"))] == [b"a", b"a"]
     assert not [path for path in work.rglob("*") if path.is_symlink()]
+
+
+def test_a_program_sees_no_link_of_ours(
+    recorded: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
+) -> None:
+    """What it asks is answered as without the burst buffer; its own links stay links."""
+    source = """
+        import ctypes, os, pathlib, subprocess, sys
+        path = pathlib.Path("a.pt")
+        path.write_bytes(b"first")
+        path.write_bytes(b"bytes")
+        os.symlink("a.pt", "own.pt")
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.realpath.restype = libc.canonicalize_file_name.restype = ctypes.c_char_p
+        room = ctypes.create_string_buffer(4096)
+
+        def said(*call):
+            try:
+                told = call[0](*call[1:])
+            except OSError as error:
+                told = type(error).__name__, error.errno
+            return told
+
+        for name in (path, "own.pt"):
+            print(said(os.readlink, name), os.path.islink(name), os.lstat(name).st_size)
+            print(said(os.open, name, os.O_RDWR | os.O_NOFOLLOW) != ("OSError", 40))
+            print(said(os.open, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
+            print(pathlib.Path(name).resolve() == path.absolute())
+            print(libc.realpath(bytes(pathlib.Path(name)), None), libc.realpath(b"a.pt", room))
+            print(libc.canonicalize_file_name(b"./own.pt"), room.value)
+            for number in sys.argv[1:]:  # readlink and lstat as numbers
+                print(libc.syscall(int(number), bytes(pathlib.Path(name)), room, 4096))
+        os.utime(path, (1, 2), follow_symlinks=False)
+        print(os.stat(path).st_mtime, os.stat("own.pt").st_mtime)
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        os.write(fd, b"more bytes")
+        of_fd = f"/proc/self/fd/{fd}"
+        print(os.path.islink(of_fd), len(said(os.readlink, of_fd)) > 2)
+        for one in sorted(os.scandir(), key=lambda one: one.name):
+            print(one.name, one.is_symlink(), one.is_file(follow_symlinks=False))
+        print(subprocess.check_output(
+            "find . -type l; stat -c %F,%s a.pt own.pt; ls -F; cp -a a.pt own.pt b/; ls -F b; "
+            "tar c a.pt | tar x -C b -O; realpath a.pt; test -L a.pt || echo none",
+            shell=True, text=True))
+        os.remove(path)
+        print(said(os.lstat, path), said(os.readlink, path), os.path.islink("own.pt"))
+    """
+    numbers = ("89", "6") if os.uname().machine == "x86_64" else ()
+    heard = []
+    for environment in ({}, variables(fast)):
+        (work / "b").mkdir()
+        said = tmp_path / f"said-{len(heard)}"
+        out = f"import sys; sys.stdout = open({os.fspath(said)!r}, 'w')\n"
+        recorded(out + textwrap.dedent(source), args=numbers, environment=environment)
+        heard.append(said.read_text().splitlines())
+        assert (work / "b/a.pt").is_symlink() == bool(environment)
+        shutil.rmtree(work / "b")
+        (work / "own.pt").unlink()
+    assert heard[0] == heard[1]
+    assert "more bytes" in "".join(heard[0])
 
 
 def test_what_is_not_to_be_redirected_is_not(
@@ -204,7 +264,6 @@ def test_what_is_not_to_be_redirected_is_not(
         with open("readme.md", "w") as file:
             file.write("text")
         open({str(fast)!r} + "/inside.pt", "wb").close()
-        assert not os.path.islink({str(fast)!r} + "/inside.pt")
         for path in ("no/such.pt", "/proc/x.pt", "readme.md/x.pt", "x" * 300 + ".pt"):
             try:
                 open(path, "wb")
@@ -982,10 +1041,9 @@ def test_a_program_may_be_killed_at_any_call_of_a_removal(
 
 
 def _removing(home: Path, environ: dict[str, str], inject: str, copy: str = "") -> bool:
-    """A program writes a file, copies its link and removes it; False: it was killed before it was
-    done."""
+    """A program writes a file, copies it and removes it; False: it was killed before that."""
     source = f"""
-        import os, shutil, sys
+        import os, sys
         with open(sys.argv[1], "wb") as file:
             file.write(bytes.fromhex(sys.argv[2]))
         {copy}
@@ -997,20 +1055,20 @@ def _removing(home: Path, environ: dict[str, str], inject: str, copy: str = "") 
     return not subprocess.run([*command, sys.executable, *words], env=environ).returncode
 
 
-def test_a_link_that_the_program_copied_may_be_removed_without_its_file(
+def test_a_second_path_may_be_removed_without_its_file(
     burst: Callable[..., Any], fast: Path, work: Path
 ) -> None:
     burst("""
-        import os, shutil
+        import os
         with open("a.pt", "wb") as file:
             file.write(b"a")
-        shutil.copy("a.pt", "b.pt", follow_symlinks=False)
+        os.link("a.pt", "b.pt")
         os.remove("b.pt")
         assert open("a.pt", "rb").read() == b"a"
         os.mkdir("c"); os.rename("a.pt", "c/a.pt"); os.rename("c", "d"); os.remove("d/a.pt")
         with open("e.pt", "wb") as file:
             file.write(b"e")
-        shutil.copy("e.pt", "f.pt", follow_symlinks=False)
+        os.link("e.pt", "f.pt")
         os.remove("f.pt")
     """)
     assert not [name for name in names(fast / "burst/home") if "e.pt" in name and HOME in name]
@@ -1022,10 +1080,10 @@ def test_a_link_that_the_program_copied_may_be_removed_without_its_file(
 
 
 @pytest.mark.parametrize("is_home", [False, True])
-def test_every_path_of_a_file_whose_link_was_copied_gets_it(
+def test_every_copy_of_a_file_is_a_file(
     burst: Callable[..., Any], fast: Path, work: Path, is_home: bool
 ) -> None:
-    """As shutil.move does it to another file system, cp -a, and os.link."""
+    """Of one that makes links of links, and of one that makes a second path."""
     burst("""
         import os, shutil, subprocess
         def put(path):
@@ -1091,14 +1149,14 @@ def test_a_file_may_be_moved_over_another_one_from_another_file_system(
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 
-def test_a_program_may_be_killed_at_any_call_of_a_move_to_another_file_system(
+def test_a_program_may_be_killed_at_any_call_that_makes_a_second_path(
     fast: Path, work: Path, tmp_path: Path
 ) -> None:
     if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
         pytest.skip("strace cannot trace here")
     home, environ = work / "a.safetensors", _environment(tmp_path / "run", fast)
     moved = work / "b.safetensors"
-    copy, seen = f"shutil.copy(sys.argv[1], {str(moved)!r}, follow_symlinks=False)", set()
+    copy, seen = f"os.link(sys.argv[1], {str(moved)!r})", set()
     for call in ("symlinkat", "linkat", "renameat", "unlinkat"):
         for turn in range(1, 20):
             is_done = _removing(home, dict(environ), f"{call}:signal=KILL:when={turn}", copy)
@@ -1548,7 +1606,6 @@ def test_torch_numpy_and_safetensors_write_as_ever(
             save_file(state, "model.safetensors")
         for name in ("path.pt", "object.pt", "aside.pt"):
             assert torch.equal(torch.load(name)["w"], state["w"])
-            assert os.path.islink(name) == (len(sys.argv) == 1)
         assert np.load("arrays.npz")["w"].sum() == state["w"].numpy().sum()
         assert torch.equal(load_file("model.safetensors")["w"], state["w"])
     """

@@ -103,7 +103,7 @@ with open("checkpoint.pt", "wb") as file:
 train_until(lambda word: word["done_bytes"], 0.002)
 paused, is_paused = seen("paused", 5)
 train_until(is_paused, 0.045)
-train_until(lambda word: not os.path.islink("checkpoint.pt"), 0.002)
+train_until(lambda word: not os.listdir(sys.argv[1] + "/burst/data"), 0.002)
 print(list(paused.values()))
 
 train_until(seen("idle", 2)[1], 0.002)
@@ -144,7 +144,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "",
 
 def await_home():
     end_s = time.monotonic() + 240
-    while left := [path for path in pathlib.Path().rglob("*") if path.is_symlink()]:
+    while left := os.listdir(os.environ["PENSTOCK_BURST"] + "/data"):
         assert time.monotonic() < end_s, left
         time.sleep(0.05)
 

@@ -61,6 +61,14 @@ def read(chance: random.Random, other: Path, step: int) -> str:
     return f"{path} {len(data)} {data[:8]!r} {path.stat().st_size}"
 
 
+def asked(chance: random.Random, other: Path, step: int) -> str:
+    path = any_path(chance, other)
+    real = os.path.relpath(path.resolve(strict=True), other if path.is_absolute() else None)
+    os.utime(path, (step, step), follow_symlinks=False)
+    kinds = [one.is_file(follow_symlinks=False) for one in os.scandir(path.parent)]
+    return f"{real} {path.is_symlink()} {kinds} {path.stat().st_mtime}"
+
+
 def listed(chance: random.Random, other: Path, step: int) -> str:
     folder = any_folder(chance, other)
     return f"{folder} {sorted(os.listdir(folder))}"
@@ -108,7 +116,7 @@ folder_copied = of_two(
 )
 
 OTHERS = (
-    aside, aside, read, read, listed, removed, renamed, renamed, moved, moved, copied,
+    aside, aside, read, read, asked, listed, removed, renamed, renamed, moved, moved, copied,
     folder_renamed, folder_moved, folder_copied, folder_removed,
 )  # fmt: skip
 
