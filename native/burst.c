@@ -485,78 +485,6 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
     return fd;
 }
 
-/* --- disguise --------------------------------------------------------------------------------- */
-
-/* Not of a descriptor in /proc, whose link is of another size; and not where the file is gone. */
-static bool stands_at(const struct burst *state, int dirfd, const char *path)
-{
-    char name[BURST_NAME_BYTES];
-    struct stat link, file;
-
-    return (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name) &&
-           !syscall(SYS_newfstatat, dirfd, path, &link, AT_SYMLINK_NOFOLLOW) &&
-           (!S_ISLNK(link.st_mode) || ((link.st_mode & 0777) == 0777 &&
-                                       (size_t)link.st_size == state->data_bytes + strlen(name))) &&
-           !syscall(SYS_newfstatat, dirfd, path, &file, 0);
-}
-
-bool burst_is_no_link(int dirfd, const char *path)
-{
-    int error = errno;
-    bool is_ours = burst_state && stands_at(burst_state, dirfd, path);
-
-    errno = error;
-    return is_ours;
-}
-
-void burst_disguise(int dirfd, const char *path, int flags, struct stat *found)
-{
-    int error = errno;
-
-    if (S_ISLNK(found->st_mode) && stands_at(burst_state, dirfd, path))
-        syscall(SYS_newfstatat, dirfd, path, found, flags & ~AT_SYMLINK_NOFOLLOW);
-    errno = error;
-}
-
-void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found)
-{
-    int error = errno;
-
-    if (S_ISLNK(found->stx_mode) && stands_at(burst_state, dirfd, path))
-        syscall(SYS_statx, dirfd, path, flags & ~AT_SYMLINK_NOFOLLOW, mask, found);
-    errno = error;
-}
-
-int burst_follow(int dirfd, const char *path, int flags, mode_t mode)
-{
-    int error = errno, fd = -1;
-
-    if (burst_state && flags & O_NOFOLLOW && stands_at(burst_state, dirfd, path))
-        fd = (int)syscall(SYS_openat, dirfd, path, flags & ~O_NOFOLLOW, mode);
-    errno = error;
-    return fd;
-}
-
-void burst_disguise_real(char *real)
-{
-    const struct burst *state = burst_state;
-    const char *name = state ? name_on_tier(state, real) : NULL;
-    int error = errno;
-    struct work *work = name ? begin_work() : NULL;
-    long got;
-
-    if (work) {
-        set_name(state, work, name);
-        got = syscall(SYS_readlinkat, AT_FDCWD, work->home_link, work->path, PATH_BYTES);
-        if (got > 0 && got < PATH_BYTES) {
-            work->path[got] = 0;
-            strcpy(real, work->path);
-        }
-        end_work(work);
-    }
-    errno = error;
-}
-
 /* --- a full tier ------------------------------------------------------------------------------ */
 
 struct entry {
@@ -1025,6 +953,91 @@ void burst_renamed(const struct burst_change *change, int dirfd, const char *pat
             end_over(state, change, work, dirfd, path, has_succeeded);
         if (has_succeeded || change->is_kept)
             set_renamed(state, change, work, dirfd, path, to_dirfd, to, has_succeeded);
+        end_work(work);
+    }
+    errno = error;
+}
+
+/* --- disguise --------------------------------------------------------------------------------- */
+
+/* Not of a descriptor in /proc, whose link is of another size; and not where the file is gone. */
+static bool stands_at(const struct burst *state, int dirfd, const char *path)
+{
+    char name[BURST_NAME_BYTES];
+    struct stat link, file;
+
+    return (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name) &&
+           !syscall(SYS_newfstatat, dirfd, path, &link, AT_SYMLINK_NOFOLLOW) &&
+           (!S_ISLNK(link.st_mode) || ((link.st_mode & 0777) == 0777 &&
+                                       (size_t)link.st_size == state->data_bytes + strlen(name))) &&
+           !syscall(SYS_newfstatat, dirfd, path, &file, 0);
+}
+
+/* Of a path at which there was a link a moment ago: the file may have come home since. */
+static bool is_no_link(const struct burst *state, int dirfd, const char *path)
+{
+    errno = 0;
+    return stands_at(state, dirfd, path) || errno == EINVAL;
+}
+
+bool burst_is_no_link(int dirfd, const char *path)
+{
+    int error = errno;
+    bool is_none = burst_state && is_no_link(burst_state, dirfd, path);
+
+    errno = error;
+    return is_none;
+}
+
+int burst_flags(int dirfd, const char *path, int flags)
+{
+    int error = errno;
+
+    if (burst_state && flags & AT_SYMLINK_NOFOLLOW && stands_at(burst_state, dirfd, path))
+        flags &= ~AT_SYMLINK_NOFOLLOW;
+    errno = error;
+    return flags;
+}
+
+void burst_disguise(int dirfd, const char *path, int flags, struct stat *found)
+{
+    int error = errno;
+
+    if (S_ISLNK(found->st_mode) && is_no_link(burst_state, dirfd, path))
+        syscall(SYS_newfstatat, dirfd, path, found, flags & ~AT_SYMLINK_NOFOLLOW);
+    errno = error;
+}
+
+void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found)
+{
+    int error = errno;
+
+    if (S_ISLNK(found->stx_mode) && is_no_link(burst_state, dirfd, path))
+        syscall(SYS_statx, dirfd, path, flags & ~AT_SYMLINK_NOFOLLOW, mask, found);
+    errno = error;
+}
+
+int burst_follow(int dirfd, const char *path, int flags, mode_t mode)
+{
+    int error = errno, fd = -1;
+
+    if (burst_state && flags & O_NOFOLLOW && stands_at(burst_state, dirfd, path))
+        fd = (int)syscall(SYS_openat, dirfd, path, flags & ~O_NOFOLLOW, mode);
+    errno = error;
+    return fd;
+}
+
+void burst_disguise_real(char *real)
+{
+    const struct burst *state = burst_state;
+    const char *name = state ? name_on_tier(state, real) : NULL;
+    int error = errno;
+    struct work *work = name ? begin_work() : NULL;
+
+    if (work) {
+        set_marked(state, work, name);
+        if (find_path(work))
+            strcpy(real, work->path);
         end_work(work);
     }
     errno = error;

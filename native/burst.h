@@ -53,21 +53,16 @@ const char *burst_patterns(void);
 /* The descriptor of the file on the fast tier for an open that makes one; -1: make the call. */
 int burst_open(int dirfd, const char *path, int flags, mode_t mode);
 
-/* The program knows nothing of our links: what stands there is the file for it, and what it has
- * asked of a link it would ask again of none once the file is home.  lstat and statx tell of the
- * file, readlink finds no link, an open follows where it was told not to.  -1: make the call. */
+/* The program knows nothing of our links: what it does about one would be wrong a moment later, as
+ * the file is home then.  lstat and statx, which have found a link, tell of the file; readlink,
+ * which has read it, finds none; an open follows where it was told not to (-1: make the call). */
 void burst_disguise(int dirfd, const char *path, int flags, struct stat *found);
 void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found);
 bool burst_is_no_link(int dirfd, const char *path);
 int burst_follow(int dirfd, const char *path, int flags, mode_t mode);
 
 /* The same for a call that would change the link's mode or time. */
-static inline int burst_flags(int dirfd, const char *path, int flags)
-{
-    return burst_is_on() && flags & AT_SYMLINK_NOFOLLOW && burst_is_no_link(dirfd, path)
-               ? flags & ~AT_SYMLINK_NOFOLLOW
-               : flags;
-}
+int burst_flags(int dirfd, const char *path, int flags);
 
 /* The path of the program's file, into `real` of PATH_MAX bytes, where `real` is where it lies. */
 void burst_disguise_real(char *real);

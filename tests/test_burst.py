@@ -243,6 +243,37 @@ def test_a_program_sees_no_link_of_ours(
     assert "more bytes" in "".join(heard[0])
 
 
+@pytest.mark.slow
+def test_a_program_sees_no_link_while_its_files_come_home(
+    fast: Path, work: Path, tmp_path: Path
+) -> None:
+    program = """
+        import os, time
+        end_s, asked = time.monotonic() + 20, 0
+        for step in range(1000):
+            if time.monotonic() > end_s:
+                break
+            with open(name := f"{step % 7}.pt", "wb") as file:
+                file.write(b"x" * 1000)
+            until_s = time.monotonic() + 0.15
+            while time.monotonic() < until_s:
+                try:
+                    raise SystemExit("a link to " + os.readlink(name))
+                except OSError as error:
+                    assert error.errno == 22, error
+                assert os.lstat(name).st_size == 1000
+                assert os.path.realpath(name) == os.path.abspath(name)
+                os.close(os.open(name, os.O_RDONLY | os.O_NOFOLLOW))
+                asked += 1
+        print(asked)
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    run = ["run", "-q", "-o", tmp_path / "run", "--burst-buffer", fast, "--"]
+    said = penstock(*run, sys.executable, tmp_path / "program.py", cwd=work).stdout
+    assert int(said) > 10_000
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_what_is_not_to_be_redirected_is_not(
     burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
 ) -> None:
