@@ -65,7 +65,7 @@ def asked(chance: random.Random, other: Path, step: int) -> str:
     path = any_path(chance, other)
     real = os.path.relpath(path.resolve(strict=True), other if path.is_absolute() else None)
     os.utime(path, (step, step), follow_symlinks=False)
-    kinds = [one.is_file(follow_symlinks=False) for one in os.scandir(path.parent)]
+    kinds = sorted((one.name, one.is_symlink()) for one in os.scandir(path.parent))
     return f"{real} {path.is_symlink()} {kinds} {path.stat().st_mtime}"
 
 
