@@ -21,6 +21,9 @@
 #define ID_BYTES 26          /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
 #define MOST_NAME_BYTES 210  /* of the program's name: ours is longer, and 255 is the end */
 #define COPY_BYTES (1u << 20)
+#define TARGET_BYTES (BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16) /* of a link, and a zero */
+#define MOST_TRIES                                                                                 \
+    8 /* of what changes between two questions: a kernel thread's exe would forever */
 
 struct burst {
     char folder[BURST_FOLDER_BYTES];
@@ -209,7 +212,7 @@ static const char *name_on_tier(const struct burst *state, const char *path)
 /* The same of a link at a path, into `name`; false: there is no such link. */
 static bool read_link(const struct burst *state, int dirfd, const char *path, char *name)
 {
-    char target[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16];
+    char target[TARGET_BYTES];
     const char *found;
     long got = syscall(SYS_readlinkat, dirfd, path, target, sizeof target - 1);
 
@@ -706,6 +709,12 @@ static bool find_path(struct work *work)
     return true;
 }
 
+/* Whether a link of that path leads to the file. */
+static bool leads_to(const struct burst *state, struct work *work, const char *path)
+{
+    return read_link(state, AT_FDCWD, path, work->was) && !strcmp(work->was, work->name);
+}
+
 /* A program may copy the link.  Where its own path leads to the file still nothing has changed;
  * where that is another one by now, the drain looks whether any does. */
 static void remove_file(const struct burst *state, struct work *work, const char *name, int dirfd,
@@ -722,7 +731,7 @@ static void remove_file(const struct burst *state, struct work *work, const char
         syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
         syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
         syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
-    } else if (read_link(state, AT_FDCWD, work->path, work->was) && !strcmp(work->was, name)) {
+    } else if (leads_to(state, work, work->path)) {
         set_is_marked(state, work, name, false);
     }
 }
@@ -960,87 +969,147 @@ void burst_renamed(const struct burst_change *change, int dirfd, const char *pat
 
 /* --- disguise --------------------------------------------------------------------------------- */
 
-/* Not of a descriptor in /proc, whose link is of another size; and not where the file is gone. */
-static bool stands_at(const struct burst *state, int dirfd, const char *path)
+/* What stands where a link was found, as the drain and other processes change it meanwhile:
+ * OUR_LINK, and the file itself in `target`; ELSE: a link of the program's own, one to what is
+ * lost, or a descriptor's in /proc, whose size is another one; A_FILE: no link; NOTHING. */
+static enum before stands_at(const struct burst *state, int dirfd, const char *path, char *target)
 {
-    char name[BURST_NAME_BYTES];
-    struct stat link, file;
+    struct stat found;
+    int tries;
+    long got;
 
-    return (uintptr_t)path >= BAD_POINTERS && read_link(state, dirfd, path, name) &&
-           !syscall(SYS_newfstatat, dirfd, path, &link, AT_SYMLINK_NOFOLLOW) &&
-           (!S_ISLNK(link.st_mode) || ((link.st_mode & 0777) == 0777 &&
-                                       (size_t)link.st_size == state->data_bytes + strlen(name))) &&
-           !syscall(SYS_newfstatat, dirfd, path, &file, 0);
+    for (tries = 0; tries < MOST_TRIES; tries++) {
+        got = syscall(SYS_readlinkat, dirfd, path, target, TARGET_BYTES);
+        if (got < 0)
+            return errno == EINVAL ? A_FILE : errno == ENOENT ? NOTHING : ELSE;
+        if (got == TARGET_BYTES)
+            return ELSE;
+        target[got] = 0;
+        if (!name_on_tier(state, target))
+            return ELSE;
+        if (syscall(SYS_newfstatat, dirfd, path, &found, AT_SYMLINK_NOFOLLOW))
+            return errno == ENOENT ? NOTHING : ELSE;
+        if (!S_ISLNK(found.st_mode))
+            return A_FILE;
+        if ((found.st_mode & 0777) == 0777 && found.st_size == got &&
+            !syscall(SYS_newfstatat, AT_FDCWD, target, &found, 0))
+            return OUR_LINK;
+    }
+    return ELSE;
 }
 
-/* Of a path at which there was a link a moment ago: the file may have come home since. */
-static bool is_no_link(const struct burst *state, int dirfd, const char *path)
+int burst_link_error(int dirfd, const char *path)
 {
-    errno = 0;
-    return stands_at(state, dirfd, path) || errno == EINVAL;
-}
-
-bool burst_is_no_link(int dirfd, const char *path)
-{
+    char target[TARGET_BYTES];
     int error = errno;
-    bool is_none = burst_state && is_no_link(burst_state, dirfd, path);
+    enum before before = stands_at(burst_state, dirfd, path, target);
 
     errno = error;
-    return is_none;
+    return before == ELSE ? 0 : before == NOTHING ? ENOENT : EINVAL;
 }
 
-int burst_flags(int dirfd, const char *path, int flags)
+bool burst_is_link(int dirfd, const char *path)
 {
+    char target[TARGET_BYTES];
     int error = errno;
+    bool is_ours =
+        (uintptr_t)path >= BAD_POINTERS && stands_at(burst_state, dirfd, path, target) == OUR_LINK;
 
-    if (burst_state && flags & AT_SYMLINK_NOFOLLOW && stands_at(burst_state, dirfd, path))
-        flags &= ~AT_SYMLINK_NOFOLLOW;
     errno = error;
-    return flags;
+    return is_ours;
 }
 
-void burst_disguise(int dirfd, const char *path, int flags, struct stat *found)
-{
-    int error = errno;
+/* Of one of the two calls. */
+struct answer {
+    struct stat *stat;
+    struct statx *statx;
+    unsigned mask;
+};
 
-    if (S_ISLNK(found->st_mode) && is_no_link(burst_state, dirfd, path))
-        syscall(SYS_newfstatat, dirfd, path, found, flags & ~AT_SYMLINK_NOFOLLOW);
-    errno = error;
+static int ask(const struct answer *answer, int dirfd, const char *path, int flags)
+{
+    if (answer->stat)
+        return (int)syscall(SYS_newfstatat, dirfd, path, answer->stat, flags);
+    return (int)syscall(SYS_statx, dirfd, path, flags, answer->mask, answer->statx);
 }
 
-void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found)
+static int disguise(const struct answer *answer, int dirfd, const char *path, int flags)
 {
-    int error = errno;
+    char target[TARGET_BYTES];
+    int error = errno, result = 0, tries = MOST_TRIES;
+    enum before before;
 
-    if (S_ISLNK(found->stx_mode) && is_no_link(burst_state, dirfd, path))
-        syscall(SYS_statx, dirfd, path, flags & ~AT_SYMLINK_NOFOLLOW, mask, found);
-    errno = error;
+    while (!result && tries-- &&
+           S_ISLNK(answer->stat ? answer->stat->st_mode : answer->statx->stx_mode)) {
+        before = stands_at(burst_state, dirfd, path, target);
+        if (before == ELSE || (before == OUR_LINK && !ask(answer, AT_FDCWD, target, flags)))
+            break;
+        result = ask(answer, dirfd, path, flags);
+    }
+    if (!result)
+        errno = error;
+    return result;
 }
 
-int burst_follow(int dirfd, const char *path, int flags, mode_t mode)
+int burst_disguise(int dirfd, const char *path, int flags, struct stat *found)
 {
-    int error = errno, fd = -1;
+    return disguise(&(struct answer){.stat = found}, dirfd, path, flags);
+}
 
-    if (burst_state && flags & O_NOFOLLOW && stands_at(burst_state, dirfd, path))
-        fd = (int)syscall(SYS_openat, dirfd, path, flags & ~O_NOFOLLOW, mode);
+int burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found)
+{
+    return disguise(&(struct answer){.statx = found, .mask = mask}, dirfd, path, flags);
+}
+
+int burst_follow(int dirfd, const char *path, int flags)
+{
+    const struct burst *state = burst_state;
+    int error = errno, fd = -1, tries = MOST_TRIES;
+    char target[TARGET_BYTES];
+
+    if (!state || !(flags & O_NOFOLLOW) || flags & O_EXCL || (uintptr_t)path < BAD_POINTERS)
+        return -1;
+    while (tries-- && stands_at(state, dirfd, path, target) == OUR_LINK) {
+        fd = (int)syscall(SYS_openat, AT_FDCWD, target, flags & ~(O_NOFOLLOW | O_CREAT));
+        if (fd >= 0 || errno != ENOENT)
+            break;
+    }
     errno = error;
     return fd;
 }
 
-void burst_disguise_real(char *real)
+bool burst_was_missed(const char *path)
+{
+    int error = errno;
+    bool is_there = error == ENOENT && !syscall(SYS_faccessat, AT_FDCWD, path, F_OK);
+
+    errno = error;
+    return is_there;
+}
+
+bool burst_disguise_real(const char *path, char *real)
 {
     const struct burst *state = burst_state;
-    const char *name = state ? name_on_tier(state, real) : NULL;
+    const char *name = name_on_tier(state, real);
     int error = errno;
     struct work *work = name ? begin_work() : NULL;
+    bool is_found = !work;
 
     if (work) {
-        set_marked(state, work, name);
-        if (find_path(work))
-            strcpy(real, work->path);
+        set_name(state, work, name);
+        is_found = find_folder(work, AT_FDCWD, path) && leads_to(state, work, work->home);
+        if (is_found) {
+            strcpy(real, work->home);
+        } else { /* by a link of the program's own */
+            set_marked(state, work, name);
+            is_found = find_path(work) && leads_to(state, work, work->path);
+            if (is_found)
+                strcpy(real, work->path);
+        }
         end_work(work);
     }
     errno = error;
+    return is_found;
 }
 
 /* --- second paths ----------------------------------------------------------------------------- */

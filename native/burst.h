@@ -54,18 +54,34 @@ const char *burst_patterns(void);
 int burst_open(int dirfd, const char *path, int flags, mode_t mode);
 
 /* The program knows nothing of our links: what it does about one would be wrong a moment later, as
- * the file is home then.  lstat and statx, which have found a link, tell of the file; readlink,
- * which has read it, finds none; an open follows where it was told not to (-1: make the call). */
-void burst_disguise(int dirfd, const char *path, int flags, struct stat *found);
-void burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found);
-bool burst_is_no_link(int dirfd, const char *path);
-int burst_follow(int dirfd, const char *path, int flags, mode_t mode);
+ * the file is home then.  To be called where it is on.  lstat and statx, which have found a link,
+ * tell of the file; -1 and errno: the path is gone. */
+int burst_disguise(int dirfd, const char *path, int flags, struct stat *found);
+int burst_disguise_x(int dirfd, const char *path, int flags, unsigned mask, struct statx *found);
+
+/* readlink, which has found one, finds none: the error; 0: it is one of the program's own. */
+int burst_link_error(int dirfd, const char *path);
+
+/* An open follows where it was told not to: before it, and after one that has found a link.  -1:
+ * make the call. */
+int burst_follow(int dirfd, const char *path, int flags);
+
+/* Of a path into `real`, of PATH_MAX bytes, where `real` is where its file lies; false: that has
+ * come home since: ask again. */
+bool burst_disguise_real(const char *path, char *real);
+
+/* Whether a path that led nowhere does lead to a file: the link was another one in between. */
+bool burst_was_missed(const char *path);
 
 /* The same for a call that would change the link's mode or time. */
-int burst_flags(int dirfd, const char *path, int flags);
+bool burst_is_link(int dirfd, const char *path);
 
-/* The path of the program's file, into `real` of PATH_MAX bytes, where `real` is where it lies. */
-void burst_disguise_real(char *real);
+static inline int burst_flags(int dirfd, const char *path, int flags)
+{
+    return burst_is_on() && flags & AT_SYMLINK_NOFOLLOW && burst_is_link(dirfd, path)
+               ? flags & ~AT_SYMLINK_NOFOLLOW
+               : flags;
+}
 
 /* A path is about to be written to, as it is. */
 void burst_writing(int dirfd, const char *path);

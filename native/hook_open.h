@@ -53,7 +53,7 @@ static inline int begin_redirected(struct redirected *open, enum op op, int dirf
         place = STAGED_COPY;
     }
     name_redirected(open, dirfd, *path, fd >= 0 ? place : AT_ITS_PATH);
-    return fd >= 0 ? fd : burst_follow(dirfd, *path, flags, mode);
+    return fd >= 0 ? fd : burst_follow(dirfd, *path, flags);
 }
 
 /* True: to be ended as recorded. */
@@ -146,7 +146,8 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         return result;                                                                             \
     }
 
-/* As HOOK_STATUS, for a call that tells what a file is; `disguised` runs where it did. */
+/* As HOOK_STATUS, for a call that tells what a file is; `disguised` runs where it did, and is the
+ * result. */
 #define HOOK_TELLS(function, parameters, arguments, begin, disguised)                              \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
@@ -161,33 +162,52 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         }                                                                                          \
         result = real_##function arguments;                                                        \
         if (!result && redirects())                                                                \
-            disguised;                                                                             \
+            result = disguised;                                                                    \
         if (is_recorded)                                                                           \
             log_end(&call, result < 0 ? errno : 0, 0);                                             \
         return result;                                                                             \
     }
 
-static inline void disguise_at(int dirfd, const char *path, int flags, struct stat *found)
+static inline int disguise_fd(int fd, struct stat *found)
 {
-    if (flags & AT_EMPTY_PATH && (!path || !*path)) {
-        staged_disguise_fd(dirfd, found);
-        return;
-    }
-    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on())
-        burst_disguise(dirfd, path, flags, found);
-    staged_disguise_path(dirfd, path, found);
+    staged_disguise_fd(fd, found);
+    return 0;
 }
 
-static inline void disguise_at_x(int dirfd, const char *path, int flags, unsigned mask,
-                                 struct statx *found)
+static inline int disguise_at(int dirfd, const char *path, int flags, struct stat *found)
+{
+    if (flags & AT_EMPTY_PATH && (!path || !*path))
+        return disguise_fd(dirfd, found);
+    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on() &&
+        burst_disguise(dirfd, path, flags, found) < 0)
+        return -1;
+    staged_disguise_path(dirfd, path, found);
+    return 0;
+}
+
+static inline int disguise_at_x(int dirfd, const char *path, int flags, unsigned mask,
+                                struct statx *found)
 {
     if (flags & AT_EMPTY_PATH && (!path || !*path)) {
         staged_disguise_fdx(dirfd, found);
-        return;
+        return 0;
     }
-    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on())
-        burst_disguise_x(dirfd, path, flags, mask, found);
+    if (flags & AT_SYMLINK_NOFOLLOW && burst_is_on() &&
+        burst_disguise_x(dirfd, path, flags, mask, found) < 0)
+        return -1;
     staged_disguise_pathx(dirfd, path, found);
+    return 0;
+}
+
+/* Of what readlink has given. */
+static inline ssize_t disguise_link(int dirfd, const char *path, ssize_t got)
+{
+    int error = got > 0 && burst_is_on() ? burst_link_error(dirfd, path) : 0;
+
+    if (!error)
+        return got;
+    errno = error;
+    return -1;
 }
 
 #endif

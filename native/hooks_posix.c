@@ -56,6 +56,8 @@ static int end_redirected(struct redirected *open, int fd, int flags)
             fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags, mode);                      \
             if (fd < 0)                                                                            \
                 fd = real_##function arguments;                                                    \
+            if (fd < 0 && errno == ELOOP)                                                          \
+                fd = burst_follow(dirfd, path, flags);                                             \
             return end_redirected(&open, fd, flags);                                               \
         }                                                                                          \
         if (!begin_path(&call, OP_OPEN, dirfd, path))                                              \
@@ -407,8 +409,7 @@ HOOK(off_t, lseek64, (int fd, off_t offset, int whence))
 
 #define HOOK_STAT(function)                                                                        \
     HOOK_TELLS(function, (const char *path, void *found), (path, found),                           \
-               begin_path(&call, OP_STAT, AT_FDCWD, path),                                         \
-               staged_disguise_path(AT_FDCWD, path, found))
+               begin_path(&call, OP_STAT, AT_FDCWD, path), disguise_at(AT_FDCWD, path, 0, found))
 HOOK_STAT(stat)
 HOOK_STAT(stat64)
 
@@ -421,7 +422,7 @@ HOOK_LSTAT(lstat64)
 
 #define HOOK_FSTAT(function)                                                                       \
     HOOK_TELLS(function, (int fd, void *found), (fd, found), begin_fd(&call, OP_FSTAT, fd, -1, 0), \
-               staged_disguise_fd(fd, found))
+               disguise_fd(fd, found))
 HOOK_FSTAT(fstat)
 HOOK_FSTAT(fstat64)
 
@@ -444,8 +445,7 @@ HOOK_TELLS(statx, (int dirfd, const char *path, int flags, unsigned mask, void *
 
 #define HOOK_XSTAT(function)                                                                       \
     HOOK_TELLS(function, (int version, const char *path, void *found), (version, path, found),     \
-               begin_path(&call, OP_STAT, AT_FDCWD, path),                                         \
-               staged_disguise_path(AT_FDCWD, path, found))
+               begin_path(&call, OP_STAT, AT_FDCWD, path), disguise_at(AT_FDCWD, path, 0, found))
 HOOK_XSTAT(__xstat)
 HOOK_XSTAT(__xstat64)
 
@@ -458,7 +458,7 @@ HOOK_LXSTAT(__lxstat64)
 
 #define HOOK_FXSTAT(function)                                                                      \
     HOOK_TELLS(function, (int version, int fd, void *found), (version, fd, found),                 \
-               begin_fd(&call, OP_FSTAT, fd, -1, 0), staged_disguise_fd(fd, found))
+               begin_fd(&call, OP_FSTAT, fd, -1, 0), disguise_fd(fd, found))
 HOOK_FXSTAT(__fxstat)
 HOOK_FXSTAT(__fxstat64)
 
@@ -487,11 +487,7 @@ HOOK_STATUS(faccessat, (int dirfd, const char *path, int mode, int flags),
                                                                                                    \
         if (!is_recorded && !redirects())                                                          \
             return real_##function arguments;                                                      \
-        got = real_##function arguments;                                                           \
-        if (got > 0 && burst_is_on() && burst_is_no_link(dirfd, path)) {                           \
-            errno = EINVAL;                                                                        \
-            got = -1;                                                                              \
-        }                                                                                          \
+        got = disguise_link(dirfd, path, real_##function arguments);                               \
         if (staged_is_on())                                                                        \
             got = staged_disguise_link(path, name, got, size);                                     \
         if (is_recorded)                                                                           \
@@ -506,24 +502,30 @@ HOOK_READLINK(__readlink_chk, (const char *path, char *name, size_t size, size_t
 HOOK_READLINK(__readlinkat_chk, (int dirfd, const char *path, char *name, size_t size, size_t room),
               (dirfd, path, name, size, room), dirfd)
 
-/* What libc has allocated, for the program to free, may have no room for another path. */
-static char *disguise_real(char *result, const char *given)
+/* What libc has allocated, for the program to free, may have no room for another path.  True: the
+ * file is elsewhere by now, and it is to be asked again. */
+static bool disguise_real(const char *path, char **result, const char *given)
 {
     char real[PATH_MAX], *made;
 
-    if (!result || strlen(result) >= sizeof real)
-        return result;
-    strcpy(real, result);
-    burst_disguise_real(real);
-    if (!strcmp(real, result))
-        return result;
-    if (given)
-        return strcpy(result, real);
-    made = strdup(real);
-    if (!made)
-        return result;
-    free(result);
-    return made;
+    if (!*result)
+        return burst_was_missed(path);
+    if (strlen(*result) >= sizeof real)
+        return false;
+    if (!burst_disguise_real(path, strcpy(real, *result))) {
+        if (!given)
+            free(*result);
+        return true;
+    }
+    if (!strcmp(real, *result))
+        return false;
+    if (given) {
+        strcpy(*result, real);
+    } else if ((made = strdup(real))) {
+        free(*result);
+        *result = made;
+    }
+    return false;
 }
 
 #define HOOK_REALPATH(function, parameters, arguments, given)                                      \
@@ -532,12 +534,13 @@ static char *disguise_real(char *result, const char *given)
         struct call call;                                                                          \
         bool is_recorded = begin_path(&call, OP_READLINK, AT_FDCWD, path);                         \
         char *result;                                                                              \
+        int tries = 8;                                                                             \
                                                                                                    \
         if (!is_recorded && !burst_is_on())                                                        \
             return real_##function arguments;                                                      \
-        result = real_##function arguments;                                                        \
-        if (burst_is_on())                                                                         \
-            result = disguise_real(result, given);                                                 \
+        do                                                                                         \
+            result = real_##function arguments;                                                    \
+        while (burst_is_on() && --tries && disguise_real(path, &result, given));                   \
         if (is_recorded)                                                                           \
             log_end(&call, result ? 0 : errno, 0);                                                 \
         return result;                                                                             \
@@ -978,6 +981,8 @@ static long redirected_call(long number, long *a, int place)
     a[place] = (long)path;
     if (fd < 0)
         fd = (int)real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (fd < 0 && errno == ELOOP)
+        fd = burst_follow(dirfd, path, flags);
     return end_redirected(&open, fd, flags);
 }
 
@@ -1008,35 +1013,24 @@ static void find_changed(long number, const long *a, struct staged_slot **slots)
     }
 }
 
-/* Whether a call by number has read a link that is none for the program. */
-static bool reads_no_link(long number, const long *a)
-{
-    switch (number) {
-    case SYS_readlinkat: return burst_is_no_link((int)a[0], (const char *)a[1]);
-#ifdef SYS_open
-    case SYS_readlink: return burst_is_no_link(AT_FDCWD, (const char *)a[0]);
-#endif
-    default: return false;
-    }
-}
-
-/* A call by number that went well, while files are redirected. */
-static void note_done(long number, const long *a, struct staged_slot *const *slots)
+/* A call by number that went well, while files are redirected: what the program is told of it. */
+static long end_redirected_call(long number, const long *a, struct staged_slot *const *slots,
+                                long result)
 {
     const char *second = (const char *)a[1];
     struct staged_slot *written = NULL;
 
     switch (number) {
-    case SYS_fstat: staged_disguise_fd((int)a[0], (struct stat *)a[1]); break;
-    case SYS_newfstatat: disguise_at((int)a[0], second, (int)a[3], (struct stat *)a[2]); break;
+    case SYS_fstat: return disguise_fd((int)a[0], (struct stat *)a[1]);
+    case SYS_newfstatat: return disguise_at((int)a[0], second, (int)a[3], (struct stat *)a[2]);
     case SYS_statx:
-        disguise_at_x((int)a[0], second, (int)a[2], (unsigned)a[3], (struct statx *)a[4]);
-        break;
+        return disguise_at_x((int)a[0], second, (int)a[2], (unsigned)a[3], (struct statx *)a[4]);
+    case SYS_readlinkat: return disguise_link((int)a[0], second, result);
 #ifdef SYS_open
-    case SYS_stat: staged_disguise_path(AT_FDCWD, (const char *)a[0], (struct stat *)a[1]); break;
+    case SYS_stat: return disguise_at(AT_FDCWD, (const char *)a[0], 0, (struct stat *)a[1]);
     case SYS_lstat:
-        disguise_at(AT_FDCWD, (const char *)a[0], AT_SYMLINK_NOFOLLOW, (struct stat *)a[1]);
-        break;
+        return disguise_at(AT_FDCWD, (const char *)a[0], AT_SYMLINK_NOFOLLOW, (struct stat *)a[1]);
+    case SYS_readlink: return disguise_link(AT_FDCWD, (const char *)a[0], result);
 #endif
     case SYS_openat2:
         if (staged_writes((int)open_flags(number, a)))
@@ -1050,6 +1044,7 @@ static void note_done(long number, const long *a, struct staged_slot *const *slo
         staged_drop(slots[0]);
     if (slots[1])
         staged_drop(slots[1]);
+    return result;
 }
 
 HOOK(long, syscall, (long number, ...))
@@ -1082,11 +1077,7 @@ HOOK(long, syscall, (long number, ...))
         files_closed_range((unsigned)a[0], (unsigned)a[1]);
     result = real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (result >= 0 && redirects())
-        note_done(number, a, slots);
-    if (result >= 0 && burst_is_on() && reads_no_link(number, a)) {
-        errno = EINVAL;
-        result = -1;
-    }
+        result = end_redirected_call(number, a, slots, result);
     if (is_recorded)
         end_call(&call, number, a, result);
     return result;

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -272,6 +273,67 @@ def test_a_program_sees_no_link_while_its_files_come_home(
     said = penstock(*run, sys.executable, tmp_path / "program.py", cwd=work).stdout
     assert int(said) > 10_000
     assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_answers_are_those_of_a_file_while_links_come_and_go(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    """A process writes, the drain drains, another one asks at any moment of that."""
+    is_over = threading.Event()
+
+    def drain() -> None:
+        while not is_over.wait(0.001):
+            with suppress(TierError):
+                drained(fast)
+
+    drainer = threading.Thread(target=drain)
+    drainer.start()
+    try:
+        burst("""
+            import ctypes, os, time
+            here = os.path.realpath(".").encode()
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.realpath.restype = ctypes.c_char_p
+            names = ("new.pt", "aside.pt", "removed.pt")
+            def write():
+                for name in names:
+                    with open(name + ".tmp" * (name == "aside.pt"), "wb") as file:
+                        file.write(b"x")
+                os.replace("aside.pt.tmp", "aside.pt")
+                os.remove("removed.pt")
+            def said(call, *words):
+                try:
+                    return call(*words)
+                except OSError as error:
+                    return error.errno
+            def opened(name):
+                os.close(os.open(name, os.O_RDONLY | os.O_NOFOLLOW))
+            write()
+            if not (child := os.fork()):
+                while True:
+                    write()
+                    time.sleep(0.005)
+            answers = set()
+            end_s = time.monotonic() + 3
+            while time.monotonic() < end_s:
+                for name in names:
+                    lost = name == "removed.pt"
+                    path = libc.realpath(name.encode(), None)
+                    answers.add((lost, "realpath", path and path == here + b"/" + name.encode()))
+                    answers.add((lost, "islink", os.path.islink(name)))
+                    answers.add((lost, "readlink", said(os.readlink, name)))
+                    answers.add((lost, "open", said(opened, name)))
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            gone = {("realpath", None), ("readlink", 2), ("open", 2)}
+            answers -= {(True, *answer) for answer in gone}
+            assert {answer[1:] for answer in answers} == {
+                ("realpath", True), ("islink", False), ("readlink", 22), ("open", None)
+            }, answers
+        """)
+    finally:
+        is_over.set()
+        drainer.join()
 
 
 def test_what_is_not_to_be_redirected_is_not(
