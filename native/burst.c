@@ -17,13 +17,14 @@
 #define DATA "/data/"
 #define HOME "/home/"
 #define DRAFT "/draft/"
-#define DELETED " (deleted)" /* what /proc/self/fd adds to the name of a removed file */
-#define ID_BYTES 26          /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
-#define MOST_NAME_BYTES 210  /* of the program's name: ours is longer, and 255 is the end */
+#define PART ".penstock-part" /* ends the name of what our save engine and its drain write */
+#define DELETED " (deleted)"  /* what /proc/self/fd adds to the name of a removed file */
+#define ID_BYTES 26           /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
+#define MOST_NAME_BYTES 210   /* of the program's name: ours is longer, and 255 is the end */
 #define COPY_BYTES (1u << 20)
 #define TARGET_BYTES (BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16) /* of a link, and a zero */
-#define MOST_TRIES                                                                                 \
-    8 /* of what changes between two questions: a kernel thread's exe would forever */
+/* Of a question whose answer changes meanwhile; that for a kernel thread's exe does for ever. */
+#define MOST_TRIES 8
 
 struct burst {
     char folder[BURST_FOLDER_BYTES];
@@ -109,6 +110,12 @@ int burst_start(const char *folder, const char *patterns, uint32_t run)
     return 0;
 }
 
+/* What it was stays mapped: a call of another thread may be using it. */
+void burst_stop(void)
+{
+    __atomic_store_n(&burst_state, NULL, __ATOMIC_RELEASE);
+}
+
 const char *burst_folder(void)
 {
     return burst_state ? burst_state->folder : "";
@@ -158,8 +165,7 @@ static bool fits_folder(const char *pattern, const char *pattern_end, const char
 
 bool burst_is_ours(const char *base)
 {
-    static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW,
-                                       BURST_NEW ".penstock-part"};
+    static const char *const ends[] = {BURST_WAS, BURST_LINK, BURST_NEW, BURST_NEW PART};
     size_t bytes = strlen(base), i;
 
     for (i = 0; i < sizeof ends / sizeof *ends; i++) {
@@ -171,6 +177,15 @@ bool burst_is_ours(const char *base)
     return false;
 }
 
+/* What our save engine makes: it says itself when its files are safe, and where. */
+static bool is_of_engine(const char *path, const char *base, const char *end)
+{
+    static const char folder[] = "step-????????.part", draft[] = ".?*" PART;
+
+    return fits(draft, draft + sizeof draft - 1, base, end) ||
+           fits_folder(folder, folder + sizeof folder - 1, path);
+}
+
 static bool is_wanted(const struct burst *state, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -178,7 +193,8 @@ static bool is_wanted(const struct burst *state, const char *path)
     const char *end = base + strlen(base);
     const char *pattern = state->patterns;
 
-    if (base == end || end - base > MOST_NAME_BYTES || burst_is_ours(base))
+    if (base == end || end - base > MOST_NAME_BYTES || burst_is_ours(base) ||
+        is_of_engine(path, base, end))
         return false;
     while (*pattern) {
         const char *after = strchrnul(pattern, ':');

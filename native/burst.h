@@ -47,6 +47,9 @@ __attribute__((always_inline)) static inline bool burst_is_on(void)
  * they are by 24 bits of `run`.  -errno: they do not. */
 int burst_start(const char *folder, const char *patterns, uint32_t run);
 
+/* From now on this process sees our links, and no file of its own goes to the tier. */
+void burst_stop(void);
+
 const char *burst_folder(void); /* "": none */
 const char *burst_patterns(void);
 

@@ -309,6 +309,11 @@ int penstock_burst(const char *folder, const char *patterns, uint32_t run)
     return error;
 }
 
+void penstock_unburst(void)
+{
+    burst_stop();
+}
+
 /* The pause's event ends on the thread that began it; a forked child has none. */
 static void end_pause(void)
 {

@@ -26,6 +26,10 @@ PENSTOCK_API int penstock_staged(const char *map);
  * -EALREADY: a window is open.  -ENOENT: no such folder. */
 PENSTOCK_API int penstock_burst(const char *folder, const char *patterns, uint32_t run);
 
+/* This process from now on sees what lies there, and its files go where it says: for our own, which
+ * a recorded program has started. */
+PENSTOCK_API void penstock_unburst(void);
+
 /* Ends the window; every import slot and page protection is as it was.  -EINVAL: none is open. */
 PENSTOCK_API int penstock_stop(void);
 

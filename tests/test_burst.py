@@ -336,6 +336,48 @@ def test_answers_are_those_of_a_file_while_links_come_and_go(
         drainer.join()
 
 
+def test_our_own_commands_inside_a_run_see_its_links(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    """As a job's script calls them, and as a run has them that another run starts."""
+    burst(
+        """
+        import os, subprocess, sys
+        def penstock(*words):
+            subprocess.run([sys.executable, "-m", "penstock", *words], check=True)
+            assert not os.listdir(sys.argv[1] + "/burst/data")
+        for name, words in (
+            ("a.pt", ["save", "drain", sys.argv[1]]),
+            ("b.pt", ["save", "recover", sys.argv[1]]),
+            ("c.pt", ["run", "-q", "-o", "inner", "--burst-buffer", sys.argv[1], "touch", "d.pt"]),
+        ):
+            with open(name, "wb") as file:
+                file.write(b"x")
+            penstock(*words)
+        """,
+        args=(fast,),
+    )
+    assert [path.name for path in sorted(work.glob("*.pt")) if path.is_symlink()] == []
+    assert len(list(work.glob("*.pt"))) == 4
+
+
+def test_what_the_save_engine_writes_goes_where_it_says(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    """It tells that a checkpoint is durable, and removes the fast copy: both would be wrong."""
+    burst("""
+        import numpy as np
+        from penstock.save import Checkpointer
+        with Checkpointer("near", "far") as checkpoints:
+            checkpoints.save(1, {"w": np.ones(1000)})
+        with open("a.pt", "wb") as file:
+            file.write(b"a")
+    """)
+    assert on_tier(fast) == ["a.pt"]
+    assert [path.name for path in work.rglob("*") if path.is_symlink()] == ["a.pt"]
+    assert len(list(work.glob("far/step-00000001/*"))) > 1
+
+
 def test_what_is_not_to_be_redirected_is_not(
     burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
 ) -> None:

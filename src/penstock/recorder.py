@@ -40,6 +40,7 @@ __all__ = [
     "run_delay_reader",
     "span",
     "step",
+    "unburst",
 ]
 
 OP_STEP = 129  # both as in native/events.h; a test holds them equal
@@ -80,6 +81,7 @@ class _Native:
         self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
         self.run_delay: Callable[[], int] | None = None
         self.staged: Callable[[bytes], int] | None = None
+        self.unburst: Callable[[], None] | None = None
         if hasattr(library, "penstock_pause"):
             self.pause = bound("pause", number, ctypes.c_int64)
             self.resume: Callable[[], int] = bound("resume", number)
@@ -88,6 +90,8 @@ class _Native:
             self.run_delay = bound("run_delay", ctypes.c_int64)
         if hasattr(library, "penstock_staged"):
             self.staged = bound("staged", number, text)
+        if hasattr(library, "penstock_unburst"):
+            self.unburst = bound("unburst", None)
 
 
 class _Process:
@@ -133,6 +137,15 @@ def look() -> bool:
     window = _process.window
     _process.is_run = state in (1, 3) and (window is None or window.is_mark)
     return _process.is_on
+
+
+def unburst() -> None:
+    """From here on this process, which a run with a burst buffer may have started, sees what lies
+    at a path, also where that is a link to the fast tier, and its files go where it says."""
+    if _process.native is None:
+        look()
+    if _process.native is not None and _process.native.unburst is not None:
+        _process.native.unburst()
 
 
 def is_recording() -> bool:

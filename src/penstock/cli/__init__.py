@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
+from penstock import recorder
 from penstock.cli.bench import bench
 from penstock.cli.burst import DrainedBeside, burst_of
 from penstock.cli.feed import feed
@@ -71,6 +72,7 @@ def main() -> NoReturn:
     """The entry point: runs a command and exits, with one line for whatever went wrong."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    recorder.unburst()  # inside a run with a burst buffer
     try:
         status = cli.main(prog_name="penstock", standalone_mode=False)
     except click.ClickException as error:
