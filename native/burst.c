@@ -126,6 +126,11 @@ const char *burst_patterns(void)
     return burst_state ? burst_state->patterns : "";
 }
 
+uint32_t burst_run(void)
+{
+    return burst_state ? burst_state->run : 0;
+}
+
 /* --- which files ------------------------------------------------------------------------------ */
 
 /* * and ? as a shell has them, but that a dot at the beginning is a letter as any. */

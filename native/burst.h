@@ -52,6 +52,7 @@ void burst_stop(void);
 
 const char *burst_folder(void); /* "": none */
 const char *burst_patterns(void);
+uint32_t burst_run(void);
 
 /* The descriptor of the file on the fast tier for an open that makes one; -1: make the call. */
 int burst_open(int dirfd, const char *path, int flags, mode_t mode);

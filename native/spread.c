@@ -14,6 +14,7 @@
 #define STAGED "PENSTOCK_STAGED="
 #define BURST "PENSTOCK_BURST="
 #define PATTERNS "PENSTOCK_BURST_PATTERNS="
+#define OWNER "PENSTOCK_BURST_RUN="
 
 static char library[1024];
 static char entry_preload[sizeof PRELOAD + sizeof library];
@@ -23,6 +24,7 @@ static char entry_ticks[40];
 static char entry_staged[sizeof STAGED + 4096];
 static char entry_burst[sizeof BURST + BURST_FOLDER_BYTES];
 static char entry_patterns[sizeof PATTERNS + 4096];
+static char entry_owner[sizeof OWNER + 6];
 static char entry_mark[] = MARK "1";
 
 static void number_entry(char *entry, const char *name, uint64_t number)
@@ -35,6 +37,16 @@ static void number_entry(char *entry, const char *name, uint64_t number)
         *--first = (char)('0' + number % 10);
     while (number /= 10);
     strcat(strcpy(entry, name), first);
+}
+
+static void name_owner(uint32_t run)
+{
+    char *at = strcpy(entry_owner, OWNER) + strlen(OWNER);
+    int bits;
+
+    for (bits = 20; bits >= 0; bits -= 4)
+        *at++ = "0123456789abcdef"[run >> bits & 15];
+    *at = 0;
 }
 
 void spread_setup(const char *folder, uint64_t budget_bytes)
@@ -51,6 +63,7 @@ void spread_setup(const char *folder, uint64_t budget_bytes)
     strcat(strcpy(entry_staged, STAGED), staged_path());
     strcat(strcpy(entry_burst, BURST), burst_folder());
     strcat(strcpy(entry_patterns, PATTERNS), burst_patterns());
+    name_owner(burst_run());
 }
 
 static bool is_named(const char *entry, const char *name)
@@ -102,6 +115,7 @@ void spread_fill(char *const *environment, char **copy, char *preload)
     if (burst_is_on()) {
         *copy++ = entry_burst;
         *copy++ = entry_patterns;
+        *copy++ = entry_owner;
     }
     *copy++ = entry_mark;
     *copy = NULL;

@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-#define SPREAD_ENTRIES 9 /* variables that spread_fill may add, and the end */
+#define SPREAD_ENTRIES 10 /* variables that spread_fill may add, and the end */
 
 /* What children need to find: our library, the run folder, the budget.  Once a window. */
 void spread_setup(const char *folder, uint64_t budget_bytes);

@@ -336,6 +336,17 @@ def test_answers_are_those_of_a_file_while_links_come_and_go(
         drainer.join()
 
 
+def test_what_a_program_writes_whose_environment_was_cleaned_is_its_runs(
+    recorded: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    environment = {**variables(fast), "PENSTOCK_BURST_RUN": "00c0de"}
+    recorded(
+        "import subprocess; subprocess.run(['touch', 'a.pt'], env={}, check=True)",
+        environment=environment,
+    )
+    assert [one.owner for one in entries(fast)] == ["00c0de"]
+
+
 def test_our_own_commands_inside_a_run_see_its_links(
     burst: Callable[..., Any], fast: Path, work: Path
 ) -> None:
