@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,35 @@ def test_signals_sent_to_us_reach_the_program_once(tmp_path: Path) -> None:
         said = process.stdout.read()
     assert said == f"{sorted((name, 1) for name in names)}\n"
     assert process.returncode == 0
+
+
+def test_a_launcher_that_is_stopped_for_a_while_goes_on_and_sends_nothing_by_itself(
+    tmp_path: Path,
+) -> None:
+    """CPython's sigtimedwait took what lay in memory for a signal then."""
+    with subprocess.Popen(
+        [PENSTOCK, "run", "-q", *counting(tmp_path, "SIGUSR1", "SIGTERM")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        program = int(process.stdout.readline())
+        try:
+            process.send_signal(signal.SIGUSR1)
+            for _ in range(2):
+                time.sleep(0.2)
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(1.5)
+                process.send_signal(signal.SIGCONT)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            said, error = process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(program, signal.SIGKILL)
+    assert (said, error, process.returncode) == ("[('SIGTERM', 1), ('SIGUSR1', 1)]\n", "", 0)
 
 
 def test_a_signal_that_the_program_sends_to_its_group_is_not_sent_back(penstock_run: Run) -> None:

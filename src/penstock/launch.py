@@ -6,6 +6,7 @@ Knows processes and environment variables; knows no log, no report and no screen
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -15,7 +16,7 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -377,6 +378,31 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return _Program(command, environ).wait()
 
 
+class _Arrived(ctypes.Structure):
+    """The siginfo_t of a signal that was sent, on 64 bits."""
+
+    _fields_ = (
+        ("si_signo", ctypes.c_int),
+        ("si_errno", ctypes.c_int),
+        ("si_code", ctypes.c_int),
+        ("_padding", ctypes.c_int),
+        ("si_pid", ctypes.c_int),
+        ("_rest", ctypes.c_char * 108),
+    )
+
+
+def _arrived(signals: Iterable[int], within_s: float) -> _Arrived | None:
+    """As signal.sigtimedwait, which gives what lay in memory (CPython 3.11) where this process was
+    stopped meanwhile and went on after the time was over."""
+    masks = (ctypes.c_ulong * 16)()
+    for number in signals:
+        masks[(number - 1) // 64] |= 1 << (number - 1) % 64
+    time_left = (ctypes.c_long * 2)(int(within_s), int(within_s % 1 * 1e9))
+    arrived = _Arrived()
+    number = ctypes.CDLL(None).sigtimedwait(masks, ctypes.byref(arrived), time_left)
+    return arrived if number > 0 else None
+
+
 class _Program:
     """A child that we stand in for.  Signals are taken one by one with sigtimedwait: no handler, no
     thread, and none is lost between the start and the first wait.
@@ -425,7 +451,7 @@ class _Program:
         """The exit status, -N if signal N ended it."""
         try:
             while self.status is None:
-                arrived = signal.sigtimedwait(self._signals, LOOK_S)
+                arrived = _arrived(self._signals, LOOK_S)
                 if arrived is None or arrived.si_signo == signal.SIGCHLD:
                     self._look()
                 else:
@@ -439,7 +465,7 @@ class _Program:
         if pid:
             self.status = os.waitstatus_to_exitcode(status)
 
-    def _pass_on(self, arrived: signal.struct_siginfo) -> None:
+    def _pass_on(self, arrived: _Arrived) -> None:
         number = arrived.si_signo
         if arrived.si_code != SENT_BY_KERNEL and not self._came_from_program(arrived.si_pid):
             self._send(number)
