@@ -795,7 +795,7 @@ bool burst_empties(int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
     int error = errno, folder;
-    bool has_removed = false;
+    bool is_empty = false;
     struct work *work;
 
     if (!state || (error != ENOTEMPTY && error != EEXIST) || !(work = begin_work()))
@@ -803,13 +803,14 @@ bool burst_empties(int dirfd, const char *path)
     folder = (int)syscall(SYS_openat, dirfd, path,
                           O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (folder >= 0) {
-        has_removed = names_of_ours(state, work, folder, false) > 0 &&
-                      names_of_ours(state, work, folder, true) > 0;
+        /* The drain may have removed its name itself since. */
+        is_empty = names_of_ours(state, work, folder, false) >= 0 &&
+                   names_of_ours(state, work, folder, true) >= 0;
         syscall(SYS_close, folder);
     }
     end_work(work);
     errno = error;
-    return has_removed;
+    return is_empty;
 }
 
 void burst_removed(const struct burst_change *change, int dirfd, const char *path,

@@ -102,7 +102,7 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         struct burst_change change;                                                                \
         bool is_recorded;                                                                          \
         struct call call;                                                                          \
-        int result;                                                                                \
+        int result, tries = 64;                                                                    \
                                                                                                    \
         if (is_redirecting) {                                                                      \
             slot = staged_find(dirfd, path, follows);                                              \
@@ -114,7 +114,7 @@ static inline void end_change(const struct burst_change *change, bool has_succee
             return real_##function arguments;                                                      \
         result = real_##function arguments;                                                        \
         if (result < 0 && is_redirecting && !(path2) && !(follows)) {                              \
-            while (result < 0 && burst_empties(dirfd, path))                                       \
+            while (result < 0 && tries-- && burst_empties(dirfd, path))                            \
                 result = real_##function arguments;                                                \
             if (result < 0 && burst_is_gone(path))                                                 \
                 result = 0;                                                                        \

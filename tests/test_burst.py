@@ -1591,6 +1591,32 @@ def test_a_folder_that_goes_as_the_drain_begins_to_copy_does_not_come_back(
     assert not to or (work / "d/a.pt").read_bytes() == b"a"
 
 
+def test_a_file_that_is_renamed_while_it_is_copied_and_its_name_written_anew_is_not_lost(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    data = _made(fast, work / "a.pt", b"first", 1)
+    real = module.copy_file
+
+    def late(*words: Any) -> Any:
+        monkeypatch.undo()
+        (work / "a.pt").rename(work / "b.pt")
+        way = fast / "burst/home" / data.name
+        way.unlink()
+        way.symlink_to(work / "b.pt")
+        _made(fast, work / "a.pt", b"second", 2)
+        return real(*words)
+
+    monkeypatch.setattr(module, "copy_file", late)
+    assert drained(fast) == []
+    assert {path.name: path.read_bytes() for path in work.iterdir()} == {
+        "a.pt": b"second",
+        "b.pt": b"first",
+    }
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_a_file_system_that_cannot_exchange_names_is_served_too(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

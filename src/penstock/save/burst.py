@@ -330,6 +330,13 @@ def _was_put(one: Entry) -> bool:
     return _target(one.beside(NEW)) == os.fspath(one.data)
 
 
+def _was_replaced(one: Entry) -> bool:
+    """Whether the program has replaced the file at its path: it may as well have given it another
+    name, and written the path anew."""
+    ways = [_target(replace(one, is_home=is_home).way) for is_home in (False, True)]
+    return ways == ["", os.fspath(one.home)]
+
+
 def _sweep(new: Path) -> None:
     """Removes what a drain that was killed may have left in a program's folder; new: the draft's
     path."""
@@ -844,10 +851,11 @@ class Burst(Working):
 
     def _is_late(self, one: Entry, new: Path) -> None:
         """The program has written the path anew while this one was copied: it is what was there
-        before, until the newer one counts.  Else its link went away, and the file with it."""
+        before, until the newer one counts.  Else its link went away, and the file with it, or it
+        has another name: the next look finds it there."""
         newer = _target(one.home)
         is_newer = newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data)
-        if is_newer and not new.is_symlink():
+        if is_newer and _was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
             # Older ones first: of what is left on the tier the newest is what was there before.
