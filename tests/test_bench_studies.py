@@ -48,6 +48,8 @@ from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import study_page
 
+ONE_BY_ONE_HZ = 1050  # at most, on a tier of a millisecond
+
 CASES = [{"place": place, "threads": n} for place in ("disk", "moon") for n in (1, 2)]
 STUDY = Study(
     "read", "A study", ("place", "threads"),
@@ -495,17 +497,15 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(4 << 20))
     with places.at("latency", tmp_path) as place:
-        alone_hz = 0.0
         for threads, depth in ((1, 1), (4, 1), (1, 4)):
             job = requests.Job(
                 str(place.path / "file"), "read", "random", 4096, threads, depth, seconds=0.3
             )
             rate = requests.measured(job)["calls_hz"]
-            # FUSE's own share of a call and a busy machine: less, and never more than a millisecond
-            # each allows.
-            assert 100 * threads * depth < rate < 1050 * threads * depth
-            alone_hz = alone_hz or rate
-            assert rate > 0.5 * threads * depth * alone_hz
+            # FUSE's own share of a call and a busy machine: less, never more than a millisecond each
+            # allows; of four more than one after the other could be.
+            n = threads * depth
+            assert (100 if n == 1 else ONE_BY_ONE_HZ) < rate < ONE_BY_ONE_HZ * n
 
 
 @pytest.mark.alone
@@ -607,12 +607,13 @@ def test_ceilings_are_measured_and_fio_finds_them_on_a_tier(tmp_path: Path) -> N
     words = ["--fio"] if shutil.which("fio") else []
     found = bench(tmp_path, "ceiling", "--on", "latency", *words)
     (queued,) = points(found, op="read", order="random", depth=8)
-    (waiting,) = points(found, op="read", order="random", depth=1, request_bytes=4096)[:1]
-    assert queued["calls_hz"] > waiting["calls_hz"]  # 8 in flight, and 4 threads
+    assert queued["calls_hz"] > ONE_BY_ONE_HZ
+    for point in points(found, op="read", order="random", request_bytes=4096, depth=1):
+        assert point["calls_hz"] > ONE_BY_ONE_HZ  # 4 threads
     for point in points(found, cache="direct"):
         if words and point["op"] == "read" and point["request_bytes"] > 4096:
             assert point["of_fio"] > 0.1  # a fifth of a second each says no more
-    assert points(found, op="create")[0]["calls_hz"] < 1100
+    assert points(found, op="create")[0]["calls_hz"] < ONE_BY_ONE_HZ
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 

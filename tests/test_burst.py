@@ -977,6 +977,51 @@ def test_a_torn_file_never_gets_its_name_and_what_was_there_comes_back(
     assert on_tier(fast) == []
 
 
+@pytest.mark.parametrize("meanwhile", ["renamed", "removed", "written anew"])
+@pytest.mark.parametrize("earlier", ["none", "at home", "on the tier"])
+@pytest.mark.parametrize("size", [0, 500])
+def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
+    fast: Path, work: Path, meanwhile: str, earlier: str, size: int
+) -> None:
+    """Whether it is torn is known when it was left alone for a while: in that its path changes."""
+    home, to = work / "a.safetensors", work / "b.safetensors"
+    whole, newer = _safetensors(1), _safetensors(3)
+    if earlier == "at home":
+        home.write_bytes(whole)
+    elif earlier == "on the tier":
+        _made(fast, home, whole, 1)
+    data = _made(fast, home, _safetensors(2)[:size], 2)
+    with Burst(fast, AT_ONCE) as drain:
+        asked = drain._is_torn
+
+        def late(one: Entry) -> bool:
+            is_torn = asked(one)
+            drain._is_torn = asked  # type: ignore[method-assign]
+            way = fast / "burst/home" / data.name
+            if meanwhile == "renamed":  # and written anew, as by whoever keeps the last two
+                home.rename(to)
+                way.unlink()
+                way.symlink_to(to)
+            elif meanwhile == "removed":
+                way.rename(way.with_name(way.name + HOME))
+                home.unlink()
+            if meanwhile != "removed":
+                _made(fast, home, newer, 3)
+            return is_torn
+
+        drain._is_torn = late  # type: ignore[method-assign]
+        drain.once()
+    _make_old(fast)
+    drained(fast)
+    assert not home.is_symlink()
+    if meanwhile == "removed":
+        assert not home.exists()
+    else:
+        assert home.read_bytes() == newer
+    assert to.exists() == (meanwhile == "renamed" and not size)
+    assert not to.is_symlink()
+
+
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])
 def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     fast: Path, work: Path, moment: str
@@ -1140,6 +1185,34 @@ def _is_drained_before(fast: Path, step: int) -> bool:
             drain._round()
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("earlier", ["none", "at home", "on the tier"])
+@pytest.mark.parametrize("size", [0, 500])
+def test_a_drain_that_gives_back_may_be_killed_before_any_of_its_steps(
+    fast: Path, work: Path, earlier: str, size: int
+) -> None:
+    home, torn = work / "a.safetensors", work / "a.safetensors.torn"
+    for step in range(1, 100):
+        if earlier == "at home":
+            home.write_bytes(_safetensors(1))
+        elif earlier == "on the tier":
+            _made(fast, home, _safetensors(1), 2 * step)
+        _made(fast, home, _safetensors(2)[:size], 2 * step + 1)
+        is_done = _is_drained_before(fast, step)
+        _make_old(fast)
+        assert drained(fast) == [], step
+        assert names(fast / "burst") == ["data", "draft", "home"], step
+        if earlier != "none":
+            assert home.read_bytes() == _safetensors(1), step
+        else:
+            assert home.exists() == (not size), step
+        torn.unlink(missing_ok=True)
+        assert set(names(work)) <= {home.name}, step
+        home.unlink(missing_ok=True)
+        if is_done:
+            break
+    assert 3 < step < 99, step
 
 
 @pytest.mark.parametrize("is_removed", [False, True])

@@ -258,13 +258,13 @@ def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> C
     return Checkpoint(store, path.name, kind, False, files, None, manifest)
 
 
-def _link(one: Entry, place: Path) -> None:
-    """Makes a path lead to a file on the tier, in one moment.  Raises OSError."""
+def _link(one: Entry) -> None:
+    """Makes a file's path lead to the tier, in one moment.  Raises OSError."""
     _unmark(one)
     draft = one.beside(LINK)
     draft.unlink(missing_ok=True)
     draft.symlink_to(one.data)
-    draft.replace(place)
+    draft.replace(one.home)
 
 
 def _torn_of(one: Entry) -> Path:
@@ -298,6 +298,15 @@ def _put(new: Path, one: Entry) -> bool:
     return True
 
 
+def _take(one: Entry) -> bool:
+    """Removes the link at the path; False: it is gone, or leads elsewhere now.  Raises OSError."""
+    if not one.is_linked():
+        return False
+    _mark_home(one)
+    one.home.unlink()
+    return True
+
+
 def _give_way(new: Path, one: Entry, put: os.stat_result) -> None:
     """Back to the path goes what was there: the program has been quicker.  put: what we had put
     there; where that does not come back the program was quicker again, and its newest counts."""
@@ -326,8 +335,9 @@ def _unmark(one: Entry) -> None:
 
 
 def _was_put(one: Entry) -> bool:
-    """Whether the file came home, and its drain was killed before it could mark that."""
-    return _target(one.beside(NEW)) == os.fspath(one.data)
+    """Whether the file came home, or gave its place to the one before, and its drain was killed
+    before it could mark that."""
+    return os.fspath(one.data) in (_target(one.beside(NEW)), _target(one.was))
 
 
 def _was_replaced(one: Entry) -> bool:
@@ -359,6 +369,8 @@ def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
     _sweep(one.beside(NEW))
     _sweep_noted(one.draft)
+    if _target(one.was) == os.fspath(one.data):  # see _was_put()
+        one.was.unlink(missing_ok=True)
     ways = (replace(one, is_home=is_home).way for is_home in (False, True))
     for place in (one.data, *ways):
         place.unlink(missing_ok=True)
@@ -708,7 +720,10 @@ class Burst(Working):
                 self._end_moved(one)
             return
         path = one.data
-        if self._is_torn(one):
+        is_bad = self._is_torn(one)
+        if not one.is_linked():
+            return  # that took its time: removed, or it has another name
+        if is_bad:
             self._give_back(one)
             return
         self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=one.size_bytes)
@@ -813,29 +828,32 @@ class Burst(Working):
     def _give_back(self, one: Entry) -> None:
         """A file whose program ended before it: the one before comes back, and this is put aside
         as NAME.torn, or stays what it is where there is none and nothing is in it."""
+        before = one.data.stat()
         older = next((other for other in self._versions(one) if not _is_bad(other)), None)
-        if older is None and not os.path.lexists(one.was) and not one.size_bytes:
-            self._put_as(one, one.home)
-            return
-        _mark_home(one)
+        new = one.beside(NEW)
         if older is not None:
-            _link(older, one.home)
+            new.unlink(missing_ok=True)
+            new.symlink_to(older.data)
+            is_put = _put(new, one)
         elif os.path.lexists(one.was):
-            one.was.replace(one.home)
+            is_put = _put(one.was, one)
+        elif before.st_size:
+            is_put = _take(one)
         else:
-            one.home.unlink(missing_ok=True)
-        if one.size_bytes:
-            self._put_as(one, _torn_of(one))
+            is_put = _put(self._copy(one, before), one)
+            if is_put:
+                self._gone[one.name] = before
+                return
+        if not is_put:  # the program has been quicker
+            new.unlink(missing_ok=True)
+            return
+        if older is not None:
+            _unmark(older)
+        if before.st_size:
+            self._copy(one, before).replace(_torn_of(one))
         fsync_folder(one.home.parent)
         _drop(one)
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
-
-    def _put_as(self, one: Entry, path: Path) -> None:
-        new = self._copy(one, one.data.stat())
-        new.replace(path)
-        if path == one.home:
-            self._gone[one.name] = one.data.stat()
-            _mark_home(one)
 
     def _versions(self, one: Entry) -> list[Entry]:
         """Earlier files of the same path, newest first: those that were replaced there, and not
@@ -904,7 +922,7 @@ class Burst(Working):
             for other in (*self._versions(one), one):
                 _drop(other)
         elif one.home.is_file() and not one.home.is_symlink():
-            _link(one, one.home)
+            _link(one)
 
     def _find_again(self, found: Sequence[Entry]) -> None:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
