@@ -332,8 +332,13 @@ static enum before look(const struct burst *state, struct work *work, int flags)
         return errno == ENOENT ? NOTHING : ELSE;
     if (flags & O_EXCL || !(flags & O_TRUNC))
         return ELSE;
-    if (S_ISLNK(work->found.st_mode) && read_link(state, work->parent, work->base, work->name))
+    if (S_ISLNK(work->found.st_mode) && read_link(state, work->parent, work->base, work->name)) {
+        if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, 0))
+            work->found.st_mode = 0; /* lost with its tier: the new one's is as asked for */
+        else if (syscall(SYS_faccessat, work->parent, work->base, W_OK))
+            return ELSE;
         return OUR_LINK;
+    }
     if (S_ISREG(work->found.st_mode) && work->found.st_nlink == 1 &&
         !syscall(SYS_faccessat, work->parent, work->base, W_OK))
         return A_FILE;
@@ -400,7 +405,7 @@ static int make_file(const struct burst *state, struct work *work, int flags, mo
         return -1;
     fd = (int)syscall(SYS_openat, AT_FDCWD, work->data, flags | O_EXCL, mode);
     if (fd >= 0) {
-        if (before == A_FILE)
+        if (before != NOTHING && work->found.st_mode)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
         if (set_link(state, work, before)) {
             /* Held up for long, the drain may have taken us for dead and removed the way home. */
