@@ -435,10 +435,13 @@ def test_a_file_that_is_overwritten_stays_what_it_was_until_the_new_one_is_there
         open("last.pt", "wb").write(b"new")
         open("best.pt.tmp", "wb").write(b"better")
         os.replace("best.pt.tmp", "best.pt")
+        os.chmod("best.pt", 0o640)
+        open("best.pt", "wb").write(b"better")  # before it is home
         open("third.pt", "wb").write(b"3")
         os.replace("third.pt", "third-moved.pt")
     """)
     assert (work / f".last.pt{WAS}").read_bytes() == b"durable"
+    assert stat.S_IMODE((work / "best.pt").stat().st_mode) == 0o640
     assert (work / f".best.pt{WAS}").read_bytes() == b"durable too"
     written_ns = (work / "last.pt").stat().st_mtime_ns
     assert drained(fast) == []
@@ -584,9 +587,11 @@ def _left(folder: Path) -> list[str]:
     """A line a name: what it is, its mode, its bytes in short (pytest compares by letters)."""
     found = []
     for path in sorted(folder.rglob("*")):
-        is_file = path.is_file() and not path.is_symlink()
-        bytes_are = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if is_file else ""
-        found.append(f"{path.relative_to(folder)} {path.lstat().st_mode:o} {bytes_are}")
+        if path.is_symlink():
+            what = os.fspath(path.readlink())
+        else:
+            what = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
+        found.append(f"{path.relative_to(folder)} {path.lstat().st_mode:o} {what}")
     return found
 
 

@@ -5,6 +5,7 @@ to be the same whatever is beneath."""
 import os
 import random
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -69,6 +70,59 @@ def asked(chance: random.Random, other: Path, step: int) -> str:
     return f"{real} {path.is_symlink()} {kinds} {path.stat().st_mtime}"
 
 
+def truncated(chance: random.Random, other: Path, step: int) -> str:
+    path, size = any_path(chance, other), chance.choice((3, 5000))
+    os.truncate(path, size)
+    return f"{path} {size} {path.stat().st_size}"
+
+
+def mode_changed(chance: random.Random, other: Path, step: int) -> str:
+    path = any_path(chance, other)
+    path.chmod(chance.choice((0o600, 0o640, 0o644)))
+    return f"{path} {path.stat().st_mode:o}"
+
+
+def linked(chance: random.Random, other: Path, step: int) -> str:
+    """As trainers do who name the newest: last.ckpt leads to it, changed in one moment."""
+    path = any_path(chance, other)
+    draft = path.with_name("last.tmp")
+    draft.symlink_to(path.name)
+    draft.replace(path.with_name("last.ckpt"))
+    return f"{path}"
+
+
+def read_by_link(chance: random.Random, other: Path, step: int) -> str:
+    path = any_folder(chance, other) / "last.ckpt"
+    real = os.path.relpath(path.resolve(strict=True), other if path.is_absolute() else None)
+    return f"{path} {path.readlink()} {real} {path.read_bytes()[:8]!r} {path.is_symlink()}"
+
+
+def by_child(chance: random.Random, other: Path, step: int) -> str:
+    do, seed = chance.choice((write, aside, renamed, removed)), chance.random()
+    child = os.fork()
+    if not child:
+        try:
+            do(random.Random(seed), other, step)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return do.__name__
+
+
+def by_command(chance: random.Random, other: Path, step: int) -> str:
+    path, to = (str(any_path(chance, other)) for _ in range(2))
+    folder = str(any_folder(chance, other))
+    words: list[str] = chance.choice((
+        ["cp", "-a", path, to], ["cp", path, to], ["mv", "-f", path, to], ["rm", "-rf", folder],
+        ["stat", "-c", "%F %s %a", path], ["cat", path], ["sh", "-c", f"echo {step} >{path}"],
+        ["sh", "-c", f"echo {step} >>{path}"], ["find", folder, "-type", "f", "-delete"],
+        ["dd", "if=/dev/zero", f"of={path}", "bs=10", "count=1", "conv=notrunc"],
+        ["test", "-L", path],
+    ))  # fmt: skip
+    done = subprocess.run(words, capture_output=True)
+    return f"{words} {done.returncode} {done.stdout[:40]!r}"
+
+
 def listed(chance: random.Random, other: Path, step: int) -> str:
     folder = any_folder(chance, other)
     return f"{folder} {sorted(os.listdir(folder))}"
@@ -117,7 +171,8 @@ folder_copied = of_two(
 
 OTHERS = (
     aside, aside, read, read, asked, listed, removed, renamed, renamed, moved, moved, copied,
-    folder_renamed, folder_moved, folder_copied, folder_removed,
+    folder_renamed, folder_moved, folder_copied, folder_removed, truncated, mode_changed, linked,
+    read_by_link, by_child, by_child, by_command, by_command, by_command,
 )  # fmt: skip
 
 if __name__ == "__main__":
