@@ -502,8 +502,8 @@ def test_a_tier_of_a_millisecond_gives_as_many_calls_as_there_are_in_flight(
                 str(place.path / "file"), "read", "random", 4096, threads, depth, seconds=0.3
             )
             rate = requests.measured(job)["calls_hz"]
-            # FUSE's own share of a call and a busy machine: less, never more than a millisecond each
-            # allows; of four more than one after the other could be.
+            # FUSE's own share of a call and a busy machine: less, never more than a millisecond
+            # each allows; of four more than one after the other could be.
             n = threads * depth
             assert (100 if n == 1 else ONE_BY_ONE_HZ) < rate < ONE_BY_ONE_HZ * n
 
