@@ -595,7 +595,7 @@ def _left(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4])
+@pytest.mark.parametrize("seed", [1, 3, 4, 20])
 def test_whatever_a_program_does_with_names_comes_out_as_without_us(
     tmp_path: Path, seed: int
 ) -> None:
@@ -997,11 +997,11 @@ def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
         _made(fast, home, whole, 1)
     data = _made(fast, home, _safetensors(2)[:size], 2)
     with Burst(fast, AT_ONCE) as drain:
-        asked = drain._is_torn
+        asked = drain._torn
 
-        def late(one: Entry) -> bool:
-            is_torn = asked(one)
-            drain._is_torn = asked  # type: ignore[method-assign]
+        def late(one: Entry) -> os.stat_result | None:
+            torn = asked(one)
+            drain._torn = asked  # type: ignore[method-assign]
             way = fast / "burst/home" / data.name
             if meanwhile == "renamed":  # and written anew, as by whoever keeps the last two
                 home.rename(to)
@@ -1012,9 +1012,9 @@ def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
                 home.unlink()
             if meanwhile != "removed":
                 _made(fast, home, newer, 3)
-            return is_torn
+            return torn
 
-        drain._is_torn = late  # type: ignore[method-assign]
+        drain._torn = late  # type: ignore[method-assign]
         drain.once()
     _make_old(fast)
     drained(fast)
@@ -1025,6 +1025,34 @@ def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
         assert home.read_bytes() == newer
     assert to.exists() == (meanwhile == "renamed" and not size)
     assert not to.is_symlink()
+
+
+@pytest.mark.parametrize("earlier", ["none", "at home", "on the tier"])
+def test_a_torn_file_that_is_written_to_after_all_is_none(
+    fast: Path, work: Path, earlier: str
+) -> None:
+    home = work / "a.safetensors"
+    if earlier == "at home":
+        home.write_bytes(_safetensors(1))
+    elif earlier == "on the tier":
+        _made(fast, home, _safetensors(1), 1)
+    whole = _safetensors(2)
+    data = _made(fast, home, whole[:500], 2)
+    with Burst(fast, AT_ONCE) as drain:
+        older = drain._older
+
+        def late(one: Entry) -> Entry | None:
+            drain._older = older  # type: ignore[method-assign]
+            with data.open("ab") as file:
+                file.write(whole[500:])
+            return older(one)
+
+        drain._older = late  # type: ignore[method-assign]
+        drain.once()
+        assert not drain.status.damaged
+    assert home.read_bytes() == whole
+    assert names(work) == [home.name]
+    assert on_tier(fast) == []
 
 
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])

@@ -720,11 +720,11 @@ class Burst(Working):
                 self._end_moved(one)
             return
         path = one.data
-        is_bad = self._is_torn(one)
+        torn = self._torn(one)
         if not one.is_linked():
             return  # that took its time: removed, or it has another name
-        if is_bad:
-            self._give_back(one)
+        if torn is not None:
+            self._give_back(one, torn)
             return
         self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=one.size_bytes)
         before = path.stat()
@@ -736,9 +736,7 @@ class Burst(Working):
                     raise
                 return  # removed, or its folder has another name: the next look finds it there
             try:
-                with _unwritten(path, self.settings.settle_s) as is_free:
-                    if not is_free or not _is_as_before(path.stat(), before):
-                        raise TierError(f"{one.home}: is being written again; drained after that")
+                with self._as_it_was(one, before):
                     is_put = _put(new, one)
                 if not is_put:
                     self._is_late(one, new)
@@ -760,6 +758,14 @@ class Burst(Working):
             drained_bytes=self.status.drained_bytes + before.st_size,
             last=one.home.as_posix(),
         )
+
+    @contextmanager
+    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[None]:
+        """In the block nobody writes to a file.  Raises TierError: somebody does, or has."""
+        with _unwritten(one.data, self.settings.settle_s) as is_free:
+            if not is_free or not _is_as_before(one.data.stat(), before):
+                raise TierError(f"{one.home}: is being written again; drained after that")
+            yield
 
     def _forget_was(self, one: Entry) -> None:
         if not one.home.is_symlink():  # else it is what a newer one will need that is written now
@@ -815,38 +821,36 @@ class Burst(Working):
             warned = f"{self.fast.url} and {folder} are on one device: nothing is gained, or safer"
             self._say(warning=warned)
 
-    def _is_torn(self, one: Entry) -> bool:
-        """Known for sure only of a file that has been left alone for a while."""
+    def _torn(self, one: Entry) -> os.stat_result | None:
+        """As it is torn.  Known for sure only of a file that has been left alone for a while; an
+        empty one that is the first of its path stays what it is."""
         if not is_torn(one.data, one.home.name):
-            return False
+            return None
         age_s = time.time() - one.data.stat().st_mtime
         if age_s < self.settings.settle_s:
             self._rest(self.settings.settle_s - max(0.0, age_s))
         with _unwritten(one.data, self.settings.settle_s) as is_free:
-            return is_free and is_torn(one.data, one.home.name)
+            found = one.data.stat()
+            if not is_free or not is_torn(one.data, one.home.name):
+                return None
+        is_first = self._older(one) is None and not os.path.lexists(one.was)
+        return found if found.st_size or not is_first else None
 
-    def _give_back(self, one: Entry) -> None:
-        """A file whose program ended before it: the one before comes back, and this is put aside
-        as NAME.torn, or stays what it is where there is none and nothing is in it."""
-        before = one.data.stat()
-        older = next((other for other in self._versions(one) if not _is_bad(other)), None)
-        new = one.beside(NEW)
+    def _give_back(self, one: Entry, before: os.stat_result) -> None:
+        """Of a file whose program ended before it: the one before comes back, and this is put aside
+        as NAME.torn if there is something in it."""
+        older, link = self._older(one), one.beside(NEW)
         if older is not None:
-            new.unlink(missing_ok=True)
-            new.symlink_to(older.data)
-            is_put = _put(new, one)
-        elif os.path.lexists(one.was):
-            is_put = _put(one.was, one)
-        elif before.st_size:
-            is_put = _take(one)
-        else:
-            is_put = _put(self._copy(one, before), one)
-            if is_put:
-                self._gone[one.name] = before
-                return
-        if not is_put:  # the program has been quicker
-            new.unlink(missing_ok=True)
-            return
+            link.unlink(missing_ok=True)
+            link.symlink_to(older.data)
+        new = one.was if older is None else link
+        try:
+            with self._as_it_was(one, before):
+                is_back = _put(new, one) if os.path.lexists(new) else _take(one)
+        finally:
+            link.unlink(missing_ok=True)
+        if not is_back:
+            return  # the program has been quicker
         if older is not None:
             _unmark(older)
         if before.st_size:
@@ -854,6 +858,10 @@ class Burst(Working):
         fsync_folder(one.home.parent)
         _drop(one)
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
+
+    def _older(self, one: Entry) -> Entry | None:
+        """The newest whole one of its earlier versions that is on the tier yet."""
+        return next((other for other in self._versions(one) if not _is_bad(other)), None)
 
     def _versions(self, one: Entry) -> list[Entry]:
         """Earlier files of the same path, newest first: those that were replaced there, and not
