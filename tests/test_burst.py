@@ -872,6 +872,46 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again(fast: Path, work
     assert names(work) == ["a.pt"]
 
 
+def test_who_opened_a_file_as_it_was_put_home_finds_there_what_he_writes(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    home = work / "a.pt"
+    data = _made(fast, home, b"first" * 100)
+    program = """
+        import sys
+        for text in (b"second", b"third"):
+            with open(sys.argv[1], "r+b") as file:
+                file.write(text)
+            print(open(sys.argv[1], "rb").read(8))
+    """
+    real = module._put
+    writer: list[subprocess.Popen[str]] = []
+
+    def late(new: Path, one: Entry) -> bool:
+        if not writer:
+            words = [sys.executable, "-c", textwrap.dedent(program), home]
+            writer.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            waits = Path(f"/proc/{writer[0].pid}/wchan")
+            end_s = time.monotonic() + 10
+            while "lease" not in waits.read_text() and time.monotonic() < end_s:
+                time.sleep(0.01)  # it has the file by its link, and waits for our lease
+        return real(new, one)
+
+    monkeypatch.setattr(module, "_put", late)
+    with Burst(fast, AT_ONCE) as drain:
+        drain._round()
+        said = writer[0].communicate(timeout=10)[0]
+        drain._again.clear()
+        assert drain.once() == []
+    assert said.splitlines() == ["b'secondir'", "b'thirddir'"]
+    assert home.read_bytes() == b"thirdd" + (b"first" * 100)[6:]
+    assert not home.is_symlink()
+    assert not data.exists()
+    assert names(work) == ["a.pt"]
+
+
 def test_who_writes_to_the_tier_after_the_file_was_put_home_gets_the_link_back(
     fast: Path, work: Path
 ) -> None:
@@ -1544,7 +1584,7 @@ def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
 ) -> None:
     from penstock.save import burst as module
 
-    data, real = _made(fast, work / "a.pt", b"a"), module._unwritten
+    data, real = _made(fast, work / "a.pt", b"a"), module._leased
     _made(fast, work / "b.pt", b"b")
 
     def gone(path: Path, settle_s: float) -> Any:
@@ -1552,7 +1592,7 @@ def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
             path.unlink(missing_ok=True)
         return real(path, settle_s)
 
-    monkeypatch.setattr(module, "_unwritten", gone)
+    monkeypatch.setattr(module, "_leased", gone)
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         drain._forget_committed()

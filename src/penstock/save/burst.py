@@ -206,10 +206,23 @@ def entries(fast: str | os.PathLike[str]) -> list[Entry]:
 # --- one file -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """is_free: no process has the file open to write to it, or mapped."""
+
+    is_free: bool
+    _descriptor: int = -1
+
+    def is_wanted(self) -> bool:
+        """Whether a process waits to write to the file, as far as the kernel tells."""
+        return self._descriptor >= 0 and (
+            fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) == fcntl.F_UNLCK
+        )
+
+
 @contextmanager
-def _unwritten(path: Path, settle_s: float) -> Iterator[bool]:
-    """Whether no process has the file open to write to it, or mapped; one that wants to waits
-    until the block has ended.
+def _leased(path: Path, settle_s: float) -> Iterator[_Lease]:
+    """Who wants to write to the file waits until the block has ended.
 
     The kernel gives a lease for reading to nobody while there is a writer.  Where it gives none at
     all, a file counts as written when it has not changed for settle_s.
@@ -220,11 +233,11 @@ def _unwritten(path: Path, settle_s: float) -> Iterator[bool]:
             # A writer that comes is told of by a signal that nobody hears: it waits, we are short.
             fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            is_free = True
+            lease = _Lease(True, descriptor)
         except OSError as error:
             age_s = time.time() - os.fstat(descriptor).st_mtime
-            is_free = error.errno != errno.EAGAIN and age_s > settle_s
-        yield is_free
+            lease = _Lease(error.errno != errno.EAGAIN and age_s > settle_s)
+        yield lease
     finally:
         os.close(descriptor)  # and the lease with it
 
@@ -386,9 +399,9 @@ def _merge_marks(folder: Path) -> None:
 
 def _drop_old(one: Entry) -> None:
     """Unless a program is about to make its link, or writes to it."""
-    with suppress(FileNotFoundError), _unwritten(one.data, 0.0) as is_free:
+    with suppress(FileNotFoundError), _leased(one.data, 0.0) as lease:
         made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
-        if is_free and time.time() - made_s > LOOK_S:
+        if lease.is_free and time.time() - made_s > LOOK_S:
             _drop(one)
 
 
@@ -708,8 +721,8 @@ class Burst(Working):
             return False
         with suppress(FileNotFoundError):
             path = one.home if one.size_bytes is None else one.data
-            with _unwritten(path, self.settings.settle_s) as is_free:
-                return is_free
+            with _leased(path, self.settings.settle_s) as lease:
+                return lease.is_free
         return one.size_bytes is None  # its path is gone: nothing is left to wait for
 
     # --- one of them
@@ -736,8 +749,13 @@ class Burst(Working):
                     raise
                 return  # removed, or its folder has another name: the next look finds it there
             try:
-                with self._as_it_was(one, before):
+                with self._as_it_was(one, before) as lease:
                     is_put = _put(new, one)
+                    if is_put and lease.is_wanted():
+                        # Who had come this far by the link writes to the tier: nobody must read,
+                        # or go on with, what is at the path then.
+                        _link(replace(one, is_home=True))
+                        raise _written_again(one)
                 if not is_put:
                     self._is_late(one, new)
                     return
@@ -760,12 +778,12 @@ class Burst(Working):
         )
 
     @contextmanager
-    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[None]:
+    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[_Lease]:
         """In the block nobody writes to a file.  Raises TierError: somebody does, or has."""
-        with _unwritten(one.data, self.settings.settle_s) as is_free:
-            if not is_free or not _is_as_before(one.data.stat(), before):
-                raise TierError(f"{one.home}: is being written again; drained after that")
-            yield
+        with _leased(one.data, self.settings.settle_s) as lease:
+            if not lease.is_free or not _is_as_before(one.data.stat(), before):
+                raise _written_again(one)
+            yield lease
 
     def _forget_was(self, one: Entry) -> None:
         if not one.home.is_symlink():  # else it is what a newer one will need that is written now
@@ -829,9 +847,9 @@ class Burst(Working):
         age_s = time.time() - one.data.stat().st_mtime
         if age_s < self.settings.settle_s:
             self._rest(self.settings.settle_s - max(0.0, age_s))
-        with _unwritten(one.data, self.settings.settle_s) as is_free:
+        with _leased(one.data, self.settings.settle_s) as lease:
             found = one.data.stat()
-            if not is_free or not is_torn(one.data, one.home.name):
+            if not lease.is_free or not is_torn(one.data, one.home.name):
                 return None
         is_first = self._older(one) is None and not os.path.lexists(one.was)
         return found if found.st_size or not is_first else None
@@ -924,9 +942,9 @@ class Burst(Working):
         self._gone.clear()
 
     def _forget(self, one: Entry, before: os.stat_result) -> None:
-        with _unwritten(one.data, self.settings.settle_s) as is_free:
+        with _leased(one.data, self.settings.settle_s) as lease:
             is_same = _is_as_before(one.data.stat(), before)
-        if is_same and is_free:
+        if is_same and lease.is_free:
             for other in (*self._versions(one), one):
                 _drop(other)
         elif one.home.is_file() and not one.home.is_symlink():
@@ -997,6 +1015,10 @@ def _has_moved(one: Entry) -> bool:
     except FileNotFoundError:
         return False
     return time.time() - made_s > LOOK_S or (one.home.is_file() and not one.home.is_symlink())
+
+
+def _written_again(one: Entry) -> TierError:
+    return TierError(f"{one.home}: is being written again; drained after that")
 
 
 def _is_bad(one: Entry) -> bool:
