@@ -51,6 +51,7 @@ EPOCHS = {"ci": 4, "small": 5, "full": 6}
 # gives (the paper: 514 MB/s), JPEG 0.4 times.
 COMPUTE_S = 0.025
 TIMEOUT_S = 900.0
+MOST_DRAWN = 300  # points of a curve: a picture has as many places
 
 IN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts")
 
@@ -341,6 +342,16 @@ def _curves(rows: Sequence[Row], points: Sequence[Point]) -> dict[tuple[str, ...
 # --- the picture ---------------------------------------------------------------------------------
 
 
+def _levels(values: Sequence[float]) -> tuple[list[float], ...]:
+    """At most MOST_DRAWN groups of neighbours, more would be a blot: where each is, its tenth, its
+    median and its nine tenths."""
+    size = -(-len(values) // MOST_DRAWN)
+    groups = [sorted(values[at : at + size]) for at in range(0, len(values), size)]
+    at = [number * size + (len(group) - 1) / 2 for number, group in enumerate(groups)]
+    tenths = ([group[len(group) * tenth // 10] for group in groups] for tenth in (1, 5, 9))
+    return at, *tenths
+
+
 def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], Row]) -> None:
     """The paper's figures: storage, data, container; and what its text supposes, the caches."""
     figure.set_size_inches(11, 7.5)
@@ -353,9 +364,12 @@ def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], R
         row = curves.get(key)
         if row is None:
             return
-        drawn = axis.plot(row["step_hz"], lw=0.9, label=label)[0]
+        at, low, middle, high = _levels(row["step_hz"])
+        color = axis.plot(at, middle, lw=0.9, label=label)[0].get_color()
+        axis.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
         for change in row["change_steps"]:
-            axis.plot(change, row["step_hz"][change], "v", ms=6, color=drawn.get_color())
+            level = middle[min(len(middle) - 1, change * len(middle) // len(row["step_hz"]))]
+            axis.plot(change, level, "v", ms=4, color=color)
         if is_marked:
             for end in range(row["epoch_steps"], len(row["step_hz"]), row["epoch_steps"]):
                 axis.axvline(end, color="grey", ls=":", lw=0.8)
