@@ -487,6 +487,19 @@ def test_a_tier_that_is_gone_with_its_folder_is_recovered_from_by_its_name(
     assert "no link of a burst buffer" in penstock("save", "recover", fast, work, status=2).stderr
 
 
+def test_a_lost_tier_is_recovered_from_in_a_folder_of_any_size(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = work / "1/2/3/4/5/6/7"
+    folder.mkdir(parents=True)
+    for number in range(30):
+        (folder / f"{number}.txt").touch()
+    _made(fast, folder / "a.pt", b"a")
+    shutil.rmtree(fast / "burst")
+    monkeypatch.setattr("penstock.save.burst.MOST_SEARCHED", 10)
+    assert mend(work, fast) == [(folder / "a.pt", False)]
+
+
 def test_what_a_lost_tier_s_drain_had_begun_goes_and_what_another_s_has_begun_stays(
     fast: Path, work: Path
 ) -> None:
@@ -1134,6 +1147,129 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     assert on_tier(fast) == []
 
 
+def test_what_a_torn_file_holds_for_which_there_is_no_room_stays_and_is_named(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    home.write_bytes(_safetensors(1))
+    data = _made(fast, home, _safetensors(2)[:500])
+    with Burst(fast, AT_ONCE) as drain:
+        copy = drain._copy
+
+        def full(*words: Any) -> Path:
+            raise TierError("no room")
+
+        drain._copy = full  # type: ignore[method-assign]
+        drain._round()
+        drain._copy = copy  # type: ignore[method-assign]
+    assert home.read_bytes() == _safetensors(1)
+    _make_old(fast)
+    [told] = drained(fast)
+    assert str(data) in told
+    assert data.read_bytes() == _safetensors(2)[:500]
+    assert names(work) == [home.name]
+
+
+def test_a_killed_drain_s_link_to_a_torn_file_is_none_of_the_program_s(
+    fast: Path, work: Path
+) -> None:
+    """Where what was there before has come back, and that was not marked yet."""
+    home = work / "a.safetensors"
+    home.write_bytes(_safetensors(1))
+    data = _made(fast, home, _safetensors(2)[:500])
+    made_as = data.with_name(f"{data.name[:25]}b.safetensors")
+    data.rename(made_as)
+    (fast / "burst/home" / data.name).rename(fast / "burst/home" / made_as.name)
+    was = home.with_name(f".{home.name}{WAS}")
+    was.rename(home)
+    was.symlink_to(made_as)
+    _make_old(fast)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(1)
+    assert names(work) == [home.name]
+
+
+def test_who_writes_to_the_tier_late_gets_no_link_where_another_file_is_by_now(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.pt"
+    data = _made(fast, home, b"old")
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        (work / "b.pt").write_bytes(b"newer")
+        (work / "b.pt").replace(home)
+        data.write_bytes(b"by who had it open")
+        drain._round()
+    assert home.read_bytes() == b"newer"
+
+
+def test_a_file_that_is_renamed_onto_another_one_as_it_comes_home_leaves_nothing_of_that(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has found its link, and kept the other one, just before."""
+    home, was = work / "a.pt", work / f".a.pt{WAS}"
+    home.write_bytes(b"old")
+    data = _made(fast, work / "a.pt.tmp", b"new")
+
+    def exchanged(new: Path, old: Path) -> None:
+        monkeypatch.undo()
+        was.hardlink_to(home)
+        exchange(new, old)
+
+    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    with Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        (work / "a.pt.tmp").replace(home)
+        (fast / "burst/home" / data.name).symlink_to(home)
+        assert drain.once() == []
+    assert home.read_bytes() == b"new"
+    assert names(work) == ["a.pt"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+@pytest.mark.parametrize("is_home", [False, True])
+def test_a_folder_whose_name_is_a_file_s_by_now_holds_up_no_other_file(
+    fast: Path, work: Path, is_home: bool
+) -> None:
+    (work / "last.ckpt").mkdir()
+    _made(fast, work / "last.ckpt/a.pt", b"old", 1)
+    newer = _made(fast, work / "last.ckpt/a.pt", b"new", 2)
+    with Burst(fast, AT_ONCE) as drain:
+        if is_home:
+            drain._round()
+        else:
+            newer.unlink()
+            (fast / "burst/home" / newer.name).unlink()
+        shutil.rmtree(work / "last.ckpt")
+        (work / "last.ckpt").write_bytes(b"a file")
+        _make_old(fast)
+        _made(fast, work / "b.pt", b"b")
+        assert drain.once() == []
+    assert (work / "b.pt").read_bytes() == b"b"
+    assert names(work) == ["b.pt", "last.ckpt"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_file_that_nobody_may_read_holds_up_no_other_one(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = _made(fast, work / "a.pt", b"a")
+    real = os.open
+
+    def opened(path: Any, *words: Any, **more: Any) -> int:
+        if path == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return real(path, *words, **more)
+
+    monkeypatch.setattr(os, "open", opened)
+    _made(fast, work / "b.pt", b"b")
+    [told] = drained(fast, Settings(settle_s=0.0, tries=1))
+    assert "a.pt: Permission denied" in told or "cannot be read" in told, told
+    assert (work / "b.pt").read_bytes() == b"b"
+    assert not (work / "b.pt").is_symlink()
+    assert (work / "a.pt").is_symlink()
+
+
 def test_what_came_home_is_kept_until_what_replaced_it_there_is_whole(
     fast: Path, work: Path
 ) -> None:
@@ -1289,11 +1425,14 @@ def test_a_drain_that_gives_back_may_be_killed_before_any_of_its_steps(
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
 def test_a_drain_may_be_killed_before_any_of_its_steps(
-    fast: Path, work: Path, is_removed: bool
+    fast: Path, work: Path, is_first: bool, is_removed: bool
 ) -> None:
     home = work / "a.safetensors"
     for step in range(1, 100):
+        if not is_first:
+            home.write_bytes(_safetensors(2))
         _made(fast, home, _safetensors(1), step)
         is_done = _is_drained_before(fast, step)
         is_gone = is_removed and not home.is_symlink()
@@ -1309,6 +1448,156 @@ def test_a_drain_may_be_killed_before_any_of_its_steps(
         if is_done:
             break
     assert 5 < step < 99, step
+
+
+def _move(fast: Path, home: Path, data: bytes, turn: int = 0) -> Path:
+    """As native/burst.c does with a file for which the tier has no room: its way home."""
+    way = fast / "burst/home" / f"{time.time_ns():016x}{turn:08x}-{home.name}"
+    way.symlink_to(home)
+    if home.exists():
+        home.with_name(f".{home.name}{WAS}").unlink(missing_ok=True)
+        home.rename(home.with_name(f".{home.name}{WAS}"))
+    home.write_bytes(data)
+    os.utime(way, (0, 0), follow_symlinks=False)
+    return way
+
+
+@pytest.mark.parametrize("is_made_as", [False, True])
+def test_what_a_file_replaces_that_moves_to_its_path_as_the_tier_is_full_stays_until_it_is_whole(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch, is_made_as: bool
+) -> None:
+    """It begins as another one has come home: at its path, or under the name that it had before."""
+    from penstock.save import burst as module
+
+    home = work / "a.safetensors"
+    data = _made(fast, home, _safetensors(1), 1)
+    if is_made_as:
+        way = fast / "burst/home" / data.name
+        home.rename(work / "b.safetensors")
+        way.unlink()
+        way.symlink_to(work / "b.safetensors")
+        home.write_bytes(_safetensors(1))
+    real = module.fsync_folder
+
+    def late(folder: Path) -> None:
+        if (work / ("b.safetensors" if is_made_as else home.name)).is_symlink():
+            return real(folder)  # of the copy
+        monkeypatch.undo()
+        _move(fast, home, _safetensors(2)[:500], 2)
+        return real(folder)
+
+    monkeypatch.setattr(module, "fsync_folder", late)
+    assert drained(fast) == []
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(1)
+    assert (work / "a.safetensors.torn").read_bytes() == _safetensors(2)[:500]
+    left = {"a.safetensors", "a.safetensors.torn"} | ({"b.safetensors"} if is_made_as else set())
+    assert set(names(work)) == left
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_moved_file_that_the_program_goes_on_with_after_a_moment_is_none_that_is_torn(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    home.write_bytes(_safetensors(1))
+    whole = _safetensors(2)
+    _move(fast, home, whole[:500])
+    with Burst(fast, Settings(settle_s=60.0)) as drain:
+        waited: list[float] = []
+
+        def rest(seconds: float) -> None:
+            if not waited:
+                home.write_bytes(whole)
+            waited.append(seconds)
+
+        drain._rest = rest  # type: ignore[method-assign]
+        drain._round()
+        drain._again.clear()
+        drain._round()
+    assert waited[0] > 50
+    assert home.read_bytes() == whole
+    assert names(work) == [home.name]
+
+
+def test_what_was_there_stays_where_a_moved_file_is_written_anew_while_it_is_synced(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = work / "a.safetensors"
+    home.write_bytes(_safetensors(1))
+    _move(fast, home, _safetensors(2), 2)
+    real = os.fsync
+
+    def late(descriptor: int) -> None:
+        real(descriptor)
+        if os.path.samestat(os.fstat(descriptor), home.stat()):
+            monkeypatch.undo()
+            home.with_name(f".{home.name}{WAS}").unlink()
+            _made(fast, home, _safetensors(3)[:500], 3)
+
+    monkeypatch.setattr(os, "fsync", late)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(2)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_moved_file_may_be_renamed_and_leaves_nothing_of_what_was_there(
+    fast: Path, work: Path
+) -> None:
+    (work / "a.pt").write_bytes(b"old")
+    _move(fast, work / "a.pt", b"new")
+    (work / "a.pt").rename(work / "b.pt")
+    assert drained(fast) == []
+    assert names(work) == ["b.pt"]
+
+
+def test_a_program_that_is_killed_as_it_moves_a_file_leaves_what_was_there_before(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    home.write_bytes(_safetensors(1))
+    data = _made(fast, home, _safetensors(2)[:500])
+    way = fast / "burst/home" / data.name
+    way.rename(way.with_name(way.name + HOME))
+    home.unlink()
+    home.write_bytes(_safetensors(2)[:500])
+    _make_old(fast)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(1)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_program_that_is_killed_as_it_keeps_what_it_overwrites_leaves_nothing(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    data = _made(fast, home, b"")
+    home.unlink()
+    home.write_bytes(_safetensors(1))
+    home.with_name(f".{home.name}{WAS}").hardlink_to(home)
+    _make_old(fast)
+    assert data.exists()
+    assert drained(fast) == []
+    assert home.stat().st_nlink == 1  # else the next one does not go to the tier
+    assert names(work) == [home.name]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_program_that_is_killed_as_it_renames_leaves_nothing_on_the_tier(
+    fast: Path, work: Path, is_removed: bool
+) -> None:
+    data = _made(fast, work / "a.pt", b"a")
+    way = fast / "burst/home" / data.name
+    way.with_name(f"{way.name}.penstock-link").symlink_to(work / "b.pt")
+    if is_removed:  # by the next one
+        for path in (work / "a.pt", data, way):
+            path.unlink()
+    assert drained(fast) == []
+    assert names(work) == ([] if is_removed else ["a.pt"])
+    assert names(fast / "burst") == ["data", "draft", "home"]
 
 
 def test_a_program_may_be_killed_at_any_call_of_a_removal(

@@ -20,6 +20,7 @@ import math
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -225,21 +226,23 @@ def _leased(path: Path, settle_s: float) -> Iterator[_Lease]:
     """Who wants to write to the file waits until the block has ended.
 
     The kernel gives a lease for reading to nobody while there is a writer.  Where it gives none at
-    all, a file counts as written when it has not changed for settle_s.
+    all, or the file is not ours to read, it counts as written when it has not changed for settle_s.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = -1
     try:
         try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             # A writer that comes is told of by a signal that nobody hears: it waits, we are short.
             fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             lease = _Lease(True, descriptor)
         except OSError as error:
-            age_s = time.time() - os.fstat(descriptor).st_mtime
+            age_s = time.time() - path.stat().st_mtime
             lease = _Lease(error.errno != errno.EAGAIN and age_s > settle_s)
         yield lease
     finally:
-        os.close(descriptor)  # and the lease with it
+        if descriptor >= 0:
+            os.close(descriptor)  # and the lease with it
 
 
 def is_torn(path: Path, name: str) -> bool:
@@ -284,31 +287,31 @@ def _torn_of(one: Entry) -> Path:
     return one.home.with_name(beside(one.home.name, TORN))
 
 
-def _put(new: Path, one: Entry) -> bool:
-    """The file itself in its link's place, in one moment, and marked so; False: the link is gone,
+def _put(new: Path, one: Entry) -> os.stat_result | None:
+    """The file itself in its link's place, in one moment, and marked so; None: the link is gone,
     or it leads elsewhere now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
-        return False
+        return None
     ours = new.lstat()
     try:
         exchange(new, one.home)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
         # A file system that cannot: between the question and the answer lies a microsecond.
         if not one.is_linked():
-            return False
+            return None
         _mark_home(one)  # who is killed now leaves a link, by which the next drain unmarks it
         new.replace(one.home)
-        return True
+        return ours
     if _target(new) != os.fspath(one.data):
         _give_way(new, one, ours)
-        return False
+        return None
     _mark_home(one)
     new.unlink()  # until here it says that the file is home to who finds no mark
-    return True
+    return ours
 
 
 def _take(one: Entry) -> bool:
@@ -365,7 +368,8 @@ def _sweep(new: Path) -> None:
     path."""
     link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
     for leftover in (new, link, draft_of(new)):
-        leftover.unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # the folder's name is a file's by now
+            leftover.unlink(missing_ok=True)
 
 
 def _sweep_noted(note: Path) -> None:
@@ -384,8 +388,8 @@ def _drop(one: Entry) -> None:
     _sweep_noted(one.draft)
     if _target(one.was) == os.fspath(one.data):  # see _was_put()
         one.was.unlink(missing_ok=True)
-    ways = (replace(one, is_home=is_home).way for is_home in (False, True))
-    for place in (one.data, *ways):
+    ways = [replace(one, is_home=is_home).way for is_home in (False, True)]
+    for place in (one.data, *ways, ways[0].with_name(f"{one.name}{LINK}")):
         place.unlink(missing_ok=True)
 
 
@@ -397,19 +401,15 @@ def _merge_marks(folder: Path) -> None:
             way.replace(marked)
 
 
-def _drop_old(one: Entry) -> None:
-    """Unless a program is about to make its link, or writes to it."""
-    with suppress(FileNotFoundError), _leased(one.data, 0.0) as lease:
-        made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
-        if lease.is_free and time.time() - made_s > LOOK_S:
-            _drop(one)
-
-
 def _sweep_drafts(folder: Path) -> None:
-    """Of files that the program has removed since a drain that was killed had begun with them."""
+    """Of files that the program has removed since a drain, or itself, was killed as it had begun
+    with them."""
     for note in (folder / "draft").glob("*"):
         if not os.path.lexists(folder / "data" / note.name):
             _sweep_noted(note)
+    for way in (folder / "home").glob(f"*{LINK}"):
+        if not os.path.lexists(folder / "data" / way.name.removesuffix(LINK)):
+            way.unlink(missing_ok=True)
     for half in (folder / "data").glob(f"*{NEW}"):  # see burst_writing() in native/burst.c
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > STARTING_S:
@@ -527,7 +527,8 @@ class Burst(Working):
         )
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
-        self._gone: dict[str, os.stat_result] = {}  # committed; dropped at the next look
+        # Committed, and dropped at the next look: as it was on the tier, and as it is at its path.
+        self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
         self._homes: dict[Path, None] = {}  # folders to which this has brought something
         self._said_device = False
 
@@ -716,14 +717,20 @@ class Burst(Working):
                 self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
                 self._say(error=sentence(name, why))
 
-    def _may_go(self, one: Entry, failed: Mapping[str, str]) -> bool:
-        if one.home.as_posix() in failed:
+    def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
+        """failed: what cannot go in this round, and why; is told of it."""
+        name = one.home.as_posix()
+        if name in failed:
             return False
-        with suppress(FileNotFoundError):
+        try:
             path = one.home if one.size_bytes is None else one.data
             with _leased(path, self.settings.settle_s) as lease:
                 return lease.is_free
-        return one.size_bytes is None  # its path is gone: nothing is left to wait for
+        except (FileNotFoundError, NotADirectoryError):
+            return one.size_bytes is None  # its path is gone: nothing is left to wait for
+        except OSError as error:
+            failed[name] = str(error)
+            return False
 
     # --- one of them
 
@@ -750,20 +757,20 @@ class Burst(Working):
                 return  # removed, or its folder has another name: the next look finds it there
             try:
                 with self._as_it_was(one, before) as lease:
-                    is_put = _put(new, one)
-                    if is_put and lease.is_wanted():
+                    put = _put(new, one)
+                    if put is not None and lease.is_wanted():
                         # Who had come this far by the link writes to the tier: nobody must read,
                         # or go on with, what is at the path then.
                         _link(replace(one, is_home=True))
                         raise _written_again(one)
-                if not is_put:
+                if put is None:
                     self._is_late(one, new)
                     return
                 fsync_folder(one.home.parent)
             finally:
                 new.unlink(missing_ok=True)
         self._forget_was(one)
-        self._gone[one.name] = before
+        self._gone[one.name] = (before, put)
         self._homes[one.home.parent] = None
         lag_s = max(0.0, time.time() - before.st_mtime)
         said = f"{before.st_size} {lag_s:.6f} {one.home}"
@@ -785,13 +792,45 @@ class Burst(Working):
                 raise _written_again(one)
             yield lease
 
-    def _forget_was(self, one: Entry) -> None:
-        if not one.home.is_symlink():  # else it is what a newer one will need that is written now
-            one.was.unlink(missing_ok=True)
+    def _forget_was(self, one: Entry, is_dead: bool = False) -> None:
+        """What was at its path before goes, unless a newer one needs it, on the tier or, as that is
+        full, at the path.  is_dead: its program was killed before it had made the link."""
+        if os.path.lexists(one.was):
+            newer = (other.name for other in entries(self.fast.folder) if other.home == one.home)
+            is_needed = max(newer, default="") > one.name
+            is_kept_now = not is_dead and _are_one_file(one.was, one.home)
+            if not (is_needed or is_kept_now or _target(one.home)):
+                one.was.unlink(missing_ok=True)
         # Of the name under which it was made, if that was another one and is nobody's now.
         made_as = one.home.with_name(one.name[ID_LETTERS:])
-        if made_as != one.home and not made_as.is_symlink():
+        if os.path.lexists(was_of(made_as)) and not os.path.lexists(made_as):
             was_of(made_as).unlink(missing_ok=True)
+
+    def _end_was(self, one: Entry, is_dead: bool = False) -> None:
+        """Of a path at which the file itself is, by a drain that was killed since, or by a program
+        on a full tier: what was there before goes, or comes back where the file is torn.  Raises
+        TierError: the file is being written."""
+        if _is_file(one.home):
+            if _is_file(one.was) and self._has_put_back(one):
+                return
+            _fsync_file(one.home)
+        self._forget_was(one, is_dead)
+
+    def _has_put_back(self, one: Entry) -> bool:
+        """As _end_was(): whether what was there before has come back."""
+        torn = self._left_torn(one.home, one)
+        with _leased(one.home, self.settings.settle_s) as lease:
+            is_bad = is_torn(one.home, one.home.name)
+            is_late = is_bad and not (torn and _is_as_before(one.home.lstat(), torn))
+            if is_late or not lease.is_free:
+                raise _written_again(one)
+            if is_bad:
+                _torn_of(one).unlink(missing_ok=True)
+                if one.home.stat().st_size:
+                    _torn_of(one).hardlink_to(one.home)
+                one.was.replace(one.home)
+                self._say_damaged(one)
+        return is_bad
 
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
@@ -842,17 +881,21 @@ class Burst(Working):
     def _torn(self, one: Entry) -> os.stat_result | None:
         """As it is torn.  Known for sure only of a file that has been left alone for a while; an
         empty one that is the first of its path stays what it is."""
-        if not is_torn(one.data, one.home.name):
+        found = self._left_torn(one.data, one)
+        if found is None or found.st_size:
+            return found
+        is_first = self._older(one) is None and not os.path.lexists(one.was)
+        return None if is_first else found
+
+    def _left_torn(self, path: Path, one: Entry) -> os.stat_result | None:
+        if not is_torn(path, one.home.name):
             return None
-        age_s = time.time() - one.data.stat().st_mtime
+        age_s = time.time() - path.stat().st_mtime
         if age_s < self.settings.settle_s:
             self._rest(self.settings.settle_s - max(0.0, age_s))
-        with _leased(one.data, self.settings.settle_s) as lease:
-            found = one.data.stat()
-            if not lease.is_free or not is_torn(one.data, one.home.name):
-                return None
-        is_first = self._older(one) is None and not os.path.lexists(one.was)
-        return found if found.st_size or not is_first else None
+        with _leased(path, self.settings.settle_s) as lease:
+            found = path.stat()
+            return found if lease.is_free and is_torn(path, one.home.name) else None
 
     def _give_back(self, one: Entry, before: os.stat_result) -> None:
         """Of a file whose program ended before it: the one before comes back, and this is put aside
@@ -864,17 +907,24 @@ class Burst(Working):
         new = one.was if older is None else link
         try:
             with self._as_it_was(one, before):
-                is_back = _put(new, one) if os.path.lexists(new) else _take(one)
+                is_back = bool(_put(new, one)) if os.path.lexists(new) else _take(one)
         finally:
             link.unlink(missing_ok=True)
         if not is_back:
             return  # the program has been quicker
         if older is not None:
             _unmark(older)
+        self._say_damaged(one)
         if before.st_size:
-            self._copy(one, before).replace(_torn_of(one))
+            try:
+                self._copy(one, before).replace(_torn_of(one))
+            except (TierError, OSError):  # no room, or no such folder: it stays, and is named
+                _unmark(replace(one, is_home=True))
+                raise
         fsync_folder(one.home.parent)
         _drop(one)
+
+    def _say_damaged(self, one: Entry) -> None:
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
 
     def _older(self, one: Entry) -> Entry | None:
@@ -908,17 +958,7 @@ class Burst(Working):
 
     def _end_moved(self, one: Entry) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
-        is_file = not one.is_home and one.home.is_file() and not one.home.is_symlink()
-        if is_file and os.path.lexists(one.was) and is_torn(one.home, one.home.name):
-            one.home.replace(_torn_of(one))
-            one.was.replace(one.home)
-        elif is_file:
-            descriptor = os.open(one.home, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            one.was.unlink(missing_ok=True)
+        self._end_was(one)
         _sweep(one.beside(NEW))
         for place in (one.draft, one.way):
             place.unlink(missing_ok=True)
@@ -932,22 +972,23 @@ class Burst(Working):
         """A program that opened the path just before the file took its link's place may write to
         what is on the tier: then the link comes back."""
         for one in entries(self.fast.folder):
-            before = self._gone.get(one.name)
-            if before is None or one.size_bytes is None or one.home.is_symlink():
+            gone = self._gone.get(one.name)
+            if gone is None or one.size_bytes is None or _target(one.home):
                 # To it: a newer one was torn, and this is what was there before.  To a newer one:
                 # that may be torn yet, and have replaced this one without keeping it.
                 continue
-            with suppress(FileNotFoundError):  # the program has removed it, or its folder
-                self._forget(one, before)
+            with suppress(OSError):  # the program has removed it, or its folder
+                self._forget(one, *gone)
         self._gone.clear()
 
-    def _forget(self, one: Entry, before: os.stat_result) -> None:
+    def _forget(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
         with _leased(one.data, self.settings.settle_s) as lease:
             is_same = _is_as_before(one.data.stat(), before)
         if is_same and lease.is_free:
+            self._forget_was(one)  # it may have got another name, which was another file's, since
             for other in (*self._versions(one), one):
                 _drop(other)
-        elif one.home.is_file() and not one.home.is_symlink():
+        elif os.path.samestat(one.home.lstat(), put):
             _link(one)
 
     def _find_again(self, found: Sequence[Entry]) -> None:
@@ -964,26 +1005,41 @@ class Burst(Working):
             elif newer is None or not one.is_home:
                 lost.append(one)
             elif self._may_go(newer, {}) and not _is_bad(newer):
-                _drop(one)
+                with suppress(OSError):  # as below
+                    _drop(one)
         now_s = self._clock()
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
         roots = dict.fromkeys(_root_of(one.home) for one in lost)
         # A folder that was renamed may have been made anew: the other is beside it, then.
         links = _search(dict.fromkeys((*roots, *(root.parent for root in roots))))
-        places = {one.name: links[path] for one in lost if (path := os.fspath(one.data)) in links}
+        places = {
+            one.name: links[path]
+            for one in lost
+            if (path := os.fspath(one.data)) in links and not _was_put(one)
+        }
         for one in lost:
-            if one.name in places:
-                _rename_home(one, places[one.name])
-            elif one.is_home or _was_put(one) or not one.size_bytes:
-                # It was replaced or removed there, or nothing was ever in it.  What was renamed to
-                # its path may be torn: then this is what was there before.
-                if one.home not in places.values():
-                    _drop_old(one)
-            else:  # the file stays: a link to it may be where we did not look
-                with suppress(OSError):
+            with suppress(TierError, OSError):  # one that cannot be looked at holds up no other
+                if one.name in places:
+                    _rename_home(one, places[one.name])
+                elif one.is_home or _was_put(one) or not one.size_bytes:
+                    # It was replaced or removed there, or nothing was ever in it.  What was renamed
+                    # to its path may be torn: then this is what was there before.
+                    if one.home not in places.values():
+                        self._drop_old(one)
+                else:  # the file stays: a link to it may be where we did not look
+                    if time.time() - one.mtime_ns / 1e9 > LOOK_S:
+                        self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
                     _sweep(one.beside(NEW))
-                if time.time() - one.mtime_ns / 1e9 > LOOK_S:
-                    self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
+
+    def _drop_old(self, one: Entry) -> None:
+        """Unless a program is about to make its link, or writes to it.  Who was killed may have
+        left what was there before."""
+        with suppress(FileNotFoundError), _leased(one.data, 0.0) as lease:
+            made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
+            if lease.is_free and time.time() - made_s > LOOK_S:
+                if os.path.lexists(one.was):
+                    self._end_was(one, is_dead=not one.is_home)
+                _drop(one)
 
     def _backlog(self, left: Sequence[Entry]) -> None:
         self._say(
@@ -1006,6 +1062,27 @@ def _is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
 
 
+def _are_one_file(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(one.lstat(), other.lstat())
+    return False
+
+
+def _is_file(path: Path) -> bool:
+    """Itself, and no link to one."""
+    with suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
+def _fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _has_moved(one: Entry) -> bool:
     """Whether a file that is not on the tier was there: the way home is made before the file."""
     if one.is_home:
@@ -1014,7 +1091,7 @@ def _has_moved(one: Entry) -> bool:
         made_s = one.way.lstat().st_mtime
     except FileNotFoundError:
         return False
-    return time.time() - made_s > LOOK_S or (one.home.is_file() and not one.home.is_symlink())
+    return time.time() - made_s > LOOK_S or _is_file(one.home)
 
 
 def _written_again(one: Entry) -> TierError:
@@ -1035,12 +1112,15 @@ def _rename_home(one: Entry, place: Path) -> None:
 def _root_of(home: Path) -> Path:
     """The deepest folder above a path that is there."""
     for folder in home.parents:
-        if folder.is_dir():
-            return folder
+        with suppress(OSError):  # too long a path, or a folder that is not ours to look into
+            if folder.is_dir():
+                return folder
     return Path("/")
 
 
-def _search(roots: Iterable[Path], deepest: int = DEEPEST) -> dict[str, Path]:
+def _search(
+    roots: Iterable[Path], deepest: float = DEEPEST, most: int = MOST_SEARCHED
+) -> dict[str, Path]:
     """Links below folders, by where they lead."""
     found: dict[str, Path] = {}
     seen = 0
@@ -1048,10 +1128,10 @@ def _search(roots: Iterable[Path], deepest: int = DEEPEST) -> dict[str, Path]:
         if root == Path("/"):
             continue
         stack = [(root, 0)]
-        while stack and seen < MOST_SEARCHED:
+        while stack and seen < most:
             folder, depth = stack.pop(0)
             with suppress(OSError), os.scandir(folder) as scan:
-                for one in islice(scan, MOST_SEARCHED - seen):
+                for one in islice(scan, most - seen):
                     seen += 1
                     if one.is_symlink():
                         if not one.name.endswith((LINK, NEW)):
@@ -1066,7 +1146,8 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tup
     earlier file is beside one it comes back (True), else the link is removed.  Raises OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
     mended, lost = [], set[tuple[Path, str]]()
-    for target, place in sorted(_search([Path(os.path.realpath(slow))]).items()):
+    links = _search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
+    for target, place in sorted(links.items()):
         if not target.startswith(data) or os.path.lexists(target):
             continue
         was = was_of(place)
