@@ -942,6 +942,32 @@ def test_who_writes_to_the_tier_after_the_file_was_put_home_gets_the_link_back(
     assert on_tier(fast) == []
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
+@pytest.mark.parametrize("is_watching", [False, True])
+def test_what_is_written_to_as_the_last_file_comes_home_comes_home_too(
+    fast: Path, work: Path, is_watching: bool, is_renamed: bool
+) -> None:
+    home, to = work / "a.pt", work / "b.pt"
+    data = _made(fast, home, b"first")
+    with Burst(fast, AT_ONCE) as drain:
+        forget = drain._forget_was
+
+        def late(one: Entry) -> None:
+            forget(one)
+            drain._forget_was = forget  # type: ignore[method-assign]
+            data.write_bytes(b"second")
+            if is_renamed:
+                home.rename(to)
+
+        drain._forget_was = late  # type: ignore[method-assign]
+        assert (drain.watch(lambda: True) if is_watching else drain.once()) == []
+    assert names(fast / "burst") == ["data", "draft", "home"]
+    assert names(work) == ["b.pt" if is_renamed else "a.pt"]
+    if not is_renamed:
+        assert home.read_bytes() == b"second"
+        assert not home.is_symlink()
+
+
 def test_a_file_that_is_removed_where_it_came_home_does_not_come_back(
     fast: Path, work: Path
 ) -> None:

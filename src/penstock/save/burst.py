@@ -578,6 +578,10 @@ class Burst(Working):
                 for one in self._awaited()
             ]
         failed = super().watch(has_ended, grace_s)
+        with suppress(OSError, TierError):  # else the next drain does it
+            self._forget_committed()
+            if self._owed():  # what came home at last was written to in that moment
+                failed = super().watch(has_ended, grace_s)
         self._settle()
         return [*failed, *self._said_unclaimed()]
 
@@ -666,6 +670,8 @@ class Burst(Working):
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
             failed = self._round()
+            with suppress(OSError):  # the next look does it
+                self._forget_committed()
             self._backlog(self.backlog())
             if not (failed or self.backlog() or self._astray()):
                 break
