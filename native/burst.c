@@ -601,7 +601,8 @@ static int make_at_home(struct work *work, int flags)
     int made, from;
     bool is_there;
 
-    set_beside(work->beside, work->name, BURST_NEW);
+    /* Not the drain's name, which may be reading its copy back at this moment. */
+    set_beside(work->beside, work->name, BURST_LINK);
     made =
         (int)syscall(SYS_openat, work->parent, work->beside,
                      (flags & (O_ACCMODE | O_APPEND | O_NONBLOCK)) | O_CREAT | O_EXCL | O_CLOEXEC,

@@ -689,6 +689,32 @@ def test_a_full_fast_tier_keeps_what_was_overwritten_until_the_new_one_is_whole(
     _assert_written(work, 2_000_000)
 
 
+def test_a_file_moves_from_a_full_fast_tier_though_the_drain_has_a_copy_of_it(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    """The copy is read back before it takes the path."""
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        prepare(disk)
+        recorded(
+            """
+            import os, sys
+            with open("a.pt", "wb") as file:
+                file.write(b"a" * 1000)
+            (name,) = os.listdir(sys.argv[1])
+            with open(f".{name}.penstock-new", "wb") as file:
+                file.write(b"a" * 1000)
+            with open("a.pt", "ab") as file:
+                file.write(b"b" * 2_000_000)
+            os.remove(f".{name}.penstock-new")  # as the drain does then
+            """,
+            environment=variables(disk, "*.pt"),
+            args=[disk / "burst/data"],
+        )
+        assert drained(disk) == []
+    assert (work / "a.pt").read_bytes() == b"a" * 1000 + b"b" * 2_000_000
+    assert names(work) == ["a.pt"]
+
+
 def test_a_slow_tier_that_is_full_too_is_told_as_ever_and_leaves_nothing(
     recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
