@@ -1407,6 +1407,26 @@ def test_a_program_that_is_quicker_twice_while_a_file_comes_home_keeps_its_newes
     assert names(work) == ["a.safetensors"]
 
 
+def test_what_a_program_writes_and_removes_while_an_older_one_comes_home_leaves_the_tier(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = work / "a.pt"
+    _made(fast, home, b"first", 1)
+
+    def exchanged(new: Path, old: Path) -> None:
+        monkeypatch.undo()
+        _made(fast, home, b"second", 2)
+        exchange(new, old)
+        home.unlink()  # which is a file to it, of which the tier hears nothing
+
+    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    drained(fast)
+    _make_old(fast)
+    assert drained(fast) == []
+    assert names(work) == []
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
     fast: Path, work: Path
 ) -> None:

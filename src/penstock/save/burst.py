@@ -333,9 +333,9 @@ def _give_way(new: Path, one: Entry, put: os.stat_result) -> None:
             if os.path.samestat(new.lstat(), put):
                 break
             put = back
-        replaced = Path(_target(new))
-        if replaced.parent == one.data.parent:  # by what it took for a file of its own
-            _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
+    replaced = Path(_target(new))
+    if replaced.parent == one.data.parent:  # or removed, by what it took for a file of its own
+        _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
 
 
 def _mark_home(one: Entry) -> None:
