@@ -20,7 +20,8 @@
 #define PART ".penstock-part" /* ends the name of what our save engine and its drain write */
 #define DELETED " (deleted)"  /* what /proc/self/fd adds to the name of a removed file */
 #define ID_BYTES 26           /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
-#define MOST_NAME_BYTES 210   /* of the program's name: ours is longer, and 255 is the end */
+#define MOST_NAME_BYTES 200   /* of the program's name: ours is longer, and 255 is the end */
+#define MOST_HOME_BYTES (PATH_BYTES - 64) /* the same of its path */
 #define COPY_BYTES (1u << 20)
 #define TARGET_BYTES (BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16) /* of a link, and a zero */
 /* Of a question whose answer changes meanwhile; that for a kernel thread's exe does for ever. */
@@ -499,7 +500,8 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
         return -1;
     work = makes_file(flags) && is_wanted(state, path) ? begin_work() : NULL;
     if (work) {
-        if (find_folder(work, dirfd, path) && !is_below_tier(state, work->home)) {
+        if (find_folder(work, dirfd, path) && strlen(work->home) <= MOST_HOME_BYTES &&
+            !is_below_tier(state, work->home)) {
             before = look(state, work, flags);
             strcpy(work->older, before == OUR_LINK ? work->name : "");
             new_name(state, work);
@@ -1156,7 +1158,7 @@ static bool put_at(const struct burst *state, struct work *work, int dirfd, cons
 
     strcpy(from, work->data);
     if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
-        strlen(work->base) > MOST_NAME_BYTES)
+        strlen(work->base) > MOST_NAME_BYTES || strlen(work->home) > MOST_HOME_BYTES)
         return false;
     new_name(state, work);
     set_marked(state, work, work->name);

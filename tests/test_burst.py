@@ -2387,7 +2387,7 @@ def test_names_as_long_as_the_file_system_takes_come_home(
 ) -> None:
     burst("""
         import os
-        for n in (210, 211, 255):
+        for n in (200, 201, 255):
             open("x" * (n - 3) + ".pt", "wb").write(b"new")
         open("short.pt", "wb").write(b"renamed")
         open("y" * 252 + ".pt", "wb").close()
@@ -2396,10 +2396,31 @@ def test_names_as_long_as_the_file_system_takes_come_home(
         os.rename("z.pt", "z" * 220 + ".pt")
     """)
     # Longer ones go to their paths at once: the tier's name for them would be too long.
-    assert [len(name) for name in on_tier(fast)] == [8, 210, 4]
+    assert [len(name) for name in on_tier(fast)] == [8, 200, 4]
     assert drained(fast) == []
     found = {path.name[0] + str(len(path.name)): path.read_bytes() for path in work.glob("*.pt")}
     assert found == {
-        "x210": b"new", "x211": b"new", "x255": b"new", "y255": b"renamed", "z223": b"renamed"
+        "x200": b"new", "x201": b"new", "x255": b"new", "y255": b"renamed", "z223": b"renamed"
     }  # fmt: skip
     assert not [path for path in work.iterdir() if path.is_symlink() or path.name[0] == "."]
+
+
+def test_paths_as_long_as_the_file_system_takes_come_home(
+    burst: Callable[..., Any], fast: Path, work: Path
+) -> None:
+    burst("""
+        import os
+        while len(os.getcwd()) < 4096 - 400:
+            os.mkdir("d" * 250)
+            os.chdir("d" * 250)
+        for most in (4032, 4033, 4095):
+            left = most - len(os.getcwd()) - 2
+            folder = str(most).ljust(left // 2, "d")
+            os.mkdir(folder)
+            name = ".pt".rjust(left - len(folder), "x")
+            open(os.path.join(folder, name), "wb").write(b"%d" % most)
+    """)
+    assert [(fast / "burst/data" / entry.name).read_bytes() for entry in entries(fast)] == [b"4032"]
+    assert drained(fast) == []
+    found = {path.read_bytes() for path in work.rglob("*.pt") if not path.is_symlink()}
+    assert found == {b"4032", b"4033", b"4095"}
