@@ -18,7 +18,7 @@ from typing import Any
 
 from bars import ROOT
 
-from penstock.bench import ladder, mlperf, study
+from penstock.bench import inputs, ladder, mlperf, study
 from penstock.bench.cases import PAPER
 from penstock.bench.checkpoint import WAYS
 from penstock.bench.rungs import RUNGS
@@ -146,6 +146,14 @@ def command_of(found: Read, folder: str = "") -> str:
         ranks = {p["ranks"] for p in found.points if p["launcher"] != "simulated"}
         if ranks - {1} != set(RANKS[found.scale]) - {1}:
             words += ["--ranks", ",".join(map(str, sorted(ranks)))]
+    if found.name in ("read", "train"):
+        first = found.points[0].factors
+        usual = inputs.usual_threads(found.name, first.get("loader", "threads"), found.scale)
+        known = {
+            p["threads"] for p in found.points if p.factors.get("loader") == first.get("loader")
+        }
+        if known != set(usual):
+            words += ["--threads", ",".join(map(str, sorted(known)))]
     if settings.get("model", "sleep") != "sleep":
         words += ["--model", settings["model"]]
     words += ["--fio"] if settings.get("is_beside_fio") else []

@@ -355,7 +355,7 @@ def test_the_command_line_climbs_and_extends(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--rungs", "nfs"], "nfs: no such rung; there are: skip"),
-        (["--processes", "0"], "1 to 256 processes"),
+        (["--processes", "0"], "1 to 256 of them"),
         (["--processes", "a"], "write numbers, 1,2,4,8"),
         (["--on", "moon"], "'moon' is not one of"),
     ],

@@ -597,6 +597,9 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
     # Each of four batches is waited for, or only the first.
     assert ahead["stall"] < 0.8 * without["stall"]
     assert points(found, prefetch=0, compute=0.0)[0]["stall"] > 0.9
+    fewer = bench(tmp_path, "train", "--on", "latency", "--threads", "2")  # in the same folder
+    assert {point["factors"]["threads"] for point in fewer["points"]} == {2}
+    assert "threads" not in fewer["settings"]  # more may be added
 
 
 @pytest.mark.alone
@@ -1232,7 +1235,7 @@ def test_the_command_of_a_page_repeats_the_run() -> None:
     command = cli.cli.commands["bench"].commands["scale"]  # type: ignore[attr-defined]
     params = command.make_context("scale", said.split()[3:]).params
     assert {key: params[key] for key in told} == told
-    assert (params["launchers"], params["ranks"]) == (("mpirun",), "1,16")
+    assert (params["launchers"], params["ranks"]) == (("mpirun",), (1, 16))
     assert (params["places"], params["repeats"]) == (("shared",), 3)
     asked_for = {"n_steps": 50, "every": 5, "compute_s": 0.05, "ratio": 8.0, "slow": "/lustre"}
     ways = [Point({"way": way}, 1, {}, {}, {}) for way in ("none", "slow")]
@@ -1352,11 +1355,13 @@ def test_no_picture_has_powers_of_ten(name: str) -> None:
 
 
 def test_the_command_of_a_page_names_what_is_not_usual() -> None:
-    factors = {"place": "latency", "loader": "tf.data", "by": "dlio_benchmark"}
+    factors = {"place": "latency", "loader": "tf.data", "by": "dlio_benchmark", "threads": 3}
     point = Point(factors, 2, {}, {}, {})
-    read = study.Read("train", "ci", {"model": "alexnet", "is_beside_fio": True}, {}, (), [point])
+    read = study.Read("read", "ci", {"model": "alexnet", "is_beside_fio": True}, {}, (), [point])
     said = study_page.command_of(read)
     assert said == (
-        "penstock bench train train --scale ci --on latency --loader tf.data --model alexnet --fio "
-        "--dlio dlio_benchmark --repeats 2"
+        "penstock bench read read --scale ci --on latency --loader tf.data --threads 3 "
+        "--model alexnet --fio --dlio dlio_benchmark --repeats 2"
     )
+    usual = Point(factors | {"threads": 2}, 2, {}, {}, {})
+    assert "--threads" not in study_page.command_of(replace(read, points=[usual]))

@@ -30,6 +30,7 @@ __all__ = [
     "read",
     "relative_files",
     "train",
+    "usual_threads",
 ]
 
 TIMEOUT_S = 900.0
@@ -43,7 +44,7 @@ FRAMEWORKS = {
 @dataclass(frozen=True, slots=True)
 class Settings:
     """model: what a step of `train` computes, one of pipeline.MODELS.  loaders: see
-    pipeline.LOADERS."""
+    pipeline.LOADERS.  threads: how many; None is the scale's own."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency")
@@ -51,6 +52,7 @@ class Settings:
     seed: int = 1
     loaders: tuple[str, ...] = ("threads",)
     model: str = "sleep"
+    threads: tuple[int, ...] | None = None
 
 
 def loaded(
@@ -110,11 +112,24 @@ def relative_files(folder: Path) -> tuple[str, ...]:
     return tuple(str(path.relative_to(folder)) for path in files_below(folder))
 
 
+# By study, and by whose loader: others start processes or a framework for each case.
+THREADS = {
+    ("read", True): {"ci": (1, 8), "small": (1, 2, 4, 8, 16, 32), "full": (1, 2, 4, 8, 16, 32)},
+    ("read", False): {"ci": (2,), "small": (1, 4), "full": (1, 4, 16)},
+    ("train", True): {"ci": (4,), "small": (1, 4), "full": (1, 2, 4, 8, 16)},
+}
+
+
+def usual_threads(name: str, loader: str, scale: str) -> tuple[int, ...]:
+    """How many threads a scale has, unless it is told."""
+    return THREADS[name, loader == "threads"][scale]
+
+
 def _mark(name: str, settings: Settings) -> dict[str, Any]:
-    """What all runs of a folder have in common: more places, loaders and repeats may be added."""
+    """What all runs of a folder have in common: more of the others may be added."""
     told = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     return {"study": name} | {
-        key: told[key] for key in told if key not in ("places", "repeats", "loaders")
+        key: told[key] for key in told if key not in ("places", "repeats", "loaders", "threads")
     }
 
 
@@ -122,11 +137,8 @@ def _mark(name: str, settings: Settings) -> dict[str, Any]:
 
 # Chien 2018: 16,384 JPEG files, median 112 kB; batches of 64 give 256 batches.
 READ_FILES = {"ci": 64, "small": 256, "full": 16_384}
-READ_THREADS = {"ci": (1, 8), "small": (1, 2, 4, 8, 16, 32), "full": (1, 2, 4, 8, 16, 32)}
 READ_WORKS = {"ci": ("read", "resize"), "small": ("read", "decode", "resize")}
 READ_BATCH = 64
-# Loaders of others start processes or a framework for each case: fewer cases of them.
-OTHERS_THREADS = {"ci": (2,), "small": (1, 4), "full": (1, 4, 16)}
 
 
 def _read_cases(settings: Settings) -> list[Case]:
@@ -138,8 +150,9 @@ def _read_cases(settings: Settings) -> list[Case]:
             for work in works:
                 # Where no step computes, reading ahead can only pay beside what threads compute.
                 ahead = (0, 2) if work == "resize" else (0,)
+                many = settings.threads or usual_threads("read", loader, settings.scale)
                 for prefetch in ahead if own else (2,):
-                    for threads in (READ_THREADS if own else OTHERS_THREADS)[settings.scale]:
+                    for threads in many:
                         found.append({
                             "place": place, "loader": loader, "work": work, "prefetch": prefetch,
                             "threads": threads,
@@ -256,7 +269,6 @@ def _found(
 
 # Chien 2018's mini-application: AlexNet on Caltech-101, files of 12 kB in the median, 224 x 224.
 TRAIN_FILES = {"ci": 128, "small": 512, "full": 9144}
-TRAIN_THREADS = {"ci": (4,), "small": (1, 4), "full": (1, 2, 4, 8, 16)}
 TRAIN_PREFETCH = {"ci": (0, 1), "small": (0, 1, 4), "full": (0, 1, 4)}
 # Of a step, slept: from nothing to more than any tier here needs for its batch.
 TRAIN_COMPUTE_S = {
@@ -275,7 +287,7 @@ def _train_cases(settings: Settings) -> list[Case]:
     return [
         {"place": place, "threads": threads, "prefetch": prefetch, "compute": compute_s}
         for place in settings.places
-        for threads in TRAIN_THREADS[scale]
+        for threads in settings.threads or usual_threads("train", "threads", scale)
         for prefetch in TRAIN_PREFETCH[scale]
         for compute_s in compute
     ]

@@ -53,7 +53,7 @@ WEAK_PROCESSES, PER_NODE = (36, 144, 576, 2304, 9216), 36
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study.  ranks: how many; () is the scale's own.  bandwidth_bps, requests_hz, latency_s,
+    """See study.  ranks: how many; None is the scale's own.  bandwidth_bps, requests_hz, latency_s,
     link_bps: of the storage that simulated nodes share, and of each node's link."""
 
     scale: str = "small"
@@ -61,7 +61,7 @@ class Settings:
     repeats: int = 3
     seed: int = 1
     launchers: tuple[str, ...] = LAUNCHERS
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] | None = None
     bandwidth_bps: float = 10e9
     requests_hz: float = 200_000.0
     latency_s: float = 1e-3

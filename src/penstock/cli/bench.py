@@ -301,6 +301,7 @@ def data_command(
 )
 @click.option(
     "--processes",
+    type=studies.numbers,
     default="1,2,4,8",
     show_default=True,
     metavar="N,N...",
@@ -319,7 +320,7 @@ def ladder_command(
     data: int,
     record: int,
     on: tuple[str, ...],
-    processes: str,
+    processes: tuple[int, ...],
     rungs: str,
     repeats: int,
     for_s: float,
@@ -346,7 +347,7 @@ def ladder_command(
 
     settings = ladder.Settings(
         tuple(_chosen(rungs, list(RUNGS))),
-        tuple(studies.numbers(processes)),
+        processes,
         tuple(place for place in ladder.PLACES if place in on or not on),
         repeats,
         for_s,

@@ -61,15 +61,21 @@ def _study(
     return decorated
 
 
-def numbers(text: str) -> list[int]:
-    """How many processes, one number or several: 1,2,4,8."""
+def numbers(text: str) -> tuple[int, ...]:
+    """How many processes or threads, one number or several: 1,2,4,8."""
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        found = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: write numbers, 1,2,4,8") from error
     if found[0] < 1 or found[-1] > 256:
-        raise click.BadParameter(f"{text!r}: 1 to 256 processes")
+        raise click.BadParameter(f"{text!r}: 1 to 256 of them are possible")
     return found
+
+
+_THREADS = click.option(
+    "--threads", type=numbers, metavar="N,N...",
+    help="How many read.  [default: the scale's]",
+)  # fmt: skip
 
 
 @contextmanager
@@ -159,7 +165,8 @@ def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any
     show_default=True,
     help="Whose; can be given several times.",
 )
-def read_command(folder: Path, yes: bool, loaders: tuple[str, ...], **options: Any) -> None:
+@_THREADS
+def read_command(folder: Path, yes: bool, **options: Any) -> None:
     """Read images with more and more threads: only read, decode, and resize.  Chien 2018.
 
     FOLDER gets read.md, .csv, .json and .png, and the images: 16,384 JPEG files of 112 kB in the
@@ -173,7 +180,7 @@ def read_command(folder: Path, yes: bool, loaders: tuple[str, ...], **options: A
     """
     from penstock.bench import inputs
 
-    settings = inputs.Settings(loaders=loaders, **options)
+    settings = inputs.Settings(**options)
     ready(folder, inputs.needs_to_read(settings), settings.places)
     asked(folder, inputs.needed_to_read(folder, settings), yes)
     _carried_out(folder, "reading", lambda say: inputs.read(folder, settings, say))
@@ -187,7 +194,8 @@ def read_command(folder: Path, yes: bool, loaders: tuple[str, ...], **options: A
     show_default=True,
     help="What a step computes: a time that is swept, or AlexNet in PyTorch or TensorFlow.",
 )
-def train_command(folder: Path, yes: bool, model: str, **options: Any) -> None:
+@_THREADS
+def train_command(folder: Path, yes: bool, **options: Any) -> None:
     """Hide input behind computing: prefetch, threads, and how long a step computes.  Chien 2018.
 
     FOLDER gets train.md, .csv, .json and .png, and the images: Caltech-101's sizes, 12 kB in the
@@ -196,12 +204,13 @@ def train_command(folder: Path, yes: bool, model: str, **options: Any) -> None:
 
     \b
       penstock bench train train
+      penstock bench train full --scale full --on disk --threads 1,4 --repeats 1     # 40 minutes
       penstock bench train alexnet --model alexnet --on latency --repeats 1
       penstock bench train keras --model alexnet-tensorflow --on latency --repeats 1
     """
     from penstock.bench import inputs
 
-    settings = inputs.Settings(model=model, **options)
+    settings = inputs.Settings(**options)
     ready(folder, inputs.needs_to_train(settings), settings.places)
     asked(folder, inputs.needed_to_train(folder, settings), yes)
     _carried_out(folder, "training", lambda say: inputs.train(folder, settings, say))
@@ -352,8 +361,9 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     help="What starts ranks; can be given several times.",
 )
 @click.option(
-    "--ranks", default="", metavar="N,N...", help="How many.  [default: 1 to 4; 1,2,4 at ci]"
-)
+    "--ranks", type=numbers, metavar="N,N...",
+    help="How many.  [default: 1 to 4; 1,2,4 at ci]",
+)  # fmt: skip
 @click.option(
     "--bandwidth", "bandwidth_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of the simulated storage.",
@@ -366,7 +376,7 @@ def factors_command(folder: Path, yes: bool, **options: Any) -> None:
     "--link", "link_bps", type=rate, default="10GB/s", show_default=True, metavar="RATE",
     help="Of each simulated node.",
 )  # fmt: skip
-def scale_command(folder: Path, yes: bool, ranks: str, **options: Any) -> None:
+def scale_command(folder: Path, yes: bool, **options: Any) -> None:
     """More ranks, and a simulation of many more.  Bae 2019, Pumma 2019.
 
     1 to 4 real ranks, or as many as are asked for, by torchrun and mpirun read through one slow
@@ -383,7 +393,7 @@ def scale_command(folder: Path, yes: bool, ranks: str, **options: Any) -> None:
     """
     from penstock.bench import scale
 
-    settings = scale.Settings(ranks=tuple(numbers(ranks)) if ranks else (), **options)
+    settings = scale.Settings(**options)
     ready(folder, scale.needs(settings), settings.places)
     asked(folder, scale.needed_bytes(folder, settings), yes)
     _carried_out(folder, "training", lambda say: scale.measured(folder, settings, say))
