@@ -115,19 +115,7 @@ def command_of(found: Read, folder: str = "") -> str:
         words += ["--scale", f"{settings['share']:g}"] if settings["share"] != 1 else []
         return " ".join(words)
     elif found.name == "ladder":
-        if "data_bytes" in settings:
-            words += ["--data", show(settings["data_bytes"], "B").replace(" ", "")]
-            words += _unless("--record", settings["record_bytes"], ladder.RECORD_BYTES)
-        else:
-            words += ["--lmdb", "DATA"]
-        places = values("place")
-        if set(places) != set(ladder.PLACES):
-            words += [word for place in places for word in ("--on", place)]
-        words += ["--processes", ",".join(map(str, sorted(values("processes"))))]
-        if set(values("rung")) != set(RUNGS):
-            words += ["--rungs", ",".join(values("rung"))]
-        words += ["--for", f"{settings['seconds']:g}s"]
-        words += _unless("--batch", settings["batch"], 32)
+        words += _ladder_words(settings, values)
     else:
         words += ["--scale", found.scale]
         words += [
@@ -160,6 +148,22 @@ def command_of(found: Read, folder: str = "") -> str:
     words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in values("by") else []
     repeats = max((point.repeats for point in found.points), default=1)
     return " ".join([*words, "--repeats", str(repeats)])
+
+
+def _ladder_words(settings: dict[str, Any], values: Callable[[str], list[Any]]) -> list[str]:
+    if "data_bytes" in settings:
+        words = ["--data", show(settings["data_bytes"], "B").replace(" ", "")]
+        words += _unless("--record", settings["record_bytes"], ladder.RECORD_BYTES)
+    else:
+        words = ["--lmdb", "DATA"]
+    places = values("place")
+    if set(places) != set(ladder.PLACES):
+        words += [word for place in places for word in ("--on", place)]
+    words += ["--processes", ",".join(map(str, sorted(values("processes"))))]
+    if set(values("rung")) != set(RUNGS):
+        words += ["--rungs", ",".join(values("rung"))]
+    words += ["--for", f"{settings['seconds']:g}s"]
+    return words + _unless("--batch", settings["batch"], 32)
 
 
 def _unless(option: str, value: int, usual: int) -> list[str]:
