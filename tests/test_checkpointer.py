@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drain, Drainer, Status
+from penstock.save.drain import Drain, Drainer, Status, read_status
 from penstock.save.formats import find
 from penstock.save.gather import Session
 from penstock.save.tiered import Tiers, drain_beside, rate_bps
@@ -947,6 +947,75 @@ def test_what_is_known_of_each_save_is_left_in_the_run_s_log(
         known = (save.block_s, save.waited_s, save.local_s, save.durable_s)
         assert last[8:12] == [f"{one:.6f}" for one in known]
         assert last[12:] == [f"{one:.6f}" for one in (save.lost_s, save.lost_to_durable_s)]
+
+
+def modes(folder: Path, slow_s: float, n_saves: int, **options: Any) -> list[bool]:
+    """Which of n_saves blocked, where a step takes slow_s longer beside a save's writing."""
+    large = {"w": np.zeros(2 << 20)}
+    with Checkpointer(folder, **options) as ckpt:
+        for number in range(n_saves):
+            handle = ckpt.save(number, large)
+            for _ in range(12):
+                time.sleep(0.002 + (0.0 if handle.local.done() else slow_s))
+                ckpt.tick()
+            handle.local.result(60)
+        return [save.is_blocking for save in ckpt.saves]
+
+
+def test_saves_block_where_in_the_background_they_cost_the_training_more(tmp_path: Path) -> None:
+    # The first makes the arena; what the fourth cost is known while the fifth is written.
+    assert modes(tmp_path / "busy", 0.5, 8) == [False] * 5 + [True] * 3
+    assert modes(tmp_path / "free", 0.0, 8) == [False] * 8
+    assert modes(tmp_path / "said", 0.5, 6, mode="background") == [False] * 6
+    assert modes(tmp_path / "asked", 0.0, 2, mode="blocking") == [True] * 2
+
+
+def test_a_save_that_blocks_is_local_when_it_returns(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "fast", mode="blocking") as ckpt:
+        handle = ckpt.save(1, state())
+        assert handle.local.done()
+        assert latest_valid(tmp_path / "fast").step == 1
+        save = ckpt.saves[-1]
+        assert save.block_s == save.local_s
+
+
+def test_a_drain_that_a_job_before_has_left_at_work_is_no_reason_to_give_up(
+    tmp_path: Path,
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    fast.mkdir()
+    words = ["save", "drain", "--watch", str(fast), str(slow)]
+    left = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.DEVNULL)
+    try:
+        while read_status(fast) is None:
+            time.sleep(0.05)
+        with Checkpointer(fast, slow) as ckpt:
+            assert ckpt.save(1, state()).durable.result(60)  # by the one that was left
+            time.sleep(3.0)  # once our own had ended and was started again by now
+            left.terminate()
+            left.wait(60)
+            assert ckpt.save(2, state()).durable.result(60)
+            assert ckpt._n_restarts == 0
+            assert ckpt._drain is not None
+            assert ckpt._drain.is_alive()
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_a_home_is_spelled_out_for_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "fast").mkdir()
+    drain = drain_beside("~/fast", "~/slow")
+    drain.stop()
+    assert (drain.fast, drain.slow) == (str(tmp_path / "fast"), str(tmp_path / "slow"))
+
+
+def test_a_mode_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="mode='fast' is not among auto, background, blocking"):
+        Checkpointer(tmp_path / "fast", mode="fast")
 
 
 def test_lost_time_is_measured_from_the_optimizer_s_own_steps(tmp_path: Path) -> None:

@@ -555,3 +555,51 @@ def test_sharded_states_of_four_ranks_are_read_by_two_and_by_one(tmp_path: Path)
     assert all(verify(one, "full").is_whole for one in find(LocalStore(tmp_path / "fast")))
     assert finished.stdout.count("one of 2 has step 2") == 2
     assert finished.stdout.count("one of 1 has step 2") == 1
+
+
+RANKS_OF_TRAINER = """
+import os, sys, time, warnings
+warnings.filterwarnings("ignore")
+import torch
+from transformers import Trainer, TrainingArguments
+from penstock.adapters.save.transformers import DrainCallback
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(20, 1)
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+class Late(Trainer):
+    def _save_rng_state(self, output_dir):
+        if self.args.process_index == 1:
+            time.sleep(3)  # as a slow file system does
+        super()._save_rng_state(output_dir)
+
+data = [{"x": row} for row in torch.randn(24, 20)]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], per_device_train_batch_size=4, max_steps=1, save_steps=1, use_cpu=True,
+    report_to=[], disable_tqdm=True, logging_strategy="no",
+)
+Late(Model(), arguments, train_dataset=data, callbacks=[DrainCallback(sys.argv[2])]).train()
+"""
+
+
+@pytest.mark.slow
+def test_what_every_rank_of_a_trainer_saves_is_in_the_manifest(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    program = tmp_path / "train.py"
+    program.write_text(RANKS_OF_TRAINER)
+    words = ["--standalone", "--nproc-per-node=2", program, tmp_path / "fast", tmp_path / "slow"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    [one] = find(LocalStore(tmp_path / "fast"))
+    assert one.manifest is not None
+    known = {file.name for file in one.manifest.files}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= known
+    assert not verify(one, "full").problems

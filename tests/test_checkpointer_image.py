@@ -17,7 +17,7 @@ from penstock.errors import SaveError
 from penstock.save import image as images
 from penstock.save.image import arrays_layout, zip_directory, zip_header, zip_layout, zip_tail
 from penstock.save.imagefile import Image, write_image
-from penstock.save.lost import lost_s
+from penstock.save.lost import RETRIED_AFTER, Cheaper, lost_s
 from penstock.save.manifest import CHUNK_BYTES, checksum
 from penstock.save.snapshot import ArraySnapshot, TorchSnapshot
 
@@ -319,6 +319,31 @@ def test_lost_time_does_not_change_with_what_the_job_does_later() -> None:
     later = [ends[-1] + 0.2 * n for n in range(1, 61)]
     assert lost_s(ends + later, 4.0, 4.25) == now
     assert lost_s(ends[38:], 4.0, 4.25) == pytest.approx(0.2)  # few before it: those after count
+
+
+def test_the_mode_is_that_of_the_lower_cost_and_the_other_is_tried_again() -> None:
+    cheaper = Cheaper("auto")
+
+    def after(n: int, cost_s: float) -> bool:
+        for _ in range(n):
+            cheaper.learn(cheaper.is_blocking, cost_s, 0.2)
+        return cheaper.is_blocking
+
+    assert not after(2, 0.3)  # two tell nothing
+    assert after(1, 0.3)
+    assert after(RETRIED_AFTER - 1, 0.2)
+    assert not after(1, 0.2)  # anew
+    assert after(3, 0.25)
+    assert not after(3, 0.35)  # writing has become dearer than what it kept from the steps
+    assert not after(100, 0.09)  # far below what a blocking one takes: none is tried
+
+
+def test_a_mode_that_was_asked_for_stays() -> None:
+    for mode, is_blocking in (("background", False), ("blocking", True)):
+        cheaper = Cheaper(mode)
+        for cost_s in (9.0, 0.0) * 4:
+            assert cheaper.learn(is_blocking, cost_s, 0.1) == ""
+            assert cheaper.is_blocking is is_blocking
 
 
 def test_lost_time_is_what_touched_steps_took_beyond_quiet_ones() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -1325,6 +1326,12 @@ def test_an_idle_drain_asks_folders_where_a_look_at_all_files_takes_long(
 def test_two_drains_of_one_tier_are_refused(fast: Path, slow: Path, tmp_path: Path) -> None:
     with Drainer(fast, slow), pytest.raises(SaveError, match="another drain has this folder"):
         Drainer(fast, tmp_path / "else").__enter__()
+    first = Drainer(fast, slow)
+    said: list[str] = []
+    with first:
+        threading.Timer(0.5, first.__exit__).start()  # as one that a killed training has left
+        with Drainer(fast, slow, patience_s=60, told=lambda one: said.append(one.warning)):
+            assert "waiting for it to end" in said[0]
     with pytest.raises(SaveError, match="one lies in the other"):
         Drainer(fast, fast / "below")
     with pytest.raises(SaveError, match="one lies in the other"):
@@ -1450,24 +1457,114 @@ def test_a_status_that_was_damaged_is_no_status(fast: Path) -> None:
         assert read_status(fast) is None
 
 
-def test_a_slow_tier_that_is_gone_is_waited_for(fast: Path, slow: Path) -> None:
+@pytest.mark.parametrize("in_its_place", ["nothing", "a file", "an empty mount point"])
+def test_a_slow_tier_that_is_gone_is_waited_for(
+    fast: Path, slow: Path, in_its_place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.1)
     saved(fast, 1)
-    slow.write_text("a file where the tier should be: as good as gone")
+    drained(fast, slow)
+    away = slow.with_name("away")
     is_over = threading.Event()
-    states = []
+    said = []
 
     def told(status: Status) -> None:
-        states.append((status.state, status.error))
-        if status.state == "waiting" and slow.is_file():
-            slow.unlink()
+        if status.state != "waiting":
+            return
+        said.append(status)
+        if len(said) == 3:
+            if in_its_place != "nothing":
+                assert not slow.is_dir() or not list(slow.iterdir())
+                slow.unlink() if slow.is_file() else slow.rmdir()
+            away.rename(slow)
             is_over.set()
 
-    with Drainer(fast, slow.parent / "other", Settings(tries=1)) as working:
-        working.slow = LocalStore(slow)
-        working._told = told
+    with Drainer(fast, slow, Settings(tries=1), told=told) as working:
+        working.once()
+        slow.rename(away)
+        if in_its_place == "a file":
+            slow.write_text("as good as gone")
+        elif in_its_place != "nothing":
+            slow.mkdir()
+        saved(fast, 2)
         assert working.watch(is_over.is_set, 240) == []
+    assert sorted(names(slow)) == ["step-00000001", "step-00000002"]
+    assert all(str(slow) in status.error for status in said)
+    # What is only on the fast tier is told while the slow one cannot be looked at.
+    assert {status.backlog for status in said} == {("step-00000002",)}
+    ages = [status.at_risk_s for status in said]
+    assert 0 < ages[0] < ages[1] < ages[2]
+
+
+def test_a_slow_tier_that_is_not_mounted_when_a_drain_begins_gets_nothing(
+    fast: Path, slow: Path
+) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    away = slow.with_name("away")
+    for is_there in (True, False):
+        slow.rename(away)
+        if is_there:
+            slow.mkdir()
+        with pytest.raises(TierError, match=r"is it\n? ?mounted\?"):
+            drained(fast, slow)
+        assert not slow.exists() or not list(slow.iterdir())
+        if is_there:
+            slow.rmdir()
+        away.rename(slow)
+    saved(fast, 2)
+    drained(fast, slow)
+    assert sorted(names(slow)) == ["step-00000001", "step-00000002"]
+    # Another one on purpose, as the message says.
+    slow.rename(away)
+    (fast / ".penstock" / "drains-to.json").unlink()
+    drained(fast, slow)
+    assert sorted(names(slow)) == ["step-00000001", "step-00000002"]
+
+
+def test_a_tier_that_is_a_model_s_own_folder_is_drained_with_what_loads_the_model(
+    fast: Path, slow: Path
+) -> None:
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name in shards:
+        (fast / name).write_bytes(struct.pack("<Q", 2) + b"{}")
+    beside = ["config.json", "model.safetensors.index.json", "tokenizer.model", "vocab.txt"]
+    for name in beside:
+        (fast / name).write_text(f"of {name}")
+    (fast / "train.log").write_text("grows with each step")
+    drained(fast, slow)
+    there = {path.name for path in slow.iterdir() if not path.name.startswith(".")}
+    assert there == {*shards, *beside, *(f"{name}.penstock.json" for name in shards)}
+    (fast / "vocab.txt").write_text("another")
+    drained(fast, slow)
+    assert (slow / "vocab.txt").read_text() == "another"
+
+
+def test_one_folder_that_is_spelled_in_two_ways_is_one(fast: Path, slow: Path) -> None:
+    link = fast.with_name("link")
+    link.symlink_to(fast)
+    for spelled in (link, fast, link):
+        foreign(fast / "last.pt", os.urandom(100))
+        drained(spelled, slow)
+    assert names(slow) == ["last.pt"]
+
+
+def test_a_drain_finds_the_package_that_started_it(
+    fast: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "else" / "penstock").mkdir(parents=True)
+    (tmp_path / "else" / "penstock" / "__init__.py").write_text("raise ImportError('another')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "else"))
+    saved(fast, 1)
+    drain = Drain(fast, slow)
+    drain.start()
+    try:
+        end_s = time.monotonic() + 60
+        while names(slow) != ["step-00000001"] and drain.is_alive() and time.monotonic() < end_s:
+            time.sleep(0.05)
+    finally:
+        drain.stop()
     assert names(slow) == ["step-00000001"]
-    assert any(state == "waiting" and "slow" in error for state, error in states)
 
 
 def test_what_has_just_failed_is_still_at_risk(fast: Path, slow: Path) -> None:
@@ -1490,8 +1587,6 @@ def test_a_long_outage_is_told_in_one_line_however_many_wait(
     """Each round once told of all the others' errors in the name of each: twice as long a time."""
     for step in (1, 2, 3, 4):
         saved(fast, step)
-    slow.mkdir()
-    away = slow.with_name("away")
     monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.001)
     errors: list[str] = []
     is_over = threading.Event()
@@ -1499,14 +1594,17 @@ def test_a_long_outage_is_told_in_one_line_however_many_wait(
     def told(status: Status) -> None:
         if status.state == "waiting":
             errors.append(status.error)
-        if len(errors) == 40 and away.exists():
-            slow.unlink()
-            away.rename(slow)
+        if len(errors) == 40:
             is_over.set()
 
+    class Failing(LocalStore):
+        def upload(self, *given: Any) -> Any:
+            if not is_over.is_set():
+                raise TierError("of a mount")
+            return super().upload(*given)
+
     with Drainer(fast, slow, Settings(settle_s=0), told=told) as working:
-        slow.rename(away)
-        slow.write_text("a file where the tier should be")
+        working.slow = Failing(slow)
         assert working.watch(is_over.is_set, 240) == []
     assert sorted(names(slow)) == [f"step-{step:08d}" for step in (1, 2, 3, 4)]
     assert {len(error.splitlines()) for error in errors} == {1}

@@ -133,6 +133,25 @@ class ResumableContract(StoreContract):
         again.close()
         assert store.read("big") == data
 
+    @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+    def test_an_upload_of_a_file_of_another_size_has_nothing_of_the_one_before(
+        self, store: Store, before: int, after: int
+    ) -> None:
+        for n_pieces, is_finished in ((before, False), (after, True)):
+            least = store.upload("big", 1 << 30, PIECE)  # what a piece is at least
+            n_piece = least.piece_bytes
+            least.close()
+            data = os.urandom(n_pieces * n_piece + 5)
+            upload = store.upload("big", len(data), PIECE)
+            for number in range(n_pieces + 1):
+                piece = memoryview(data)[number * n_piece : (number + 1) * n_piece]
+                if not upload.holds(number, piece):
+                    upload.write(number, piece)
+            if is_finished:
+                upload.finish()
+            upload.close()
+        assert store.read("big") == data
+
 
 class TestLocalStore(ResumableContract):
     @pytest.fixture

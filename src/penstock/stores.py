@@ -849,8 +849,9 @@ class _Parts:
         self._upload = {**place, "UploadId": upload}
 
     @classmethod
-    def last_of(cls, store: _S3Store, place: dict[str, str]) -> _Parts | None:
-        """What an earlier process has begun for this very name."""
+    def last_of(cls, store: _S3Store, place: dict[str, str], n_parts: int) -> _Parts | None:
+        """What an earlier process has begun for this very name: of a file that had more parts then,
+        as many as this one has."""
         listed = store.call(
             "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
         ).get("Uploads", [])
@@ -862,7 +863,8 @@ class _Parts:
         while True:
             page = store.call("list_parts", **parts._upload, PartNumberMarker=marker)
             for part in page.get("Parts", []):
-                parts.marks[part["PartNumber"] - 1] = part["ETag"]
+                if part["PartNumber"] <= n_parts:
+                    parts.marks[part["PartNumber"] - 1] = part["ETag"]
             if not page.get("IsTruncated"):
                 return parts
             marker = page["NextPartNumberMarker"]
@@ -900,7 +902,8 @@ class _S3Upload(Upload):
         self._parts: _Parts | None = None
         if size_bytes > piece_bytes:
             with _told(where, "written"):
-                self._parts = _Parts.last_of(store, place) or _Parts(store, place, None)
+                n_parts = -(-size_bytes // piece_bytes)
+                self._parts = _Parts.last_of(store, place, n_parts) or _Parts(store, place, None)
 
     def holds(self, number: int, data: memoryview) -> bool:
         import hashlib
@@ -923,6 +926,9 @@ class _S3Upload(Upload):
                 self._store.call("put_object", **self._place, **_body(self._whole))
             else:
                 self._parts.complete()
+            there = self._store.call("head_object", **self._place)["ContentLength"]
+        if there != self.size_bytes:
+            raise TierError(f"{self.where}: has {there} bytes where {self.size_bytes} were put")
 
     def close(self) -> None:
         self._whole = b""

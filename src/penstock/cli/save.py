@@ -358,7 +358,9 @@ def drain_command(
                 fast, settings, share=share, told=told, owner=owner, is_patient=follow_input
             )
         else:
-            working = draining.Drainer(fast, slow, settings, share=share, told=told)
+            # What a killed training has left at work ends by itself.
+            patience_s = draining.PATIENCE_S * is_followed
+            working = draining.Drainer(fast, slow, settings, patience_s, share=share, told=told)
             _tell_slow(fast, slow, working.slow.durable)
         over = _input_ended if follow_input else _ended(follow)
         with working, _stopped_by_signals(working):
@@ -531,7 +533,8 @@ def recover_command(
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:
             choice, failed = draining.recover(
-                fast, slow, settings, level=level or "sample", told=functools.partial(_told, bar),
+                fast, slow, settings, level=level or "sample", patience_s=draining.PATIENCE_S,
+                told=functools.partial(_warned_once(), bar),
                 drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
             )  # fmt: skip
         except draining.Stopped:

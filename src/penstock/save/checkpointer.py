@@ -41,7 +41,7 @@ from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, Status, read_status
-from penstock.save.lost import lost_s
+from penstock.save.lost import MODES, Cheaper, lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
 from penstock.save.snapshot import (
@@ -76,6 +76,7 @@ LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
 SAVES_COSTED = 8  # the last of them whose cost may still become known
+SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
 UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
 TEND_S = 2.0  # how often it is looked whether the drain is alive
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
@@ -92,7 +93,7 @@ class Save:
     block_s: the caller could not go on, waited_s of it for the save before; is_first: the arena was
     made in it.  local_s, durable_s: from its beginning to there.  lost_s: of the training, block
     included, up to `local`, lost_to_durable_s up to `durable`; see lost.py.
-    path: on the tier it was written to.
+    path: on the tier it was written to.  is_blocking: the caller waited for `local`.
     """
 
     step: int
@@ -108,6 +109,7 @@ class Save:
     path: str = ""
     error: str = ""
     is_skipped: bool = False
+    is_blocking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class Checkpointer:
     save does while there is no room on fast, or the save before is still being written: "wait",
     "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when a
     tier is full or an earlier save has failed in the background: "raise" the error once, or "warn".
+    mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto": the one
+    that costs the training less, where its steps are known (see tick) and it has one rank.
     level: how thoroughly restore() checks: "full" (every byte, so that a damaged one is passed
     over), "sample" or "sizes".  weights_only: as of torch.load.
     world: the ranks, found by itself from torch.distributed or MPI.  rank_timeout_s: so long may
@@ -206,6 +210,7 @@ class Checkpointer:
         drain: str | None = None,
         on_full: str = "wait",
         on_error: str = "raise",
+        mode: str = "auto",
         level: str = "full",
         weights_only: bool = True,
         world: World | None = None,
@@ -213,9 +218,8 @@ class Checkpointer:
         drain_timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        _refuse_wrong(keep, on_full, on_error, level, progress)
-        _refuse_times(rank_timeout_s, drain_timeout_s)
-        rate_bps(drain)
+        _refuse_wrong(keep, on_full, on_error, mode, level, progress)
+        _refuse_wrong_numbers(rank_timeout_s, drain_timeout_s, drain)
         self._tiers = Tiers.of(fast, slow)
         if on_full == "direct" and fast is not None and self._tiers.slow_folder is None:
             raise SaveError(
@@ -243,6 +247,9 @@ class Checkpointer:
         self._busy: dict[int, tuple[float, float]] = {}  # by number: from its call to local
         self._drained: dict[int, tuple[float, float]] = {}  # from its call to durable
         self._costly: dict[int, None] = {}  # numbers whose cost the run's log does not have yet
+        # Many ranks would not agree, and one that waits for a silent one stops with it.
+        self._cheaper = Cheaper("background" if mode == "auto" and self._world.size > 1 else mode)
+        self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # numbers whose cost it lacks
         self._n_notes = 0
         self._failed: PenstockError | None = None
         self._free = threading.Event()  # the arena is nobody's
@@ -260,11 +267,7 @@ class Checkpointer:
         self._restart_s, self._restart_after_s = 0.0, LEAST_RESTART_S
         self._n_restarts = 0  # since something became durable
         self._drain = self._first_drain(drain)
-        self._note_life(
-            rank=self._world.rank,
-            fast=self._tiers.root,
-            slow=self._tiers.slow.url if self._tiers.has_both and self._tiers.slow else None,
-        )
+        self._note_life(**self._where_told())
         self._settle()
 
     def _settle(self) -> None:
@@ -280,6 +283,14 @@ class Checkpointer:
         # before what was imported by now ends.
         atexit.unregister(_close_at_exit)
         atexit.register(_close_at_exit)
+
+    def _where_told(self) -> dict[str, Any]:
+        slow = self._tiers.slow
+        return {
+            "rank": self._world.rank,
+            "fast": self._tiers.root,
+            "slow": slow.url if self._tiers.has_both and slow is not None else None,
+        }
 
     def _where(self) -> tuple[str, int]:
         return os.path.realpath(self._tiers.root), self._world.rank
@@ -417,6 +428,7 @@ class Checkpointer:
             block_s=time.perf_counter() - going.begin_s,
             waited_s=waited_s,
             is_first=going.taken is not None and going.taken.is_new,
+            is_blocking=self._cheaper.is_blocking,
         )
         self._know(number, going.save)
         self._free.clear()
@@ -424,6 +436,8 @@ class Checkpointer:
         self._queue.put(_Wanted(number, going, self))
         if not self._thread.is_alive():  # since a moment ago
             self._end_following("the thread that follows saves has ended")
+        if going.save.is_blocking:
+            self._await_arena()
 
     def _wait_for_arena(self) -> bool:
         """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
@@ -551,7 +565,8 @@ class Checkpointer:
         finally:
             self._free.set()
         try:
-            self._note_costs()  # of those before, beside whose writing steps have ended
+            self._learn_costs()  # of those before, beside whose writing steps have ended
+            self._note_costs()
             self._prune()  # which may read: the next save does not wait for that
             if number == 0 and self._world.rank == 0 and (said := self._tiers.others()):
                 log.warning("%s", said)
@@ -613,13 +628,17 @@ class Checkpointer:
         self._busy[number] = (going.begin_s, going.end_s)
         if done.error:
             raise SaveError(_of_step(going.handle.step, done.error, " was not saved:"))
+        local_s = going.end_s - going.begin_s
         going.save = replace(
             going.save,
-            local_s=going.end_s - going.begin_s,
+            block_s=local_s if going.save.is_blocking else going.save.block_s,
+            local_s=local_s,
             size_bytes=done.size_bytes,
             path=done.path,
         )
         self._know(number, going.save)
+        if not going.save.is_first:  # what making the arena costs is paid once
+            self._unlearnt.append(number)
         going.handle.local.set_result(done.path)
         if not self._tiers.has_both or going.root != self._tiers.root:
             self._durable(number, going, done.path)
@@ -743,6 +762,15 @@ class Checkpointer:
                 self._costly.pop(number, None)
         for number in list(self._costly)[:-SAVES_COSTED]:
             self._costly.pop(number, None)
+
+    def _learn_costs(self) -> None:
+        """Which way the next save goes, by what the last ones have cost."""
+        for number, save in self._with_lost(list(self._unlearnt)):
+            if save.lost_s is not None and save.local_s is not None:
+                self._unlearnt.remove(number)
+                said = self._cheaper.learn(save.is_blocking, save.lost_s, save.local_s)
+                if said:
+                    log.info("%s", said)
 
     # What it costs
 
@@ -1055,11 +1083,14 @@ def _follow_all(place: _Place, wanted: queue.SimpleQueue[_Wanted | Checkpointer 
         del one
 
 
-def _refuse_wrong(keep: Any, on_full: Any, on_error: Any, level: Any, progress: Any) -> None:
+def _refuse_wrong(
+    keep: Any, on_full: Any, on_error: Any, mode: Any, level: Any, progress: Any
+) -> None:
     """Raises SaveError."""
     for name, said, allowed in (
         ("on_full", on_full, ON_FULL),
         ("on_error", on_error, ON_ERROR),
+        ("mode", mode, MODES),
         ("level", level, LEVELS),
     ):
         if said not in allowed:
@@ -1070,8 +1101,9 @@ def _refuse_wrong(keep: Any, on_full: Any, on_error: Any, level: Any, progress: 
         raise SaveError(f"progress={progress!r}: a function that is given a line of text")
 
 
-def _refuse_times(rank_timeout_s: Any, drain_timeout_s: Any) -> None:
+def _refuse_wrong_numbers(rank_timeout_s: Any, drain_timeout_s: Any, drain: Any) -> None:
     """Raises SaveError."""
+    rate_bps(drain)
     if not _is_number(rank_timeout_s) or not rank_timeout_s > 0:
         raise SaveError(f"rank_timeout_s={rank_timeout_s!r}: seconds, more than 0")
     if drain_timeout_s is not None and not (_is_number(drain_timeout_s) and drain_timeout_s >= 0):

@@ -73,6 +73,7 @@ HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h
 SWEPT_TIMES = 5  # tries to begin a part while another process sweeps
+CLAIM_LOOK_S = 0.2
 
 
 def name_of_step(step: int) -> str:
@@ -541,12 +542,29 @@ def _forget_claims() -> None:
 os.register_at_fork(after_in_child=_forget_claims)
 
 
-def claim(root: AnyPath, role: str) -> Claim:
+def claim(
+    root: AnyPath, role: str, wait_s: float = 0.0, told: Callable[[str], None] | None = None
+) -> Claim:
     """Takes a tier: role "job" for the one that saves there, "drain" for the one that drains it.
 
-    Raises SaveError: another process has it; TierError: it cannot be written.
+    wait_s: how long another process may still have it, as what a killed job has left at work does;
+    told: is given a sentence when that begins.  Raises SaveError: another process has it;
+    TierError: it cannot be written.
     """
-    folder = Path(root)
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return _claim(Path(root), role)
+        except SaveError as error:
+            if time.monotonic() >= end_s:
+                raise
+            if told is not None:
+                told(f"{error}; waiting for it to end")
+                told = None
+        time.sleep(CLAIM_LOOK_S)
+
+
+def _claim(folder: Path, role: str) -> Claim:
     path = folder / STATE / f"{role}.lock"
     with _spoken(folder, "name a folder that can be written"):
         make_folders(folder / STATE)

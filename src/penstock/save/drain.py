@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from penstock.save.commit import (
     MARK,
     PART_SUFFIX,
     STATE,
+    Claim,
     claim,
     discard,
     exchange,
@@ -53,6 +55,7 @@ from penstock.save.formats import (
     is_overtaken,
     lying,
     mark_of_half,
+    origin_of,
     origins,
     own_and_others,
 )
@@ -70,6 +73,7 @@ from penstock.save.manifest import (
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
+from penstock.save.writer import with_package
 from penstock.stores import (
     Found,
     LocalStore,
@@ -102,8 +106,13 @@ __all__ = [
 
 STATUS = f"{STATE}/drain.json"
 METRICS = f"{STATE}/drain.prom"
+TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it is mounted
+DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
+MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
-HINT_BYTES = 16 << 20  # a line for each checkpoint that was kept
+GRACE_S = 600.0  # of a drain whose training has ended
+PATIENCE_S = GRACE_S + 60.0  # with one that a killed training has left at work
+HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
 LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
 # A look at 200,000 files takes 1.4 s of a processor.  Where folders tell that nothing has changed,
@@ -509,7 +518,7 @@ def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
     # What another program has saved stays that, however often it is copied.
     is_theirs = made.source.startswith(OF_FILES)
     identity = made.source if is_theirs else source.identity
-    return replace(made, files=sums, source=identity, origin=source.store.url, as_fetched="")
+    return replace(made, files=sums, source=identity, origin=origin_of(source.store), as_fetched="")
 
 
 def _unchanged(source: Checkpoint) -> None:
@@ -657,7 +666,7 @@ class _Target:
     def begin(self) -> None:
         if not self.is_folder:
             # Before the first file is there under its name: whose it is until the manifest comes.
-            mark = mark_of_half(self.called or self.name, self._source.store.url)
+            mark = mark_of_half(self.called or self.name, origin_of(self._source.store))
             self.store.put(beside(self.name, HALF), mark)
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
@@ -763,6 +772,7 @@ class Working:
         self._yielding = Yielding(share, clock) if share else None
         self._lock, self._published_s = threading.Lock(), -math.inf
         self._rate: deque[tuple[float, int]] = deque(maxlen=64)
+        self._at_risk_since_s: float | None = None  # by the clock of files
         self._claims = ExitStack()
 
     def __enter__(self) -> Self:
@@ -868,6 +878,10 @@ class Working:
             if not is_last and self._clock() - self._published_s < LOOK_S:
                 return
             self._published_s = self._clock()
+            if (
+                since_s := self._at_risk_since_s
+            ) is not None:  # it grows while nothing else happens
+                self.status = replace(self.status, at_risk_s=max(0.0, time.time() - since_s))
             status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
         with suppress(TierError):
             _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
@@ -928,6 +942,35 @@ class _Stillness:
         return True
 
 
+def _mark_of(slow: Store) -> str:
+    """Empty: it has none, or cannot be read."""
+    with suppress(TierError):
+        return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()
+    return ""
+
+
+def _known_marks(fast: LocalStore) -> dict[str, str]:
+    """Of the folders that this fast tier was drained to, by their paths."""
+    with suppress(TierError, ValueError, RecursionError):
+        rows = json.loads(fast.read(DRAINS_TO, 0, MOST_MARKS_BYTES))
+        if isinstance(rows, dict):
+            return {str(one): str(mark) for one, mark in rows.items()}
+    return {}
+
+
+def _marked(fast: LocalStore, slow: LocalStore) -> str:
+    """The slow folder's mark, made if it has none, and remembered on the fast tier.  Raises
+    TierError."""
+    mark = _mark_of(slow)
+    if not mark:
+        mark = uuid.uuid4().hex
+        slow.put(TIER_MARK, [mark.encode()])
+    known, path = _known_marks(fast), origin_of(slow)
+    if known.get(path) != mark:
+        fast.put(DRAINS_TO, [json.dumps(known | {path: mark}).encode()])
+    return mark
+
+
 def _times_of_folders(root: str) -> dict[str, int]:
     """When names came or went last, which nobody can set back.  Our own folder has none: we write
     there each second.  Empty: they cannot be told."""
@@ -944,7 +987,10 @@ def _times_of_folders(root: str) -> dict[str, int]:
 class Drainer(Working):
     """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
 
-    Raises SaveError: another process drains them, or they are one folder; TierError.
+    patience_s: how long another one may still have them, as that of a killed job has until it has
+    drained all, or for its grace.  Raises SaveError: another process drains them, or they are one
+    folder; TierError, also where the slow folder is not the one that this fast tier was drained to
+    before: not mounted, perhaps.
     """
 
     def __init__(
@@ -952,6 +998,7 @@ class Drainer(Working):
         fast: str | os.PathLike[str],
         slow: str | os.PathLike[str],
         settings: Settings | None = None,
+        patience_s: float = 0.0,
         *,
         share: Callable[[], float | None] | None = None,
         told: Callable[[Status], None] = lambda status: None,
@@ -959,6 +1006,7 @@ class Drainer(Working):
     ) -> None:
         super().__init__(fast, settings, share, told, clock)
         self.slow = open_store(slow)
+        self._patience_s, self._slow_mark = patience_s, ""
         self._seen: dict[str, tuple[str, float]] = {}
         self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
         self._unfinished: set[str] = set()  # on the fast tier, at the last look
@@ -979,10 +1027,30 @@ class Drainer(Working):
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
-        super().__enter__()
-        if isinstance(self.slow, LocalStore):
-            self._claims.enter_context(claim(self.slow.folder, "drain"))
+        with ExitStack() as claims:
+            claims.enter_context(self._claimed(self.fast))
+            if isinstance(self.slow, LocalStore):
+                self._slow_mark = _known_marks(self.fast).get(origin_of(self.slow), "")
+                self._look_at_slow()  # before anything is made there
+                claims.enter_context(self._claimed(self.slow))
+                self._slow_mark = _marked(self.fast, self.slow)
+            self._claims = claims.pop_all()
         return self
+
+    def _claimed(self, tier: LocalStore) -> Claim:
+        def tell(said: str) -> None:  # the status file is the other one's
+            self._told(replace(self.status, warning=said))
+
+        return claim(tier.folder, "drain", self._patience_s, tell)
+
+    def _look_at_slow(self) -> None:
+        """Raises TierError where the slow folder is another one than before: what is written there
+        would be in the mount point, and lost sight of with the next mount."""
+        if self._slow_mark and _mark_of(self.slow) != self._slow_mark:
+            raise TierError(
+                f"{self.slow.url}: is not the folder that {self.fast.url} was drained to: is it "
+                f"mounted?  If it is to begin anew there, remove {self.fast.path(DRAINS_TO)}"
+            )
 
     def backlog(self) -> list[Checkpoint]:
         """What is on the fast tier and not on the slow one, newest first: the newest is worth most
@@ -1034,7 +1102,12 @@ class Drainer(Working):
         is_known = {one.identity for one in on_fast if not self._wrong(one)} <= self._arrived
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
-        on_slow, self._listed_s = find(self.slow), self._clock()
+        try:
+            self._look_at_slow()
+            on_slow, self._listed_s = find(self.slow), self._clock()
+        except TierError:  # what it had when it was listed last is all that is known to be there
+            self._backlog([one for one in on_fast if one.identity not in self._arrived])
+            raise
         self._removals.saw(on_slow)
         self._arrived = {
             mark
@@ -1243,6 +1316,7 @@ class Drainer(Working):
             if one is None or now_s - self._looked_s < LOOK_S:
                 return
             self._looked_s = now_s
+        self._look_at_slow()
         with suppress(TierError):
             self._removals.thin(one)
             if self._removals.is_over(one):
@@ -1285,6 +1359,7 @@ class Drainer(Working):
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
         left = [one for one in all_left if not self._wrong(one)]
         times = [one.mtime_ns for one in left if one.mtime_ns]  # 0: none of its files can be seen
+        self._at_risk_since_s = min(times) / 1e9 if times else None
         self._say(
             backlog=tuple(one.name for one in left),
             backlog_bytes=sum(one.size_bytes for one in left),
@@ -1460,19 +1535,21 @@ def recover(
     settings: Settings | None = None,
     *,
     level: str = "sample",
+    patience_s: float = 0.0,
     told: Callable[[Status], None] = lambda status: None,
     drainer: Callable[[Drainer], None] = lambda drainer: None,
 ) -> tuple[Choice, list[str]]:
     """After a job, or before the next: sweeps what it left, drains the rest, and says from which
     checkpoint to begin, and what could not be drained.
 
-    drainer: is given the Drainer, to stop it.  Raises SaveError: a job saves there, or another
-    drain is at work; TierError, Stopped.
+    patience_s: as of Drainer; told: of its warnings, too.  drainer: is given the Drainer, to stop
+    it.  Raises SaveError: a job saves there, or another drain is at work; TierError, Stopped.
     """
     with ExitStack() as stack:
-        working = stack.enter_context(Drainer(fast, slow, settings, told=told))
-        drainer(working)
+        working = Drainer(fast, slow, settings, patience_s=patience_s, told=told)
         stack.enter_context(claim(fast, "job"))
+        stack.enter_context(working)
+        drainer(working)
         sweep(fast)
         with suppress(TierError):  # the next recover() comes back to it
             _forget_halves(working.fast)
@@ -1502,7 +1579,7 @@ class Drain:
     concurrency: int = 2
     keep: Keep | None = None
     run: str | os.PathLike[str] | None = None
-    grace_s: float = 600.0
+    grace_s: float = GRACE_S
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def command(self) -> list[str]:
@@ -1534,6 +1611,7 @@ class Drain:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env=with_package(),
                     start_new_session=True,  # Ctrl-C in the training's terminal is not for it
                 )
         except OSError as error:

@@ -37,6 +37,7 @@ __all__ = [
     "lying",
     "mark_of_half",
     "newest_first",
+    "origin_of",
     "origins",
     "own_and_others",
     "step_of",
@@ -72,6 +73,8 @@ _HF_PARTS = {
     *_HF_SIGNS, "optimizer.bin", "scaler.pt", "optimizer_#", "pytorch_model_fsdp_#", "global_step#",
 }  # fmt: skip
 _HF_CONFIGS = ("config.json", "adapter_config.json")
+# What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
+_HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
 _STEP_WORDS = re.compile(
     r"(?:global_?step|step|iter|ckpt|checkpoint|epoch)[=_\-]*(\d+)", re.IGNORECASE
 )
@@ -196,8 +199,14 @@ def go_on(fast: LocalStore, slow: Store, chosen: Checkpoint) -> None:
     before = {*before, *(half_of(slow, mark)[1] for mark in halves(slow))} - {""}
     came_from = chosen.manifest.origin if chosen.manifest is not None else ""
     is_moved = came_from not in ("", *origins(fast)) and not find(fast)
-    if before and (fast.url not in before or is_moved):
+    if before and (before.isdisjoint({fast.url, origin_of(fast)}) or is_moved):
         fast.put(GOES_ON, [json.dumps(sorted(before)).encode()])
+
+
+def origin_of(store: Store) -> str:
+    """What a tier's copies have in their manifest: of a folder that is spelled in several ways, as
+    through a link, one name."""
+    return os.path.realpath(store.folder) if isinstance(store, LocalStore) else store.url
 
 
 def origins(fast: Store) -> frozenset[str]:
@@ -207,7 +216,7 @@ def origins(fast: Store) -> frozenset[str]:
     if isinstance(fast, LocalStore) and fast.stat(GOES_ON) is not None:
         with suppress(ValueError, RecursionError):
             found = [str(one) for one in json.loads(fast.read(GOES_ON, 0, MOST_GOES_ON_BYTES))]
-    return frozenset((fast.url, *found))
+    return frozenset((fast.url, origin_of(fast), *found))
 
 
 def mark_of_half(name: str, origin: str) -> bytes:
@@ -281,8 +290,9 @@ def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 
 
 def find(store: Store, *, hints: list[Found] | None = None) -> list[Checkpoint]:
-    """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them.
-    Raises TierError."""
+    """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them,
+    and, where the tier is itself a model's folder, what loads the model beside its weights.  Raises
+    TierError."""
     tree = _Tree(store)
     found = newest_first(tree.below("", 0))
     if hints is not None:
@@ -327,6 +337,12 @@ class _Tree:
                 here.files[base] = found
                 if base in HINTS:
                     self.hints.append(found)
+        top = self.folders[""].files
+        if any(name in top for name in _HF_CONFIGS):  # the tier is a model's own folder
+            self.hints += [
+                one for name, one in sorted(top.items())
+                if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and _is_content(name)
+            ]  # fmt: skip
         self._unseen: dict[str, str] = {}  # by name, and why
         for name, error in unseen.items():
             if not is_of_one_file(error):

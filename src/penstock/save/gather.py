@@ -38,7 +38,6 @@ __all__ = ["Session"]
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.25  # between two looks into the folder, doubled each time
 CLAIM_S = 120.0  # the writer of a killed job may be finishing what it was given
-CLAIM_LOOK_S = 0.2
 NO_ROOT = ""
 
 
@@ -60,7 +59,7 @@ class Session:
         if root == NO_ROOT:
             return
         if rank == 0:
-            self._claim = _claimed(root)
+            self._claim = claim(root, "job", CLAIM_S)
             sweep(root)
             _forget_sessions(self._folder)
         if world_size > 1:
@@ -199,17 +198,6 @@ class Session:
             unseen = self._folder / f".{name}"
             unseen.write_text(text)
             unseen.rename(self._folder / name)
-
-
-def _claimed(root: str) -> Claim:
-    end_s = time.monotonic() + CLAIM_S
-    while True:
-        try:
-            return claim(root, "job")
-        except SaveError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(CLAIM_LOOK_S)
 
 
 def _forget_sessions(ours: Path) -> None:

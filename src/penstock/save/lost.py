@@ -2,20 +2,29 @@
 
 Lost time is the block and the slowdown of the steps beside the writing: what the steps that touch
 the save took, less what as many quiet steps take: those just before it, or, at the beginning of a
-job, just after it.
+job, just after it.  By that figure a save goes on in the background or blocks: with a core to spare
+the one costs less, where the steps keep all of them busy the other can.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["FEWEST_QUIET_STEPS", "lost_s"]
+__all__ = ["FEWEST_QUIET_STEPS", "MODES", "Cheaper", "lost_s"]
+
+MODES = ("auto", "background", "blocking")
 
 # A median of fewer says more of chance than of the job.
 FEWEST_QUIET_STEPS = 5
 NEAREST_QUIET_STEPS = 50  # a job's pace drifts; what lies far off says nothing
+COMPARED = 3  # saves of a kind, the last ones
+# A blocking save takes about what one in the background took to be written: tried only where that
+# one cost most of it anyway.
+WORTH_TRYING = 0.5
+RETRIED_AFTER = 32  # saves of the cheaper kind: what else runs on the machine changes
 
 
 def lost_s(
@@ -45,6 +54,58 @@ def lost_s(
     return sum(touched) - len(touched) * statistics.median(
         after - before for before, after in quiet
     )
+
+
+class Cheaper:
+    """Whether the next save is to block, by what those before have cost.
+
+    mode: "auto", or one that stays.  In "auto" saves go on in the background until COMPARED of them
+    have cost most of what blocking ones would; then as many block, and the cheaper kind stays.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._lost_s: dict[bool, deque[float]] = {
+            is_blocking: deque(maxlen=COMPARED) for is_blocking in (False, True)
+        }
+        self._would_block_s: deque[float] = deque(maxlen=COMPARED)
+        self._n_same = 0
+        self.is_blocking = mode == "blocking"
+
+    def learn(self, is_blocking: bool, lost_s: float, local_s: float) -> str:
+        """A save's cost.  What has changed by it, in words; empty: nothing."""
+        self._lost_s[is_blocking].append(lost_s)
+        if not is_blocking:
+            self._would_block_s.append(local_s)
+        if self._mode != "auto":
+            return ""
+        self._n_same += 1
+        wanted = self._wanted()
+        if wanted is self.is_blocking:
+            return ""
+        self.is_blocking, self._n_same = wanted, 0
+        costs = " and ".join(
+            f"{statistics.median(known) * 1e3:.0f} ms {'blocking' if kind else 'in the background'}"
+            for kind, known in self._lost_s.items()
+            if known
+        )
+        how = "block" if wanted else "go on in the background"
+        return f"saves {how} from now on: one cost the training {costs}"
+
+    def _wanted(self) -> bool:
+        behind, blocking = self._lost_s[False], self._lost_s[True]
+        if len(behind) < COMPARED:
+            return False
+        cost_s = statistics.median(behind)
+        if cost_s < WORTH_TRYING * statistics.median(self._would_block_s):
+            return False
+        if len(blocking) < COMPARED:
+            return True
+        is_blocking = statistics.median(blocking) < cost_s
+        if self._n_same >= RETRIED_AFTER:  # anew, by saves of today
+            self._lost_s[not is_blocking].clear()
+            return not is_blocking
+        return is_blocking
 
 
 def _outside(

@@ -341,7 +341,7 @@ def drain_beside(
     It outlives the training by its own measure.  Raises TierError, SaveError."""
     # Under `penstock run` the drain knows the run, and pauses while its data wait rises.
     run = os.environ.get("PENSTOCK_RUN")
-    made = Drain(os.fspath(fast), os.fspath(slow), rate_bps(rate), keep=keep, run=run)
+    made = Drain(_expanded(fast), _expanded(slow), rate_bps(rate), keep=keep, run=run)
     key = (_spelled(made.fast), _spelled(made.slow))
     drain = _drains.get(key)
     if drain is not None and drain.is_alive():
@@ -352,6 +352,10 @@ def drain_beside(
     _drains[key] = made
     made.start()
     return made
+
+
+def _expanded(place: AnyPath) -> str:
+    return os.path.expanduser(place)  # noqa: PTH111 - a URL is no path
 
 
 def _spelled(place: AnyPath) -> str:

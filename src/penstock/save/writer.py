@@ -29,7 +29,7 @@ from penstock.errors import PenstockError, SaveError
 if TYPE_CHECKING:
     from penstock.save.arena import Arena
 
-__all__ = ["Done", "Job", "Writer", "main"]
+__all__ = ["Done", "Job", "Writer", "main", "with_package"]
 
 LINE_BYTES = 64 << 20  # of a job; a state of a million arrays has some 10 MB of sizes
 ENDING_S = 5.0  # between asking a writer to end and ending it
@@ -93,7 +93,7 @@ class Writer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=_environment(),
+                env=with_package(),
             )
         except OSError as error:
             ours.close()
@@ -170,8 +170,9 @@ def _forget_all() -> None:
         writer.forget()
 
 
-def _environment() -> dict[str, str]:
-    """The training's, with the place of this package: the training may have found it by itself."""
+def with_package() -> dict[str, str]:
+    """The training's environment, with the place of this package: the training may have found it by
+    itself."""
     package = str(Path(__file__).resolve().parents[2])
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{before}" if before else package}

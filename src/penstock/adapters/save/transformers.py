@@ -95,11 +95,22 @@ class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked 
             log.warning("%s is not saved: no room on %s", name, args.output_dir)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        _meet(args.world_size)
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             manifest = adopt_folder(folder, state.global_step, "hf", args.world_size)
             self._next_bytes = _next_bytes(file.size_bytes for file in manifest.files)
             drain_beside(args.output_dir, self._slow, self._keep, self._drain)
+
+
+def _meet(world_size: int) -> None:
+    """Each rank has written what it has of the checkpoint: the Trainer waits for nobody with the
+    files of random states."""
+    if world_size > 1:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.barrier()
 
 
 def _next_bytes(sizes: Iterable[int]) -> int:
