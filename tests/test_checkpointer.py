@@ -1013,6 +1013,47 @@ def test_a_home_is_spelled_out_for_the_drain(
     assert (drain.fast, drain.slow) == (str(tmp_path / "fast"), str(tmp_path / "slow"))
 
 
+def test_arrays_that_come_back_may_be_written_into(tmp_path: Path) -> None:
+    saved(tmp_path, 7)
+    found: dict[str, Any] = {"w": None, "step": 0}
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(found) == 7
+    found["w"] += 1
+    assert found["w"].tolist() == [8.0] * 1000
+
+
+def test_views_of_several_lengths_at_one_address_are_saved(tmp_path: Path) -> None:
+    whole = np.arange(10.0)
+    views = {str(n): torch.from_numpy(whole[:n]) for n in (4, 10, 7)}
+    with Checkpointer(tmp_path) as ckpt:
+        for step in (1, 2):  # the second by the plan of the first
+            ckpt.save(step, views).local.result(240)
+        found = {name: torch.zeros(len(one)) for name, one in views.items()}
+        assert ckpt.restore(found) == 2
+    assert {name: one.tolist() for name, one in found.items()} == {
+        name: one.tolist() for name, one in views.items()
+    }
+
+
+def test_the_step_of_one_whose_manifest_is_gone_is_told_by_its_folder(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(5, {"w": torch.ones(3)}).local.result(240)
+    (tmp_path / "step-00000005" / "penstock-manifest.json").unlink()
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore({"w": torch.zeros(3)}, default=0) == 5
+
+
+def test_a_program_that_waits_for_the_drain_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.save.checkpointer.TOLD_AFTER_S", 0.2)
+    with Checkpointer(tmp_path / "fast", tmp_path / "slow", drain="0.1MB/s") as ckpt:
+        ckpt.save(1, {"w": np.ones(20_000)})
+    said = [one.getMessage() for one in caplog.records if "are durable" in one.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"waiting until 1 checkpoints of {tmp_path}/fast are durable")
+
+
 def test_a_mode_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="mode='fast' is not among auto, background, blocking"):
         Checkpointer(tmp_path / "fast", mode="fast")

@@ -23,7 +23,15 @@ import pytest
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save import retention
 from penstock.save.adopting import adopt_files, forget_orphans
-from penstock.save.commit import PART_SUFFIX, STATE, begin, commit, is_strange, sweep
+from penstock.save.commit import (
+    PART_SUFFIX,
+    STATE,
+    begin,
+    commit,
+    discard_as_found,
+    is_strange,
+    sweep,
+)
 from penstock.save.drain import (
     Drain,
     Drainer,
@@ -1520,6 +1528,41 @@ def test_a_slow_tier_that_is_not_mounted_when_a_drain_begins_gets_nothing(
     (fast / ".penstock" / "drains-to.json").unlink()
     drained(fast, slow)
     assert sorted(names(slow)) == ["step-00000001", "step-00000002"]
+
+
+def test_a_save_that_waits_for_room_says_so_once(
+    fast: Path, slow: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(fast, 1)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    stores = LocalStore(fast), LocalStore(slow)
+    with pytest.raises(TierFull, match="nothing was freed in 60 s"):
+        make_room(
+            *stores, 1 << 60, Keep(fast=0), most_s=60, clock=lambda: now[0], sleep=sleep
+        )  # fmt: skip
+    [said] = [one.getMessage() for one in caplog.records]
+    assert f"{fast}: no room for a checkpoint of" in said
+    assert "which has 1 checkpoints to go (at most 60 s)" in said
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_goes_whatever_it_leads_to(fast: Path, is_there: bool) -> None:
+    foreign(fast / "epoch.pt")
+    (fast / "last.pt").symlink_to("epoch.pt")
+    status = (fast / "last.pt").stat()
+    facts = status.st_size, status.st_mtime_ns
+    if not is_there:
+        (fast / "epoch.pt").unlink()
+    else:  # it is another one's by now
+        assert not discard_as_found(fast / "last.pt", fast, facts[0] + 1, facts[1])
+        assert (fast / "last.pt").readlink() == Path("epoch.pt")
+    assert discard_as_found(fast / "last.pt", fast, *facts)
+    assert names(fast) == (["epoch.pt"] if is_there else [])
+    assert not list((fast / ".penstock" / "trash").iterdir())
 
 
 def test_a_tier_that_is_a_model_s_own_folder_is_drained_with_what_loads_the_model(

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.save import _checkpoints_at
 from penstock.errors import SaveError
 from penstock.interop.wire import varint
 from penstock.save import foreign, pickles
@@ -620,6 +621,31 @@ def test_a_trainers_checkpoint_that_was_not_ended_is_not_whole(tmp_path: Path) -
     choice = latest_valid(tmp_path, level="full")
     assert choice.step == 500
     assert choice.rejected[0][1] == "no optimizer.pt, which checkpoint-500 beside it has"
+
+
+def test_one_folder_is_verified_without_a_look_at_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        saved(tmp_path, step, b"x")
+    rest = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
+    trained(tmp_path / "checkpoint-500", *MODEL, *rest)
+    trained(tmp_path / "checkpoint-1000", *MODEL, *rest[1:])
+    seen: list[str] = []
+    scandir = os.scandir
+
+    def watched(path: Any) -> Any:
+        seen.append(os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr("penstock.stores.os.scandir", watched)
+    [one], is_one = _checkpoints_at(f"{tmp_path}/step-00000001")
+    assert (one.step, is_one) == (1, True)
+    assert set(seen) == {f"{tmp_path}/step-00000001"}
+    [one], is_one = _checkpoints_at(f"{tmp_path}/checkpoint-1000/")
+    assert one.problem == "no optimizer.pt, which checkpoint-500 beside it has"
+    found, is_one = _checkpoints_at(f"{tmp_path}")
+    assert (len(found), is_one) == (4, False)
 
 
 def test_models_of_another_program_are_no_unfinished_checkpoints(tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
 
 def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
-    from penstock.save.formats import find, find_file
-    from penstock.stores import open_store
+    from penstock.save.formats import find, find_file, find_folder
+    from penstock.stores import LocalStore, open_store
 
     # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.
     if "://" not in place and not any(map(os.path.lexists, (place, f"{place}.index"))):
@@ -224,10 +224,15 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
         with contextlib.suppress(Exception):  # the folder above may be nobody's business
             store = open_store(above)
             single = find_file(store, name)
-            inner = [single] if single else [
-                one for one in find(store)
-                if one.name == name or name in {found.name for found in one.files}
-            ]  # fmt: skip
+            if single:
+                inner = [single]
+            elif isinstance(store, LocalStore) and store.path(name).is_dir():
+                inner = find_folder(store, name)
+            else:
+                inner = [
+                    one for one in find(store)
+                    if one.name == name or name in {found.name for found in one.files}
+                ]  # fmt: skip
             if inner:
                 return inner, True
     return find(open_store(place)), False

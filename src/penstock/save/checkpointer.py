@@ -41,6 +41,7 @@ from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, Status, read_status
+from penstock.save.formats import step_of
 from penstock.save.lost import MODES, Cheaper, lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
@@ -81,6 +82,7 @@ UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
 TEND_S = 2.0  # how often it is looked whether the drain is alive
 LEAST_RESTART_S, MOST_RESTART_S = 2.0, 60.0  # between two starts of a drain that ends: doubled
 RESTARTS_AWAITED = 4  # by wait() and close()
+TOLD_AFTER_S = 10.0  # of waiting for the drain, to a program that shows no progress
 CLOSE_WRITER_S = 600.0  # a writer that hangs in a call to a dead file server is left to the kernel
 
 log = logging.getLogger("penstock.save")
@@ -838,7 +840,7 @@ class Checkpointer:
                 return default
             loading.apply(found, state, str(chosen.path))
             log.info("restored step %s from %s", chosen.step, chosen.path)
-            return chosen.step if chosen.step is not None else 0
+            return _step_of(chosen)
         finally:
             if span is not None:
                 span.end()
@@ -885,8 +887,9 @@ class Checkpointer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until every save is durable.  False: one was not within timeout_s, or has failed
         since the last save()."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        said_s = 0.0
+        begun_s = time.monotonic()
+        end_s = None if timeout_s is None else begun_s + timeout_s
+        said_s, is_told = 0.0, self._progress is not None
         while not self._free.is_set() or self._queue.qsize() or self._pending:
             if not self._thread.is_alive() or (end_s is not None and time.monotonic() > end_s):
                 return False
@@ -896,8 +899,21 @@ class Checkpointer:
             if self._progress is not None and time.monotonic() - said_s > 1.0:
                 said_s = time.monotonic()
                 self._progress(f"{len(self._pending)} checkpoints on their way to the slow tier")
+            if not is_told and time.monotonic() - begun_s > TOLD_AFTER_S:
+                is_told = True
+                self._tell_waiting()
             time.sleep(0.02)
         return self._failed is None
+
+    def _tell_waiting(self) -> None:
+        status = self._drain.status() if self._drain is not None else None
+        log.warning(
+            "waiting until %d checkpoints of %s are durable%s; drain_timeout_s bounds that at the "
+            "end, and the drain goes on without us",
+            len(self._pending), self._tiers.root,
+            f" (the drain: {status.state}{f', {status.error}' if status.error else ''})"
+            if status else "",
+        )  # fmt: skip
 
     def _drain_log(self) -> str:
         return os.path.join(self._tiers.root, STATE, "drain.log")  # noqa: PTH118 - for a message
@@ -1145,6 +1161,13 @@ def _numbers(metrics: Any) -> dict[str, float]:
         raise SaveError(
             f"metrics={metrics!r}: numbers by name, as metrics={{'loss': 0.3}}"
         ) from None
+
+
+def _step_of(chosen: Chosen) -> int:
+    """0: nothing tells it.  Without a manifest the folder that we gave its name still does."""
+    if chosen.step is None and chosen.path is not None:
+        return step_of(Path(chosen.path).parent.name) or 0
+    return chosen.step or 0
 
 
 def _nothing(tiers: Tiers, chosen: Chosen) -> str:

@@ -377,11 +377,15 @@ def discard_as_found(path: Path, root: Path, size_bytes: int, mtime_ns: int | No
             path.rename(gone)  # asked under its own name, it could be replaced before it goes
         except FileNotFoundError:
             return True
-        status = gone.stat()
-        is_found = (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns)
+        there = path.parent / gone.readlink() if gone.is_symlink() else gone  # it is not there now
+        try:
+            status = there.stat()
+            is_found = (status.st_size, status.st_mtime_ns) == (size_bytes, mtime_ns)
+        except FileNotFoundError:  # what a link led to went before
+            is_found = True
         if not is_found:
             try:
-                os.link(gone, path)
+                os.link(gone, path, follow_symlinks=False)
             except FileExistsError:  # a newer one yet
                 pass
             except OSError:  # no links here

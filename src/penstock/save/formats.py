@@ -5,11 +5,12 @@ is another question: penstock.save.verify.
 """
 
 import errno
+import itertools
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -28,6 +29,7 @@ __all__ = [
     "Checkpoint",
     "find",
     "find_file",
+    "find_folder",
     "go_on",
     "half_of",
     "halves",
@@ -289,16 +291,30 @@ def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     )
 
 
-def find(store: Store, *, hints: list[Found] | None = None) -> list[Checkpoint]:
+def find(
+    store: Store, *, hints: list[Found] | None = None, within: Sequence[str] = ("",)
+) -> list[Checkpoint]:
     """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them,
-    and, where the tier is itself a model's folder, what loads the model beside its weights.  Raises
-    TierError."""
-    tree = _Tree(store)
+    and, where the tier is itself a model's folder, what loads the model beside its weights.
+    within: folders that are looked at, and no others.  Raises TierError."""
+    tree = _Tree(store, within)
     found = newest_first(tree.below("", 0))
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
         hints += [one for one in tree.hints if not one.name.startswith(folders)]
     return found
+
+
+def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
+    """The checkpoint that is this folder at the top of a store, without a look at what lies beside
+    it, but for what a Trainer's says of its neighbours; none, where it is none.  Raises
+    TierError."""
+    within = [name]
+    if _HF_FOLDER.fullmatch(name):
+        with suppress(OSError):
+            there = (one.name for one in store.folder.iterdir())
+            within = [one for one in there if _HF_FOLDER.fullmatch(one)]
+    return [one for one in find(store, within=within) if one.name == name]
 
 
 def find_file(store: Store, name: str) -> Checkpoint | None:
@@ -320,7 +336,7 @@ class _Folder(NamedTuple):
 class _Tree:
     """What a store lists, by folder."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, within: Sequence[str]) -> None:
         self.store = store
         self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
         self._trainers: dict[str, dict[str, set[str]]] = {}
@@ -328,8 +344,10 @@ class _Tree:
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")
         unseen: dict[str, TierError] = {}
-        listed = store.list(unseen=unseen) if isinstance(store, LocalStore) else store.list()
-        for found in listed:
+        for found in itertools.chain.from_iterable(
+            store.list(one, unseen) if isinstance(store, LocalStore) else store.list(one)
+            for one in within
+        ):
             folder, _, base = found.name.rpartition("/")
             if folder != last:
                 last, here = folder, self._noted(folder)

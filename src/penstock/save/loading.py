@@ -132,7 +132,7 @@ def _read_arrays(path: Path) -> dict[str, Any]:
             if not is_inside or end - begin != n_bytes:
                 raise SaveError(f"{path}: {name}: does not lie in the file")
             part = data[8 + length + begin : 8 + length + end]
-            arrays[name] = np.frombuffer(part.tobytes(), kind).reshape(shape)
+            arrays[name] = np.array(part).view(kind).reshape(shape)  # may be written into
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SaveError(f"{path}: {name}: {error!r}") from error
     return arrays

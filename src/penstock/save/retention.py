@@ -8,6 +8,7 @@ older one, and its next saves have lower steps.
 """
 
 import errno
+import logging
 import math
 import numbers
 import os
@@ -49,6 +50,9 @@ __all__ = [
 
 ON_FULL = ("wait", "skip", "direct")
 LOOK_S = 0.5  # how often a save that waits for room looks again
+TOLD_AFTER_S = 5.0  # of such waiting
+
+log = logging.getLogger("penstock.save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +391,7 @@ def make_room(
     """
     if on_full not in ON_FULL:
         raise SaveError(f"{on_full!r} is not among {', '.join(ON_FULL)}")
-    begun_s = clock()
+    begun_s, is_told = clock(), False
     while True:
         free = fast.free_bytes()
         if free is None or free >= wanted_bytes:
@@ -409,6 +413,13 @@ def make_room(
                 fast.url,
                 wanted_bytes - free,
             )
+        if not is_told and clock() - begun_s >= TOLD_AFTER_S:
+            is_told = True
+            log.warning(
+                "%s: no room for a checkpoint of %s bytes, %s are free; the save waits for the "
+                "drain, which has %d checkpoints to go (at most %.0f s)",
+                fast.url, f"{wanted_bytes:,}", f"{free:,}", len(backlog), most_s,
+            )  # fmt: skip
         sleep(LOOK_S)
 
 

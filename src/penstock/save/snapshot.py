@@ -316,7 +316,7 @@ class _Walk:
         self.is_planning = is_planning
         self.sources: list[Any] = []  # distinct storages, in the order of the file
         self.keys: list[tuple[Any, ...]] = []
-        self.slots: dict[tuple[int, int], int] = {}
+        self.slots: dict[tuple[int, int, int], int] = {}
         self.dtypes: list[Any] = []
         self.n_tensors = 0
         self.devices: dict[Any, None] = {}
@@ -366,7 +366,8 @@ class _Walk:
             raise _Refused("a tensor that is quantized, conjugated by a flag or on no device")
         if device >= 0:
             self.devices[storage.device] = None
-        place = (pointer, device) if n_bytes else (0, -1)
+        # Views of one array may be storages of several lengths at one address.
+        place = (pointer, device, n_bytes) if n_bytes else (0, -1, 0)
         slot = self.slots.get(place)
         if slot is None:
             slot = self.slots[place] = len(self.sources)
