@@ -253,11 +253,10 @@ def _beside_fio(what: str, cases: Points) -> Beside:
 
     ratios = [p["of_fio"] for p in cases]
     again = [p.values.get("fio_of_fio") for p in cases]
-    said = f"{sum(map(is_near, ratios))} of {len(cases)} cases are"
+    said = f"{sum(map(is_near, ratios))} of {len(cases)} cases are within 5 %"
     if any(again):
         said += f", {sum(map(is_near, again))} of fio beside itself"
-    rows = [(f"{what}, beside fio", "within 5 %",
-             f"{said}; the median is {show(median(ratios), 'x')}")]  # fmt: skip
+    rows = [(f"{what}, beside fio", "–", f"{said}; the median is {show(median(ratios), 'x')}")]
     apart = [
         f"{p['op']} {p['order']} {p['request_bytes'] >> 10} KiB, "
         + (f"depth {p['depth']}" if p["depth"] > 1 else f"threads {p['threads']}")
@@ -266,7 +265,7 @@ def _beside_fio(what: str, cases: Points) -> Beside:
         if is_near(own) and not is_near(ratio)
     ]
     if apart:
-        rows.append((f"{what}, farther from fio where fio itself is not", "none", "; ".join(apart)))
+        rows.append((f"{what}, farther from fio where fio itself is not", "–", "; ".join(apart)))
     return rows
 
 
@@ -425,9 +424,9 @@ def _factors(points: Points, told: dict[str, Any]) -> Beside:
         ratio(f"`{place}`: in a container's name spaces over outside", "nearly 1", inside, plain)
         if plain is not None:
             rows.append((
-                f"`{place}`: in memory at the last epoch", per_cent(plain["expected_hits"]),
-                f"{per_cent(plain['hits'])}; largest error of any epoch "
-                f"{per_cent(plain['hits_error'])}",
+                f"`{place}`: in memory at the last epoch", "–",
+                f"{per_cent(plain['hits'])}, by the formula {per_cent(plain['expected_hits'])}; "
+                f"largest error of any epoch {per_cent(plain['hits_error'])}",
             ))  # fmt: skip
     return rows
 

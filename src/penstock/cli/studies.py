@@ -144,7 +144,7 @@ def ceiling_command(folder: Path, yes: bool, is_beside_fio: bool, **options: Any
 
     \b
       penstock bench ceiling /mnt/nvme/ceiling
-      penstock bench ceiling here --fio --scale full
+      penstock bench ceiling full --fio --scale full
       penstock bench ceiling here --on disk --on latency --repeats 1
     """
     from penstock.bench import storage
@@ -175,7 +175,7 @@ def read_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench read read
-      penstock bench read read --on latency --on seek --scale full
+      penstock bench read read-full --on latency --on seek --scale full
       penstock bench read loaders --loader threads --loader tf.data --loader torch --repeats 1
     """
     from penstock.bench import inputs
@@ -226,7 +226,7 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench control control
-      penstock bench control control --scale full --repeats 1
+      penstock bench control control-full --scale full --repeats 1
     """
     from penstock.bench import control
 
@@ -246,7 +246,7 @@ def window_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench window window
-      penstock bench window window --on disk --on latency --scale full
+      penstock bench window window-full --on disk --on latency --scale full
     """
     from penstock.bench import windows
 
@@ -312,7 +312,7 @@ def mlperf_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench mlperf mlperf
-      penstock bench mlperf mlperf --on throttled --workload cosmoflow --scale full
+      penstock bench mlperf mlperf-full --on throttled --workload cosmoflow --scale full
       penstock bench mlperf beside --on latency --dlio ~/dlio/bin/dlio_benchmark --repeats 1
     """
     from penstock.bench import mlperf
@@ -388,7 +388,7 @@ def scale_command(folder: Path, yes: bool, **options: Any) -> None:
 
     \b
       penstock bench scale scale
-      penstock bench scale scale --bandwidth 200GB/s --iops 5000000 --link 12.5GB/s
+      penstock bench scale fast --bandwidth 200GB/s --iops 5000000 --link 12.5GB/s
       penstock bench scale many --launcher mpirun --on shared --ranks 1,2,4,8,16
     """
     from penstock.bench import scale
