@@ -397,6 +397,37 @@ def test_what_a_program_said_before_it_ended_is_told(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def test_an_interrupted_study_leaves_no_training_behind(tmp_path: Path) -> None:
+    """`penstock run` is what it started; the training is a child of that."""
+    (tmp_path / "endless.py").write_text(
+        "import os, pathlib, time\n"
+        "print('ready', flush=True)\n"
+        "pathlib.Path('draft').write_text(str(os.getpid()))\n"
+        "os.rename('draft', 'pid')\n"
+        "time.sleep(60)\n"
+    )
+    study_of = (
+        "from pathlib import Path\n"
+        "from penstock.bench import places\n"
+        f"run = [{str(PENSTOCK)!r}, 'run', '-q', '-o', 'recorded', '--']\n"
+        "places.answer_of('endless', {}, places.Place('disk', Path('.')), lambda: None, 60, run)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", study_of], cwd=tmp_path, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    while job.poll() is None and not (tmp_path / "pid").exists():
+        time.sleep(0.02)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    training = int((tmp_path / "pid").read_text())
+    end_s = time.monotonic() + 5
+    while Path(f"/proc/{training}/cwd").exists() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{training}/cwd").exists()  # a process that has ended has none
+
+
 # The pipeline
 
 

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from penstock import tiers
+from penstock.bench import places
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
@@ -453,16 +454,20 @@ def _facts(kept: Kept, settings: Settings, slow: Path | None) -> dict[str, Any]:
 
 def _asked(job: dict[str, Any]) -> dict[str, Any]:
     """What this module says as a program of its own.  Raises TierError."""
-    finished = subprocess.run(
+    program = subprocess.Popen(
         [sys.executable, "-m", "penstock.bench.checkpoint"],
-        input=json.dumps(job), capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | places.OUR_PATH, start_new_session=True,
     )  # fmt: skip
     try:
-        found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+        answer, told = program.communicate(json.dumps(job))
+    finally:
+        places.ended(program)
+    try:
+        found: dict[str, Any] = json.loads(answer.splitlines()[-1])
     except (ValueError, IndexError):
-        said = finished.stderr.strip().splitlines()
-        why = said[-1] if said else f"status {finished.returncode}"
+        said = told.strip().splitlines()
+        why = said[-1] if said else f"status {program.returncode}"
         raise TierError(f"{job.get('way', 'calibration')}: the run ended early: {why}") from None
     return found
 

@@ -432,15 +432,14 @@ def _in_place(
     program = subprocess.Popen(
         ["sh", "-c", 'read -r _ && exec "$@"', "sh", *words],
         stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, start_new_session=True,
     )  # fmt: skip
     try:
         if place.group is not None:
             place.group.add(program.pid)
         yield program
     finally:
-        program.kill()
-        program.wait()
+        places.ended(program)
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:

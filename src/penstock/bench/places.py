@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ __all__ = [
     "answer_of",
     "at",
     "device",
+    "ended",
     "made_cold",
     "nodes",
     "refuse_without",
@@ -278,6 +280,7 @@ def answer_of(
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | OUR_PATH | dict(environment or {}),
+        start_new_session=True,
     )
     what = module.rpartition(".")[2]
     try:
@@ -296,8 +299,7 @@ def answer_of(
     except subprocess.TimeoutExpired as error:
         raise RunError(f"{what}: did not end in {timeout_s:.0f} s") from error
     finally:
-        program.kill()
-        program.wait()
+        ended(program)
     try:
         found = json.loads(answer)
     except ValueError as error:
@@ -305,6 +307,14 @@ def answer_of(
     if "error" in found:
         raise RunError(found["error"])
     return dict(found)
+
+
+def ended(program: subprocess.Popen[Any]) -> None:
+    """Ends a program that began a session of its own, and all that it started: of `penstock run`
+    the training too, which would read on beside the next run."""
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
 
 
 def _refused(line: str) -> str:
