@@ -29,8 +29,10 @@ from penstock import launch
 from penstock.errors import SaveError, TierError
 from penstock.save.burst import (
     HOME,
+    LINK,
     NEW,
     PATTERNS,
+    TORN,
     WAS,
     Burst,
     Entry,
@@ -875,9 +877,9 @@ def test_a_file_that_is_being_written_is_left_alone(fast: Path, work: Path) -> N
     assert on_tier(fast) == []
 
 
-def _made(fast: Path, home: Path, data: bytes, turn: int = 0) -> Path:
-    """As native/burst.c makes a file."""
-    name = f"{time.time_ns():016x}{turn:08x}-{home.name}"
+def _made(fast: Path, home: Path, data: bytes, turn: int = 0, back_s: int = 0) -> Path:
+    """As native/burst.c makes a file.  back_s: by a clock that was set back so far."""
+    name = f"{time.time_ns() - back_s * 10**9:016x}{turn:08x}-{home.name}"
     (fast / "burst/home" / name).symlink_to(home)
     path = fast / "burst/data" / name
     path.write_bytes(data)
@@ -1255,6 +1257,51 @@ def test_who_writes_to_the_tier_late_gets_no_link_where_another_file_is_by_now(
     assert home.read_bytes() == b"newer"
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_what_a_program_puts_at_a_path_to_which_something_comes_back_stays(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool, is_asked: bool
+) -> None:
+    """As it is written to late on the tier, or was torn; before the drain asks whether the path is
+    as it was, or after that."""
+    home = work / "a.safetensors"
+    if is_moved:
+        home.write_bytes(_safetensors(1))
+        _move(fast, home, _safetensors(2)[:500])
+    else:
+        data = _made(fast, home, _safetensors(2))
+
+    def newer() -> None:
+        monkeypatch.undo()
+        (work / "aside").write_bytes(_safetensors(3))
+        (work / "aside").replace(home)
+
+    def exchanged(new: Path, old: Path) -> None:
+        newer()
+        exchange(new, old)
+
+    def linked(path: Path, target: Path) -> None:
+        (os.link if is_moved else os.symlink)(target, path)
+        if path.name.endswith((LINK, TORN)):
+            newer()
+
+    with Burst(fast, AT_ONCE) as drain:
+        if not is_moved:
+            drain._round()
+            data.write_bytes(b"by who had it open")
+        if is_asked:
+            monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+        else:
+            monkeypatch.setattr(Path, "hardlink_to" if is_moved else "symlink_to", linked)
+        drain._round()
+        assert home.read_bytes() == _safetensors(3)
+    _make_old(fast)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(3)
+    assert names(work) == [home.name]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_a_file_that_is_renamed_onto_another_one_as_it_comes_home_leaves_nothing_of_that(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1427,6 +1474,31 @@ def test_what_a_program_writes_and_removes_while_an_older_one_comes_home_leaves_
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 
+@pytest.mark.parametrize("is_written_anew", [False, True])
+def test_what_a_program_writes_and_renames_while_an_older_one_comes_home_gets_its_name(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch, is_written_anew: bool
+) -> None:
+    home = work / "a.pt"
+    _made(fast, home, b"first", 1)
+
+    def exchanged(new: Path, old: Path) -> None:
+        monkeypatch.undo()
+        _made(fast, home, b"second", 2)
+        exchange(new, old)
+        home.rename(work / "b.pt")  # which is the first file, and the second one to it
+        if is_written_anew:
+            _made(fast, home, b"third", 3)
+
+    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    drained(fast)
+    _make_old(fast)
+    assert drained(fast) == []
+    found = {path.name: path.read_bytes() for path in work.iterdir()}
+    assert found == {"b.pt": b"second"} | ({"a.pt": b"third"} if is_written_anew else {})
+    assert not any(path.is_symlink() for path in work.iterdir())
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
     fast: Path, work: Path
 ) -> None:
@@ -1522,9 +1594,10 @@ def test_a_drain_may_be_killed_before_any_of_its_steps(
     assert 5 < step < 99, step
 
 
-def _move(fast: Path, home: Path, data: bytes, turn: int = 0) -> Path:
+def _move(fast: Path, home: Path, data: bytes, turn: int = 0, back_s: int = 0) -> Path:
     """As native/burst.c does with a file for which the tier has no room: its way home."""
-    way = fast / "burst/home" / f"{time.time_ns():016x}{turn:08x}-{home.name}"
+    name = f"{time.time_ns() - back_s * 10**9:016x}{turn:08x}-{home.name}"
+    way = fast / "burst/home" / name
     way.symlink_to(home)
     if home.exists():
         home.with_name(f".{home.name}{WAS}").unlink(missing_ok=True)

@@ -137,7 +137,15 @@ class Entry:
 
     def is_linked(self) -> bool:
         """Whether the program's path leads to this file."""
-        return _target(self.home) == os.fspath(self.data)
+        return self.is_at(self.home)
+
+    def is_at(self, path: Path) -> bool:
+        return _target(path) == os.fspath(self.data)
+
+    def newest(self) -> str:
+        """Of the files of its path: the name of the one that the path leads to, else its own."""
+        found = Path(_target(self.home))
+        return found.name if found.parent == self.data.parent else self.name
 
 
 def was_of(home: Path) -> Path:
@@ -274,15 +282,6 @@ def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> C
     return Checkpoint(store, path.name, kind, False, files, None, manifest)
 
 
-def _link(one: Entry) -> None:
-    """Makes a file's path lead to the tier, in one moment.  Raises OSError."""
-    _unmark(one)
-    draft = one.beside(LINK)
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(one.data)
-    draft.replace(one.home)
-
-
 def _torn_of(one: Entry) -> Path:
     return one.home.with_name(beside(one.home.name, TORN))
 
@@ -293,25 +292,105 @@ def _put(new: Path, one: Entry) -> os.stat_result | None:
     if not one.is_linked():
         return None
     ours = new.lstat()
-    try:
-        exchange(new, one.home)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise
-        # A file system that cannot: between the question and the answer lies a microsecond.
-        if not one.is_linked():
-            return None
-        _mark_home(one)  # who is killed now leaves a link, by which the next drain unmarks it
-        new.replace(one.home)
-        return ours
-    if _target(new) != os.fspath(one.data):
-        _give_way(new, one, ours)
+    # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
+    if not _change(new, one, one.is_at, lambda: _mark_home(one)):
         return None
     _mark_home(one)
-    new.unlink()  # until here it says that the file is home to who finds no mark
+    new.unlink(missing_ok=True)  # until here it says that the file is home to who finds no mark
     return ours
+
+
+def _link(one: Entry, put: os.stat_result) -> None:
+    """Makes a file's path lead to the tier again, if what was put there is there.  Raises
+    OSError."""
+    draft = one.beside(LINK)
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(one.data)
+    try:
+        if _change(draft, one, lambda path: _is_that(path, put)):
+            _unmark(one)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _change(
+    new: Path,
+    one: Entry,
+    is_there: Callable[[Path], bool],
+    first: Callable[[], None] = lambda: None,
+) -> bool:
+    """`new` and what lies at the file's path change places in one moment; False: that is not what
+    is_there tells of a path any more, and stays there.  first: is called before it where names can
+    only be replaced.  Raises OSError."""
+    if not is_there(one.home):
+        return False
+    with _opened(new) as ours:
+        try:
+            exchange(new, one.home)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+                raise
+            # Between the question and the answer lies a microsecond.
+            if not is_there(one.home):
+                return False
+            first()
+            new.replace(one.home)
+            return True
+        if not is_there(new):
+            _give_way(new, one, one.home, ours)
+            return False
+    return True
+
+
+def _give_way(new: Path, one: Entry, place: Path | None, ours: int) -> None:
+    """What came from a file's path is the program's, which was quicker: it goes to where that has
+    it now.  ours: a descriptor of what we had put there instead; place: where that was put."""
+    while place is not None and os.path.lexists(new):
+        with suppress(FileNotFoundError), _opened(new) as theirs:
+            exchange(new, place)
+            if _is_that(new, os.fstat(ours)):
+                _lead_home(_target(place), one, place)
+                return
+            _give_way(new, one, place, theirs)  # it was quicker again: its newest first
+            if not _is_that(new, os.fstat(theirs)):
+                return
+        place = None if _was_taken_away(ours, one) else _place_of(ours)
+    if _was_taken_away(ours, one):  # by what it took for a file of its own
+        replaced = Path(_target(new))
+        if replaced.parent == one.data.parent:
+            _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
+
+
+def _was_taken_away(ours: int, one: Entry) -> bool:
+    """Whether the program has removed what we had put at a path, or replaced it there."""
+    found = os.fstat(ours)
+    return not found.st_nlink or _is_that(one.was, found)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Where an open file lies now; None: nobody knows."""
+    place = Path(f"/proc/self/fd/{descriptor}").readlink()
+    return place if _is_that(place, os.fstat(descriptor)) else None
+
+
+def _lead_home(target: str, one: Entry, place: Path) -> None:
+    """The program has given the file that a link leads to another name than that of `one`."""
+    data = Path(target)
+    theirs = replace(one, name=data.name, data=data, is_home=False)
+    if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
+        _rename_home(theirs, place)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of what lies there, be it a link: it stays, and is known by it."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _take(one: Entry) -> bool:
@@ -321,21 +400,6 @@ def _take(one: Entry) -> bool:
     _mark_home(one)
     one.home.unlink()
     return True
-
-
-def _give_way(new: Path, one: Entry, put: os.stat_result) -> None:
-    """Back to the path goes what was there: the program has been quicker.  put: what we had put
-    there; where that does not come back the program was quicker again, and its newest counts."""
-    with suppress(FileNotFoundError):  # it has removed the path meanwhile
-        while True:
-            back = new.lstat()
-            exchange(new, one.home)
-            if os.path.samestat(new.lstat(), put):
-                break
-            put = back
-    replaced = Path(_target(new))
-    if replaced.parent == one.data.parent:  # or removed, by what it took for a file of its own
-        _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
 
 
 def _mark_home(one: Entry) -> None:
@@ -767,7 +831,7 @@ class Burst(Working):
                     if put is not None and lease.is_wanted():
                         # Who had come this far by the link writes to the tier: nobody must read,
                         # or go on with, what is at the path then.
-                        _link(replace(one, is_home=True))
+                        _link(replace(one, is_home=True), put)
                         raise _written_again(one)
                 if put is None:
                     self._is_late(one, new)
@@ -827,16 +891,22 @@ class Burst(Working):
         torn = self._left_torn(one.home, one)
         with _leased(one.home, self.settings.settle_s) as lease:
             is_bad = is_torn(one.home, one.home.name)
-            is_late = is_bad and not (torn and _is_as_before(one.home.lstat(), torn))
-            if is_late or not lease.is_free:
+            if not lease.is_free:
                 raise _written_again(one)
-            if is_bad:
-                _torn_of(one).unlink(missing_ok=True)
-                if one.home.stat().st_size:
-                    _torn_of(one).hardlink_to(one.home)
-                one.was.replace(one.home)
-                self._say_damaged(one)
-        return is_bad
+            if not is_bad:
+                return False
+            if torn is None or not _is_as_before(one.home.lstat(), torn):
+                raise _written_again(one)
+            aside, found = _torn_of(one), torn
+            aside.unlink(missing_ok=True)
+            if torn.st_size:
+                aside.hardlink_to(one.home)
+            if not _change(one.was, one, lambda path: _is_that(path, found)):
+                aside.unlink(missing_ok=True)
+                raise _written_again(one)
+            one.was.unlink(missing_ok=True)
+            self._say_damaged(one)
+        return True
 
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
@@ -994,8 +1064,8 @@ class Burst(Working):
             self._forget_was(one)  # it may have got another name, which was another file's, since
             for other in (*self._versions(one), one):
                 _drop(other)
-        elif os.path.samestat(one.home.lstat(), put):
-            _link(one)
+        else:
+            _link(one, put)
 
     def _find_again(self, found: Sequence[Entry]) -> None:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
@@ -1068,9 +1138,15 @@ def _is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
 
 
+def _is_that(path: Path, found: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(path.lstat(), found)
+    return False
+
+
 def _are_one_file(one: Path, other: Path) -> bool:
     with suppress(OSError):
-        return os.path.samestat(one.lstat(), other.lstat())
+        return _is_that(one, other.lstat())
     return False
 
 
