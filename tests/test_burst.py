@@ -35,6 +35,7 @@ from penstock.save.burst import (
     TORN,
     WAS,
     Burst,
+    BurstDrain,
     Entry,
     entries,
     finish,
@@ -1160,6 +1161,43 @@ def test_a_torn_file_that_is_written_to_after_all_is_none(
     assert home.read_bytes() == whole
     assert names(work) == [home.name]
     assert on_tier(fast) == []
+
+
+def test_a_file_stays_without_its_end_as_long_as_its_run_may_write_that(
+    fast: Path, work: Path
+) -> None:
+    """The drain is the one beside a program, and the program ends when it is left."""
+    run, home = 0xAAAAAA << 8, work / "a.safetensors"
+    _made(fast, home, _safetensors(1), run)
+    beside = BurstDrain(fast, owner="aaaaaa")
+
+    def until(is_so: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 30
+        while not is_so():
+            assert time.monotonic() < end_s, beside.status()
+            time.sleep(0.02)
+
+    def half(number: int) -> Path:
+        data = _made(fast, home, _safetensors(number)[:500], run + number)
+        _make_old(fast)
+        return data
+
+    try:
+        data = half(2)
+        beside.start(os.environ)
+        until(lambda: "without its end" in (((said := beside.status()) and said.error) or ""))
+        assert home.read_bytes() == _safetensors(2)[:500]
+        data.write_bytes(_safetensors(2))
+        until(lambda: not home.is_symlink())
+        assert home.read_bytes() == _safetensors(2)
+        home.rename(work / f".{home.name}{WAS}")
+        half(3)
+    finally:
+        beside.leave()
+    assert beside.wait(30) == 0
+    assert home.read_bytes() == _safetensors(2)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+    assert [path.name for path in (fast / ".penstock").glob("running-*")] == []
 
 
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])

@@ -92,8 +92,9 @@ _ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
 _LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
 DRAINED = "drained"  # the note about a file
-# Below STATE, and then the owner: what another run's drain has told of its files.
-HEARD = "drained-"
+# Below STATE, and then the owner: what another run's drain has told of its files; locked while a
+# program of the run lives.
+HEARD, RUNNING = "drained-", "running-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,6 +549,8 @@ def forget_unheard(tier: Path) -> None:
     """What was told to drains that have been killed."""
     for path in (tier / STATE).glob(f"{HEARD}*"):
         _forget_if_unheard(path)
+    for path in (tier / STATE).glob(f"{RUNNING}*"):
+        is_running(tier, path.name.removeprefix(RUNNING))
 
 
 def _forget_if_unheard(path: Path) -> None:
@@ -559,7 +562,43 @@ def _forget_if_unheard(path: Path) -> None:
             os.close(descriptor)
 
 
+def _hold(path: Path) -> int:
+    """A descriptor by which is_running() knows of us; -1: on a file system without locks."""
+    with suppress(OSError):
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if _is_that(path, os.fstat(descriptor)):
+                    return descriptor
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # removed since we opened it
+    return -1
+
+
+def is_running(tier: Path, owner: str) -> bool:
+    """Whether a `penstock run` whose files these are lives, and so its program, for all one
+    knows."""
+    path = tier / STATE / f"{RUNNING}{owner}"
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 # --- all of them ----------------------------------------------------------------------------------
+
+
+class _UnfinishedError(TierError):
+    """Of a file whose end may come yet: the next look asks again."""
 
 
 class Burst(Working):
@@ -781,6 +820,8 @@ class Burst(Working):
                 self._drain(one)
                 self._again.pop(name, None)
                 self._say(error="")
+            except _UnfinishedError as error:
+                failed[name] = str(error)
             except (PenstockError, OSError) as error:
                 failed[name] = why = str(error)
                 again_s = self._clock() + delay_s
@@ -888,6 +929,7 @@ class Burst(Working):
 
     def _has_put_back(self, one: Entry) -> bool:
         """As _end_was(): whether what was there before has come back."""
+        self._await_end(one.home, one)
         torn = self._left_torn(one.home, one)
         with _leased(one.home, self.settings.settle_s) as lease:
             is_bad = is_torn(one.home, one.home.name)
@@ -955,13 +997,24 @@ class Burst(Working):
             self._say(warning=warned)
 
     def _torn(self, one: Entry) -> os.stat_result | None:
-        """As it is torn.  Known for sure only of a file that has been left alone for a while; an
-        empty one that is the first of its path stays what it is."""
+        """As it is torn.  Known for sure only of a file that has been left alone for a while, by a
+        program that has ended; an empty one that is the first of its path stays what it is."""
+        if one.size_bytes or not self._is_first(one):
+            self._await_end(one.data, one)
         found = self._left_torn(one.data, one)
-        if found is None or found.st_size:
-            return found
-        is_first = self._older(one) is None and not os.path.lexists(one.was)
-        return None if is_first else found
+        return None if found and not found.st_size and self._is_first(one) else found
+
+    def _is_first(self, one: Entry) -> bool:
+        """Of its path, as far as anything of earlier ones is left."""
+        return self._older(one) is None and not os.path.lexists(one.was)
+
+    def _await_end(self, path: Path, one: Entry) -> None:
+        """Raises _UnfinishedError: the end is missing, and a program lives that may write it."""
+        if is_running(self.fast.folder, one.owner) and is_torn(path, one.home.name):
+            raise _UnfinishedError(
+                f"{one.home}: without its end; stays as it is until that is written, or its run "
+                "has ended"
+            )
 
     def _left_torn(self, path: Path, one: Entry) -> os.stat_result | None:
         if not is_torn(path, one.home.name):
@@ -1302,6 +1355,7 @@ class BurstDrain:
     run: str | os.PathLike[str] | None = None
     owner: str = ""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _running: int = field(default=-1, repr=False)
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Raises TierError."""
@@ -1319,6 +1373,7 @@ class BurstDrain:
             folder.mkdir(exist_ok=True)
             if self.owner:  # now, as a drain that is at work may be quicker than ours is there
                 (folder / f"{HEARD}{self.owner}").touch()
+                self._running = _hold(folder / f"{RUNNING}{self.owner}")
             with (folder / "drain.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     [*words, "--", os.fspath(self.fast)],
@@ -1337,6 +1392,10 @@ class BurstDrain:
 
     def leave(self) -> None:
         """The program has ended: nothing new will come."""
+        if self._running >= 0:
+            os.close(self._running)
+            self._running = -1
+            is_running(Path(os.path.realpath(self.fast)), self.owner)  # removes what says so
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
