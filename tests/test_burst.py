@@ -1200,6 +1200,67 @@ def test_a_file_stays_without_its_end_as_long_as_its_run_may_write_that(
     assert [path.name for path in (fast / ".penstock").glob("running-*")] == []
 
 
+@pytest.mark.parametrize("back_s", [0, 3600])
+def test_a_clock_that_is_set_back_makes_no_newer_file_an_earlier_one(
+    fast: Path, work: Path, back_s: int
+) -> None:
+    """It is set back before the last file, or the last but one."""
+    home = work / "a.safetensors"
+    _made(fast, home, _safetensors(1), 1)
+    _made(fast, home, _safetensors(2), 2)
+    _made(fast, home, _safetensors(3), 3, back_s=back_s)
+    torn = _made(fast, home, _safetensors(4)[:500], 4, back_s=3600)
+    _make_old(fast)
+    with torn.open("ab"), Burst(fast, AT_ONCE) as drain:
+        assert drain._round() == {}
+        assert len(on_tier(fast)) >= 2  # and what was there before it
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(3)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_a_clock_that_is_set_back_while_a_file_is_copied_makes_that_no_newer_one(
+    fast: Path, work: Path
+) -> None:
+    home = work / "a.safetensors"
+    _made(fast, home, _safetensors(1), 1)
+    with Burst(fast, AT_ONCE) as drain:
+        copy = drain._copy
+
+        def overtaken(*words: Any) -> Path:
+            found = copy(*words)
+            drain._copy = copy  # type: ignore[method-assign]
+            _made(fast, home, _safetensors(2)[:500], 2, back_s=3600)
+            return found
+
+        drain._copy = overtaken  # type: ignore[method-assign]
+        assert drain._round() == {}
+    assert home.read_bytes() == _safetensors(1)
+    assert drained(fast) == []
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+
+
+def test_what_a_moved_file_replaces_stays_though_the_clock_was_set_back(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    home, real = work / "a.safetensors", module.fsync_folder
+    _made(fast, home, _safetensors(1), 1)
+
+    def late(folder: Path) -> None:
+        if not home.is_symlink():
+            monkeypatch.undo()
+            _move(fast, home, _safetensors(2)[:500], 2, back_s=3600)
+        real(folder)
+
+    monkeypatch.setattr(module, "fsync_folder", late)
+    assert drained(fast) == []
+    assert home.read_bytes() == _safetensors(1)
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"]
+
+
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])
 def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     fast: Path, work: Path, moment: str

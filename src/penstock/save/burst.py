@@ -154,7 +154,7 @@ def was_of(home: Path) -> Path:
     return home.with_name(beside(home.name, WAS, "."))
 
 
-def _target(path: Path) -> str:
+def _target(path: str | Path) -> str:
     try:
         return os.readlink(path)  # noqa: PTH115 - compared as it stands there
     except OSError:
@@ -185,9 +185,11 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def entries(fast: str | os.PathLike[str]) -> list[Entry]:
-    """What lies on the tier, newest first.  Raises TierError."""
+def entries(fast: str | os.PathLike[str], of_home: Path | None = None) -> list[Entry]:
+    """What lies on the tier, newest first.  of_home: the files of this path only.  Raises
+    TierError."""
     folder = Path(os.path.realpath(fast)) / FOLDER
+    ways_at, wanted = os.fspath(folder / "home"), None if of_home is None else os.fspath(of_home)
     found = []
     try:
         with os.scandir(folder / "home") as scan:
@@ -202,8 +204,8 @@ def entries(fast: str | os.PathLike[str]) -> list[Entry]:
             f"`penstock run --burst-buffer {os.fspath(fast)}`?"
         ) from error
     for name, way in sorted(ways.items(), reverse=True):
-        home = _target(folder / "home" / way)
-        if name.endswith(LINK) or not home.startswith("/"):
+        home = _target(f"{ways_at}/{way}")
+        if name.endswith(LINK) or not home.startswith("/") or wanted not in (None, home):
             continue
         one = Entry(name, folder / "data" / name, Path(home), way != name)
         with suppress(FileNotFoundError):
@@ -907,8 +909,11 @@ class Burst(Working):
         """What was at its path before goes, unless a newer one needs it, on the tier or, as that is
         full, at the path.  is_dead: its program was killed before it had made the link."""
         if os.path.lexists(one.was):
-            newer = (other.name for other in entries(self.fast.folder) if other.home == one.home)
-            is_needed = max(newer, default="") > one.name
+            # One that has moved to the path may be newer whatever the clock says.
+            is_needed = any(
+                other.name > one.name or (other.name != one.name and other.size_bytes is None)
+                for other in entries(self.fast.folder, one.home)
+            )
             is_kept_now = not is_dead and _are_one_file(one.was, one.home)
             if not (is_needed or is_kept_now or _target(one.home)):
                 one.was.unlink(missing_ok=True)
@@ -1061,23 +1066,13 @@ class Burst(Working):
         return next((other for other in self._versions(one) if not _is_bad(other)), None)
 
     def _versions(self, one: Entry) -> list[Entry]:
-        """Earlier files of the same path, newest first: those that were replaced there, and not
-        what another program has moved away."""
-        return [
-            other
-            for other in entries(self.fast.folder)
-            if other.home == one.home
-            and other.name < one.name
-            and other.size_bytes is not None
-            and other.is_home
-        ]
+        return _versions(one, entries(self.fast.folder, one.home))
 
     def _is_late(self, one: Entry, new: Path) -> None:
         """The program has written the path anew while this one was copied: it is what was there
         before, until the newer one counts.  Else its link went away, and the file with it, or it
         has another name: the next look finds it there."""
-        newer = _target(one.home)
-        is_newer = newer.startswith(f"{one.data.parent}/") and newer > os.fspath(one.data)
+        is_newer = one.newest() != one.name
         if is_newer and _was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
@@ -1114,9 +1109,11 @@ class Burst(Working):
         with _leased(one.data, self.settings.settle_s) as lease:
             is_same = _is_as_before(one.data.stat(), before)
         if is_same and lease.is_free:
-            self._forget_was(one)  # it may have got another name, which was another file's, since
-            for other in (*self._versions(one), one):
+            # Else it may have got another name, which was another file's, since.
+            for other in self._versions(one) if _is_that(one.home, put) else ():
                 _drop(other)
+            self._forget_was(one)
+            _drop(one)
         else:
             _link(one, put)
 
@@ -1124,11 +1121,10 @@ class Burst(Working):
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
         are looked for."""
         lost = []
-        newest: dict[Path, Entry] = {}
+        newest = {one.home: one for one in found if one.is_linked()}
         for one in found:
             newer = newest.get(one.home)
-            if one.is_linked():
-                newest.setdefault(one.home, one)
+            if one is newer:
                 with suppress(OSError):  # a program that was killed did not come to remove it
                     _unmark(one)
             elif newer is None or not one.is_home:
@@ -1235,6 +1231,24 @@ def _written_again(one: Entry) -> TierError:
 
 def _is_bad(one: Entry) -> bool:
     return not one.size_bytes or is_torn(one.data, one.home.name)
+
+
+def _in_order(versions: Iterable[Entry], newest: str) -> list[Entry]:
+    """Files of one path, newest first; newest: the name of the last one.  Names tell times, and
+    where the clock was set back meanwhile, those that are later than the last one's are earlier."""
+    return sorted(versions, key=lambda one: (one.name <= newest, one.name), reverse=True)
+
+
+def _versions(one: Entry, of_path: Iterable[Entry]) -> list[Entry]:
+    """Of the files of a path those that are earlier than one, newest first: that were replaced
+    there, and not what another program has moved away."""
+    others = [
+        other
+        for other in of_path
+        if other.name != one.name and other.size_bytes is not None and other.is_home
+    ]
+    ordered = _in_order([*others, one], one.newest())
+    return ordered[ordered.index(one) + 1 :]
 
 
 def _rename_home(one: Entry, place: Path) -> None:
