@@ -1261,6 +1261,59 @@ def test_what_a_moved_file_replaces_stays_though_the_clock_was_set_back(
     assert names(work) == ["a.safetensors", "a.safetensors.torn"]
 
 
+def test_what_is_replaced_during_a_long_copy_leaves_the_tier_meanwhile(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    home, real = work / "a.safetensors", module.copy_file
+    first = _made(fast, home, _safetensors(1), 1)
+    with Burst(fast, AT_ONCE) as drain:
+
+        def copied(*words: Any) -> Any:
+            monkeypatch.undo()
+            made = [_made(fast, home, _safetensors(number), number) for number in (2, 3, 4)]
+            with made[-1].open("ab"):  # it is being written: the one before it may be needed
+                drain._held()
+                left = [path for path in made if path.exists()]
+            assert (left, first.exists()) == (made[1:], True)
+            return real(*words)
+
+        monkeypatch.setattr(module, "copy_file", copied)
+        assert drain.once() == []
+    assert home.read_bytes() == _safetensors(4)
+    assert names(work) == [home.name]
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+def test_the_tier_is_listed_a_few_times_a_round_and_seldom_where_that_takes_long(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.save import burst as module
+
+    now_s, cost_s, looks = 0.0, 0.0, 0
+
+    def looked(*words: Any) -> list[Entry]:
+        nonlocal now_s, looks
+        now_s, looks = now_s + cost_s, looks + 1
+        return entries(*words)
+
+    for number in range(50):
+        _made(fast, work / f"{number}.pt", b"x", number)
+    monkeypatch.setattr(module, "entries", looked)
+    with Burst(fast, AT_ONCE, clock=lambda: now_s) as drain:
+        assert drain._round() == {}
+        assert (drain.status.drained, looks < 6) == (50, True)
+        cost_s = 1.0
+        drain._round()
+        done = looks
+        assert drain._round() == {}
+        assert looks == done
+        late = _made(fast, work / "late.pt", b"x")
+        assert drain.watch(lambda: True) == []  # a program that has ended waits for no look
+        assert not late.exists()
+
+
 @pytest.mark.parametrize("moment", ["while it is copied", "when it is home"])
 def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     fast: Path, work: Path, moment: str
@@ -2129,7 +2182,7 @@ def test_a_file_that_goes_from_the_tier_while_the_drain_looks_ends_no_drain(
     with Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         drain._forget_committed()
-        monkeypatch.setattr(drain, "_find_again", lambda found: (work / "none").stat())
+        monkeypatch.setattr(drain, "_find_again", lambda *found: (work / "none").stat())
         with pytest.raises(TierError, match="none"):
             drain._round()
     assert [(work / name).read_bytes() for name in ("a.pt", "b.pt")] == [b"a", b"b"]

@@ -23,6 +23,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ from penstock.save.commit import STATE, claim, exchange
 from penstock.save.drain import (
     LEAST_DELAY_S,
     LOOK_S,
+    LOOK_SHARE,
+    MOST_BLIND_S,
     MOST_DELAY_S,
     Settings,
     Status,
@@ -632,6 +635,9 @@ class Burst(Working):
         )
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
+        self._look_again_s, self._failed = -math.inf, dict[str, str]()  # of a look that is dear
+        self._copied = ""  # the name of what is being copied
+        self._dropping, self._drop_again_s = threading.Lock(), -math.inf
         # Committed, and dropped at the next look: as it was on the tier, and as it is at its path.
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
         self._homes: dict[Path, None] = {}  # folders to which this has brought something
@@ -696,7 +702,8 @@ class Burst(Working):
         with suppress(OSError, TierError):  # else the next drain does it
             while self._clock() < end_s and any(one.is_home for one in self._astray()):
                 self._rest(LOOK_S / 4)
-                self._find_again(self._lying())
+                found = self._lying()
+                self._find_again(found, _linked(found))
 
     def _awaits_turn(self, is_over: Callable[[], bool], grace_s: float) -> bool:
         """False: what was waited for is home, or grace_s after is_over() it is not.  Raises
@@ -729,7 +736,9 @@ class Burst(Working):
     def _owed(self) -> list[Entry]:
         """What other runs write from now on does not keep this one, nor what the drain of another
         run waits for."""
-        left = self.backlog()
+        return self._of_owed(self.backlog())
+
+    def _of_owed(self, left: list[Entry]) -> list[Entry]:
         if not self._over_as:
             return left
         return [
@@ -752,10 +761,13 @@ class Burst(Working):
         """Files that are on the fast tier only, newest first.  Raises TierError."""
         return [one for one in entries(self.fast.folder) if self._is_due(one)]
 
-    def _is_due(self, one: Entry) -> bool:
+    def _is_due(self, one: Entry, linked: Mapping[Path, Entry] | None = None) -> bool:
+        """linked: as _linked() says it, where that is known."""
         if one.name in self._gone:
             return False
-        return _has_moved(one) if one.size_bytes is None else one.is_linked()
+        if one.size_bytes is None:
+            return _has_moved(one)
+        return one.is_linked() if linked is None else linked.get(one.home) is one
 
     def unclaimed(self) -> list[Entry]:
         """Files to which no path leads any more.  Raises TierError."""
@@ -774,6 +786,7 @@ class Burst(Working):
         what no path leads to.  Raises Stopped, TierError."""
         failed: dict[str, str] = {}
         for attempt in range(self.settings.tries):
+            self._look_again_s = -math.inf
             failed = self._round()
             with suppress(OSError):  # the next look does it
                 self._forget_committed()
@@ -800,35 +813,69 @@ class Burst(Working):
 
     def _round(self) -> dict[str, str]:
         failed: dict[str, str] = {}
+        if self._clock() < self._look_again_s and not self._over_as:
+            return self._failed
+        left, until_s = self._listed(self._look)
+        while True:
+            has_tried = False
+            self._backlog(left)
+            for one in self._of_owed(left):
+                if has_tried and self._clock() >= until_s:
+                    break
+                if self._may_go(one, failed):
+                    has_tried |= self._try(one, failed)
+            if not has_tried:
+                self._failed = failed
+                return failed
+            self._look_again_s = -math.inf
+            left, until_s = self._listed(self.backlog)
+
+    def _listed(self, look: Callable[[], list[Entry]]) -> tuple[list[Entry], float]:
+        """What is to be brought home, and until when that holds: looks at a tier with tens of
+        thousands of files take seconds, and not most of the time."""
+        begun_s = self._clock()
+        left = look()
+        now_s = self._clock()
+        cost_s = now_s - begun_s
+        pause_s = min(MOST_BLIND_S, cost_s / LOOK_SHARE)
+        if cost_s > LOOK_S / 2:
+            self._look_again_s = now_s + pause_s
+        return left, now_s + max(LOOK_S, pause_s)
+
+    def _look(self) -> list[Entry]:
+        """Does what needs no copy; what does.  Raises TierError."""
+        folder = self.fast.folder
         try:
             self._forget_committed()
-            _sweep_drafts(self.fast.folder / FOLDER)
-            _merge_marks(self.fast.folder / FOLDER)
-            self._find_again(self._lying())
+            _sweep_drafts(folder / FOLDER)
+            _merge_marks(folder / FOLDER)
+            found = entries(folder)
+            linked = _linked(found)
+            if self._find_again([one for one in found if one.size_bytes is not None], linked):
+                return self.backlog()
         except OSError as error:  # a program changes names beside us: the next look finds another
             raise TierError(str(error)) from error
-        while True:
-            self._backlog(self.backlog())
-            left = self._owed()
-            one = next((one for one in left if self._may_go(one, failed)), None)
-            if one is None:
-                return failed
-            name = one.home.as_posix()
-            not_before_s, delay_s, why = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))
-            if self._clock() < not_before_s:
-                failed[name] = why
-                continue
-            try:
-                self._drain(one)
-                self._again.pop(name, None)
-                self._say(error="")
-            except _UnfinishedError as error:
-                failed[name] = str(error)
-            except (PenstockError, OSError) as error:
-                failed[name] = why = str(error)
-                again_s = self._clock() + delay_s
-                self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
-                self._say(error=sentence(name, why))
+        return [one for one in found if self._is_due(one, linked)]
+
+    def _try(self, one: Entry, failed: dict[str, str]) -> bool:
+        """Whether it was its time; failed: is told why it could not be done."""
+        name = one.home.as_posix()
+        not_before_s, delay_s, why = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))
+        if self._clock() < not_before_s:
+            failed[name] = why
+            return False
+        try:
+            self._drain(one)
+            self._again.pop(name, None)
+            self._say(error="")
+        except _UnfinishedError as error:
+            failed[name] = str(error)
+        except (PenstockError, OSError) as error:
+            failed[name] = why = str(error)
+            again_s = self._clock() + delay_s
+            self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
+            self._say(error=sentence(name, why))
+        return True
 
     def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
         """failed: what cannot go in this round, and why; is told of it."""
@@ -957,7 +1004,13 @@ class Burst(Working):
 
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
-        new = one.beside(NEW)
+        self._copied = one.name
+        try:
+            return self._copy_to(one.beside(NEW), one, before)
+        finally:
+            self._copied = ""
+
+    def _copy_to(self, new: Path, one: Entry, before: os.stat_result) -> Path:
         if _target(one.draft) != os.fspath(new):
             _sweep_noted(one.draft)
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
@@ -1095,43 +1148,49 @@ class Burst(Working):
     def _forget_committed(self) -> None:
         """A program that opened the path just before the file took its link's place may write to
         what is on the tier: then the link comes back."""
-        for one in entries(self.fast.folder):
+        found = entries(self.fast.folder) if self._gone else []
+        of_path: dict[Path, list[Entry]] = {}
+        for one in found:
+            of_path.setdefault(one.home, []).append(one)
+        for one in found:
             gone = self._gone.get(one.name)
             if gone is None or one.size_bytes is None or _target(one.home):
                 # To it: a newer one was torn, and this is what was there before.  To a newer one:
                 # that may be torn yet, and have replaced this one without keeping it.
                 continue
             with suppress(OSError):  # the program has removed it, or its folder
-                self._forget(one, *gone)
+                self._forget(one, of_path[one.home], *gone)
         self._gone.clear()
 
-    def _forget(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
+    def _forget(
+        self, one: Entry, of_path: list[Entry], before: os.stat_result, put: os.stat_result
+    ) -> None:
         with _leased(one.data, self.settings.settle_s) as lease:
             is_same = _is_as_before(one.data.stat(), before)
         if is_same and lease.is_free:
             # Else it may have got another name, which was another file's, since.
-            for other in self._versions(one) if _is_that(one.home, put) else ():
+            for other in _versions(one, of_path) if _is_that(one.home, put) else ():
                 _drop(other)
             self._forget_was(one)
             _drop(one)
         else:
             _link(one, put)
 
-    def _find_again(self, found: Sequence[Entry]) -> None:
+    def _find_again(self, found: Sequence[Entry], linked: Mapping[Path, Entry]) -> bool:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
-        are looked for."""
-        lost = []
-        newest = {one.home: one for one in found if one.is_linked()}
-        for one in found:
-            newer = newest.get(one.home)
-            if one is newer:
-                with suppress(OSError):  # a program that was killed did not come to remove it
+        are looked for.  Whether anything was found."""
+        for one in linked.values():
+            if one.is_home and one.is_linked():  # a program that was killed did not remove it
+                with suppress(OSError):
                     _unmark(one)
-            elif newer is None or not one.is_home:
-                lost.append(one)
-            elif self._may_go(newer, {}) and not _is_bad(newer):
-                with suppress(OSError):  # as below
-                    _drop(one)
+        gone = self._drop_replaced(found, linked)
+        lost = [
+            one
+            for one in found
+            if one.name not in gone
+            and (one.home not in linked or not (one.is_home or one is linked[one.home]))
+        ]
+        has_changed = bool(gone or lost) or any(one.is_home for one in linked.values())
         now_s = self._clock()
         lost = [one for one in lost if now_s >= self._searched_s.get(one.name, -1.0)]
         roots = dict.fromkeys(_root_of(one.home) for one in lost)
@@ -1155,6 +1214,43 @@ class Burst(Working):
                     if time.time() - one.mtime_ns / 1e9 > LOOK_S:
                         self._searched_s[one.name] = now_s + SEARCH_AGAIN_S
                     _sweep(one.beside(NEW))
+        return has_changed
+
+    def _drop_replaced(self, found: Sequence[Entry], linked: Mapping[Path, Entry]) -> set[str]:
+        """Files that were replaced at their path go when a newer one of it is closed and whole, of
+        which the path may not yet lead to that.  The names of those that are gone."""
+        replaced: dict[Path, list[Entry]] = {}
+        for one in found:
+            if one.is_home and one is not linked.get(one.home, one) and one.name != self._copied:
+                replaced.setdefault(one.home, []).append(one)
+        gone = set()
+        for home, older in replaced.items():
+            newest, has_whole = linked[home], False
+            for one in (newest, *_in_order(older, newest.name)):
+                if has_whole:
+                    with suppress(OSError):  # the next look does it
+                        _drop(one)
+                        gone.add(one.name)
+                else:
+                    has_whole = self._may_go(one, {}) and not _is_bad(one)
+        return gone
+
+    def _held(self) -> None:
+        """During a long copy, too, the tier has no room for all that is written meanwhile."""
+        super()._held()
+        if self._clock() < self._drop_again_s or not self._dropping.acquire(blocking=False):
+            return
+        try:
+            begun_s = self._clock()
+            with suppress(OSError, TierError):  # the next look does it
+                found = self._lying()
+                homes = {one.home for one in found if one.is_home}
+                found = [one for one in found if one.home in homes]
+                self._drop_replaced(found, _linked(found))
+            now_s = self._clock()
+            self._drop_again_s = now_s + max(LOOK_S, (now_s - begun_s) / LOOK_SHARE)
+        finally:
+            self._dropping.release()
 
     def _drop_old(self, one: Entry) -> None:
         """Unless a program is about to make its link, or writes to it.  Who was killed may have
@@ -1231,6 +1327,11 @@ def _written_again(one: Entry) -> TierError:
 
 def _is_bad(one: Entry) -> bool:
     return not one.size_bytes or is_torn(one.data, one.home.name)
+
+
+def _linked(found: Iterable[Entry]) -> dict[Path, Entry]:
+    """Those to which their paths lead."""
+    return {one.home: one for one in found if one.size_bytes is not None and one.is_linked()}
 
 
 def _in_order(versions: Iterable[Entry], newest: str) -> list[Entry]:
