@@ -1651,6 +1651,28 @@ def test_what_a_program_writes_and_renames_while_an_older_one_comes_home_gets_it
     assert names(fast / "burst") == ["data", "draft", "home"]
 
 
+def test_what_is_nowhere_to_be_found_while_an_older_one_comes_home_stays_and_is_named(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = work / "a.pt"
+    _made(fast, home, b"first", 1)
+
+    def exchanged(new: Path, old: Path) -> None:
+        monkeypatch.undo()
+        _made(fast, home, b"second", 2)
+        exchange(new, old)
+        (work / "b.pt").hardlink_to(home)  # a name that no descriptor tells of
+        home.unlink()
+
+    monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
+    drained(fast)
+    _make_old(fast)
+    [told] = drained(fast)
+    [left] = entries(fast)
+    assert str(left.data) in told
+    assert left.data.read_bytes() == b"second"
+
+
 def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_tier(
     fast: Path, work: Path
 ) -> None:
