@@ -329,21 +329,24 @@ enum before { NOTHING, A_FILE, OUR_LINK, ELSE };
 /* What lies at the program's path, and whether an open with these flags begins it anew. */
 static enum before look(const struct burst *state, struct work *work, int flags)
 {
+    enum before before = ELSE;
+
     if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW))
         return errno == ENOENT ? NOTHING : ELSE;
-    if (flags & O_EXCL || !(flags & O_TRUNC))
+    if (flags & O_EXCL)
         return ELSE;
     if (S_ISLNK(work->found.st_mode) && read_link(state, work->parent, work->base, work->name)) {
-        if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, 0))
+        if (syscall(SYS_newfstatat, work->parent, work->base, &work->found, 0)) {
             work->found.st_mode = 0; /* lost with its tier: the new one's is as asked for */
-        else if (syscall(SYS_faccessat, work->parent, work->base, W_OK))
-            return ELSE;
-        return OUR_LINK;
+            return errno == ENOENT ? OUR_LINK : ELSE;
+        }
+        before = OUR_LINK;
+    } else if (S_ISREG(work->found.st_mode) && work->found.st_nlink == 1) {
+        before = A_FILE;
     }
-    if (S_ISREG(work->found.st_mode) && work->found.st_nlink == 1 &&
-        !syscall(SYS_faccessat, work->parent, work->base, W_OK))
-        return A_FILE;
-    return ELSE;
+    if (!(flags & O_TRUNC) || syscall(SYS_faccessat, work->parent, work->base, W_OK))
+        return ELSE;
+    return before;
 }
 
 /* The earlier file keeps a name until the new one counts. */
@@ -467,7 +470,7 @@ static void give_own_bytes(struct work *work, int from)
     syscall(SYS_close, made);
 }
 
-void burst_writing(int dirfd, const char *path)
+void burst_writing(int dirfd, const char *path, bool makes)
 {
     const struct burst *state = burst_state;
     char name[BURST_NAME_BYTES];
@@ -481,6 +484,9 @@ void burst_writing(int dirfd, const char *path)
         from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
         if (from >= 0 && !syscall(SYS_fstat, from, &work->found) && work->found.st_nlink > 1)
             give_own_bytes(work, from);
+        /* Lost, and about to be made anew on the tier, through the link: it needs a way home. */
+        if (from < 0 && errno == ENOENT && makes && find_folder(work, dirfd, path))
+            syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
         if (from >= 0)
             syscall(SYS_close, from);
         end_work(work);
@@ -511,7 +517,7 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
         end_work(work);
     }
     if (fd < 0 && !(flags & O_EXCL))
-        burst_writing(dirfd, path);
+        burst_writing(dirfd, path, flags & O_CREAT);
     errno = error;
     return fd;
 }
@@ -1150,44 +1156,66 @@ static bool put_second(struct work *work, const char *from)
            (!syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, work->data, 0) || errno == EEXIST);
 }
 
+/* Why a file on the tier gets no second name there.  1: it is not there any more.  Else the path
+ * is on another file system than the file: a program copies then, as where it was so before. */
+static int no_second(void)
+{
+    return errno == ENOENT ? 1 : -EXDEV;
+}
+
 /* The link at the new path leads to another name of the file on the tier, so that each path has its
- * own, which comes home and goes by itself.  The way home is marked until that link is there. */
-static bool put_at(const struct burst *state, struct work *work, int dirfd, const char *path)
+ * own, which comes home and goes by itself.  The way home is marked until that link is there.
+ * 1: as no_second(); -errno: it is not there. */
+static int put_at(const struct burst *state, struct work *work, int dirfd, const char *path)
 {
     char from[sizeof work->data];
+    const char *slash = strrchr(path, '/');
+    int error;
 
     strcpy(from, work->data);
-    if (!find_folder(work, dirfd, path) || is_below_tier(state, work->home) ||
-        strlen(work->base) > MOST_NAME_BYTES || strlen(work->home) > MOST_HOME_BYTES)
-        return false;
+    errno = strlen(slash ? slash + 1 : path) < BURST_NAME_BYTES ? ENOENT : ENAMETOOLONG;
+    if (!find_folder(work, dirfd, path))
+        return -errno;
+    if (is_below_tier(state, work->home) || strlen(work->base) > MOST_NAME_BYTES ||
+        strlen(work->home) > MOST_HOME_BYTES)
+        return -EXDEV;
     new_name(state, work);
     set_marked(state, work, work->name);
-    if (put_second(work, from) && set_link(state, work, NOTHING)) {
-        put_second(work, from); /* held up for long, the drain may have taken us for dead */
+    if (!put_second(work, from)) {
+        error = no_second();
+    } else if (!set_link(state, work, NOTHING)) {
+        error = -errno;
+    } else if (!put_second(work, from)) { /* held up for long, the drain has taken us for dead */
+        error = no_second();
+        if (leads_to(state, work, work->home))
+            syscall(SYS_unlinkat, work->parent, work->base, 0);
+    } else {
         set_is_marked(state, work, work->name, false);
-        return true;
+        return 0;
     }
     syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
     syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
-    return false;
+    return error;
 }
 
-bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
+int burst_linked(int from_dirfd, const char *from, int dirfd, const char *path)
 {
     const struct burst *state = burst_state;
     char name[BURST_NAME_BYTES];
-    struct work *work = NULL;
-    int error = errno;
-    bool is_made = false;
+    int error = errno, result = 1, tries = MOST_TRIES;
 
-    if ((uintptr_t)from >= BAD_POINTERS && (uintptr_t)path >= BAD_POINTERS &&
-        read_link(state, from_dirfd, from, name))
-        work = begin_work();
-    if (work) {
-        set_name(state, work, name);
-        is_made = put_at(state, work, dirfd, path);
-        end_work(work);
+    if (!state || (uintptr_t)from < BAD_POINTERS || (uintptr_t)path < BAD_POINTERS)
+        return 1;
+    while (result > 0 && read_link(state, from_dirfd, from, name)) {
+        struct work *work = tries-- ? begin_work() : NULL;
+
+        result = tries < 0 ? -ENOENT : -ENOMEM; /* lost with its tier */
+        if (work) {
+            set_name(state, work, name);
+            result = put_at(state, work, dirfd, path);
+            end_work(work);
+        }
     }
-    errno = error;
-    return is_made;
+    errno = result < 0 ? -result : error;
+    return result < 0 ? -1 : result;
 }

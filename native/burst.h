@@ -87,8 +87,8 @@ static inline int burst_flags(int dirfd, const char *path, int flags)
                : flags;
 }
 
-/* A path is about to be written to, as it is. */
-void burst_writing(int dirfd, const char *path);
+/* A path is about to be written to, as it is; or `makes`: made, if nothing is there. */
+void burst_writing(int dirfd, const char *path, bool makes);
 
 /* The fast tier is full: what was written so far goes to the program's path, and `fd` with it.
  * True: the call may be made again.  errno is kept. */
@@ -139,8 +139,9 @@ bool burst_is_gone(const char *path);
  * which came since the program listed it. */
 bool burst_empties(int dirfd, const char *path);
 
-/* A second path for a file on the tier: true, where it has been made; else the call is to be. */
-bool burst_linked(int from_dirfd, const char *from, int dirfd, const char *path);
+/* A second path for a file on the tier.  0: it has been made; 1: it is none, make the call; -1 and
+ * errno: it cannot be made, and a link to our link would lead to what goes with that. */
+int burst_linked(int from_dirfd, const char *from, int dirfd, const char *path);
 
 #pragma GCC visibility pop
 

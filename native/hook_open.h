@@ -72,7 +72,7 @@ static inline void begin_change(struct burst_change *change, bool follows, int d
     if (!burst_is_on())
         return;
     if (follows)
-        burst_writing(dirfd, path);
+        burst_writing(dirfd, path, false);
     else if (path2)
         burst_renaming(change, dirfd, path, dirfd2, path2);
     else
@@ -130,8 +130,8 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         return result;                                                                             \
     }
 
-/* As HOOK_STATUS, for a call that makes a link; is_made: the burst buffer has done so. */
-#define HOOK_LINK(function, parameters, arguments, begin, is_made)                                 \
+/* As HOOK_STATUS, for a call that makes a link; `linked`: burst_linked(). */
+#define HOOK_LINK(function, parameters, arguments, begin, linked)                                  \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct call call;                                                                          \
@@ -140,7 +140,9 @@ static inline void end_change(const struct burst_change *change, bool has_succee
                                                                                                    \
         if (!is_recorded && !burst_is_on())                                                        \
             return real_##function arguments;                                                      \
-        result = burst_is_on() && is_made ? 0 : real_##function arguments;                         \
+        result = burst_is_on() ? linked : 1;                                                       \
+        if (result > 0)                                                                            \
+            result = real_##function arguments;                                                    \
         if (is_recorded)                                                                           \
             log_end(&call, result < 0 ? errno : 0, 0);                                             \
         return result;                                                                             \

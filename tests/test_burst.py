@@ -392,6 +392,34 @@ def test_what_the_save_engine_writes_goes_where_it_says(
     assert len(list(work.glob("far/step-00000001/*"))) > 1
 
 
+@pytest.mark.parametrize("name", ["a.pt", "renamed"])
+@pytest.mark.parametrize("how", ['open(path, "ab")', "os.fdopen(os.open(path, 66), 'wb')"])
+def test_what_is_made_anew_where_a_lost_file_s_link_lies_comes_home(
+    burst: Callable[..., Any], fast: Path, work: Path, how: str, name: str
+) -> None:
+    """Through the link: without emptying, and under a name that fits no pattern any more."""
+    burst(
+        f"""
+        import os, sys
+        path = {name!r}
+        with open("a.pt", "wb") as file:
+            file.write(b"lost")
+        os.rename("a.pt", path)
+        for folder in ("/data", "/home"):
+            for there in os.scandir(sys.argv[1] + folder):
+                os.remove(there)
+        with {how} as file:
+            file.write(b"anew")
+        """,
+        args=[fast / "burst"],
+    )
+    assert drained(fast) == []
+    assert names(work) == [name]
+    assert not (work / name).is_symlink()
+    assert (work / name).read_bytes() == b"anew"
+    assert names(fast / "burst") == ["data", "draft", "home"]
+
+
 def test_what_is_not_to_be_redirected_is_not(
     burst: Callable[..., Any], fast: Path, work: Path, tmp_path: Path
 ) -> None:
@@ -2016,6 +2044,49 @@ def test_every_copy_of_a_file_is_a_file(
         if path.is_file() and not path.is_symlink()
     } == found
     assert names(fast / "burst") == ["data", "draft", "home"]
+
+
+@pytest.mark.parametrize("why", ["a long name", "a full tier", "no such folder", "below the tier"])
+def test_a_second_path_that_cannot_be_made_is_refused_and_costs_no_file(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path, why: str
+) -> None:
+    """A link to our link would lead to nothing as soon as one of the two is removed."""
+    with small_disk(tmp_path / "small", 1 << 20, "nr_inodes=12") as disk:
+        prepare(disk)
+        to = {"a long name": "n" * 220 + ".pt", "no such folder": "no/b.pt"}.get(why, "b.pt")
+        recorded(
+            """
+            import errno, os, sys
+            to, tier, is_full, error = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4]
+            with open("a.pt", "wb") as file:
+                file.write(b"a")
+            turn = 0
+            try:
+                while is_full == "True":
+                    open(f"{tier}/filler-{turn}", "x").close()
+                    turn += 1
+            except OSError as full:
+                assert full.errno == errno.ENOSPC
+            try:
+                os.link("a.pt", to)
+                os.remove(to)
+            except OSError as refused:
+                assert errno.errorcode[refused.errno] == error, refused
+            else:
+                raise SystemExit("a link was made")
+            assert os.stat("a.pt").st_nlink == 1 and open("a.pt", "rb").read() == b"a"
+            """,
+            args=[
+                *(disk / to if why == "below the tier" else to, disk, str(why == "a full tier")),
+                "ENOENT" if why == "no such folder" else "EXDEV",
+            ],
+            environment=variables(disk, "*.pt"),
+        )
+        for filler in disk.glob("filler-*"):
+            filler.unlink()
+        assert drained(disk) == []
+    assert names(work) == ["a.pt"]
+    assert (work / "a.pt").read_bytes() == b"a"
 
 
 def test_a_file_may_be_moved_over_another_one_from_another_file_system(
