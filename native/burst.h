@@ -94,6 +94,9 @@ void burst_writing(int dirfd, const char *path, bool makes);
  * True: the call may be made again.  errno is kept. */
 bool burst_escape(int fd);
 
+/* Whether a descriptor that could not be written to can be: another thread was moving its file. */
+bool burst_was_moved(int fd);
+
 /* The file behind `fd` is about to be of this size, and perhaps to be mapped: a full tier would end
  * the program then, so it has to be known now. */
 void burst_reserve(int fd, int64_t bytes);
@@ -101,7 +104,10 @@ void burst_reserve(int fd, int64_t bytes);
 /* Whether a call that failed may be made again. */
 static inline bool burst_escapes(int fd)
 {
-    return burst_is_on() && (errno == ENOSPC || errno == EDQUOT) && burst_escape(fd);
+    if (!burst_is_on())
+        return false;
+    return errno == ENOSPC || errno == EDQUOT ? burst_escape(fd)
+                                              : errno == EBADF && burst_was_moved(fd);
 }
 
 /* A name is about to change: before the call, and after it. */

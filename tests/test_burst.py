@@ -611,11 +611,16 @@ def test_every_way_to_write_a_file_arrives(
     _assert_written(work, size)
 
 
-def _assert_written(folder: Path, size: int) -> None:
+def _pattern(size: int) -> bytes:
+    """As tests/workloads/burst_files.c has it."""
     import numpy as np
 
     at = np.arange(size, dtype=np.uint32)
-    wanted = ((at * np.uint32(2654435761)) >> np.uint32(13)).astype(np.uint8).tobytes()
+    return ((at * np.uint32(2654435761)) >> np.uint32(13)).astype(np.uint8).tobytes()
+
+
+def _assert_written(folder: Path, size: int) -> None:
+    wanted = _pattern(size)
     assert {path.name for path in folder.glob("*.pt")} == {
         *("write.pt", "pwrite.pt", "writev.pt", "fwrite.pt", "large-buffer.pt", "unbuffered.pt"),
         *("putc.pt", "mmap.pt", "fallocate.pt", "append.pt", "sendfile.pt"),
@@ -743,6 +748,29 @@ def test_a_file_moves_from_a_full_fast_tier_though_the_drain_has_a_copy_of_it(
         )
         assert drained(disk) == []
     assert (work / "a.pt").read_bytes() == b"a" * 1000 + b"b" * 2_000_000
+    assert names(work) == ["a.pt"]
+
+
+@pytest.mark.parametrize("others", ["threads", "child", "map"])
+def test_a_file_that_others_write_to_loses_nothing_as_the_fast_tier_is_full(
+    recorded_command: Callable[..., Any],
+    workload: Callable[..., Path],
+    tmp_path: Path,
+    work: Path,
+    others: str,
+) -> None:
+    """Threads go on where the file is; for another process, or by memory, it stays where it is."""
+    size = 3_000_001
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        prepare(disk)
+        recorded_command(
+            [workload("burst_moves"), others, str(size)], environment=variables(disk, "*.pt")
+        )
+        assert (work / "a.pt").is_symlink() == (others != "threads")
+        assert drained(disk) == []
+    written = (work / "a.pt").read_bytes()
+    assert written == _pattern(size)[: len(written)]
+    assert len(written) == size if others == "threads" else 500_000 < len(written) < size
     assert names(work) == ["a.pt"]
 
 
