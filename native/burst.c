@@ -402,15 +402,17 @@ static bool set_link(const struct burst *state, struct work *work, enum before b
 }
 
 /* The way home is on the tier before the file, and the file before the link: a program that is
- * killed between two of them leaves what the drain can tell from a checkpoint. */
+ * killed between two of them leaves what the drain can tell from a checkpoint.  -1, and errno where
+ * the tier is the reason. */
 static int make_file(const struct burst *state, struct work *work, int flags, mode_t mode,
                      enum before before)
 {
-    int fd;
+    int fd, error;
 
     if (syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link))
         return -1;
     fd = (int)syscall(SYS_openat, AT_FDCWD, work->data, flags | O_EXCL, mode);
+    error = errno;
     if (fd >= 0) {
         if (before != NOTHING && work->found.st_mode)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
@@ -420,9 +422,12 @@ static int make_file(const struct burst *state, struct work *work, int flags, mo
             return fd;
         }
         syscall(SYS_close, fd);
-        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
+        error = 0;
     }
+    if (error != EEXIST) /* O_DIRECT may be refused when the file is made already */
+        syscall(SYS_unlinkat, AT_FDCWD, work->data, 0);
     syscall(SYS_unlinkat, AT_FDCWD, work->home_link, 0);
+    errno = error;
     return -1;
 }
 
@@ -467,6 +472,7 @@ static void give_own_bytes(struct work *work, int from)
                         work->found.st_mode & 07777);
     if (made < 0)
         return;
+    syscall(SYS_fchmod, made, work->found.st_mode & 07777);
     if (!copy(from, made, work->found.st_size) ||
         syscall(SYS_renameat, AT_FDCWD, work->text, AT_FDCWD, work->data))
         syscall(SYS_unlinkat, AT_FDCWD, work->text, 0);
@@ -497,11 +503,28 @@ void burst_writing(int dirfd, const char *path, bool makes)
     errno = error;
 }
 
+static bool is_full(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
+}
+
+/* -1: make the call.  work->older: what it would empty on the tier. */
+static int make_new(const struct burst *state, struct work *work, int flags, mode_t mode)
+{
+    enum before before = look(state, work, flags);
+
+    strcpy(work->older, before == OUR_LINK ? work->name : "");
+    new_name(state, work);
+    errno = 0;
+    return before == ELSE ? -1 : make_file(state, work, flags, mode, before);
+}
+
+static bool bring_older(const struct burst *state, struct work *work);
+
 int burst_open(int dirfd, const char *path, int flags, mode_t mode)
 {
     const struct burst *state = burst_state;
     int error = errno;
-    enum before before;
     struct work *work;
     int fd = -1;
 
@@ -511,11 +534,9 @@ int burst_open(int dirfd, const char *path, int flags, mode_t mode)
     if (work) {
         if (find_folder(work, dirfd, path) && strlen(work->home) <= MOST_HOME_BYTES &&
             !is_below_tier(state, work->home)) {
-            before = look(state, work, flags);
-            strcpy(work->older, before == OUR_LINK ? work->name : "");
-            new_name(state, work);
-            if (before != ELSE)
-                fd = make_file(state, work, flags, mode, before);
+            fd = make_new(state, work, flags, mode);
+            if (fd < 0 && *work->older && is_full(errno) && bring_older(state, work))
+                fd = make_new(state, work, flags, mode);
         }
         end_work(work);
     }
@@ -817,6 +838,29 @@ static bool move(const struct burst *state, struct work *work, int fd, long flag
     return made >= 0;
 }
 
+/* A tier that has no room for a new file keeps the one that it is to replace, which is whole: that
+ * comes home first, and leaves room.  Else the call would empty it where it is. */
+static bool bring_older(const struct burst *state, struct work *work)
+{
+    int from, made = -1;
+
+    set_name(state, work, work->older);
+    from = (int)syscall(SYS_openat, AT_FDCWD, work->data, O_RDONLY | O_CLOEXEC);
+    if (from < 0)
+        return false;
+    if (!syscall(SYS_fstat, from, &work->found) && !has_writer(from) && !is_shared(state, work)) {
+        struct timespec times[] = {work->found.st_atim, work->found.st_mtim};
+
+        made = bring(state, work, from, O_WRONLY);
+        if (made >= 0)
+            syscall(SYS_utimensat, made, NULL, times, 0);
+    }
+    syscall(SYS_close, from);
+    if (made >= 0)
+        syscall(SYS_close, made);
+    return made >= 0;
+}
+
 static int mover; /* the number of the thread that moves a file; 0: none */
 
 /* One thread moves at a time, and others wait for it: what they want to write has to go to where
@@ -913,7 +957,7 @@ static void find_change(struct burst_change *change, int dirfd, const char *path
     const struct burst *state = burst_state;
 
     change->name[0] = change->over[0] = 0;
-    change->is_kept = false;
+    change->is_kept = change->is_aside = false;
     if (state && (uintptr_t)path >= BAD_POINTERS)
         read_link(state, dirfd, path, change->name);
 }
@@ -1052,6 +1096,12 @@ void burst_removed(const struct burst_change *change, int dirfd, const char *pat
     errno = error;
 }
 
+static bool gives_no_links(int error)
+{
+    return error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK;
+}
+
+/* What is on the slow tier already must not go before the new one is there. */
 void burst_renaming(struct burst_change *change, int dirfd, const char *path, int to_dirfd,
                     const char *to)
 {
@@ -1068,12 +1118,14 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
     if (work && *change->over) {
         set_is_marked(state, work, change->over, true);
     } else if (work) {
-        /* What is on the slow tier already must not go before the new one is there. */
         if (find_folder(work, to_dirfd, to) &&
             !syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW) &&
             S_ISREG(work->found.st_mode)) {
             set_beside(work->was, work->base, BURST_WAS);
             change->is_kept = keep_file(work->parent, work->base, work->was);
+            if (!change->is_kept && !change->flags && gives_no_links(errno))
+                change->is_kept = change->is_aside =
+                    !syscall(SYS_renameat, work->parent, work->base, work->parent, work->was);
         }
     }
     if (work)
@@ -1090,14 +1142,16 @@ static void put_link(const struct work *work, int folder, const char *way, char 
         syscall(SYS_renameat, folder, draft, folder, way);
 }
 
-/* What a file has replaced goes with it, unless it has replaced another one there. */
-static void move_was(const struct work *to, bool is_kept, int dirfd, const char *path)
+/* What a file has replaced goes with it, unless it has replaced another one there, or that has. */
+static void move_was(const struct burst_change *change, const struct work *to, int dirfd,
+                     const char *path)
 {
     struct work *work = begin_work();
 
     if (work && find_folder(work, dirfd, path)) {
         set_beside(work->was, work->base, BURST_WAS);
-        if (is_kept)
+        if (change->is_kept || (*change->over && !syscall(SYS_newfstatat, to->parent, to->was,
+                                                          &work->found, AT_SYMLINK_NOFOLLOW)))
             syscall(SYS_unlinkat, work->parent, work->was, 0);
         else
             syscall(SYS_renameat, work->parent, work->was, to->parent, to->was);
@@ -1116,7 +1170,10 @@ static void set_renamed(const struct burst *state, const struct burst_change *ch
     set_beside(work->was, work->base, BURST_WAS);
     if (has_succeeded && *change->name) {
         put_link(work, AT_FDCWD, work->home_link, work->text);
-        move_was(work, change->is_kept, dirfd, path);
+        if (!*change->over || !(change->flags & RENAME_EXCHANGE)) /* else each keeps its own */
+            move_was(change, work, dirfd, path);
+    } else if (!has_succeeded && change->is_aside) {
+        syscall(SYS_renameat2, work->parent, work->was, work->parent, work->base, RENAME_NOREPLACE);
     } else if (has_succeeded ? *change->over : change->is_kept) {
         syscall(SYS_unlinkat, work->parent, work->was, 0);
     }

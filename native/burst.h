@@ -3,9 +3,9 @@
  * program or another one does with that path finds the file.  Another process, the drain
  * (save/burst.py), puts the file itself in the link's place when nobody writes to it any more.
  *
- * Knows no hook and no event; allocates nothing of libc, takes no lock, keeps no list of what is
- * open: all that is known of a file is what lies on the tier.  Where anything is not as it should
- * be, the call is made as the program meant it.
+ * Knows no hook and no event; allocates nothing of libc, takes no lock but to move a file from a full
+ * tier, keeps no list of what is open: all that is known of a file is what lies on the tier.  Where
+ * anything is not as it should be, the call is made as the program meant it.
  *
  *   FOLDER/data/ID-NAME   the file
  *   FOLDER/home/ID-NAME   a link that leads to the program's path: where it is to go */
@@ -114,7 +114,9 @@ static inline bool burst_escapes(int fd)
 struct burst_change {
     char name[BURST_NAME_BYTES]; /* on the tier; "": the path is no link to it */
     char over[BURST_NAME_BYTES]; /* the same of the new name, which is its last */
+    unsigned flags;              /* of renameat2 */
     bool is_kept;                /* what the new name led to has another one now */
+    bool is_aside;               /* and that one only */
 };
 
 void burst_removing(struct burst_change *change, int dirfd, const char *path);

@@ -66,9 +66,10 @@ static inline bool opened_redirected(struct redirected *open, int fd)
 
 /* What calls that change names do for the burst buffer; `follows`: the call concerns no name. */
 static inline void begin_change(struct burst_change *change, bool follows, int dirfd,
-                                const char *path, int dirfd2, const char *path2)
+                                const char *path, int dirfd2, const char *path2, unsigned flags)
 {
     change->name[0] = change->over[0] = 0;
+    change->flags = flags;
     if (!burst_is_on())
         return;
     if (follows)
@@ -93,8 +94,20 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         burst_removed(change, dirfd, path, has_succeeded);
 }
 
+/* Whether the removal of a folder, or of the one that a rename replaces, may be made again. */
+static inline bool empties(int dirfd, const char *path, int dirfd2, const char *path2)
+{
+    if (path2)
+        return errno == ENOTEMPTY && burst_empties(dirfd2, path2);
+    return burst_empties(dirfd, path);
+}
+
 /* As HOOK_STATUS, for a call that changes what a name, or two, mean; NULL: there is no second. */
 #define HOOK_CHANGE(function, parameters, arguments, begin, follows, dirfd, path, dirfd2, path2)   \
+    HOOK_CHANGE_BY(function, parameters, arguments, begin, follows, dirfd, path, dirfd2, path2, 0)
+
+#define HOOK_CHANGE_BY(function, parameters, arguments, begin, follows, dirfd, path, dirfd2,       \
+                       path2, how)                                                                 \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
         struct staged_slot *slot = NULL, *slot2 = NULL;                                            \
@@ -107,16 +120,16 @@ static inline void end_change(const struct burst_change *change, bool has_succee
         if (is_redirecting) {                                                                      \
             slot = staged_find(dirfd, path, follows);                                              \
             slot2 = staged_find(dirfd2, path2, follows);                                           \
-            begin_change(&change, follows, dirfd, path, dirfd2, path2);                            \
+            begin_change(&change, follows, dirfd, path, dirfd2, path2, how);                       \
         }                                                                                          \
         is_recorded = begin;                                                                       \
         if (!is_recorded && !is_redirecting)                                                       \
             return real_##function arguments;                                                      \
         result = real_##function arguments;                                                        \
-        if (result < 0 && is_redirecting && !(path2) && !(follows)) {                              \
-            while (result < 0 && tries-- && burst_empties(dirfd, path))                            \
+        if (result < 0 && is_redirecting && !(follows)) {                                          \
+            while (result < 0 && tries-- && empties(dirfd, path, dirfd2, path2))                   \
                 result = real_##function arguments;                                                \
-            if (result < 0 && burst_is_gone(path))                                                 \
+            if (result < 0 && !(path2) && burst_is_gone(path))                                     \
                 result = 0;                                                                        \
         }                                                                                          \
         if (result >= 0 && slot)                                                                   \

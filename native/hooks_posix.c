@@ -651,11 +651,11 @@ HOOK_CHANGE(renameat, (int from_dirfd, const char *from, int to_dirfd, const cha
             (from_dirfd, from, to_dirfd, to),
             begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
             from, to_dirfd, to)
-HOOK_CHANGE(renameat2,
-            (int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags),
-            (from_dirfd, from, to_dirfd, to, flags),
-            begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
-            from, to_dirfd, to)
+HOOK_CHANGE_BY(renameat2,
+               (int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags),
+               (from_dirfd, from, to_dirfd, to, flags),
+               begin_two_paths(&call, OP_RENAME, from_dirfd, from, to_dirfd, to), false, from_dirfd,
+               from, to_dirfd, to, flags)
 HOOK_LINK(link, (const char *from, const char *to), (from, to),
           begin_two_paths(&call, OP_LINK, AT_FDCWD, from, AT_FDCWD, to),
           burst_linked(AT_FDCWD, from, AT_FDCWD, to))

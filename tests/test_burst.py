@@ -484,6 +484,56 @@ def test_a_file_that_is_overwritten_stays_what_it_was_until_the_new_one_is_there
     assert status.st_mtime_ns == written_ns
 
 
+def test_a_file_that_replaces_another_one_leaves_what_was_at_that_path(
+    burst: Callable[..., Any], work: Path
+) -> None:
+    (work / "a.pt").write_bytes(b"a")
+    (work / "b.pt").write_bytes(b"b")
+    burst("""
+        import os
+        for name in ("a.pt", "b.pt"):
+            with open(name, "wb") as file:
+                file.write(b"new")
+        os.rename("a.pt", "b.pt")
+    """)
+    assert names(work) == [f".b.pt{WAS}", "b.pt"]
+    assert (work / f".b.pt{WAS}").read_bytes() == b"b"
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_is_replaced_where_a_file_can_have_no_second_name_is_put_aside(
+    fast: Path, work: Path, tmp_path: Path, is_refused: bool
+) -> None:
+    """And comes back where the rename is refused after all."""
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
+        pytest.skip("strace cannot trace here")
+    environ = _environment(tmp_path / "run", fast)
+    (work / "a.pt").write_bytes(b"old")
+    source = """
+        import os
+        with open("a.pt.tmp", "wb") as file:
+            file.write(b"new")
+        try:
+            os.rename("a.pt.tmp", "a.pt")
+        except OSError:
+            pass
+    """
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=linkat:error=EPERM"]
+    command += ["-E", f"LD_PRELOAD={environ.pop('LD_PRELOAD')}"]
+    if is_refused:
+        command += ["-e", "inject=rename:error=EIO"]
+    words = ["-c", textwrap.dedent(source)]
+    subprocess.run([*command, sys.executable, *words], env=environ, cwd=work, check=True)
+    if is_refused:
+        assert (work / "a.pt").read_bytes() == b"old"
+        assert names(work) == ["a.pt", "a.pt.tmp"]
+    else:
+        assert (work / f".a.pt{WAS}").read_bytes() == b"old"
+        assert drained(fast) == []
+        assert names(work) == ["a.pt"]
+        assert (work / "a.pt").read_bytes() == b"new"
+
+
 def test_a_lost_fast_tier_leaves_what_was_durable_before(
     burst: Callable[..., Any], fast: Path, work: Path
 ) -> None:
@@ -725,6 +775,61 @@ def test_a_full_fast_tier_keeps_what_was_overwritten_until_the_new_one_is_whole(
     _assert_written(work, 2_000_000)
 
 
+def test_a_file_that_is_not_home_stays_whole_where_a_full_tier_has_no_room_for_the_next(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    with small_disk(tmp_path / "small", 1 << 20, "nr_inodes=12") as disk:
+        prepare(disk)
+        recorded(
+            """
+            import os, sys
+            with open("a.pt", "wb") as file:
+                file.write(b"first")
+            turn = 0
+            try:
+                while True:
+                    open(f"{sys.argv[1]}/filler-{turn}", "x").close()
+                    turn += 1
+            except OSError:
+                pass
+            with open("a.pt", "wb") as file:
+                file.write(b"second")
+                with open(".a.pt.penstock-was", "rb") as was:
+                    assert was.read() == b"first"
+            """,
+            environment=variables(disk, "*.pt"),
+            args=[disk],
+        )
+        for filler in disk.glob("filler-*"):
+            filler.unlink()
+        assert drained(disk) == []
+    assert names(work) == ["a.pt"]
+    assert (work / "a.pt").read_bytes() == b"second"
+
+
+def test_a_mode_is_none_of_the_mask_s_where_a_file_is_moved_or_gets_bytes_of_its_own(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        prepare(disk)
+        recorded(
+            """
+            import os
+            os.umask(0)
+            open("b.pt", "wb").close()
+            os.link("b.pt", "c.pt")
+            with open("a.pt", "wb") as file:
+                os.umask(0o077)
+                with open("c.pt", "ab") as second:
+                    second.write(b"c")
+                file.write(bytes(2_000_000))
+            """,
+            environment=variables(disk, "*.pt"),
+        )
+        assert drained(disk) == []
+    assert {stat.S_IMODE(path.stat().st_mode) for path in work.iterdir()} == {0o666}
+
+
 def test_a_file_moves_from_a_full_fast_tier_though_the_drain_has_a_copy_of_it(
     recorded: Callable[..., Any], tmp_path: Path, work: Path
 ) -> None:
@@ -846,6 +951,50 @@ def test_a_folder_may_be_removed_in_which_the_drain_has_begun_meanwhile(
         os.rmdir("c", **words)
     """)
     assert names(work) == []
+
+
+def test_a_folder_may_be_replaced_in_which_nothing_is_left_but_a_draft_of_ours(
+    burst: Callable[..., Any], work: Path
+) -> None:
+    burst("""
+        import os
+        for name in ("new", "old", "full"):
+            os.mkdir(name)
+        open("new/b.txt", "x").close()
+        open("full/c.txt", "x").close()
+        open("old/.a.pt.penstock-new", "x").close()
+        try:
+            os.rename("new", "full")
+        except OSError as error:
+            print(error.errno)
+        else:
+            raise SystemExit("replaced")
+        os.rename("new", "old")
+    """)
+    assert names(work) == ["b.txt", "c.txt", "full", "old"]
+
+
+def test_an_open_that_the_tier_refuses_leaves_nothing_there(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path
+) -> None:
+    """A file system without O_DIRECT makes the file, and says then that it cannot open it."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "none", disk], capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here: needs root")
+    try:
+        prepare(disk)
+        recorded(
+            """
+            import os
+            os.close(os.open("a.pt", os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600))
+            """,
+            environment=variables(disk, "*.pt"),
+        )
+        assert names(disk / "burst") == ["data", "draft", "home"]
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    assert not (work / "a.pt").is_symlink()
 
 
 def test_tiers_that_cannot_be_are_refused_in_a_sentence_and_nothing_is_run(
