@@ -934,6 +934,13 @@ bool burst_was_moved(int fd)
     return flags >= 0 && (flags & O_ACCMODE) != O_RDONLY;
 }
 
+bool burst_has(int fd)
+{
+    const struct burst *state = burst_state;
+
+    return state && is_on_tier(state, fd);
+}
+
 void burst_reserve(int fd, int64_t bytes)
 {
     const struct burst *state = burst_state;

@@ -97,6 +97,9 @@ bool burst_escape(int fd);
 /* Whether a descriptor that could not be written to can be: another thread was moving its file. */
 bool burst_was_moved(int fd);
 
+/* Whether the file behind `fd` lies on the tier. */
+bool burst_has(int fd);
+
 /* The file behind `fd` is about to be of this size, and perhaps to be mapped: a full tier would end
  * the program then, so it has to be known now. */
 void burst_reserve(int fd, int64_t bytes);

@@ -21,11 +21,12 @@ struct stdio {
  * its buffer is lost: so there is room on the tier before they are written to, or they move. */
 #define STREAMS 16
 #define ROOM_BYTES (8 << 20) /* reserved at once: a call of the system for so many bytes */
-#define BUFFER_BYTES (64 << 10)
+/* What libc may write more than it has been told of: macros fill its buffer without a call. */
+#define BUFFER_BYTES (1 << 20)
 
 static struct burst_stream {
     FILE *file; /* NULL: free */
-    uint64_t written, reserved;
+    uint64_t reserved;
 } burst_streams[STREAMS];
 static uint32_t n_burst_streams;
 
@@ -43,25 +44,53 @@ static void forget_stream(struct burst_stream *stream)
     __atomic_sub_fetch(&n_burst_streams, 1, __ATOMIC_RELAXED);
 }
 
-/* More than a stream can have written: what it was asked to since it was opened. */
-static void make_room(FILE *file, uint64_t asked)
+/* Where libc says the stream is: exact where macros moved bytes without a call (getc, putc
+ * inlined). */
+static int64_t tell(FILE *file)
 {
-    struct burst_stream *stream = burst_stream_of(file);
     int error = errno;
+    int64_t position = ftello(file);
+
+    errno = error;
+    return position;
+}
+
+/* For so many bytes more than the stream has by now, written out or not. */
+static void make_room(FILE *file, uint64_t more)
+{
+    struct burst_stream *stream = file ? burst_stream_of(file) : NULL;
+    int error = errno, fd;
     uint64_t need, wanted;
 
     if (!stream)
         return;
-    stream->written += asked;
-    need = stream->written + BUFFER_BYTES;
-    if (need <= stream->reserved)
+    need = (uint64_t)tell(file) + more;
+    if (need <= stream->reserved || need > INT64_MAX - ROOM_BYTES)
         return;
     wanted = need + ROOM_BYTES;
-    if (!syscall(SYS_fallocate, fileno_unlocked(file), 1 /* the size stays */, 0, wanted)) {
+    fd = fileno_unlocked(file);
+    if (!syscall(SYS_fallocate, fd, 1 /* the size stays */, 0, wanted))
         stream->reserved = wanted;
-    } else if ((errno != ENOSPC && errno != EDQUOT) || burst_escape(fileno_unlocked(file))) {
+    else if ((errno != ENOSPC && errno != EDQUOT) || burst_escape(fd))
         forget_stream(stream);
-    }
+    else
+        stream->reserved = need; /* it cannot move either: what fails is asked for once */
+    errno = error;
+}
+
+/* A format does not say before how much it writes. */
+static void make_room_for(FILE *file, const char *format, va_list list)
+{
+    int error = errno, bytes;
+    va_list again;
+
+    if (LIKELY(!n_burst_streams) || !file || !burst_stream_of(file))
+        return;
+    va_copy(again, list);
+    bytes = vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (bytes > 0)
+        make_room(file, (uint64_t)bytes + BUFFER_BYTES);
     errno = error;
 }
 
@@ -73,12 +102,34 @@ static bool remember_stream(FILE *file)
 
         if (__atomic_compare_exchange_n(&burst_streams[i].file, &expected, file, false,
                                         __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-            burst_streams[i].written = burst_streams[i].reserved = 0;
+            burst_streams[i].reserved = 0;
             __atomic_add_fetch(&n_burst_streams, 1, __ATOMIC_RELAXED);
             return true;
         }
     }
     return false;
+}
+
+/* A stream that has been opened, if it is one to write to what lies on the tier. */
+static void watch_stream(FILE *file, const char *mode)
+{
+    int error = errno;
+
+    if (burst_has(fileno_unlocked(file)) && (*mode != 'r' || strchr(mode, '+')) &&
+        !remember_stream(file))
+        burst_escape(fileno_unlocked(file)); /* the file moves to its own path as it is */
+    errno = error;
+}
+
+/* Before it is closed: what libc writes then is what it holds by now. */
+static void end_stream(FILE *file)
+{
+    struct burst_stream *stream;
+
+    make_room(file, 0);
+    stream = file ? burst_stream_of(file) : NULL;
+    if (stream)
+        forget_stream(stream);
 }
 
 static inline bool begin_stdio(struct stdio *io, enum op op, FILE *file, uint64_t asked)
@@ -88,7 +139,7 @@ static inline bool begin_stdio(struct stdio *io, enum op op, FILE *file, uint64_
 
     errno = error;
     if (UNLIKELY(n_burst_streams) && op != OP_FREAD)
-        make_room(file, asked);
+        make_room(file, op == OP_FFLUSH ? 0 : asked + BUFFER_BYTES);
     if (fd < 0 || !log_is_on())
         return false;
     io->slot = files_slot(fd);
@@ -104,17 +155,6 @@ static inline void end_stdio(struct stdio *io, bool has_failed, uint64_t moved)
     if (io->position >= 0 && io->slot->file == io->file)
         io->slot->stdio_position = io->position + (int64_t)moved;
     log_end(&io->call, has_failed ? errno : 0, moved);
-}
-
-/* Where libc says the stream is: exact where macros moved bytes without a call (getc, putc
- * inlined). */
-static int64_t tell(FILE *file)
-{
-    int error = errno;
-    int64_t position = ftello(file);
-
-    errno = error;
-    return position;
 }
 
 /* Bytes moved since the last recorded call and up to the real one, by the stream's position. */
@@ -142,13 +182,14 @@ static FILE *end_fopen(const struct call *call, FILE *file, const char *mode)
 HOOK(FILE *, fdopen, (int fd, const char *mode))
 {
     struct call call;
-    FILE *file;
+    bool is_recorded = begin_fd(&call, OP_FDOPEN, fd, -1, 0);
+    FILE *file = real_fdopen(fd, mode);
 
-    if (!begin_fd(&call, OP_FDOPEN, fd, -1, 0))
-        return real_fdopen(fd, mode);
-    file = real_fdopen(fd, mode);
-    log_end(&call, file ? 0 : errno, 0);
-    if (file)
+    if (is_recorded)
+        log_end(&call, file ? 0 : errno, 0);
+    if (file && burst_is_on())
+        watch_stream(file, mode);
+    if (is_recorded && file)
         files_set_stdio_position(fd, tell(file));
     return file;
 }
@@ -163,14 +204,14 @@ static int flags_of(const char *mode)
     return O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0);
 }
 
-/* What fopen would make a file with; 0: it makes none, or may go on with one. */
+/* What fopen would make a file with; 0: it makes none. */
 static int making_flags_of(const char *mode)
 {
     int flags = flags_of(mode);
 
-    if (flags & O_PATH || *mode != 'w')
+    if (flags & O_PATH || (*mode != 'w' && *mode != 'a'))
         return 0;
-    return O_CREAT | O_TRUNC | (strchr(mode, '+') ? O_RDWR : O_WRONLY) |
+    return O_CREAT | (*mode == 'w' ? O_TRUNC : O_APPEND) | (strchr(mode, '+') ? O_RDWR : O_WRONLY) |
            (strchr(mode, 'x') ? O_EXCL : 0) | (strchr(mode, 'e') ? O_CLOEXEC : 0);
 }
 
@@ -183,14 +224,14 @@ static FILE *redirected_fopen(FILE *(*real)(const char *, const char *), const c
         begin_redirected(&open, OP_FOPEN, AT_FDCWD, &path, making ? making : flags_of(mode), 0666);
     FILE *file = fd >= 0 ? real_fdopen(fd, mode) : NULL;
 
-    if (file && making && !remember_stream(file))
-        burst_escape(fd); /* the file moves to its own path, empty */
     if (fd >= 0 && !file) {
         syscall(SYS_close, fd);
         name_redirected(&open, AT_FDCWD, path, AT_ITS_PATH);
     }
     if (!file)
         file = real(path, mode);
+    if (file && burst_is_on())
+        watch_stream(file, mode);
     if (!opened_redirected(&open, file ? fileno_unlocked(file) : -1))
         return file;
     return end_fopen(&open.call, file, mode);
@@ -219,11 +260,33 @@ static void drop_staged(const char *path)
         staged_drop(slot);
 }
 
+/* Where there is a burst buffer. */
+static FILE *reopened(FILE *(*real)(const char *, const char *, FILE *), const char *path,
+                      const char *mode, FILE *file)
+{
+    struct call call;
+    bool is_recorded;
+
+    if (path && staged_is_on() && staged_writes(flags_of(mode)))
+        drop_staged(path);
+    if (file)
+        end_stream(file);
+    is_recorded = path && begin_path(&call, OP_FREOPEN, AT_FDCWD, path);
+    if (is_recorded && file && fileno_unlocked(file) >= 0)
+        files_closed(fileno_unlocked(file));
+    file = real(path, mode, file);
+    if (file)
+        watch_stream(file, mode);
+    return is_recorded ? end_fopen(&call, file, mode) : file;
+}
+
 #define HOOK_FREOPEN(function)                                                                     \
     HOOK(FILE *, function, (const char *path, const char *mode, FILE *file))                       \
     {                                                                                              \
         struct call call;                                                                          \
                                                                                                    \
+        if (burst_is_on())                                                                         \
+            return reopened(real_##function, path, mode, file);                                    \
         if (path && staged_is_on() && staged_writes(flags_of(mode)))                               \
             drop_staged(path);                                                                     \
         if (!path || !begin_path(&call, OP_FREOPEN, AT_FDCWD, path))                               \
@@ -252,13 +315,12 @@ HOOK_TMPFILE(tmpfile64)
 
 HOOK(int, fclose, (FILE * file))
 {
-    struct burst_stream *stream = UNLIKELY(n_burst_streams) ? burst_stream_of(file) : NULL;
     struct stdio io;
     uint64_t moved;
     int result;
 
-    if (stream)
-        forget_stream(stream);
+    if (UNLIKELY(n_burst_streams))
+        end_stream(file);
     if (!begin_stdio(&io, OP_FCLOSE, file, 0))
         return real_fclose(file);
     moved = io.position >= 0 ? moved_to(&io, tell(file)) : 0;
@@ -504,6 +566,7 @@ static int recorded_vfprintf(FILE *file, const char *format, va_list list)
 {
     struct stdio io;
 
+    make_room_for(file, format, list);
     if (!begin_stdio(&io, OP_FWRITE, file, 0))
         return real_vfprintf(file, format, list);
     return end_format(&io, real_vfprintf(file, format, list));
@@ -518,6 +581,7 @@ static int recorded_vfprintf_chk(FILE *file, int flag, const char *format, va_li
 {
     struct stdio io;
 
+    make_room_for(file, format, list);
     if (!begin_stdio(&io, OP_FWRITE, file, 0))
         return real___vfprintf_chk(file, flag, format, list);
     return end_format(&io, real___vfprintf_chk(file, flag, format, list));

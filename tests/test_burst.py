@@ -648,7 +648,7 @@ def test_every_way_to_write_a_file_arrives(
     run = recorded_command(
         [workload("burst_files"), str(size)], environment=variables(fast, "*.pt")
     )
-    assert len(on_tier(fast)) == 11
+    assert len(on_tier(fast)) == 14
     _assert_written(work, size)
     # Counted by hand: each of write's calls is one, of PIECE bytes but the last.
     [(calls, written)] = run.sql(
@@ -669,11 +669,15 @@ def _pattern(size: int) -> bytes:
     return ((at * np.uint32(2654435761)) >> np.uint32(13)).astype(np.uint8).tobytes()
 
 
+STREAMED = {"unlocked.pt", "fprintf.pt", "fopen-a.pt"}
+
+
 def _assert_written(folder: Path, size: int) -> None:
     wanted = _pattern(size)
     assert {path.name for path in folder.glob("*.pt")} == {
         *("write.pt", "pwrite.pt", "writev.pt", "fwrite.pt", "large-buffer.pt", "unbuffered.pt"),
         *("putc.pt", "mmap.pt", "fallocate.pt", "append.pt", "sendfile.pt"),
+        *STREAMED,
     }
     for path in folder.glob("*.pt"):
         assert path.read_bytes() == wanted, path
@@ -755,6 +759,25 @@ def test_a_full_fast_tier_is_nothing_that_the_program_sees(
     _assert_written(work, size)
     assert not any(path.name.startswith(".") for path in work.iterdir())
     assert stat.S_IMODE((work / "append.pt").stat().st_mode) == 0o600
+
+
+def test_a_stream_moves_from_a_fast_tier_that_becomes_full_late(
+    recorded_command: Callable[..., Any],
+    workload: Callable[..., Path],
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    """It had room, reserved by what its calls say that they write, and some do not say it."""
+    size = 12_000_001
+    with small_disk(tmp_path / "small", 11 << 20) as disk:
+        prepare(disk)
+        command = [workload("burst_files"), str(size), "streams"]
+        recorded_command(command, environment=variables(disk, "*.pt"))
+        assert {path.name for path in work.iterdir()} == STREAMED
+        for path in work.iterdir():
+            assert not path.is_symlink()
+            assert path.read_bytes() == _pattern(size)
+        assert drained(disk) == []
 
 
 def test_a_full_fast_tier_keeps_what_was_overwritten_until_the_new_one_is_whole(

@@ -92,6 +92,46 @@ static void by_characters(void)
     MUST(!fclose(file));
 }
 
+/* All of which pass into the buffer without a call. */
+static void by_unlocked_characters(void)
+{
+    FILE *file = fopen("unlocked.pt", "w");
+
+    MUST(file);
+    for (size_t at = 0; at < size; at++)
+        MUST(putc_unlocked(data[at], file) != EOF);
+    MUST(!fclose(file));
+}
+
+static void by_format(void)
+{
+    int fd = make("fprintf.pt");
+    FILE *file = fdopen(fd, "w");
+
+    MUST(file);
+    for (size_t at = 0; at < size; at++) {
+        size_t letters = strnlen((char *)data + at, size - at);
+
+        MUST(fprintf(file, "%.*s", (int)letters, (char *)data + at) == (int)letters);
+        at += letters;
+        if (at < size)
+            MUST(fprintf(file, "%c", 0) == 1);
+    }
+    MUST(!fclose(file));
+}
+
+/* Half of it to a stream that goes on where another one has ended. */
+static void by_appending_stream(void)
+{
+    for (int half = 0; half < 2; half++) {
+        FILE *file = fopen("fopen-a.pt", "a");
+        size_t from = half ? size / 2 : 0, to = half ? size : size / 2;
+
+        MUST(file && fwrite(data + from, 1, to - from, file) == to - from);
+        MUST(!fclose(file));
+    }
+}
+
 static void by_map(void)
 {
     int fd = make("mmap.pt");
@@ -143,12 +183,17 @@ static void by_sendfile(void)
 
 int main(int n, char **words)
 {
-    MUST(n == 2);
+    MUST(n == 2 || n == 3); /* a third word: by streams only */
     size = (size_t)atol(words[1]);
     data = malloc(size);
     MUST(data);
     for (size_t at = 0; at < size; at++)
         data[at] = (uint8_t)(at * 2654435761u >> 13);
+    by_unlocked_characters();
+    by_format();
+    by_appending_stream();
+    if (n == 3)
+        return 0;
     by_write();
     by_pwrite();
     by_writev();
