@@ -3,9 +3,9 @@
  * program or another one does with that path finds the file.  Another process, the drain
  * (save/burst.py), puts the file itself in the link's place when nobody writes to it any more.
  *
- * Knows no hook and no event; allocates nothing of libc, takes no lock but to move a file from a full
- * tier, keeps no list of what is open: all that is known of a file is what lies on the tier.  Where
- * anything is not as it should be, the call is made as the program meant it.
+ * Knows no hook and no event; allocates nothing of libc, takes no lock but to move a file from a
+ * full tier, keeps no list of what is open: all that is known of a file is what lies on the tier.
+ * Where anything is not as it should be, the call is made as the program meant it.
  *
  *   FOLDER/data/ID-NAME   the file
  *   FOLDER/home/ID-NAME   a link that leads to the program's path: where it is to go */

@@ -21,7 +21,8 @@ struct stdio {
  * its buffer is lost: so there is room on the tier before they are written to, or they move. */
 #define STREAMS 16
 #define ROOM_BYTES (8 << 20) /* reserved at once: a call of the system for so many bytes */
-/* What libc may write more than it has been told of: macros fill its buffer without a call. */
+/* What libc may write more than it has been told of: a format does not say how much it writes, and
+ * macros fill the buffer without a call. */
 #define BUFFER_BYTES (1 << 20)
 
 static struct burst_stream {
@@ -75,22 +76,6 @@ static void make_room(FILE *file, uint64_t more)
         forget_stream(stream);
     else
         stream->reserved = need; /* it cannot move either: what fails is asked for once */
-    errno = error;
-}
-
-/* A format does not say before how much it writes. */
-static void make_room_for(FILE *file, const char *format, va_list list)
-{
-    int error = errno, bytes;
-    va_list again;
-
-    if (LIKELY(!n_burst_streams) || !file || !burst_stream_of(file))
-        return;
-    va_copy(again, list);
-    bytes = vsnprintf(NULL, 0, format, again);
-    va_end(again);
-    if (bytes > 0)
-        make_room(file, (uint64_t)bytes + BUFFER_BYTES);
     errno = error;
 }
 
@@ -566,7 +551,6 @@ static int recorded_vfprintf(FILE *file, const char *format, va_list list)
 {
     struct stdio io;
 
-    make_room_for(file, format, list);
     if (!begin_stdio(&io, OP_FWRITE, file, 0))
         return real_vfprintf(file, format, list);
     return end_format(&io, real_vfprintf(file, format, list));
@@ -581,7 +565,6 @@ static int recorded_vfprintf_chk(FILE *file, int flag, const char *format, va_li
 {
     struct stdio io;
 
-    make_room_for(file, format, list);
     if (!begin_stdio(&io, OP_FWRITE, file, 0))
         return real___vfprintf_chk(file, flag, format, list);
     return end_format(&io, real___vfprintf_chk(file, flag, format, list));
