@@ -727,6 +727,64 @@ static bool find_home(const struct burst *state, struct work *work, int fd)
            !is_shared(state, work);
 }
 
+/* The newest file on the tier that this one has replaced before it was home, into work->older. */
+static bool find_older(const struct burst *state, struct work *work)
+{
+    struct listing list = {.room = work->path};
+    size_t end = sizeof BURST_HOME - 1, home_bytes = strlen(work->home);
+    const char *name;
+
+    *work->older = 0;
+    list.folder =
+        (int)syscall(SYS_openat, AT_FDCWD, state->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while ((name = next_name(&list))) {
+        size_t bytes = strlen(name);
+        long got;
+
+        if (bytes <= end || bytes - end >= BURST_NAME_BYTES ||
+            strcmp(name + bytes - end, BURST_HOME))
+            continue;
+        got = syscall(SYS_readlinkat, list.folder, name, work->text, PATH_BYTES);
+        if (got != (long)home_bytes || memcmp(work->text, work->home, home_bytes) ||
+            strncmp(name, work->older, bytes - end) <= 0 ||
+            strncmp(name, work->name, bytes - end) >= 0)
+            continue;
+        memcpy(work->older, name, bytes - end);
+        work->older[bytes - end] = 0;
+    }
+    end_listing(&list);
+    return *work->older;
+}
+
+/* What a file has replaced on the tier, which the drain removes when the path no longer leads to
+ * there, stays beside the path until the file is whole. */
+static void keep_older(const struct burst *state, struct work *work)
+{
+    struct stat found = {0};
+    int from, made;
+
+    if (!find_older(state, work))
+        return;
+    strcat(strcpy(work->marked, state->data), work->older);
+    set_beside(work->beside, work->name, BURST_LINK);
+    set_beside(work->was, work->base, BURST_WAS);
+    from = (int)syscall(SYS_openat, AT_FDCWD, work->marked, O_RDONLY | O_CLOEXEC);
+    made = from < 0 ? -1
+                    : (int)syscall(SYS_openat, work->parent, work->beside,
+                                   O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (made >= 0) {
+        bool is_there = !syscall(SYS_fstat, from, &found) && found.st_size &&
+                        copy(from, made, found.st_size) && !syscall(SYS_fsync, made);
+
+        syscall(SYS_fchmod, made, found.st_mode & 07777);
+        if (!is_there || syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was))
+            syscall(SYS_unlinkat, work->parent, work->beside, 0);
+        syscall(SYS_close, made);
+    }
+    if (from >= 0)
+        syscall(SYS_close, from);
+}
+
 static bool is_as_found(const struct work *work, int from)
 {
     struct stat found;
@@ -826,8 +884,10 @@ static bool move(const struct burst *state, struct work *work, int fd, long flag
     while ((is_written = has_writer(from)) && tries--)
         rest_ms(1);
     held = open_again(work, from, flags);
-    if (!is_written && !syscall(SYS_fstat, from, &work->found))
+    if (!is_written && !syscall(SYS_fstat, from, &work->found)) {
+        keep_older(state, work);
         made = bring(state, work, from, (int)flags);
+    }
     if (made >= 0 || held >= 0)
         turn(fd, made >= 0 ? made : held);
     if (made >= 0)

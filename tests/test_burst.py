@@ -798,6 +798,36 @@ def test_a_full_fast_tier_keeps_what_was_overwritten_until_the_new_one_is_whole(
     _assert_written(work, 2_000_000)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_file_that_is_not_home_comes_back_where_the_next_moves_from_a_full_tier_and_is_torn(
+    recorded: Callable[..., Any], tmp_path: Path, work: Path, is_whole: bool
+) -> None:
+    first, second = _safetensors(1), _safetensors(2, 2_000_000)
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        prepare(disk)
+        (tmp_path / "first").write_bytes(first)
+        (tmp_path / "second").write_bytes(second if is_whole else second[:-100_000])
+        recorded(
+            """
+            import os, sys
+            for path in sys.argv[1:]:
+                data = open(path, "rb").read()
+                fd = os.open("a.safetensors", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640)
+                while data:
+                    data = data[os.write(fd, data):]
+            os._exit(0)  # it is not closed
+            """,
+            environment=variables(disk, "*.safetensors"),
+            args=[tmp_path / "first", tmp_path / "second"],
+        )
+        _make_old(disk)
+        assert drained(disk) == []
+        assert names(disk / "burst") == ["data", "draft", "home"]
+    assert (work / "a.safetensors").read_bytes() == (second if is_whole else first)
+    assert stat.S_IMODE((work / "a.safetensors").stat().st_mode) == 0o640
+    assert names(work) == ["a.safetensors", "a.safetensors.torn"][: 2 - is_whole]
+
+
 def test_a_file_that_is_not_home_stays_whole_where_a_full_tier_has_no_room_for_the_next(
     recorded: Callable[..., Any], tmp_path: Path, work: Path
 ) -> None:
