@@ -1,12 +1,14 @@
 #include "burst.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,6 +25,10 @@
 #define ID_BYTES 26           /* 16 digits of time, 6 of the run, 2 of the process, a dash, 0 */
 #define MOST_NAME_BYTES 200   /* of the program's name: ours is longer, and 255 is the end */
 #define MOST_HOME_BYTES (PATH_BYTES - 64) /* the same of its path */
+#ifndef CIFS_SUPER_MAGIC                  /* as in older headers */
+#define CIFS_SUPER_MAGIC 0xff534d42u
+#define SMB2_SUPER_MAGIC 0xfe534d42u
+#endif
 #define COPY_BYTES (1u << 20)
 #define TARGET_BYTES (BURST_FOLDER_BYTES + BURST_NAME_BYTES + 16) /* of a link, and a zero */
 #define MOST_WRITING_MS 2000 /* that a call may take to write what it has begun to write */
@@ -690,12 +696,16 @@ static bool is_shared(const struct burst *state, struct work *work)
 }
 
 /* Whether anybody may write to the file, or is doing so, as the kernel has it: it gives no lease
- * then.  False where there are none.  The signal is one that nobody hears: who comes in between
- * waits for no longer than this takes. */
+ * then.  False where it gives none at all, or as a server likes.  The signal is one that nobody
+ * hears: who comes in between waits for no longer than this takes. */
 static bool has_writer(int from)
 {
+    struct statfs on;
     bool is_refused;
 
+    if (syscall(SYS_fstatfs, from, &on) || (unsigned)on.f_type == NFS_SUPER_MAGIC ||
+        (unsigned)on.f_type == CIFS_SUPER_MAGIC || (unsigned)on.f_type == SMB2_SUPER_MAGIC)
+        return false;
     syscall(SYS_fcntl, from, F_SETSIG, (long)SIGURG);
     is_refused = syscall(SYS_fcntl, from, F_SETLEASE, (long)F_RDLCK) && errno == EAGAIN;
     syscall(SYS_fcntl, from, F_SETLEASE, (long)F_UNLCK);
