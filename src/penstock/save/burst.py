@@ -87,6 +87,7 @@ PATTERNS = (
 MOST_SEARCHED = 20_000  # entries of folders: for a link that was renamed behind our back
 DEEPEST = 5
 SEARCH_AGAIN_S = 60.0
+DEAR_S = 10 * LOOK_S  # looks that take half a second, at their share of the time, are so far apart
 STARTING_S = 60.0  # a drain takes less from its start to its first look
 STALE_S = 5 * LOOK_S  # a drain says something every second
 ID_LETTERS = 25  # before the program's name
@@ -812,35 +813,31 @@ class Burst(Working):
         return [f"{one.home}: lies in {one.data}, and {stays}" for one in ours]
 
     def _round(self) -> dict[str, str]:
-        failed: dict[str, str] = {}
         if self._clock() < self._look_again_s and not self._over_as:
             return self._failed
-        left, until_s = self._listed(self._look)
+        failed: dict[str, str] = {}
+        look = self._look
         while True:
-            has_tried = False
+            begun_s = self._clock()
+            left = look()
             self._backlog(left)
+            # Looks at tens of thousands of files take seconds, and must not take most of the time.
+            until_s = self._clock() + max(LOOK_S, self._pause_after(begun_s))
+            has_tried = False
             for one in self._of_owed(left):
                 if has_tried and self._clock() >= until_s:
                     break
-                if self._may_go(one, failed):
-                    has_tried |= self._try(one, failed)
+                if self._is_time(one, failed) and self._may_go(one, failed):
+                    self._try(one, failed)
+                    has_tried = True
             if not has_tried:
-                self._failed = failed
+                self._failed, pause_s = failed, self._pause_after(begun_s)
+                self._look_again_s = self._clock() + (pause_s if pause_s > DEAR_S else 0.0)
                 return failed
-            self._look_again_s = -math.inf
-            left, until_s = self._listed(self.backlog)
+            look = self.backlog
 
-    def _listed(self, look: Callable[[], list[Entry]]) -> tuple[list[Entry], float]:
-        """What is to be brought home, and until when that holds: looks at a tier with tens of
-        thousands of files take seconds, and not most of the time."""
-        begun_s = self._clock()
-        left = look()
-        now_s = self._clock()
-        cost_s = now_s - begun_s
-        pause_s = min(MOST_BLIND_S, cost_s / LOOK_SHARE)
-        if cost_s > LOOK_S / 2:
-            self._look_again_s = now_s + pause_s
-        return left, now_s + max(LOOK_S, pause_s)
+    def _pause_after(self, begun_s: float) -> float:
+        return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
 
     def _look(self) -> list[Entry]:
         """Does what needs no copy; what does.  Raises TierError."""
@@ -857,13 +854,17 @@ class Burst(Working):
             raise TierError(str(error)) from error
         return [one for one in found if self._is_due(one, linked)]
 
-    def _try(self, one: Entry, failed: dict[str, str]) -> bool:
-        """Whether it was its time; failed: is told why it could not be done."""
+    def _is_time(self, one: Entry, failed: dict[str, str]) -> bool:
+        """Whether an attempt that failed is long enough ago; failed: is told if not."""
         name = one.home.as_posix()
-        not_before_s, delay_s, why = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))
+        not_before_s, _, why = self._again.get(name, (-1.0, 0.0, ""))
         if self._clock() < not_before_s:
             failed[name] = why
-            return False
+        return name not in failed
+
+    def _try(self, one: Entry, failed: dict[str, str]) -> None:
+        """failed: is told why it could not be done."""
+        name = one.home.as_posix()
         try:
             self._drain(one)
             self._again.pop(name, None)
@@ -872,10 +873,10 @@ class Burst(Working):
             failed[name] = str(error)
         except (PenstockError, OSError) as error:
             failed[name] = why = str(error)
+            delay_s = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))[1]
             again_s = self._clock() + delay_s
             self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
             self._say(error=sentence(name, why))
-        return True
 
     def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
         """failed: what cannot go in this round, and why; is told of it."""
