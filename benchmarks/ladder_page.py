@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from bars import PENSTOCK, ROOT
-from study_page import command_of, machine_words
+from study_page import command_of, machine_words, with_machine
 
 from penstock.bench import ladder as climbing
 from penstock.bench import model, study
@@ -197,6 +197,8 @@ def taken(source: Path) -> None:
 def main(source: Path | None) -> None:
     if source is not None:
         taken(source)
+    for name in ("ladder", "node"):
+        (FOLDER / f"{name}.md").write_text(with_machine(FOLDER, name))
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -172,13 +172,10 @@ def _unless(option: str, value: int, usual: int) -> list[str]:
 
 def machine_words(machine: dict[str, Any]) -> str:
     load, cpus = machine.get("load_at_start"), int(machine.get("cpus") or 1)
-    hidden = ("unix_s", "load_at_start")
     facts = [
-        f"memory {show(int(value), 'B')}"
-        if key == "memory_bytes"
-        else f"{key} {' '.join(str(value).split())}"
-        for key, value in machine.items()
-        if value is not None and key not in hidden
+        f"{name} {words}"
+        for name, words in study.machine_facts(machine).items()
+        if name not in ("begun", "load before")
     ]
     said = f"Machine: {', '.join(facts)}."
     if load is not None:
@@ -519,7 +516,20 @@ def taken(name: str, source: Path, more: str = "") -> None:
             shutil.copyfile(source / f"{name}.{ending}", there / f"{name}.{ending}")
 
 
+def with_machine(folder: Path, name: str) -> str:
+    """NAME.md of a result, its machine told as today."""
+    text = (folder / f"{name}.md").read_text()
+    machine = json.loads((folder / f"{name}.json").read_bytes())["machine"]
+    before, _, rest = text.partition("| machine |")
+    after = rest[rest.index("\n\n") :]
+    return f"{before}{study.machine_table(machine)}{after}"
+
+
 def written(name: str) -> None:
+    for folder in (EXPERIMENTS / name, *EXPERIMENTS.glob(f"{name}-*")):
+        if (folder / f"{name}.json").exists():
+            text = with_machine(folder, name)
+            (folder / f"{name}.md").write_text(text)
     page = EXPERIMENTS / f"{name}.md"
     before, mark, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)

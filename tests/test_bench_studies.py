@@ -204,10 +204,16 @@ def test_the_spread_stands_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_told_as_people_read_it() -> None:
-    facts = {"beneath": "/\tvda", "unix_s": 0, "x": None}
+    facts = {
+        "cpus": "2", "memory_bytes": "25276514304", "cpu": "EPYC", "read_ahead_kib": 8192,
+        "beneath": "/\tvda, turns, or does not say, read-ahead 8192 KiB", "unix_s": 0, "x": None,
+    }  # fmt: skip
     assert study.machine_table(facts).splitlines()[2:] == [
-        "| beneath | / vda |", "| begun | 1970-01-01 00:00 UTC |"
+        "| processors | 2 x EPYC |", "| memory | 25.3 GB |", "| read-ahead, KiB | 8192 |",
+        "| disk | vda (may seek; read-ahead 8192 KiB) |", "| begun | 1970-01-01 00:00 UTC |",
     ]  # fmt: skip
+    said = study_page.machine_words(facts)
+    assert said.startswith("Machine: processors 2 x EPYC, memory 25.3 GB,")
     table = study.machine_table(study.machine_of(Path("/tmp")))
     assert re.search(r"\| memory \| \d[\d.]* [MGT]B \|", table)
 
@@ -269,6 +275,22 @@ def test_results_of_other_settings_say_so_before_any_verdict(tmp_path: Path) -> 
     assert "* They were not asked for the same (scale): a verdict may be of that." in said
     same = beside.compared(tmp_path / "a" / "read.json", tmp_path / "a" / "read.json")
     assert "not asked" not in beside.markdown_of(same, ("a", "a"))
+
+
+def test_a_machine_is_the_same_where_people_would_say_so(tmp_path: Path) -> None:
+    """Bytes that a kernel kept for itself, a mount that older results named, settings told twice."""
+    machines = [
+        {"memory_bytes": "25276514304", "beneath": "/\tvda, mq-deadline", "steps": 10, "cpus": "2"},
+        {"memory_bytes": "25276510208", "beneath": "vda, mq-deadline", "steps": 20, "cpus": "4"},
+    ]  # fmt: skip
+    for name, known in zip("ab", machines, strict=True):
+        found = replace(
+            found_of({1: [100.0]}), machine=known, settings={"n_steps": known["steps"]}
+        )  # fmt: skip
+        study.write_found(tmp_path / name, found)
+    compared = beside.compared(tmp_path / "a" / "read.json", tmp_path / "b" / "read.json")
+    assert compared.machine == {"processors": ("2", "4")}
+    assert compared.settings == {"n_steps": (10, 20)}
 
 
 def judged(a: Point, b: Point, better: int = -1) -> Any:
@@ -1227,6 +1249,10 @@ def test_a_page_is_what_its_results_say(name: str) -> None:
     assert mark
     assert end
     assert shown.strip() == study_page.measured(name).strip()
+    for folder in (study_page.EXPERIMENTS / name, *study_page.EXPERIMENTS.glob(f"{name}-*")):
+        if (folder / f"{name}.json").exists():
+            text = (folder / f"{name}.md").read_text()
+            assert text == study_page.with_machine(folder, name)
 
 
 def examples() -> list[list[str]]:

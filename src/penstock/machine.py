@@ -97,7 +97,7 @@ def _device(numbers: str) -> str:
     if not name:
         return ""
     queue = f"{SYS}/block/{name}/queue"
-    turns = {"0": "no seeks", "1": "turns, or does not say"}
+    turns = {"0": "no seeks", "1": "may seek"}  # virtual disks do not say
     chosen = re.search(r"\[(\S+)\]", _text(f"{queue}/scheduler"))
     words = [name, turns.get(_text(f"{queue}/rotational").strip(), "")]
     for label, file in (("read-ahead", "read_ahead_kb"), ("queue", "nr_requests")):

@@ -21,6 +21,12 @@ from penstock.words import show
 
 __all__ = ["SAME", "Compared", "Difference", "compared", "markdown_of", "to_json"]
 
+# What a result's machine says that its settings say too, as study.machine_facts calls it.
+ALSO_ASKED = {
+    "steps": "n_steps", "a save every": "every", "a step": "compute_s", "state": "scale",
+    "data": "data_bytes",
+}  # fmt: skip
+
 # Between repeats of one case on a machine that did nothing else.
 SAME = 0.05
 
@@ -80,7 +86,7 @@ def compared(path_a: Path, path_b: Path) -> Compared:
         )
     return Compared(
         a.name, found, len(a.points) - common, len(b.points) - common,
-        _different(a.machine, b.machine),
+        _different(_machine(a), _machine(b)),
         _different(_settings(a), _settings(b)),
     )  # fmt: skip
 
@@ -133,8 +139,14 @@ def _settings(read: Read) -> dict[str, Any]:
     return {"scale": read.scale} | read.settings
 
 
+def _machine(read: Read) -> dict[str, Any]:
+    asked = {fact for fact, setting in ALSO_ASKED.items() if setting in read.settings}
+    facts = study.machine_facts(read.machine)
+    return {name: words for name, words in facts.items() if name not in asked}
+
+
 def _different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    ignored = ("unix_s", "load_at_start", "mtime_ns", "study")  # of when it was, and of what it is
+    ignored = ("begun", "load before", "mtime_ns", "study")  # of when it was, and of what it is
     return {
         key: (a.get(key), b.get(key))
         for key in dict.fromkeys([*a, *b])

@@ -45,6 +45,7 @@ __all__ = [
     "host_of",
     "lines_of",
     "logarithmic",
+    "machine_facts",
     "machine_of",
     "machine_table",
     "markdown_of",
@@ -478,18 +479,41 @@ def _has_spread(point: Point, measure: Measure) -> bool:
     return point.repeats > 1 and point.least.get(measure.key) is not None
 
 
-def machine_table(machine: Mapping[str, Any]) -> str:
-    """As people read it."""
-    facts = []
+def machine_facts(machine: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a machine, as people read it.  Two machines of which people would say the
+    same have the same facts."""
+    facts = {}
     for key, value in machine.items():
-        if key in ("memory_bytes", "data_bytes") and value is not None:
-            facts.append(
-                [key.removesuffix("_bytes"), show(int(value), "B")]
-            )  # machine.facts has words
-        elif key == "unix_s" and value is not None:
-            facts.append(["begun", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))])
-        elif value is not None:
-            facts.append([key, " ".join(str(value).split())])
+        if value is None or key == "read_ahead_kib" and "read-ahead" in facts.get("disk", ""):
+            continue
+        if key.endswith("_bytes"):
+            facts[key.removesuffix("_bytes")] = show(int(value), "B")  # machine.facts has words
+        elif key == "unix_s":
+            facts["begun"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))
+        elif key == "beneath":
+            facts["disk"] = _disk(str(value))
+        elif key == "cpu" and "processors" in facts:
+            facts["processors"] += f" x {value}"
+        else:
+            facts[CALLED.get(key, key)] = " ".join(str(value).split())
+    return facts
+
+
+CALLED = {
+    "cpus": "processors", "file_system": "file system", "read_ahead_kib": "read-ahead, KiB",
+    "load_at_start": "load before",
+}  # fmt: skip
+
+
+def _disk(beneath: str) -> str:
+    """Results of before have the mount in it, and a longer word."""
+    words = beneath.rpartition("\t")[2].replace("turns, or does not say", "may seek")
+    name, *rest = words.split(", ")
+    return f"{name} ({'; '.join(rest)})" if rest else name
+
+
+def machine_table(machine: Mapping[str, Any]) -> str:
+    facts = [[name, words] for name, words in machine_facts(machine).items()]
     return table_of(["machine", ""], facts, [False] * 2)
 
 
