@@ -278,7 +278,7 @@ def test_results_of_other_settings_say_so_before_any_verdict(tmp_path: Path) -> 
 
 
 def test_a_machine_is_the_same_where_people_would_say_so(tmp_path: Path) -> None:
-    """Bytes that a kernel kept for itself, a mount that older results named, settings told twice."""
+    """Bytes that a kernel kept for itself, a mount that older results named, a setting."""
     machines = [
         {"memory_bytes": "25276514304", "beneath": "/\tvda, mq-deadline", "steps": 10, "cpus": "2"},
         {"memory_bytes": "25276510208", "beneath": "vda, mq-deadline", "steps": 20, "cpus": "4"},

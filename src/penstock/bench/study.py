@@ -484,7 +484,7 @@ def machine_facts(machine: Mapping[str, Any]) -> dict[str, str]:
     same have the same facts."""
     facts = {}
     for key, value in machine.items():
-        if value is None or key == "read_ahead_kib" and "read-ahead" in facts.get("disk", ""):
+        if value is None or (key == "read_ahead_kib" and "read-ahead" in facts.get("disk", "")):
             continue
         if key.endswith("_bytes"):
             facts[key.removesuffix("_bytes")] = show(int(value), "B")  # machine.facts has words
