@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -239,35 +240,48 @@ def test_torchrun_with_four_ranks_over_gloo(tmp_path: Path) -> None:
     assert len(list((tmp_path / "fast" / "step-00000020").glob("state-*.pt"))) == 4
 
 
-def test_mpi_is_a_world_where_mpi4py_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that a world is made of, at the seam; no MPI is installed here."""
+MPI = """
+import os, signal, sys
+import numpy as np
+from mpi4py import MPI
+from penstock.errors import SaveError
+from penstock.save.checkpointer import Checkpointer
 
-    class Comm:
-        def __init__(self) -> None:
-            self.duplicates = 0
+rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+with Checkpointer(sys.argv[1], sys.argv[2]) as ckpt:
+    step = ckpt.restore(found := {"w": None}, default=0)
+    if step:
+        assert found["w"].tolist() == [10.0 * step + rank] * 1000, found
+    for step in (step + 1, step + 2):
+        handle = ckpt.save(step, {"w": np.full(1000, 10.0 * step + rank)})
+        path = handle.local.result(200)
+    os.write(1, f"rank {rank} of {size} saved {path.rpartition('/')[2]};".encode())
+"""
 
-        def Get_size(self) -> int:  # noqa: N802 - MPI's name
-            return 3
 
-        def Get_rank(self) -> int:  # noqa: N802
-            return 1
-
-        def Dup(self) -> "Comm":  # noqa: N802
-            self.duplicates += 1
-            return self
-
-        def allgather(self, text: str) -> list[str]:
-            return ["zero", text, "two"]
-
-    class Module:
-        COMM_WORLD: Any = Comm()
-
-    from penstock.save import ranks as module
-
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Module)  # type: ignore[arg-type]
-    world = module.found_world()
-    assert (world.rank, world.size, world.agreed("x")) == (1, 3, "zero")
-    assert Module.COMM_WORLD.duplicates == 1
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("mpi4py") is None or shutil.which("mpirun") is None,
+    reason="mpi4py or mpirun is not installed",
+)
+def test_mpirun_with_three_ranks_that_go_on_in_a_second_job(tmp_path: Path) -> None:
+    program = tmp_path / "job.py"
+    program.write_text(MPI)
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3"]
+    command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    for newest in (2, 4):
+        finished = subprocess.run(
+            [*command, sys.executable, program, tmp_path / "fast", tmp_path / "slow"],
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        for rank in range(3):
+            assert f"rank {rank} of 3 saved step-{newest:08d};" in finished.stdout
+    for tier in ("fast", "slow"):
+        [one] = [one for one in find(LocalStore(tmp_path / tier)) if one.step == 4]
+        assert one.manifest is not None
+        assert one.manifest.world_size == 3
+        assert verify(one, "full").is_whole
 
 
 def test_skipping_is_refused_for_many_ranks(tmp_path: Path) -> None:
