@@ -482,7 +482,7 @@ def _has_spread(point: Point, measure: Measure) -> bool:
 def machine_facts(machine: Mapping[str, Any]) -> dict[str, str]:
     """What is known of a machine, as people read it.  Two machines of which people would say the
     same have the same facts."""
-    facts = {}
+    facts: dict[str, str] = {}
     for key, value in machine.items():
         if value is None or (key == "read_ahead_kib" and "read-ahead" in facts.get("disk", "")):
             continue
