@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,28 @@ def fast(tmp_path: Path) -> Path:
     folder = tmp_path / "fast"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Callable[[int], AbstractContextManager[Path]]:
+    """Makes a disk of so many bytes."""
+
+    @contextmanager
+    def made(size_bytes: int) -> Iterator[Path]:
+        folder = tmp_path / "small"
+        folder.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder],
+            capture_output=True,
+        )
+        if mounted.returncode:
+            pytest.skip("a file system cannot be mounted here: needs root")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+    return made
 
 
 @pytest.fixture

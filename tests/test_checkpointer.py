@@ -3,13 +3,13 @@
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -634,26 +634,6 @@ def test_a_full_tier_is_said_with_path_and_bytes_and_the_older_stays(
         assert ckpt.restore(found) == 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Callable[[int], Any]:
-    @contextmanager
-    def made(size_bytes: int) -> Iterator[Path]:
-        folder = tmp_path / "small"
-        folder.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder],
-            capture_output=True,
-        )
-        if mounted.returncode:
-            pytest.skip("a file system cannot be mounted here: needs root")
-        try:
-            yield folder
-        finally:
-            subprocess.run(["umount", "-l", folder], check=True)
-
-    return made
-
-
 def test_no_room_skips_or_fails_as_it_was_told(
     tmp_path: Path, small_disk: Callable[[int], Any]
 ) -> None:
@@ -977,6 +957,47 @@ def test_a_save_that_blocks_is_local_when_it_returns(tmp_path: Path) -> None:
         assert latest_valid(tmp_path / "fast").step == 1
         save = ckpt.saves[-1]
         assert save.block_s == save.local_s
+
+
+def test_what_a_save_that_blocks_has_met_is_raised_by_it(tmp_path: Path) -> None:
+    good, bad = {"w": torch.ones(9)}, {"w": torch.ones(9), "more": [lambda: 1]}
+    with Checkpointer(tmp_path / "fast", mode="blocking") as ckpt:
+        ckpt.save(1, good)
+        with pytest.raises(SaveError, match=r"step 2 was not saved: .*lambda"):
+            ckpt.save(2, bad)
+        ckpt.save(3, good)  # it was told already
+        assert [save.step for save in ckpt.saves if not save.error] == [1, 3]
+    with Checkpointer(tmp_path / "warned", mode="blocking", on_error="warn") as ckpt:
+        ckpt.save(1, good)
+        assert ckpt.save(2, bad).local.exception() is not None
+        assert not ckpt.wait()
+
+
+def test_a_slow_tier_that_is_not_mounted_is_told_when_a_job_begins(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    with Checkpointer(fast, slow) as ckpt:
+        ckpt.save(1, state()).durable.result(60)
+    away = slow.rename(tmp_path / "away")
+    with pytest.raises(TierError, match="is it mounted"):
+        Checkpointer(fast, slow)
+    assert not slow.exists()
+    away.rename(slow)
+    with Checkpointer(fast, slow) as ckpt:
+        assert ckpt.restore(state(2)) == 1
+
+
+def test_another_run_s_is_passed_over_also_where_the_fast_tier_is_named_through_a_link(
+    tmp_path: Path,
+) -> None:
+    slow = tmp_path / "slow"
+    for step, name in enumerate(("one", "two"), 1):
+        with Checkpointer(tmp_path / name, slow) as ckpt:
+            ckpt.save(step, state(step)).durable.result(60)
+    shutil.rmtree(tmp_path / "one")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    is_wanted = Tiers.of(tmp_path / "link", slow).own_first(lambda one: True)
+    assert [one.name for one in find(LocalStore(slow)) if is_wanted(one)] == ["step-00000001"]
 
 
 def test_a_drain_that_a_job_before_has_left_at_work_is_no_reason_to_give_up(

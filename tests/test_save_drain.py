@@ -14,6 +14,8 @@ import textwrap
 import threading
 import time
 import zipfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1563,6 +1565,117 @@ def test_a_link_goes_whatever_it_leads_to(fast: Path, is_there: bool) -> None:
     assert discard_as_found(fast / "last.pt", fast, *facts)
     assert names(fast) == (["epoch.pt"] if is_there else [])
     assert not list((fast / ".penstock" / "trash").iterdir())
+
+
+def test_a_mark_that_cannot_be_read_is_not_written_anew(
+    fast: Path, slow: Path, tmp_path: Path
+) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    mark = slow / ".penstock" / "tier-id"
+    away = mark.rename(mark.with_name("away"))
+    mark.symlink_to(mark)  # an error, as of a mount
+    (tmp_path / "other").mkdir()
+    saved(tmp_path / "other", 2)
+    with pytest.raises(TierError, match="tier-id: cannot be seen"):
+        drained(tmp_path / "other", slow)
+    assert mark.is_symlink()
+    away.rename(mark)
+    drained(fast, slow)
+
+
+def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
+    fast: Path, slow: Path, tmp_path: Path
+) -> None:
+    saved(fast, 1)
+    drained(fast, slow)
+    other = tmp_path / "other"
+    other.mkdir()
+    away = slow.with_name("away")
+
+    def unmount(status: Status) -> None:
+        if status.state == "waiting" and not away.exists():
+            assert "another drain has this folder" in status.error
+            waiting = read_status(fast)
+            assert waiting is not None
+            assert waiting.error == status.error
+            slow.rename(away)
+            slow.mkdir()
+
+    waits = Drainer(fast, slow, Settings(settle_s=0), patience_s=60, told=unmount)
+    with Drainer(other, slow), pytest.raises(TierError, match="is it mounted"), waits:
+        pass
+    assert not (slow / ".penstock" / "tier-id").exists()
+    shutil.rmtree(slow)
+    away.rename(slow)
+    drained(fast, slow)
+
+
+def test_a_drain_at_work_begins_anew_where_the_folder_is_another_on_purpose(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.1)
+    saved(fast, 1)
+    is_over = threading.Event()
+
+    def told(status: Status) -> None:
+        if status.state == "waiting":
+            (fast / ".penstock" / "drains-to.json").unlink()  # as the error says
+            is_over.set()
+
+    with Drainer(fast, slow, Settings(tries=1), told=told) as working:
+        working.once()
+        slow.rename(slow.with_name("away"))
+        saved(fast, 2)
+        assert working.watch(is_over.is_set, 60) == []
+    assert sorted(names(slow)) == ["step-00000001", "step-00000002"]
+
+
+def test_a_pointer_is_not_copied_into_an_empty_mount_point(fast: Path, slow: Path) -> None:
+    saved(fast, 1)
+    with Drainer(fast, slow, Settings(tries=1)) as working:
+        working.once()
+        away = slow.rename(slow.with_name("away"))
+        slow.mkdir()
+        (fast / "latest").write_text("step-00000001")
+        with pytest.raises(TierError, match="is it mounted"):
+            working.once()
+        assert list(slow.iterdir()) == []
+        slow.rmdir()
+        away.rename(slow)
+        working.once()
+    assert (slow / "latest").read_text() == "step-00000001"
+
+
+def test_a_fast_tier_without_any_room_is_drained(
+    small_disk: Callable[[int], AbstractContextManager[Path]], slow: Path
+) -> None:
+    with small_disk(1 << 20) as disk:
+        saved(disk, 1)
+        with suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        drained(disk, slow)
+    assert names(slow) == ["step-00000001"]
+
+
+def test_what_loads_another_model_on_the_slow_tier_stays_as_it_is(
+    fast: Path, slow: Path, tmp_path: Path
+) -> None:
+    said = []
+    for number, folder in enumerate((fast, tmp_path / "other")):
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_bytes(
+            struct.pack("<Q", 2 + number) + b"{}" + b" " * number
+        )
+        (folder / "model.safetensors.index.json").write_text(f"of {number}")
+        with Drainer(folder, slow, Settings(settle_s=0)) as working:
+            assert working.once() == []
+            said.append(working.status.warning)
+    assert names(slow) == ["model.2.safetensors", "model.safetensors"]
+    assert (slow / "model.safetensors.index.json").read_text() == "of 0"
+    assert said[0] == ""
+    assert "model.safetensors.index.json is another program's, and stays" in said[1]
 
 
 def test_a_tier_that_is_a_model_s_own_folder_is_drained_with_what_loads_the_model(

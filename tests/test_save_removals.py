@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SaveError
+from penstock.errors import SaveError, TierError
 from penstock.save.adopting import adopt_files, adopt_folder
 from penstock.save.drain import Drainer, Settings, Status
 from penstock.save.formats import find
@@ -47,6 +47,25 @@ def files(folder: Path) -> list[str]:
 
 def whole(folder: Path) -> list[str]:
     return sorted(one.name for one in find(LocalStore(folder)) if one.manifest and not one.problem)
+
+
+def test_what_may_go_from_a_slow_tier_that_is_not_mounted_goes_later(
+    fast: Path, slow: Path
+) -> None:
+    old, new = saved(fast, 10), saved(fast, 20)
+    with Drainer(fast, slow, Settings(concurrency=1, tries=1)) as drainer:
+        assert drainer.once() == []
+        away = slow.rename(slow.with_name("away"))
+        slow.mkdir()
+        assert removals(fast, slow).note(old)
+        last = saved(fast, 30)
+        with pytest.raises(TierError, match="is it mounted"):
+            drainer.once()
+        assert drainer.status.backlog == (last,)  # also where something is to be removed
+        slow.rmdir()
+        away.rename(slow)
+        assert drainer.once() == []
+    assert whole(slow) == [new, last]
 
 
 def test_the_only_durable_one_stays_until_a_newer_one_is_durable(fast: Path, slow: Path) -> None:

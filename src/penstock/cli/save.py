@@ -61,8 +61,8 @@ def save() -> None:
     ever, the drain runs beside it.
 
     \b
-      penstock save drain /nvme/run1 /lustre/run1 --watch --keep-fast 2 --foreign &
-      python train.py --output /nvme/run1
+      python train.py --output /nvme/run1 &
+      penstock save drain /nvme/run1 /lustre/run1 --watch --follow $! --keep-fast 2 --foreign
       penstock save recover /nvme/run1 /lustre/run1      after a crash, before the next job
     """
 

@@ -398,6 +398,8 @@ class Checkpointer:
         finally:
             if span is not None:
                 span.end()
+        if going.save.is_blocking:
+            self._raise_here(handle)
         return handle
 
     def _begin(self, number: int, going: _Going, state: Mapping[str, Any]) -> None:
@@ -440,6 +442,13 @@ class Checkpointer:
             self._end_following("the thread that follows saves has ended")
         if going.save.is_blocking:
             self._await_arena()
+
+    def _raise_here(self, handle: Handle) -> None:
+        """What a save that blocks has met is told by the save itself, not by the next one."""
+        error = handle.local.exception() if handle.local.done() else None
+        if error is not None and self._on_error == "raise":
+            self._failed = None if self._failed is error else self._failed
+            raise error
 
     def _wait_for_arena(self) -> bool:
         """Whether the arena is free; with on_full "skip" and one rank, without waiting."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock import recorder
-from penstock.errors import PenstockError, SaveError, TierError
+from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.save.commit import (
     MARK,
     PART_SUFFIX,
@@ -43,6 +43,7 @@ from penstock.save.commit import (
 )
 from penstock.save.formats import (
     HALF,
+    HINTS,
     INCOMPLETE,
     OF_FILES,
     UNREAD,
@@ -101,6 +102,7 @@ __all__ = [
     "open_metrics",
     "read_status",
     "recover",
+    "refuse_strange",
     "sentence",
 ]
 
@@ -108,6 +110,8 @@ STATUS = f"{STATE}/drain.json"
 METRICS = f"{STATE}/drain.prom"
 TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it is mounted
 DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
+# In a slow tier: of what loads a model there, from which fast tier each file is.
+BESIDE_MODEL = f"{STATE}/beside-model.json"
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
 GRACE_S = 600.0  # of a drain whose training has ended
@@ -943,10 +947,10 @@ class _Stillness:
 
 
 def _mark_of(slow: Store) -> str:
-    """Empty: it has none, or cannot be read."""
-    with suppress(TierError):
-        return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()
-    return ""
+    """Empty: it has none.  Raises TierError: it cannot be read, which says nothing of it."""
+    if slow.stat(TIER_MARK) is None:
+        return ""
+    return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()
 
 
 def _known_marks(fast: LocalStore) -> dict[str, str]:
@@ -959,16 +963,30 @@ def _known_marks(fast: LocalStore) -> dict[str, str]:
 
 
 def _marked(fast: LocalStore, slow: LocalStore) -> str:
-    """The slow folder's mark, made if it has none, and remembered on the fast tier.  Raises
-    TierError."""
+    """The slow folder's mark, made if it has none, and remembered on the fast tier, each where
+    there is room: a full tier is what a drain is for.  Empty: it has none.  Raises TierError."""
     mark = _mark_of(slow)
-    if not mark:
-        mark = uuid.uuid4().hex
-        slow.put(TIER_MARK, [mark.encode()])
-    known, path = _known_marks(fast), origin_of(slow)
-    if known.get(path) != mark:
-        fast.put(DRAINS_TO, [json.dumps(known | {path: mark}).encode()])
+    with suppress(TierFull):
+        if not mark:
+            made = uuid.uuid4().hex
+            slow.put(TIER_MARK, [made.encode()])
+            mark = made
+        known, path = _known_marks(fast), origin_of(slow)
+        if known.get(path) != mark:
+            fast.put(DRAINS_TO, [json.dumps(known | {path: mark}).encode()])
     return mark
+
+
+def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) -> None:
+    """Raises TierError where the slow folder is another one than before: what is written there
+    would be in the mount point, and lost sight of with the next mount.  mark: the one that it had;
+    None: the one that the fast tier remembers."""
+    known = _known_marks(fast).get(origin_of(slow), "") if mark is None else mark
+    if known and _mark_of(slow) != known:
+        raise TierError(
+            f"{slow.url}: is not the folder that {fast.url} was drained to: is it mounted?  If it "
+            f"is to begin anew there, remove {fast.path(DRAINS_TO)}"
+        )
 
 
 def _times_of_folders(root: str) -> dict[str, int]:
@@ -1006,7 +1024,8 @@ class Drainer(Working):
     ) -> None:
         super().__init__(fast, settings, share, told, clock)
         self.slow = open_store(slow)
-        self._patience_s, self._slow_mark = patience_s, ""
+        self._patience_s = patience_s
+        self._slow_mark, self._is_remembered = "", False  # and on the fast tier
         self._seen: dict[str, tuple[str, float]] = {}
         self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
         self._unfinished: set[str] = set()  # on the fast tier, at the last look
@@ -1017,13 +1036,13 @@ class Drainer(Working):
         self._arrived: set[str] = set()  # what the slow tier had when it was listed last
         self._listed_s = self._pruned_s = -math.inf
         self._proven, self._is_swept, self._is_ended = Proven(), False, False
-        self._removals = Removals(self.fast, self.slow)
+        self._removals = Removals(self.fast, self.slow, self._look_at_slow)
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
         self._hints: list[Found] = []  # on the fast tier, at the last look
         self._hinted: set[Found] = set()  # those that the slow tier has, too
         self._still = _Stillness(self.fast, clock)
-        self._held_back = self._renamed = ""  # what is to be warned of
+        self._held_back = self._renamed = self._left_alone = ""  # what is to be warned of
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -1033,24 +1052,37 @@ class Drainer(Working):
                 self._slow_mark = _known_marks(self.fast).get(origin_of(self.slow), "")
                 self._look_at_slow()  # before anything is made there
                 claims.enter_context(self._claimed(self.slow))
-                self._slow_mark = _marked(self.fast, self.slow)
+                self._look_at_slow()  # it may have been unmounted while another drain had it
+                self._mark_slow()
             self._claims = claims.pop_all()
         return self
 
     def _claimed(self, tier: LocalStore) -> Claim:
-        def tell(said: str) -> None:  # the status file is the other one's
-            self._told(replace(self.status, warning=said))
+        def tell(said: str) -> None:
+            if tier is self.fast:  # the status file is the other one's
+                self._told(replace(self.status, warning=said))
+            else:
+                self._say(state="waiting", error=said, warning=said)
+                self._publish(is_last=True)
 
         return claim(tier.folder, "drain", self._patience_s, tell)
 
+    def _mark_slow(self) -> None:
+        assert isinstance(self.slow, LocalStore)
+        self._slow_mark = _marked(self.fast, self.slow)
+        self._is_remembered = origin_of(self.slow) in _known_marks(self.fast)
+
     def _look_at_slow(self) -> None:
-        """Raises TierError where the slow folder is another one than before: what is written there
-        would be in the mount point, and lost sight of with the next mount."""
-        if self._slow_mark and _mark_of(self.slow) != self._slow_mark:
-            raise TierError(
-                f"{self.slow.url}: is not the folder that {self.fast.url} was drained to: is it "
-                f"mounted?  If it is to begin anew there, remove {self.fast.path(DRAINS_TO)}"
-            )
+        """Raises TierError: as refuse_strange(); until what is remembered is removed, as that
+        says."""
+        if not isinstance(self.slow, LocalStore):
+            return
+        try:
+            refuse_strange(self.fast, self.slow, self._slow_mark)
+        except TierError:
+            if not self._is_remembered or self.fast.stat(DRAINS_TO) is not None:
+                raise
+            self._mark_slow()
 
     def backlog(self) -> list[Checkpoint]:
         """What is on the fast tier and not on the slow one, newest first: the newest is worth most
@@ -1212,7 +1244,10 @@ class Drainer(Working):
         """Each checkpoint that is due, once.  Returns failures by name."""
         failed, is_new = dict[str, str](), self._listed_s == -math.inf
         is_waiting = False
-        self._removals.carry_out(is_new)
+        try:
+            self._removals.carry_out(is_new)
+        except TierError as error:  # the look at what is owed tells what that means
+            failed[""] = str(error)
         left = [] if self._still.lasts() else self.backlog()
         if isinstance(self.slow, LocalStore) and not self._is_swept:
             self._is_swept = True
@@ -1354,7 +1389,8 @@ class Drainer(Working):
         )
 
     def _warn(self) -> None:
-        self._say(warning="; ".join(filter(None, (self._held_back, self._renamed))))
+        said = (self._held_back, self._renamed, self._left_alone)
+        self._say(warning="; ".join(filter(None, said)))
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
         left = [one for one in all_left if not self._wrong(one)]
@@ -1383,10 +1419,34 @@ class Drainer(Working):
         # One that has changed since the look may name what came after it, too.
         if self.fast.stat(found.name) != found or self._names_damaged(data):
             return
+        self._look_at_slow()
         there = self.slow.stat(found.name)
         if there is None or self.slow.read(found.name) != data:
-            self.slow.put(found.name, data)
+            is_pointer = found.name.rpartition("/")[2] in HINTS
+            if is_pointer or self._is_ours_beside(found.name, there):
+                self.slow.put(found.name, data)
+            else:
+                self._left_alone = (
+                    f"{self.slow.url}: {found.name} is another program's, and stays as it is; "
+                    f"with that of {self.fast.url} what was drained there could not be loaded: "
+                    "give each model a SLOW of its own"
+                )
+                self._warn()
         self._hinted.add(found)
+
+    def _is_ours_beside(self, name: str, there: Found | None) -> bool:
+        """Whether what loads a model may be put under this name on the slow tier, which then knows
+        from which fast tier it is: another model there has the like.  Raises TierError."""
+        came_from: dict[str, str] = {}
+        if self.slow.stat(BESIDE_MODEL) is not None:
+            with suppress(ValueError, RecursionError, TypeError):
+                came_from = dict(json.loads(self.slow.read(BESIDE_MODEL, 0, MOST_MARKS_BYTES)))
+        if there is not None and came_from.get(name) not in origins(self.fast):
+            return False
+        origin = origin_of(self.fast)
+        if came_from.get(name) != origin:
+            self.slow.put(BESIDE_MODEL, [json.dumps(came_from | {name: origin}).encode()])
+        return True
 
     def _names_damaged(self, hint: bytes) -> bool:
         """Whether a pointer's first line, where the newest stands, names what is not copied."""

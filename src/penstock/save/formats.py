@@ -356,7 +356,7 @@ class _Tree:
                 if base in HINTS:
                     self.hints.append(found)
         top = self.folders[""].files
-        if any(name in top for name in _HF_CONFIGS):  # the tier is a model's own folder
+        if any(map(_is_config, top)):  # the tier is a model's own folder
             self.hints += [
                 one for name, one in sorted(top.items())
                 if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and _is_content(name)
@@ -544,10 +544,7 @@ def _orbax(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
 
 def _hf(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
     has_weights = any(one.endswith((".safetensors", ".bin")) for one in here.files)
-    has_config = any(
-        one in _HF_CONFIGS or one.endswith((".safetensors.index.json", ".bin.index.json"))
-        for one in here.files
-    )
+    has_config = any(map(_is_config, here.files))
     above, _, last = name.rpartition("/")
     is_beside_one = _HF_FOLDER.fullmatch(last) is not None and any(
         _HF_STATE in parts for parts in tree.trainers(above).values()
@@ -556,6 +553,10 @@ def _hf(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
         return None
     files = tree.all_files(name, tree._is_hf)
     return tree.checkpoint(name, "hf", files, _unlike_its_neighbours(tree, name))
+
+
+def _is_config(name: str) -> bool:
+    return name in _HF_CONFIGS or name.endswith((".safetensors.index.json", ".bin.index.json"))
 
 
 def _unlike_its_neighbours(tree: _Tree, name: str) -> str:

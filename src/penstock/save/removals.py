@@ -8,7 +8,7 @@ is verified there, on the fast one once a newer one is anywhere.
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -40,8 +40,12 @@ class _Note:
 class Removals:
     """Notes on the fast tier, one file each, so that two processes may write and remove them."""
 
-    def __init__(self, fast: LocalStore, slow: Store) -> None:
-        self._fast, self._slow = fast, slow
+    def __init__(
+        self, fast: LocalStore, slow: Store, look: Callable[[], None] = lambda: None
+    ) -> None:
+        """look: raises TierError where the slow tier is not there: in its mount point, nothing is
+        left to remove."""
+        self._fast, self._slow, self._look = fast, slow, look
         self._on_slow: Sequence[Checkpoint] = ()
         self._judged: set[_Note] = set()  # what the slow tier was asked about
 
@@ -92,6 +96,7 @@ class Removals:
         self.thin(notes=notes)
         if not notes or (not is_new and set(notes) <= self._judged):
             return
+        self._look()
         on_slow = find(self._slow)
         self.saw(on_slow)
         for note in notes:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE, Claim, claim
-from penstock.save.drain import Drain, fetch, same_device
-from penstock.save.formats import Checkpoint, find, go_on, is_of_one_file, origins
+from penstock.save.drain import Drain, fetch, refuse_strange, same_device
+from penstock.save.formats import Checkpoint, find, go_on, is_of_one_file, origin_of, origins
 from penstock.save.manifest import INSIDE, parse
 from penstock.save.retention import Keep, Proven, doomed_safely, make_room, prune, remove
 from penstock.save.verify import Choice, latest_valid, remember_failure, remembered, verify
@@ -92,10 +92,12 @@ class Tiers:
 
     def make(self, token: str) -> None:
         """Makes the folders, and writes a word into the first that other ranks look for.  Raises
-        TierError: missing, read-only."""
+        TierError: missing, read-only, not mounted."""
         for store in (self.fast, self.slow):
             if not isinstance(store, LocalStore):
                 continue
+            if self.fast is not None and store is self.slow:
+                refuse_strange(self.fast, store)
             folder = store.path(STATE)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -224,12 +226,14 @@ class Tiers:
 
     def _others(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
         """What came from another run's fast tier, where something of ours is there, too."""
-        fast = self.fast.url if self.fast is not None else ""
+        if self.fast is None:
+            return []
+        fast = origin_of(self.fast)
         came_from = [
             fast if one.store is self.fast else one.manifest.origin if one.manifest else ""
             for one in found
         ]
-        if self.fast is None or fast not in came_from:
+        if not {fast, self.fast.url} & set(came_from):
             return []
         ours = ("", *origins(self.fast))
         return [one for one, origin in zip(found, came_from, strict=True) if origin not in ours]

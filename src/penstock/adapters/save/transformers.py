@@ -34,7 +34,8 @@ AnyPath = str | os.PathLike[str]
 
 
 class DrainCallback(TrainerCallback):  # type: ignore[misc]  # not type-checked here
-    """After each save: syncs the folder, gives it a manifest, and has it drained to `slow`.
+    """After each save: syncs the folder, gives it a manifest, and has it drained to `slow`.  All
+    ranks have one: they wait for each other before the manifest is made.
 
     keep, drain: as of Checkpointer.  The Trainer's save_total_limit removes on the fast tier by its
     own count and does not ask what is drained: leave it unset, and let keep= do it.
@@ -130,6 +131,7 @@ def last_valid_checkpoint(
     """The newest checkpoint that is whole, on any tier; None: there is none to begin from.
 
     As transformers.trainer_utils.get_last_checkpoint, which takes the highest number."""
-    Path(fast).mkdir(parents=True, exist_ok=True)
-    chosen = Tiers.of(fast, slow).choose(level, _is_of_trainer)
+    tiers = Tiers.of(fast, slow)
+    Path(tiers.root).mkdir(parents=True, exist_ok=True)
+    chosen = tiers.choose(level, _is_of_trainer)
     return None if chosen.path is None else str(chosen.path)
