@@ -1210,3 +1210,28 @@ def test_a_save_that_failed_names_its_step_once(why: str, told: str) -> None:
     from penstock.save.checkpointer import _of_step
 
     assert _of_step(4, why, " was not saved:") == told
+
+
+INTERRUPTED = """
+import signal, sys
+import numpy as np
+from penstock.save.checkpointer import Checkpointer
+
+ckpt = Checkpointer(sys.argv[1])
+ckpt._place.is_idle.clear = lambda: signal.raise_signal(signal.SIGINT)  # just then
+try:
+    ckpt.save(1, {"w": np.ones(10)})
+except KeyboardInterrupt:
+    print("interrupted")
+del ckpt._place.is_idle.clear
+ckpt.close()
+"""
+
+
+def test_an_interrupt_as_a_save_is_handed_over_loses_nothing_and_hangs_nothing(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, tmp_path / "fast"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "interrupted\n"
+    assert latest_valid(tmp_path / "fast").step == 1

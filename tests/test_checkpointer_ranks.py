@@ -290,3 +290,72 @@ def test_skipping_is_refused_for_many_ranks(tmp_path: Path) -> None:
 
     with pytest.raises(SaveError, match="would not agree"):
         Checkpointer(tmp_path, world=World(0, 2, lambda text: [text, text]), on_full="skip")
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_one_rank_refuses_keeps_no_other_waiting(tmp_path: Path, who: int) -> None:
+    said = ranks(
+        tmp_path,
+        f"""
+def saved(step, **more):
+    begin = time.monotonic()
+    try:
+        ckpt.save(step, state(step) | (more if rank == {who} else {{}})).local.result(200)
+    except (SaveError, RuntimeError) as error:
+        say(step, error)
+    assert time.monotonic() - begin < 60  # a rank that says nothing is given 200
+
+class Broken:
+    def state_dict(self):
+        raise RuntimeError("no state today")
+
+saved(1, a=object())
+saved(2)  # of an earlier save's failure only some ranks know
+saved(3, a=Broken())
+saved(4)
+saved(5)
+saved(5)
+""",
+        size=2,
+    )
+    assert [status for status, _ in said] == [0, 0], said
+    other = 1 - who
+    assert "1 state['a']" in said[who][1]
+    assert "3 no state today" in said[who][1]
+    assert f"1 step 1 was given up: rank {who}: state['a']" in said[other][1]
+    assert f"3 step 3 was given up: rank {who}: no state today" in said[other][1]
+    left = {path.name for path in (tmp_path / "fast").iterdir()}
+    steps = ("step-00000002", "step-00000004", "step-00000005", "step-00000005.2")
+    assert left == {".penstock", *steps}
+
+
+def test_what_one_rank_meets_in_the_background_is_heard_by_all(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        """
+def saved(step):
+    begin = time.monotonic()
+    try:
+        ckpt.save(step, {"w": np.zeros(10)}).local.result(200)
+    except SaveError as error:
+        say(step, error)
+    assert time.monotonic() - begin < 60  # a rank that says nothing is given 200
+
+saved(1)
+if rank == 1:  # it meets what nobody foresaw
+    ckpt._snapshot.pickled = lambda taken: 1 / 0
+saved(2)
+if rank == 1:
+    del ckpt._snapshot.pickled
+saved(3)
+if rank == 0:
+    from penstock.save.commit import begin
+    held = begin(fast, 4)
+saved(4)
+""",
+        size=2,
+    )
+    assert [status for status, _ in said] == [0, 0], said
+    assert "2 step 2 was given up: rank 1: step 2 was not saved: ZeroDivision" in said[0][1]
+    assert "4 step 4 was given up: rank 0: " in said[1][1]
+    assert "another process writes this checkpoint now" in said[1][1]

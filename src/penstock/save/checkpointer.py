@@ -39,6 +39,7 @@ from typing import Any
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
+from penstock.save.arena import Arena
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, Status, read_status
 from penstock.save.formats import step_of
@@ -64,7 +65,7 @@ from penstock.save.tiered import (
     to_text,
 )
 from penstock.save.verify import LEVELS
-from penstock.save.writer import Job, Writer
+from penstock.save.writer import Done, Job, Writer
 
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]
 
@@ -177,6 +178,7 @@ class _Going:
     content: bytes | None = None
     root: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    refused: str = ""  # why this rank has nothing to write; the others are to hear of it
     end_s: float = 0.0  # of writing it
     local_unix_s: float = 0.0  # what the drain says of an earlier look is not of this one
     # Of its manifest: the fast tier may give it up before we look.  None: not known yet.
@@ -376,19 +378,19 @@ class Checkpointer:
         step = _whole_step(step)
         if not state and self._world.size == 1:
             raise SaveError(f"step {step}: the state is empty: there is nothing to save")
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            if self._on_error == "raise":
-                raise failed
+        failed, self._failed = self._failed, None
+        if failed is not None and self._on_error == "warn":
             log.warning("%s", failed)
+            failed = None
+        if failed is not None and self._world.size == 1:
+            raise failed
         handle = Handle(int(step))
         number = self._n_saves
         self._n_saves += 1
         going = _Going(handle, Save(int(step), time.time()), begin_s)
-        going.metrics = _numbers(metrics)
         span = recorder.begin("checkpoint", number)
         try:
-            self._begin(number, going, state or {})
+            self._begin(number, going, state or {}, metrics)
         except PenstockError as error:
             self._know(number, going.save, error=str(error))
             handle._fail(error)
@@ -400,9 +402,25 @@ class Checkpointer:
                 span.end()
         if going.save.is_blocking:
             self._raise_here(handle)
+        if failed is not None:  # of many ranks others may know of none, and wait for this one
+            raise failed
         return handle
 
-    def _begin(self, number: int, going: _Going, state: Mapping[str, Any]) -> None:
+    def _begin(self, number: int, going: _Going, state: Mapping[str, Any], metrics: Any) -> None:
+        try:
+            going.metrics = _numbers(metrics)
+            is_staged = self._stage(number, going, state)
+        except BaseException as error:
+            if self._world.size > 1:  # the other ranks are not to wait for this one
+                going.refused = str(error) or repr(error)
+                self._place.is_idle.clear()
+                self._queue.put(_Wanted(number, going, self))
+            raise
+        if is_staged:
+            self._hand_over(_Wanted(number, going, self))
+
+    def _stage(self, number: int, going: _Going, state: Mapping[str, Any]) -> bool:
+        """Copies the state into the arena.  False: this save is skipped."""
         whole = state_of(state)
         is_room = self._wait_for_arena()
         waited_s = time.perf_counter() - going.begin_s
@@ -414,7 +432,7 @@ class Checkpointer:
                 going.handle.step, self._tiers.root,
             )  # fmt: skip
             going.handle._skip()
-            return
+            return False
         going.root = root
         if whole:
             snapshot = self._snapshot_for(whole)
@@ -435,12 +453,19 @@ class Checkpointer:
             is_blocking=self._cheaper.is_blocking,
         )
         self._know(number, going.save)
-        self._free.clear()
-        self._place.is_idle.clear()
-        self._queue.put(_Wanted(number, going, self))
+        return True
+
+    def _hand_over(self, wanted: _Wanted) -> None:
+        try:
+            self._free.clear()
+            self._place.is_idle.clear()
+            self._queue.put(wanted)
+        except BaseException:  # Ctrl-C: nobody else would free the arena; done twice is done once
+            self._queue.put(wanted)
+            raise
         if not self._thread.is_alive():  # since a moment ago
             self._end_following("the thread that follows saves has ended")
-        if going.save.is_blocking:
+        if wanted.going.save.is_blocking:
             self._await_arena()
 
     def _raise_here(self, handle: Handle) -> None:
@@ -565,6 +590,11 @@ class Checkpointer:
 
     def _do(self, number: int, going: _Going) -> None:
         """One save: pickle, hand over, wait; then what became durable."""
+        if going.refused:
+            self._tell_refused(going, going.refused)
+            return
+        if going.handle.local.done():  # handed over twice
+            return
         try:
             self._write(number, going)
         except PenstockError as error:
@@ -620,21 +650,13 @@ class Checkpointer:
             if going.taken is not None and self._snapshot is not None:
                 try:
                     content = self._snapshot.pickled(going.taken)
-                except SaveError as error:
-                    said = _of_step(going.handle.step, error, " was not saved:")
+                except Exception as error:
+                    why = error if isinstance(error, SaveError) else repr(error)
+                    said = _of_step(going.handle.step, why, " was not saved:")
+                    self._tell_refused(going, said)
                     raise SaveError(said) from error
-        if self._writer is None:
-            self._start_writer()
-        assert self._writer is not None
-        try:
-            arena = going.taken.arena if going.taken is not None else None
-            self._writer.begin(self._job(going, content), content, arena)
-            done = self._writer.finished()
-        except BaseException:  # what it would say next may be of this job
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                writer.close(0.0)
-            raise
+        arena = going.taken.arena if going.taken is not None else None
+        done = self._written(self._job(going, content), content, arena)
         going.end_s = time.perf_counter()
         self._busy[number] = (going.begin_s, going.end_s)
         if done.error:
@@ -657,6 +679,33 @@ class Checkpointer:
             going.content_id, _ = content_at(done.path)
             going.local_unix_s = time.time()
             self._pending.append((number, going))
+
+    def _written(self, job: Job, content: bytes, arena: Arena | None) -> Done:
+        """What the writer says of a job.  Raises SaveError: it is gone."""
+        if self._writer is None:
+            self._start_writer()
+        assert self._writer is not None
+        try:
+            self._writer.begin(job, content, arena)
+            return self._writer.finished()
+        except BaseException:  # what it would say next may be of this job
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close(0.0)
+            raise
+
+    def _tell_refused(self, going: _Going, why: str) -> None:
+        """To the other ranks: there will be no part of this one."""
+        if self._world.size == 1:
+            return
+        job = Job(
+            root=self._tiers.root, step=going.handle.step, file="", kind="", n_content=0,
+            refused=why,
+        )  # fmt: skip
+        try:
+            self._written(job, b"", None)
+        except PenstockError as error:  # then its lock tells them
+            log.warning("%s", error)
 
     def _look_for_durable(self) -> None:
         """Which of those that are local have arrived, by the slow tier's own manifests; and which

@@ -55,7 +55,7 @@ class Session:
         self._lock: int | None = None
         self._folder = Path(root) / STATE / f"ranks-{token}"
         self._turns: dict[int, int] = {}
-        self._older: list[str] = []
+        self._turned: list[str] = []  # keys whose notes may be there still
         if root == NO_ROOT:
             return
         if rank == 0:
@@ -97,20 +97,30 @@ class Session:
             return str(path), size
         turn = self._turns[job.step] = self._turns.get(job.step, 0) + 1
         key = f"{job.step}.{turn}"
+        if self.rank == 0:
+            self._turned.append(key)
+        if job.refused:
+            self._tell(f"failed-{key}" + (f"-{self.rank}" if self.rank else ""), job.refused)
+            raise SaveError(job.refused)
         act = self._lead if self.rank == 0 else self._follow
         return act(key, job, content, arena)
 
-    def _lead(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
-        for older in self._older[:-1]:  # a slow rank may still read of the one before
-            for path in self._folder.glob(f"*-{older}*"):
+    def _forget_older(self) -> None:
+        """When all have handed in a part, none reads of a save before it any more."""
+        older, self._turned = self._turned[:-1], self._turned[-1:]
+        for key in older:
+            for path in self._folder.glob(f"*-{key}*"):
                 path.unlink(missing_ok=True)
-        self._older = [*self._older[-1:], key]
-        part = begin(job.root, job.step)
-        self._tell(f"begun-{key}", part.name)
+
+    def _lead(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+        part = None
         try:
+            part = begin(job.root, job.step)
+            self._tell(f"begun-{key}", part.name)
             size = _written(part, job, content, arena)
             ranks = range(1, self.world_size)
             self._wait(job.timeout_s, lambda: self._missing(key, ranks), key)
+            self._forget_older()
             for rank in ranks:
                 handed = self._folder / f"part-{key}-{rank}"
                 part.sums |= {
@@ -119,7 +129,8 @@ class Session:
             path = commit(part, world_size=self.world_size, metrics=job.metrics, kind=job.kind)
         except BaseException as error:
             self._tell(f"failed-{key}", str(error))
-            _abort_quietly(part)
+            if part is not None:
+                _abort_quietly(part)
             raise
         self._tell(f"done-{key}", str(path))
         return str(path), size

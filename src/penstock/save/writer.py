@@ -58,6 +58,7 @@ class Job:
     token: str = ""
     timeout_s: float = 600.0
     is_empty: bool = False  # this rank has nothing to save, and takes part
+    refused: str = ""  # this rank takes no part, and why: told to the others
 
 
 @dataclass(frozen=True, slots=True)
