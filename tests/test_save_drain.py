@@ -1589,6 +1589,7 @@ def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
 ) -> None:
     saved(fast, 1)
     drained(fast, slow)
+    saved(fast, 2)
     other = tmp_path / "other"
     other.mkdir()
     away = slow.with_name("away")
@@ -1599,6 +1600,8 @@ def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
             waiting = read_status(fast)
             assert waiting is not None
             assert waiting.error == status.error
+            assert waiting.backlog == ("step-00000002",)
+            assert waiting.at_risk_s > 0
             slow.rename(away)
             slow.mkdir()
 

@@ -146,7 +146,7 @@ class Settings:
 class Status:
     """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
 
-    backlog: names that are not on the slow tier, next first.  at_risk_s: age of the oldest of them:
+    backlog: names that are not known to be on the slow tier, next first.  at_risk_s: age of the oldest of them:
     what would be lost if the fast tier died now.  damaged: what cannot be copied, as it is not what
     was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last look at all of the
     fast tier began then; what came later may not be known.
@@ -1054,6 +1054,7 @@ class Drainer(Working):
                 claims.enter_context(self._claimed(self.slow))
                 self._look_at_slow()  # it may have been unmounted while another drain had it
                 self._mark_slow()
+                self._say(state="starting", error="", warning="")
             self._claims = claims.pop_all()
         return self
 
@@ -1061,9 +1062,11 @@ class Drainer(Working):
         def tell(said: str) -> None:
             if tier is self.fast:  # the status file is the other one's
                 self._told(replace(self.status, warning=said))
-            else:
-                self._say(state="waiting", error=said, warning=said)
-                self._publish(is_last=True)
+                return
+            with suppress(TierError):
+                self._backlog(self.backlog())
+            self._say(state="waiting", error=said, warning=said)
+            self._publish(is_last=True)
 
         return claim(tier.folder, "drain", self._patience_s, tell)
 
@@ -1372,6 +1375,7 @@ class Drainer(Working):
                 name, manifest = copy_checkpoint(one, self.slow, trip)
             finally:
                 self._current = None
+        self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
             self._renamed = (
                 f"{one.name} is {name} on {self.slow.url}: another run has the name there; "
