@@ -583,6 +583,29 @@ def test_a_trainers_folder_holds_a_model_and_checkpoints_beside_it(tmp_path: Pat
     assert found == {"output": 2, "output/checkpoint-10": 3, "output/checkpoint-20": 3}
 
 
+def test_what_other_programs_call_bin_and_pth_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "en-de").mkdir()  # CTranslate2: weights in no container, some begin with zeros
+    (tmp_path / "en-de" / "config.json").write_text("{}")
+    (tmp_path / "en-de" / "model.bin").write_bytes(bytes(8) + b"\x06\0\0\0" + b"spec" * 100)
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "distutils-precedence.pth").write_text("import os; enabled = 'x'\n")
+    [one] = find(LocalStore(tmp_path))
+    verdict = verify(one, "full")
+    assert (one.name, verdict.problems, verdict.unprotected_bytes) == ("en-de", (), 412)
+    for name in ("pytorch_model.bin", "optimizer_0.bin"):  # torch's names
+        other = tmp_path / "en-de" / name
+        other.write_bytes(b"spec" * 100)
+        assert f"{name}: cut or damaged" in verify(only(tmp_path), "full").problems
+        other.unlink()
+    archive(tmp_path / "en-de" / "model.bin")
+    assert is_whole(tmp_path, "full")
+    with (tmp_path / "en-de" / "model.bin").open("r+b") as file:
+        file.write(b"XXXX")  # its end tells what it was
+    assert "model.bin: cut or damaged" in verify(only(tmp_path), "full").problems
+    (tmp_path / "w.pth").write_bytes(bytes(100))  # never written: no text
+    assert any(one.name == "w.pth" for one in find(LocalStore(tmp_path)))
+
+
 def trained(root: Path, *names: str) -> None:
     """A Trainer's files without torch: called as its own, and whole by their formats."""
     for name in names:

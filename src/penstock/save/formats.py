@@ -35,6 +35,7 @@ __all__ = [
     "halves",
     "is_of_one_file",
     "is_overtaken",
+    "is_text",
     "kind_of",
     "lying",
     "mark_of_half",
@@ -52,6 +53,7 @@ INCOMPLETE = (
 # the tier that it comes from.
 HALF = ".penstock.half"
 MOST_HALF_BYTES = 64 << 10
+MOST_TEXT_BYTES = 64 << 10
 GOES_ON = f"{STATE}/goes-on"  # on a fast tier: those that its run had before
 MOST_GOES_ON_BYTES = 1 << 20
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
@@ -80,6 +82,8 @@ _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
 _STEP_WORDS = re.compile(
     r"(?:global_?step|step|iter|ckpt|checkpoint|epoch)[=_\-]*(\d+)", re.IGNORECASE
 )
+
+_OURS = re.compile(r"(step-\d{8,})(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,13 +609,31 @@ def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
         kind, is_index = kind_of(name), name.endswith(".index")
         if not (kind or is_index) or name.startswith(".") or name.endswith(BESIDE):
             continue
-        if _UNFINISHED.search(name):
+        if _UNFINISHED.search(name) or is_text(store, found):
             continue
         if is_index:
             yield from _tensorflow(store, start, name.removesuffix(".index"), here)
         else:
             single = Checkpoint(store, found.name, kind, False, (found,), step_of(found.name))
             yield _noted(single, here)
+
+
+def is_text(store: Store, found: Found) -> bool:
+    """Whether a .pth is not torch's but Python's, which names folders in a line each: each venv has
+    some.  What cannot be read counts as torch's."""
+    if not found.name.endswith(".pth") or not 0 < found.size_bytes <= MOST_TEXT_BYTES:
+        return False
+    with suppress(TierError, UnicodeDecodeError):
+        text = store.read(found.name).decode()
+        return all(one.isprintable() or one.isspace() for one in text)
+    return False
+
+
+def _step_at(name: str) -> int | None:
+    """Of a file: also by our folder's name, whose manifest somebody has removed."""
+    folder = name.rpartition("/")[0].rpartition("/")[2]
+    step = step_of(name)
+    return step_of(folder) if step is None and _OURS.fullmatch(folder) else step
 
 
 def kind_of(name: str) -> str:

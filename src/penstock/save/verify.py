@@ -33,7 +33,7 @@ from penstock.save.foreign import (
     check_zip,
     torch_top,
 )
-from penstock.save.formats import Checkpoint, find, newest_first
+from penstock.save.formats import Checkpoint, find, is_text, newest_first
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.stores import Found, LocalStore, Store, open_store
 
@@ -331,6 +331,12 @@ def _small(checkpoint: Checkpoint, found: Found, most_bytes: int = MOST_SMALL_BY
 
 
 _OLD_TORCH = b"\x80\x02"  # a pickle of protocol 2
+# Any program may call its weights model.bin (CTranslate2's are in no container at all); these names
+# are those that torch's files have.
+_TORCH_BIN = re.compile(
+    r"(.*pytorch_model|adapter_model|training_args|optimizer|scheduler|sampler|scaler)(?![a-z]).*\.bin"
+)
+_ZIP_END, _ZIP_END_BYTES = b"PK\x05\x06", 22
 
 
 def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
@@ -349,7 +355,9 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
         file.seek(0)
         if head.startswith(b"PK\x03\x04"):
             check_zip(file, name, scope)
-        elif name.endswith((".pt", ".pth", ".ckpt", ".bin", ".keras", ".pt2")):
+        elif name.endswith((".pt", ".pth", ".ckpt", ".keras", ".pt2")) or _is_torch_bin(
+            file, found
+        ):
             if not head.startswith(_OLD_TORCH) or name.endswith(".keras"):
                 what = "zeros where it begins: never written" if not any(head) else "cut or damaged"
                 raise Damage(f"{name}: {what}")
@@ -359,13 +367,24 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
             scope.unprotected_bytes += found.size_bytes
 
 
+def _is_torch_bin(file: BinaryIO, found: Found) -> bool:
+    """By its name, or by its end where its beginning is damaged."""
+    if not found.name.endswith(".bin"):
+        return False
+    if _TORCH_BIN.fullmatch(found.name.rpartition("/")[2]):
+        return True
+    file.seek(max(0, found.size_bytes - _ZIP_END_BYTES))
+    return file.read(len(_ZIP_END)) == _ZIP_END
+
+
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
     """Each file by its own format; what belongs together in a folder, together."""
     _check_dcp_folders(checkpoint, scope)
     for folder, files in _by_folder(checkpoint).items():
         _check_ranks(checkpoint, folder, files)
         for name, found in files.items():
-            if not name.endswith(_TEXTS) and not _is_dcp(name):
+            is_told = name.endswith(_TEXTS) or _is_dcp(name) or is_text(checkpoint.store, found)
+            if not is_told:
                 _check_file(checkpoint, found, scope)
 
 
