@@ -375,6 +375,52 @@ TieredWriter({str(tier)!r}, None, 3)
         subprocess.run(["umount", "-l", tier], check=True)
 
 
+AGAIN_BY_DCP = """
+import sys
+import torch
+import torch.distributed.checkpoint as dcp
+from penstock.adapters.save.torch import TieredWriter
+
+class Once:
+    n_pickled = 0
+
+    def __reduce__(self):
+        Once.n_pickled += 1
+        if Once.n_pickled == 1:
+            raise RuntimeError("not now")
+        return int, ()
+
+def save(step, kind=TieredWriter):
+    writer = kind(sys.argv[1], None, step)
+    dcp.save({"w": torch.ones(10), "x": Once()}, storage_writer=writer, no_dist=True)
+
+try:
+    save(1)
+except BaseException as error:
+    assert "not now" in str(error), error
+    save(1)
+
+class Ended(TieredWriter):  # as where another rank fails: nobody tells the writer
+    def finish(self, metadata, results):
+        raise RuntimeError("rank 1 has failed")
+
+try:
+    save(2, Ended)
+except BaseException as error:
+    assert "rank 1 has failed" in str(error), error
+    save(2)
+"""
+
+
+def test_a_dcp_save_that_failed_is_made_again_where_its_error_is_caught(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="DCP is torch's")
+    command = [sys.executable, "-c", AGAIN_BY_DCP, tmp_path / "fast"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = sorted(path.name for path in (tmp_path / "fast").glob("[!.]*"))
+    assert names == ["step-00000001", "step-00000002"]
+
+
 FULL_TRAINER = """
 import os, shutil, sys, time, warnings
 warnings.filterwarnings("ignore")

@@ -31,6 +31,10 @@ AnyPath = str | os.PathLike[str]
 DISTCP = "__"  # begins the name of each rank's file: __RANK_NUMBER.distcp
 
 
+# Parts that this process has begun and written its own files to, by folder and step.
+_written: dict[tuple[str, int], Part] = {}
+
+
 @dataclass(frozen=True)
 class _Place:
     """What the coordinator tells each rank with its plan.  prefix: as torch's own says it."""
@@ -84,6 +88,9 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         import dataclasses
 
         self._n_ranks = len(plans)
+        before = _written.pop(self._part_key(), None)
+        if before is not None:  # another rank has failed, of which torch tells no writer
+            abort(before)
         self._part = part = begin(self._root, self._step)
         return [
             dataclasses.replace(plan, storage_data=_Place(f"{DISTCP}{rank}_", part.name))
@@ -91,6 +98,16 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
         ]
 
     def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            written = self._write_plan(plan, planner)
+        except BaseException:
+            self._give_part_up()
+            raise
+        if self._part is not None:
+            _written[self._part_key()] = self._part
+        return written
+
+    def _write_plan(self, plan: Any, planner: Any) -> Any:
         place: _Place = plan.storage_data
         part = join(self._root, place.name, self._step)
         self.path = part.path
@@ -104,17 +121,33 @@ class TieredWriter(FileSystemWriter):  # type: ignore[misc]  # torch is not type
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Of the coordinator, when all ranks have written."""
-        assert self._part is not None
-        part, self._part = self._part, None
+        part = self._part
+        assert part is not None
         self.path = part.path
         try:
             with full_said(part.path):
                 super().finish(metadata, results)
             self.path = commit(part, world_size=self._n_ranks, kind="dcp")
-        except (PenstockError, OSError):
+        except BaseException:
+            self._give_part_up()
+            raise
+        self._forget_part()
+
+    def _give_part_up(self) -> None:
+        """Of the coordinator: the step can be saved again, and its room is free."""
+        part = self._forget_part()
+        if part is not None:
             with suppress(TierError):  # it is swept at the next start
                 abort(part)
-            raise
+
+    def _forget_part(self) -> Part | None:
+        part, self._part = self._part, None
+        if part is not None and _written.get(key := self._part_key()) is part:
+            del _written[key]
+        return part
+
+    def _part_key(self) -> tuple[str, int]:
+        return os.path.realpath(self._root), self._step
 
 
 class TieredReader(FileSystemReader):  # type: ignore[misc]  # torch is not type-checked here
