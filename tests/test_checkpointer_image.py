@@ -19,7 +19,7 @@ from penstock.save.image import arrays_layout, zip_directory, zip_header, zip_la
 from penstock.save.imagefile import Image, write_image
 from penstock.save.lost import RETRIED_AFTER, Cheaper, lost_s
 from penstock.save.manifest import CHUNK_BYTES, checksum
-from penstock.save.snapshot import ArraySnapshot, TorchSnapshot
+from penstock.save.snapshot import ArraySnapshot, TorchSnapshot, size_of
 
 torch = pytest.importorskip("torch", reason="the snapshot of torch's tensors needs torch")
 
@@ -140,6 +140,14 @@ def test_tensors_that_share_bytes_share_them_in_the_file(tmp_path: Path) -> None
     pointers = {found[key].untyped_storage().data_ptr() for key in found}
     assert len(pointers) == 1
     assert torch.equal(found["part"], whole[10:20])
+
+
+def test_what_is_refused_in_a_state_of_other_shapes_is_named_too(tmp_path: Path) -> None:
+    snapshot = TorchSnapshot()
+    taken({"w": torch.zeros(10)}, tmp_path, snapshot)
+    sparse = torch.zeros(3).to_sparse()
+    with pytest.raises(SaveError, match=r"state\['x'\]: a tensor without a plain storage"):
+        snapshot.take({"w": torch.zeros(11), "x": sparse})
 
 
 def test_the_second_snapshot_reuses_the_arena_and_holds_the_new_numbers(tmp_path: Path) -> None:
@@ -353,3 +361,9 @@ def test_lost_time_is_what_touched_steps_took_beyond_quiet_ones() -> None:
     assert lost_s(ends, 14.6, 20.0) is None  # no step has ended since
     assert lost_s(ends[9:], 10.5, 14.0) is None  # too few quiet ones
     assert lost_s(ends, 10.5, 12.0, [(0.0, 20.0)]) is None  # beside another save none is quiet
+
+
+def test_the_size_of_views_of_one_buffer_is_that_of_what_is_saved() -> None:
+    whole = np.arange(10.0)
+    views = {n: torch.from_numpy(whole[:n]) for n in (4, 10)}
+    assert size_of({"views": views, "again": views[10]}) == 14 * 8

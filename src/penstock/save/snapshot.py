@@ -117,13 +117,14 @@ def size_of(state: Any) -> int:
     """Bytes of its tensors and arrays; what several tensors share counts once.  A device's arrays
     are not brought here for it."""
     torch = sys.modules.get("torch")
-    seen, size, stack = set[tuple[int, int]](), 0, [state]
+    seen, size, stack = set[tuple[int, int, int]](), 0, [state]
     while stack:
         value = stack.pop()
         if torch is not None and isinstance(value, torch.Tensor):
             try:
                 storage = value.untyped_storage()
-                place, n_bytes = (storage.data_ptr(), value.get_device()), storage.nbytes()
+                n_bytes = storage.nbytes()
+                place = (storage.data_ptr(), value.get_device(), n_bytes)
             except (RuntimeError, NotImplementedError):  # take() says that it cannot be saved
                 continue
             size += n_bytes if place not in seen else 0
@@ -184,12 +185,13 @@ class TorchSnapshot:
         """Copies the state.  Raises SaveError for what cannot be saved, naming where it is."""
         is_new = False
         try:
-            walk = _Walk(self, is_planning=self._arena is None)
-            rest = walk.value(state)
-            walk.is_as_planned()
-        except _Changed:
-            walk = _Walk(self, is_planning=True)
-            rest = walk.value(state)
+            try:
+                walk = _Walk(self, is_planning=self._arena is None)
+                rest = walk.value(state)
+                walk.is_as_planned()
+            except _Changed:
+                walk = _Walk(self, is_planning=True)
+                rest = walk.value(state)
         except _Refused as error:
             raise _named(error) from None
         if walk.is_planning:
