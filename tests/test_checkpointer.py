@@ -1235,3 +1235,14 @@ def test_an_interrupt_as_a_save_is_handed_over_loses_nothing_and_hangs_nothing(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "interrupted\n"
     assert latest_valid(tmp_path / "fast").step == 1
+
+
+def test_one_whose_manifest_was_removed_is_still_the_newest_by_its_folder_s_name(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path / "fast", 3, 700)
+    (tmp_path / "fast" / "step-00000700" / "penstock-manifest.json").unlink()
+    found = state(9)
+    with Checkpointer(tmp_path / "fast") as ckpt:
+        assert ckpt.restore(found) == 700
+    assert found["step"] == 700

@@ -359,3 +359,12 @@ saved(4)
     assert "2 step 2 was given up: rank 1: step 2 was not saved: ZeroDivision" in said[0][1]
     assert "4 step 4 was given up: rank 0: " in said[1][1]
     assert "another process writes this checkpoint now" in said[1][1]
+
+
+def test_each_rank_takes_its_own_where_the_manifest_was_removed(tmp_path: Path) -> None:
+    said = ranks(tmp_path, "ckpt.save(7, state(7)).local.result(200)", size=2)
+    assert [status for status, _ in said] == [0, 0], said
+    (tmp_path / "fast" / "step-00000007" / "penstock-manifest.json").unlink()
+    what = "found = state(0)\nsay(ckpt.restore(found), found['w'][0])"
+    said = ranks(tmp_path, what, size=2)
+    assert [text for _, text in said] == ["7 700.0\n", "7 701.0\n"]

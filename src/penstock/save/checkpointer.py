@@ -42,7 +42,6 @@ from penstock.save import loading
 from penstock.save.arena import Arena
 from penstock.save.commit import STATE
 from penstock.save.drain import Drain, Status, read_status
-from penstock.save.formats import step_of
 from penstock.save.lost import MODES, Cheaper, lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
@@ -898,7 +897,7 @@ class Checkpointer:
                 return default
             loading.apply(found, state, str(chosen.path))
             log.info("restored step %s from %s", chosen.step, chosen.path)
-            return _step_of(chosen)
+            return chosen.step or 0
         finally:
             if span is not None:
                 span.end()
@@ -1219,13 +1218,6 @@ def _numbers(metrics: Any) -> dict[str, float]:
         raise SaveError(
             f"metrics={metrics!r}: numbers by name, as metrics={{'loss': 0.3}}"
         ) from None
-
-
-def _step_of(chosen: Chosen) -> int:
-    """0: nothing tells it.  Without a manifest the folder that we gave its name still does."""
-    if chosen.step is None and chosen.path is not None:
-        return step_of(Path(chosen.path).parent.name) or 0
-    return chosen.step or 0
 
 
 def _nothing(tiers: Tiers, chosen: Chosen) -> str:

@@ -270,9 +270,8 @@ def step_of(name: str) -> int | None:
     """The step that a checkpoint's name tells: the number after a word such as step, the last such
     word counting; else the only number of its last part."""
     last = name.rsplit("/", 1)[-1]
-    again = re.fullmatch(r"(step-\d{8,})\.\d+", last)  # ours, a second time
-    if again:
-        last = again[1]
+    if ours := _OURS.fullmatch(last):  # also a second time
+        last = ours[1]
     stem = re.sub(r"\.(pth?|ckpt|pt2|safetensors|keras|h5|weights)\b", "", last)
     words = {match[0].lower()[:4]: match[1] for match in _STEP_WORDS.finditer(stem)}
     for word in ("step", "glob", "iter", "ckpt", "chec", "epoc"):
@@ -614,7 +613,7 @@ def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
         if is_index:
             yield from _tensorflow(store, start, name.removesuffix(".index"), here)
         else:
-            single = Checkpoint(store, found.name, kind, False, (found,), step_of(found.name))
+            single = Checkpoint(store, found.name, kind, False, (found,), _step_at(found.name))
             yield _noted(single, here)
 
 

@@ -51,7 +51,10 @@ def load(folder: Path, rank: int, world_size: int, weights_only: bool) -> Any:
 
 def _file_for(folder: Path, rank: int, world_size: int) -> Path:
     if folder.is_file():
-        return folder
+        match = RANKED.fullmatch(folder.name)
+        if match is None or match[1] is None:
+            return folder
+        folder = folder.parent  # its manifest is gone: each rank takes its own
     matches = {path: RANKED.fullmatch(path.name) for path in sorted(folder.glob("state*"))}
     found = {path: match for path, match in matches.items() if match}
     if not found:
