@@ -147,9 +147,9 @@ class Status:
     """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
 
     backlog: names that are not known to be on the slow tier, next first.  at_risk_s: age of the
-    oldest of them: what would be lost if the fast tier died now.  damaged: what cannot be copied, as
-    it is not what was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last look
-    at all of the fast tier began then; what came later may not be known.
+    oldest of them: what would be lost if the fast tier died now.  damaged: what cannot be copied,
+    as it is not what was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last
+    look at all of the fast tier began then; what came later may not be known.
     """
 
     state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
