@@ -633,6 +633,19 @@ Late(Model(), arguments, train_dataset=data, callbacks=[DrainCallback(sys.argv[2
 
 
 @pytest.mark.slow
+def test_a_home_is_spelled_out_before_a_trainer_s_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from penstock.adapters.save.transformers import last_valid_checkpoint
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert last_valid_checkpoint("~/fast") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["fast"]
+
+
+@pytest.mark.slow
 def test_what_every_rank_of_a_trainer_saves_is_in_the_manifest(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     program = tmp_path / "train.py"
