@@ -213,6 +213,9 @@ def test_a_save_to_the_slow_tier_blocks_longest(tmp_path: Path) -> None:
     # Eight times as slow: what blocks for the fast tier alone, or for memory, blocks for less.
     for way in ("fast", "drain", "checkpointer"):
         assert by_way[way]["block_s"] < by_way["slow"]["block_s"]
+    # What a save blocks for its tier is no less than that tier takes: of memory it is not said.
+    assert by_way["none"]["of_ceiling"] is by_way["checkpointer"]["of_ceiling"] is None
+    assert 0 < by_way["slow"]["of_ceiling"] < 1.5
     for way in ("slow", "drain", "checkpointer"):  # whole on the slow tier, sooner or later
         assert by_way[way]["durable_at_s"] > 0
     assert by_way["none"]["block_s"] == 0

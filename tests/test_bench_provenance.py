@@ -9,6 +9,7 @@ import lmdb
 import pytest
 
 from conftest import PENSTOCK
+from penstock.bench import study
 from penstock.bench.provenance import (
     HISTORIES,
     KEY_BYTES,
@@ -90,4 +91,13 @@ def test_the_command_prints_a_row_for_each_way_to_write(tmp_path: Path) -> None:
     assert done.returncode == 0, done
     found = json.loads(done.stdout)
     assert [each["history"] for each in found[::4]] == [each.name for each in HISTORIES]
-    assert not (tmp_path / "new").exists()
+    read = study.read_found(tmp_path / "new" / "provenance.json")
+    assert len(read.points) == len(found)
+    assert read.points[-1]["wrong"] == found[-1]["n_wrong"] / 20
+    table = (tmp_path / "new" / "provenance.md").read_text()
+    assert table.startswith("| written | 3,000 B |")
+    assert (tmp_path / "new" / "provenance.csv").exists()
+    again = [PENSTOCK, "bench", "provenance", tmp_path, "--records", "20"]
+    done = subprocess.run(again, capture_output=True, text=True)
+    assert done.returncode != 0  # somebody else's folder
+    assert "what is in it is no study's" in done.stderr

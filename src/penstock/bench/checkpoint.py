@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from penstock.bench import places
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import WORK, refuse_without_room, scratch, work_in
 from penstock.bench.groups import device_of
+from penstock.bench.storage import OF_CEILING
 from penstock.bench.study import Kept, Measure, Point, host_of, machine_table, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import SaveError, TierError
@@ -44,6 +45,7 @@ __all__ = [
     "Settings",
     "Summary",
     "is_one_device",
+    "least_of",
     "markdown_of",
     "measure",
     "needed_bytes",
@@ -99,6 +101,7 @@ class Settings:
     scale: float = 1.0
     repeats: int = 3
     ratio: float = RATIO
+    seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +390,7 @@ def measure(
     if slow and not is_one_device(folder, slow):
         refuse_without_room(slow, _tier_bytes(settings))
     mark = {**asdict(replace(settings, ways=(), repeats=0)), "slow": str(slow or "")}
-    kept = Kept(folder, {"study": "checkpoint", "mark": mark})
+    kept = Kept(folder, {"study": "checkpoint", "seed": mark.pop("seed"), "mark": mark})
     facts = _facts(kept, settings, slow)
     known = {(run.way, run.repeat): run for run in read_results(folder)}
     wanted = [
@@ -424,7 +427,7 @@ def _refuse(settings: Settings) -> None:
 def _mixed(settings: Settings, repeat: int) -> list[str]:
     """In another order each time: a machine that slows down slows all of them."""
     ways = list(settings.ways)
-    random.Random(repeat).shuffle(ways)
+    random.Random(settings.seed - 1 + repeat).shuffle(ways)  # 1: as before there were seeds
     return ways
 
 
@@ -579,7 +582,8 @@ class Summary:
     """The repeats of one way: medians, and the spread of total_s.  overhead_s: over no checkpoint,
     each repeat beside that repeat's; None where it was not run.  gain: the overhead of saving
     straight to the slow tier / this one's; None where this one's is not above the noise.  steps_s:
-    of the loop, without the saves."""
+    of the loop, without the saves.  of_ceiling: of what a save blocks, the time that its tier takes
+    at least; None where none is known, or memory is what it blocks for."""
 
     way: str
     repeats: int
@@ -592,10 +596,20 @@ class Summary:
     durable_at_s: float
     gain: float | None
     steps_s: float
+    of_ceiling: float | None = None
 
 
-def summaries_of(runs: Sequence[Run]) -> list[Summary]:
-    """One a way, in the order of WAYS."""
+def least_of(folder: Path) -> dict[str, float]:
+    """Seconds that a save takes at least, by way: at the ceiling of the tier that it blocks for."""
+    facts = json.loads((folder / "settings.json").read_bytes())
+    state_bytes = facts["mark"]["scale"] * STATE_BYTES
+    ceilings = dict.fromkeys(("fast", "drain"), facts["fast_bps"])
+    ceilings |= {} if facts["mark"]["slow"] else {"slow": facts["slow_bps"]}
+    return {way: state_bytes / bps for way, bps in ceilings.items()}
+
+
+def summaries_of(runs: Sequence[Run], least_s: Mapping[str, float] | None = None) -> list[Summary]:
+    """One a way, in the order of WAYS.  least_s: see least_of."""
     by_way = {way: [run for run in runs if run.way == way] for way in WAYS}
     quiet = {run.repeat: run.total_s for run in by_way["none"]}
     noise_s = (max(quiet.values()) - min(quiet.values())) / 2 if quiet else 0.0
@@ -607,6 +621,7 @@ def summaries_of(runs: Sequence[Run]) -> list[Summary]:
         over = [run.total_s - quiet[run.repeat] for run in mine if run.repeat in quiet]
         blocks = [save.block_s for run in mine for save in run.saves]
         overhead_s = median(over) if over and way != "none" else None
+        least = (least_s or {}).get(way)
         found.append(
             Summary(
                 way,
@@ -620,6 +635,7 @@ def summaries_of(runs: Sequence[Run]) -> list[Summary]:
                 median(run.durable_at_s for run in mine),
                 None,
                 median(run.steps_s for run in mine),
+                least / median(blocks) if least and blocks else None,
             )
         )
     slow = next((one.overhead_s for one in found if one.way == "slow"), None)
@@ -661,22 +677,24 @@ def _given(facts: dict[str, Any]) -> str:
     return "given, on the device of the fast one: no slower than it" if same else "given"
 
 
-def markdown_of(runs: Sequence[Run], machine: dict[str, Any]) -> str:
+def markdown_of(
+    runs: Sequence[Run], machine: dict[str, Any], least_s: Mapping[str, float] | None = None
+) -> str:
     """The table of ways, and what they are."""
     lines = [
         machine_table(machine),
         "",
         "| way | loop, s | spread | its steps, s | overhead, s | blocked, s | a save blocks, s | "
-        "last one on its tier after, s | slow's overhead / this |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "of the ceiling | last one on its tier after, s | slow's overhead / this |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for one in summaries_of(runs):
+    for one in summaries_of(runs, least_s):
         over = "–" if one.overhead_s is None else f"{one.overhead_s:.2f}"
         gain = "–" if one.gain is None else f"{one.gain:.1f}"
         lines.append(
             f"| {one.way} | {one.total_s:.2f} | {one.least_s:.2f}–{one.most_s:.2f} | "
             f"{one.steps_s:.2f} | {over} | "
-            f"{one.block_s:.2f} | {one.save_s:.3f} | "
+            f"{one.block_s:.2f} | {one.save_s:.3f} | {show(one.of_ceiling, 'share')} | "
             + (f"{one.durable_at_s:.1f}" if one.durable_at_s else "–")
             + f" | {gain} |"
         )
@@ -706,6 +724,7 @@ MEASURES = (
     Measure("save_s", "a save blocks", "s", -1),
     Measure("durable_at_s", "last one on its tier after", "s", -1),
     Measure("gain", "slow's overhead / this", "x", 1),
+    OF_CEILING,
 )
 
 
@@ -721,7 +740,8 @@ def _point(one: Summary) -> Point:
 def _settings(folder: Path) -> dict[str, Any]:
     """What the runs of a folder have in common; empty where it holds none."""
     try:
-        return dict(json.loads((folder / "settings.json").read_bytes())["mark"])
+        known = json.loads((folder / "settings.json").read_bytes())
+        return {**known["mark"], "seed": known.get("seed", 1)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -736,13 +756,13 @@ def write_results(folder: Path, runs: Sequence[Run], machine: dict[str, Any]) ->
         "factors": ["way"],
         "measures": [asdict(measure) for measure in MEASURES],
         "remarks": [],
-        "points": [asdict(_point(one)) for one in summaries_of(runs)],
+        "points": [asdict(_point(one)) for one in summaries_of(runs, least_of(folder))],
         "runs": [asdict(run) for run in runs],
     }
     texts = {
         "checkpoint.json": json.dumps(value, indent=1),
         "checkpoint.csv": csv_of(runs),
-        "checkpoint.md": markdown_of(runs, machine),
+        "checkpoint.md": markdown_of(runs, machine, least_of(folder)),
     }
     written = write_texts(folder, texts)
     picture_of(runs, folder / "checkpoint.png")

@@ -28,6 +28,7 @@ __all__ = [
     "LATENCY_BPS",
     "LATENCY_S",
     "NODE_PLACES",
+    "ON_DISK",
     "OUR_PATH",
     "PLACES",
     "SAYS",

@@ -7,17 +7,19 @@ beside its error: nothing in `feed` uses it, an index of the leaf pages is exact
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench import ladder
+from penstock.bench import ladder, study
 from penstock.bench.folders import work_in
 from penstock.bench.needs import imported
+from penstock.bench.study import Found, Kept, Measure, Point, Study
 from penstock.errors import TierError
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "measure",
     "needed_bytes",
     "predicted_pages",
+    "write_results",
 ]
 
 Numbers = NDArray[np.int64]
@@ -274,6 +277,40 @@ def markdown(found: Sequence[Measured]) -> str:
         row = {each.record_bytes: each for each in found if each.history == name}
         lines.append(f"| {name} | " + " | ".join(_cell(row[size]) for size in sizes) + " |")
     return "\n".join(lines)
+
+
+STUDY = Study(
+    "provenance",
+    "LMDBIO's formula, and its error",
+    ("history", "record_bytes"),
+    (
+        Measure("wrong", "on another page", "share", -1),
+        Measure("first_wrong", "the first of them", "count"),
+        Measure("most_pages", "pages away, at most", "count", -1),
+        Measure("tree_pages", "pages that an index reads", "count"),
+    ),
+)
+
+
+def write_results(folder: Path, found: Sequence[Measured], n: int, seed: int) -> list[Path]:
+    """provenance.md, .csv and .json, as `bench compare` reads it.  Raises TierError."""
+    points, rows = [], []
+    for each in found:
+        row = asdict(each)
+        values = {"wrong": each.n_wrong / each.n_records} | row
+        numbers = {measure.key: values[measure.key] for measure in STUDY.measures}
+        none = dict.fromkeys(numbers)
+        points.append(Point({key: row[key] for key in STUDY.factors}, 1, numbers, none, none))
+        rows.append(row)
+    mark = {"study": "provenance", "records": n, "seed": seed}
+    kept = Kept(folder, mark)
+    result = Found(STUDY, "", mark, kept.machine(), points, rows, [], {})
+    texts = {
+        "provenance.json": json.dumps(study.value_of(result), indent=1),
+        "provenance.csv": study.csv_of(rows),
+        "provenance.md": markdown(found) + "\n",
+    }
+    return study.write_texts(folder, texts)
 
 
 def _cell(each: Measured) -> str:

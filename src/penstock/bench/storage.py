@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,8 +21,20 @@ from penstock.bench.places import Place
 from penstock.bench.requests import METADATA, Job
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import TierError
+from penstock.words import show
 
-__all__ = ["STUDY", "Settings", "ceiling_of", "ceilings_of", "measured", "needed_bytes", "needs"]
+__all__ = [
+    "OF_CEILING",
+    "STUDY",
+    "Settings",
+    "beside_ceiling",
+    "ceiling_of",
+    "ceilings_of",
+    "measured",
+    "needed_bytes",
+    "needs",
+    "remarks_of",
+]
 
 KIB = 1 << 10
 LARGE, SMALL, MIDDLE = 1 << 20, 4 * KIB, 64 * KIB
@@ -252,6 +264,26 @@ def _file(folder: Path, scale: str) -> Iterator[Path]:
 
 
 # --- of a place, for the other studies -----------------------------------------------------------
+
+OF_CEILING = Measure("of_ceiling", "of the ceiling", "share", 1)
+
+
+def beside_ceiling(row: Row, ceiling_bps: float | None, moved_bps: float | None = None) -> Row:
+    """A run's row and its OF_CEILING.  moved_bps: its own bandwidth unless told."""
+    moved_bps = row["bandwidth_bps"] if moved_bps is None else moved_bps
+    return row | {OF_CEILING.key: moved_bps / ceiling_bps if ceiling_bps else None}
+
+
+def remarks_of(ceilings: Mapping[str, float]) -> list[str]:
+    """What the shares are of, since a disk that others use too has another ceiling each time."""
+    return [
+        f"`of the ceiling` on `{name}` is of {show(ceiling, 'B/s')}: large sequential reads past "
+        "the page cache, measured once before the runs; on a disk that is shared it is another "
+        "within minutes, and shares of two results cannot be compared"
+        if name in places.ON_DISK
+        else f"`of the ceiling` on `{name}` is of {show(ceiling, 'B/s')}, measured before the runs"
+        for name, ceiling in ceilings.items()
+    ]
 
 
 def ceiling_of(folder: Path, name: str, scale: str) -> float:

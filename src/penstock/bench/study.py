@@ -57,6 +57,7 @@ __all__ = [
     "refuse_folder",
     "rows_of",
     "table_of",
+    "value_of",
     "with_value",
     "write_files",
     "write_found",
@@ -160,8 +161,9 @@ class Kept:
             self.rows = rows_of(self.file)
             self.settings = self._known()
             wanted = _plain(mark)
-            # Before 0.1.0's end the ladder and checkpoint did not write which study they are.
-            known = {"study": wanted.get("study")} | self.settings
+            # Before 0.1.0's end the ladder and checkpoint did not write which study they are, and
+            # checkpoint no seed.
+            known = {"study": wanted.get("study"), "seed": 1} | self.settings
             if self.settings and any(known.get(key) != value for key, value in wanted.items()):
                 raise self._other()
             self.add_settings(wanted)

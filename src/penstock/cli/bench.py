@@ -291,6 +291,13 @@ def data_command(
     metavar="FOLDER",
     help="An LMDB that is there.  [default: one of random records is made in FOLDER/lmdb]",
 )
+@studies.sized(
+    {
+        "ci": {"data": "50MB", "processes": "1,4", "repeats": 1, "for_s": "500ms"},
+        "small": {"processes": "1,8", "repeats": 1, "for_s": "3s"},
+        "full": {},
+    }
+)
 @click.option("--data", type=size, default="2GB", show_default=True, metavar="SIZE")
 @click.option("--record", type=size, default="30670", show_default=True, metavar="SIZE")
 @click.option(
@@ -338,7 +345,7 @@ def ladder_command(
 
     \b
       penstock bench ladder ladder
-      penstock bench ladder quick --data 2GB --processes 1,8 --repeats 1 --for 3s
+      penstock bench ladder quick --scale small       2 GB, 1 and 8 processes, one run of 3 s each
       penstock bench ladder disk --data 200MB --on disk --processes 1,4 --repeats 1 --for 2s
       penstock bench ladder mine --lmdb train.lmdb --on latency --rungs get,get-random,feed-shuffled
     """
@@ -399,15 +406,16 @@ def _chosen(text: str, known: list[str], what: str = "rung") -> list[str]:
 @click.option("--every", type=click.IntRange(1, 1_000_000), default=20, show_default=True)
 @click.option("--compute", type=duration, default="200ms", show_default=True, metavar="TIME")
 @click.option("--asleep", is_flag=True, help="A step sleeps, as beside an accelerator.")
-@click.option(
-    "--scale",
-    type=Number(0.001, 100),
-    default=1.0,
-    show_default=True,
-    metavar="SHARE",
-    help="Of the state of 733 MB.",
+@studies.sized(
+    {
+        "ci": {"scale": 0.01, "steps": 10, "every": 5, "compute": "20ms", "repeats": 1},
+        "small": {"scale": 0.1, "steps": 40, "every": 10, "compute": "50ms"},
+        "full": {"scale": 1.0},
+    },
+    Number(0.001, 100),
 )
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the order of the runs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
 def checkpoint_command(
     folder: Path,
@@ -420,6 +428,7 @@ def checkpoint_command(
     asleep: bool,
     scale: float,
     repeats: int,
+    seed: int,
     yes: bool,
 ) -> None:
     """Measure what checkpoints cost a training: none, to each tier, through the fast one.
@@ -437,7 +446,7 @@ def checkpoint_command(
 
     settings = checkpoint.Settings(
         tuple(_chosen(ways, list(checkpoint.WAYS), "way")), steps, every, compute, asleep, scale,
-        repeats, ratio,
+        repeats, ratio, seed,
     )  # fmt: skip
     studies.ready(folder, checkpoint.NEEDS, () if slow else ("latency",))
     if checkpoint.is_one_device(folder, slow):
@@ -448,7 +457,7 @@ def checkpoint_command(
         runs = checkpoint.measure(folder, settings, slow, progress.say)
         machine = checkpoint.machine_of(folder)
         written = checkpoint.write_results(folder, runs, machine)
-    print_markdown(checkpoint.markdown_of(runs, machine))
+    print_markdown(checkpoint.markdown_of(runs, machine, checkpoint.least_of(folder)))
     click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
@@ -514,14 +523,15 @@ def model_command(
 @bench.command("provenance", short_help="Hold LMDBIO's formula against where records lie.")
 @click.argument("folder", type=NEW_FOLDER)
 @click.option("--records", type=click.IntRange(1, 100_000), default=4000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however much is written.")
 @AS_JSON
-def provenance_command(folder: Path, records: int, yes: bool, as_json: bool) -> None:
+def provenance_command(folder: Path, records: int, seed: int, yes: bool, as_json: bool) -> None:
     """Hold LMDBIO's provenance formula against where records lie.
 
     The formula computes the page of each record from how the LMDB was written, without reading it.
     FOLDER gets one LMDB after the other, of several record sizes and ways to write; each is
-    removed.  Counts, no times.
+    removed.  provenance.md, .csv and .json stay.  Counts, no times.
 
     \b
       penstock bench provenance /tmp/provenance
@@ -529,22 +539,25 @@ def provenance_command(folder: Path, records: int, yes: bool, as_json: bool) -> 
     """
     import dataclasses
 
-    from penstock.bench import ladder, provenance
+    from penstock.bench import ladder, provenance, study
     from penstock.bench.needs import look_for
 
+    study.refuse_folder(folder)
     look_for(ladder.NEEDS)
     asked(folder, provenance.needed_bytes(records), yes, less="fewer --records")
     was_there = folder.exists()
     try:
         with working("writing LMDBs") as progress:
-            found = provenance.measure(folder, records, progress=progress.advance)
+            found = provenance.measure(folder, records, progress=progress.advance, seed=seed)
+        written = provenance.write_results(folder, found, records, seed)
     finally:
-        if not was_there and folder.exists():
+        if not was_there and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
     if as_json:
         print_json([dataclasses.asdict(each) for each in found])
-        return
-    print_markdown(provenance.markdown(found) + "\n")
+    else:
+        print_markdown(provenance.markdown(found) + "\n")
+    click.echo(f"wrote {', '.join(map(str, written))}", err=True)
 
 
 for _command in studies.COMMANDS:

@@ -26,7 +26,7 @@ from penstock.cli.shell import (
 if TYPE_CHECKING:
     from penstock.bench.study import Found
 
-__all__ = ["COMMANDS", "data_sets", "going_on", "numbers", "ready"]
+__all__ = ["COMMANDS", "data_sets", "going_on", "numbers", "ready", "sized"]
 
 PLACES = ("disk", "throttled", "latency", "seek")
 COMMANDS: list[click.Command] = []
@@ -70,6 +70,28 @@ def numbers(text: str) -> tuple[int, ...]:
     if found[0] < 1 or found[-1] > 256:
         raise click.BadParameter(f"{text!r}: 1 to 256 of them are possible")
     return found
+
+
+def sized(
+    sizes: Mapping[str, Mapping[str, Any]], others: Number | None = None
+) -> Callable[[Any], Any]:
+    """--scale of a study that has options for each of its sizes: what these are unless they are
+    given.  others: also taken, as the number that the study calls its scale."""
+
+    def chosen(context: click.Context, option: click.Parameter, value: str) -> Any:
+        if value not in sizes and others is None:
+            raise click.BadParameter(f"{value!r} is not one of {', '.join(sizes)}")
+        if value not in sizes:
+            return others.convert(value, option, context) if others else value
+        context.default_map = dict(sizes[value])
+        return sizes[value].get("scale", value)
+
+    return click.option(
+        "--scale", is_eager=True, default="full", show_default=True, callback=chosen,
+        expose_value=others is not None, metavar="|".join([*sizes, *(["SHARE"] if others else [])]),
+        help="How much is measured: seconds, minutes, the study's own"
+        + ("; or a share of the state of 733 MB." if others else "."),
+    )  # fmt: skip
 
 
 _THREADS = click.option(
