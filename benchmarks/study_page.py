@@ -268,18 +268,21 @@ def _beside_fio(what: str, cases: Points) -> Beside:
 
 def _read(points: Points, told: dict[str, Any]) -> Beside:
     rows: Beside = []
+    ceilings = told.get("more", {}).get("ceilings", {})
     for point in points:
         group = [p for p in points if all(p[key] == point[key] for key in
                  ("place", "loader", "work", "prefetch")) and p["speedup"]]  # fmt: skip
         if not group or point is not group[0]:
             continue
         best = max(group, key=lambda p: p["speedup"])
+        ceiling = ceilings.get(point["place"])
         ahead = f", {point['prefetch']} batches ahead" if point["prefetch"] else ""
         rows.append((
             f"`{point['place']}`, {point['loader']}: {point['work']}{ahead}, most threads over one",
             "2.3 and 7.8 times, on two machines" if point["work"] != "read" else "–",
             f"{best['speedup']:.3g} times, {best['threads']} threads; "
-            f"{per_cent(best['of_ceiling'] or 0)} of the ceiling",
+            f"{per_cent(best['of_ceiling'] or 0)} of the ceiling"
+            + (f" of {show(ceiling, 'B/s')}" if ceiling else ""),
         ))  # fmt: skip
     return rows
 
@@ -454,10 +457,11 @@ def _scale(points: Points, told: dict[str, Any]) -> Beside:
                         f"{per_cent(most['efficiency'])}; "
                         f"stalled {_span([most['stall_least'], most['stall_most']])}",
                     ))  # fmt: skip
-    errors = [abs(p["error"]) for p in points if p.values.get("error") is not None]
+    told_of = [p for p in points if p.values.get("error") is not None and p["ranks"] > 1]
+    errors = [abs(p["error"]) for p in told_of]
     if errors:
         rows.append((
-            "the simulation beside what was measured", "–",
+            "the simulation beside what was measured with more than one rank", "–",
             f"off by {per_cent(median(errors))} in the median, {per_cent(max(errors))} at most",
         ))  # fmt: skip
     return rows

@@ -83,7 +83,7 @@ def test_orders_that_hold_the_same_are_all_seen() -> None:
     hits = {shuffle: [0.0, 1.0, 1.0] for shuffle in epochs.SHUFFLES} | {"global": [0.0, 0.3, 0.4]}
     curves = {
         ("shared", "D1", shuffle, "host"): {
-            "epoch_hits": held, "step_hz": [1.0] * 6, "change_steps": [], "epoch_steps": 2,
+            "epoch_hits": held, "step_hz": [1.0] * 6, "change_steps": [2], "epoch_steps": 2,
         }
         for shuffle, held in hits.items()
     }  # fmt: skip
@@ -97,6 +97,10 @@ def test_orders_that_hold_the_same_are_all_seen() -> None:
     assert len(bars) == len(epochs.SHUFFLES) * 3  # none behind another
     edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars.values())
     assert all(right <= left + 1e-9 for (_, right), (left, _) in pairwise(edges))
+    for axis in figure.axes[:3]:  # its triangles are told, and lie where their epoch begins
+        assert "change point" in [text.get_text() for text in axis.get_legend().get_texts()]
+        marked = [line for line in axis.get_lines() if line.get_marker() == "v"]
+        assert [2.0] in [list(line.get_xdata()) for line in marked]
 
 
 @pytest.mark.parametrize("shuffle", epochs.SHUFFLES)
@@ -135,6 +139,7 @@ def test_caches_hold_what_the_order_lets_them(tmp_path: Path) -> None:
         assert other["last_hz"] > 1.3 * other["first_hz"]
     for values in points.values():  # a step sleeps 25 ms: no faster, and the ideal little slower
         assert values["of_ideal"] < 1.02
+    assert 0.3 < raw["of_ceiling"] < 1.1
     # A raw record needs 2.5 times what the server gives, a JPEG less than half of it.
     assert raw["of_ideal"] < points["shared", "D4", "global", "host"]["of_ideal"]
     assert points["shared", "D1", "node", "host"]["at_epochs"] >= 1

@@ -10,10 +10,10 @@ from statistics import median
 import pytest
 
 from conftest import PENSTOCK
-from penstock.bench import model, scale
+from penstock.bench import model, scale, study
 from penstock.bench.model import Behaviour, Cluster, Storage, Training, trained
 from penstock.bench.study import Point
-from test_bench_studies import result_of
+from test_bench_studies import result_of, study_page
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 RECORD = Behaviour("feed-shuffled", 1.0, 10_000.0, 10_000.0, 0.0, 0.0, 32.0)
@@ -125,6 +125,27 @@ def test_as_many_ranks_as_are_asked_for_have_records(tmp_path: Path) -> None:
     assert scale._lmdb_of(tmp_path, few) != scale._lmdb_of(tmp_path, many)
 
 
+def test_ranks_that_do_not_divide_the_batch_are_told() -> None:
+    (said,) = scale._undivided(scale.Settings(ranks=(2, 3, 5)))
+    assert said.startswith("strong scaling by 3, 5 ranks: left out: 128 records of a step")
+    assert scale._undivided(scale.Settings(ranks=(1, 2, 4))) == []
+    errors = scale._told([], [], [0.5], scale.Settings())
+    assert errors[0].startswith("error of the simulation on the 1 measured point of more than one")
+
+
+def test_the_picture_shows_what_each_rank_lost() -> None:
+    kept = study.read_found(study_page.EXPERIMENTS / "scale-many" / "scale.json")
+    figure = study.pyplot().figure()
+    scale._drawn(figure, kept.points)
+    shown = {axis.get_title(): axis for axis in figure.axes}
+    for place in ("shared", "latency"):
+        axis = shown[f"{place}: efficiency, stall"]
+        said = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert said[-2:] == ["efficiency", "stall: ranks' mean, least to most"]
+        shares = [y for line in axis.get_lines() for y in line.get_ydata()]
+        assert 0 < min(shares) < max(shares) == pytest.approx(100)
+
+
 def test_what_fitted_the_simulation_is_no_error_of_it() -> None:
     def point(scaling: str, ranks: int, rate: float) -> Point:
         values = dict.fromkeys(measure.key for measure in scale.STUDY.measures)
@@ -173,6 +194,7 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
     for launcher in scale.LAUNCHERS:
         one, four = (points["shared", launcher, "weak", ranks] for ranks in (1, 4))
         assert one["efficiency"] == 1
+        assert one["of_ceiling"] < four["of_ceiling"] < 1.1
         assert four["efficiency"] < 0.9  # 157 MB/s wanted of 100
         for ranks in (1, 2, 4):
             for scaling in ("weak", "strong"):

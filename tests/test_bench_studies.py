@@ -31,6 +31,7 @@ from penstock.bench import (
     needs,
     pipeline,
     places,
+    provenance,
     requests,
     scale,
     sets,
@@ -650,6 +651,8 @@ def test_reading_ahead_hides_input_behind_computing(tmp_path: Path) -> None:
     # Each of four batches is waited for, or only the first.
     assert ahead["stall"] < 0.8 * without["stall"]
     assert points(found, prefetch=0, compute=0.0)[0]["stall"] > 0.9
+    assert 0 < without["of_ceiling"] < ahead["of_ceiling"] < 1
+    assert "`of the ceiling` on `latency` is of " in " ".join(found["remarks"])
     fewer = bench(tmp_path, "train", "--on", "latency", "--threads", "2")  # in the same folder
     assert {point["factors"]["threads"] for point in fewer["points"]} == {2}
     assert "threads" not in fewer["settings"]  # more may be added
@@ -788,7 +791,7 @@ def test_lmdbs_of_the_formula_lie_beside_others(
 ) -> None:
     (tmp_path / "provenance-lmdb").mkdir()
     (tmp_path / "provenance-lmdb" / "mine").write_text("x")
-    assert penstock("bench", "provenance", str(tmp_path), "--records", "10") == 0
+    provenance.measure(tmp_path, 10)
     assert [path.name for path in tmp_path.rglob("*")] == ["provenance-lmdb", "mine"]
 
 
@@ -1208,6 +1211,7 @@ def test_windows_see_what_was_read_and_the_device_agrees(tmp_path: Path) -> None
         # What was under way between two windows is in neither.
         assert 0.6 < parts["seen"] <= 1
         assert parts["windows"] >= 4
+        assert 0 < whole["of_ceiling"] < 1.1
     assert parts["deviation"] < 0.5  # the malware's windows are long enough to be compared
     again = bench(tmp_path, "window", "--on", "seek")  # nothing is run, and all is drawn again
     assert again["more"]["curves"] == found["more"]["curves"] != {}
@@ -1230,6 +1234,7 @@ def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path)
             break
     assert small["against"] > 0.9
     assert by_name["images", "28 threads"]["against"] > 1.3
+    assert all(0 < p["of_ceiling"] < 1.2 for p in by_name.values())
     assert by_name["malware", "16 threads"]["against"] < 0.9
     chosen = by_name["malware", "1 thread, as many bytes of Penstock's choice staged"]
     # 40 % of the files with 8 % of the bytes, as the paper has it; ours takes no more.
@@ -1253,6 +1258,28 @@ def test_a_page_is_what_its_results_say(name: str) -> None:
         if (folder / f"{name}.json").exists():
             text = (folder / f"{name}.md").read_text()
             assert text == study_page.with_machine(folder, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("ladder", "--scale ci", {"processes": (1, 4), "for_s": 0.5, "data": 50_000_000}),
+        ("ladder", "--scale ci --for 7s", {"for_s": 7.0, "repeats": 1}),
+        ("ladder", "", {"processes": (1, 2, 4, 8), "for_s": 5.0, "repeats": 3}),
+        ("checkpoint", "--scale ci", {"scale": 0.01, "steps": 10, "compute": 0.02}),
+        ("checkpoint", "--scale full --seed 7", {"scale": 1.0, "steps": 100, "seed": 7}),
+        ("checkpoint", "--steps 50 --scale small", {"scale": 0.1, "steps": 50, "every": 10}),
+        ("checkpoint", "--scale 0.5", {"scale": 0.5, "steps": 100}),
+    ],
+)
+def test_every_study_has_the_three_scales(
+    name: str, given: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    command = cli.cli.commands["bench"].commands[name]  # type: ignore[attr-defined]
+    params = command.make_context(name, [str(tmp_path), *given.split()]).params
+    assert {key: params[key] for key in expected} == expected
+    with pytest.raises(click.BadParameter):
+        command.make_context(name, [str(tmp_path), "--scale", "huge"])
 
 
 def examples() -> list[list[str]]:

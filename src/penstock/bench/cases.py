@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench import data, inputs, places, study, windows
+from penstock.bench import data, inputs, places, storage, study, windows
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import work_in
 from penstock.bench.pipeline import Job, files_below
@@ -54,6 +54,7 @@ STUDY = Study(
     (
         Measure("bandwidth_bps", "bandwidth", "B/s", 1),
         Measure("against", "against 1 thread", "x", 1),
+        storage.OF_CEILING,
         Measure("epoch_s", "epoch", "s", -1),
         Measure("staged_files", "files staged", "count"),
         Measure("staged_share", "of the files", "share"),
@@ -75,11 +76,13 @@ class Settings:
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
-    """Room that `measured` takes at most: both data sets, and the copies of one of its runs."""
+    """Room that `measured` takes at most: both data sets and the copies of one of its runs, or
+    before these the ceilings'."""
     sets = {"imagenet-alexnet": IMAGES[settings.scale][0], "malware": MALWARE[settings.scale][0]}
     share = sets["malware"] / data.KINDS["malware"].n
     copies = _budget(data.plan("malware", scale=share, seed=settings.seed).sizes)
-    return data.needed_bytes(sets, folder / "data", settings.seed) + copies
+    of_data = data.needed_bytes(sets, folder / "data", settings.seed)
+    return max(of_data + copies, storage.needed_bytes(settings.scale))
 
 
 def _budget(sizes: Sequence[int]) -> int:
@@ -100,6 +103,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     mark = {"study": "cases", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
+    ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     sets = {
         "images": data.made(
             "imagenet-alexnet", folder / "data", IMAGES[settings.scale][0], settings.seed, progress
@@ -123,7 +127,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     def run(place: Place, case: Case) -> Row:
         with work_in(folder) as work:
-            return _measured(place, work, sets[case["data"]], case, settings)
+            row = _measured(place, work, sets[case["data"]], case, settings)
+        return storage.beside_ceiling(row, ceilings.get(place.name))
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -131,6 +136,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     )  # fmt: skip
     points = study.points_of(STUDY_DERIVED, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += storage.remarks_of(ceilings)
     remarks.append(
         f"the fast tier: a FUSE tier of {1e6 * FAST_LATENCY_S:g} us a call and "
         f"{FAST_BPS / 1e9:g} GB/s"

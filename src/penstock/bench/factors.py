@@ -21,8 +21,10 @@ from penstock import tiers
 from penstock.bench import epochs, ladder, places, study
 from penstock.bench.epochs import Job
 from penstock.bench.places import Place, RunError
+from penstock.bench.storage import OF_CEILING, beside_ceiling
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import TierError
+from penstock.words import show
 
 __all__ = [
     "DATA",
@@ -51,7 +53,9 @@ EPOCHS = {"ci": 4, "small": 5, "full": 6}
 # gives (the paper: 514 MB/s), JPEG 0.4 times.
 COMPUTE_S = 0.025
 TIMEOUT_S = 900.0
-MOST_DRAWN = 300  # points of a curve: a picture has as many places
+# Points of a curve: neighbours differ by more than curves do, and hide these.  Change points of
+# one: more are the machine's, and a line of triangles.
+MOST_DRAWN, MOST_CHANGES = 75, 20
 
 IN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts")
 
@@ -155,6 +159,7 @@ STUDY = Study(
         Measure("expected_hits", "expected", "share"),
         Measure("hits_error", "largest error", "share", -1),
         Measure("device", "device/asked", "x", -1),
+        OF_CEILING,
         Measure("changes", "change points", "count"),
         Measure("at_epochs", "at an epoch's end", "count"),
         Measure("needed_bps", "needed", "B/s"),
@@ -230,6 +235,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         which = replace(which, draw=lambda figure, points: _drawn(figure, points, curves))
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
     remarks += [
+        f"`of the ceiling` on `{place}`: bytes from the tiers, of the "
+        f"{show(_ceiling_bps(place), 'B/s')} that they are set to"
+        for place in settings.places
+    ]
+    remarks += [
         f"`ideal`: the data in memory before, {NODES} nodes, {BATCH} records a step, which sleeps "
         f"{1e3 * COMPUTE_S:g} ms",
         "`namespaces`: mount, process, IPC and host name space of its own (unshare), which is "
@@ -261,7 +271,7 @@ def _measured(folder: Path, case: Case, settings: Settings) -> Row:
     places.warmed(files)  # below the tiers, whose own caches are new
     if case["place"] == "ideal":
         done = _trained(replace(job, roots=(str(lmdb),) * NODES), Place("ideal", lmdb), before)
-        return _row(done, case, None)
+        return beside_ceiling(_row(done, case, None), None, 0.0)
     with places.nodes(case["place"], lmdb, NODES) as nodes:
         done = _trained(
             replace(job, roots=tuple(str(node.path) for node in nodes)), nodes[0], before
@@ -269,7 +279,13 @@ def _measured(folder: Path, case: Case, settings: Settings) -> Row:
         device_bytes = sum(places.device(node)[1] for node in nodes)
     if done.hits[0] >= tiers.COLD_SHARE:
         raise TierError(f"{lmdb}: not cold: {done.hits[0]:.0%} was in memory".replace("%", " %"))
-    return _row(done, case, device_bytes)
+    row = _row(done, case, device_bytes)
+    return beside_ceiling(row, _ceiling_bps(case["place"]), device_bytes / done.wall_s)
+
+
+def _ceiling_bps(place: str) -> float:
+    """What its tiers are set to, together."""
+    return NODES * places.NODE_BPS if place == "local" else places.SERVER_BPS
 
 
 def _trained(job: Job, place: Place, before: tuple[str, ...]) -> epochs.Done:
@@ -360,26 +376,27 @@ def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], R
     slow = names[-1] if names else "ideal"
     best = curves.get(("ideal", "D1", "global", "host"))
 
-    def line(axis: Any, key: tuple[str, ...], label: str, is_marked: bool = False) -> None:
+    def line(axis: Any, key: tuple[str, ...], label: str, style: str = "-") -> None:
         row = curves.get(key)
         if row is None:
             return
-        at, low, middle, high = _levels(row["step_hz"])
-        color = axis.plot(at, middle, lw=0.9, label=label)[0].get_color()
+        steps, low, middle, high = _levels(row["step_hz"])
+        n = row["epoch_steps"]  # by epochs, so that data sets of other lengths stand side by side
+        at = [1 + step / n for step in steps]
+        color = axis.plot(at, middle, style, lw=1.2, label=label)[0].get_color()
         axis.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
+        if len(row["change_steps"]) > MOST_CHANGES:
+            return
         for change in row["change_steps"]:
             level = middle[min(len(middle) - 1, change * len(middle) // len(row["step_hz"]))]
-            axis.plot(change, level, "v", ms=4, color=color)
-        if is_marked:
-            for end in range(row["epoch_steps"], len(row["step_hz"]), row["epoch_steps"]):
-                axis.axvline(end, color="grey", ls=":", lw=0.8)
+            axis.plot(1 + change / n, level, "v", ms=5, color=color)
 
-    for number, name in enumerate(names):
-        line(axes[0][0], (name, "D1", "global", "host"), name, not number)
+    for name in names:
+        line(axes[0][0], (name, "D1", "global", "host"), name)
     for name in dict.fromkeys(point["data"] for point in points):
         line(axes[0][1], (slow, name, "global", "host"), f"{name}, {DATA[name][2]}")
     for number, inside in enumerate(("host", "namespaces")):
-        line(axes[1][0], (slow, "D1", "global", inside), inside, not number)
+        line(axes[1][0], (slow, "D1", "global", inside), inside, ("-", "--")[number])
     for axis, title in (
         (axes[0][0], "D1: storage"), (axes[0][1], f"data sets on {slow}"),
         (axes[1][0], f"D1 on {slow}: container"),
@@ -387,7 +404,9 @@ def _drawn(figure: Any, points: Sequence[Point], curves: dict[tuple[str, ...], R
         if best is not None:
             middle = median(best["step_hz"])
             axis.axhline(middle, color="k", ls="--", lw=0.9, label="ideal, median step")
-        axis.set(xlabel="step", ylabel="records/s", title=title)
+        axis.plot([], [], "kv", ms=5, ls="", label="change point")
+        axis.set(xlabel="epoch", ylabel="records/s", title=title, ylim=(0, None))
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axis = axes[1][1]
     # Orders that hold the same stand side by side; as lines, only the last of them would be seen.
     width, last = 0.8 / len(epochs.SHUFFLES), 0

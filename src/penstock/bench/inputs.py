@@ -202,7 +202,7 @@ READ = Study(
         Measure("images_hz", "images/s", "count", 1),
         Measure("bandwidth_bps", "bandwidth", "B/s", 1),
         Measure("speedup", "against 1 thread", "x", 1),
-        Measure("of_ceiling", "of the ceiling", "share", 1),
+        storage.OF_CEILING,
         Measure("cpu_s", "CPU an image", "s", -1),
         Measure("requests", "requests/image", "count", -1),
         Measure("resident", "in memory before", "share"),
@@ -243,9 +243,7 @@ def read(folder: Path, settings: Settings, progress: Progress | None = None) -> 
             files, case["threads"], case["work"], READ_BATCH, case["prefetch"],
             seed=settings.seed, side=64, loader=case["loader"],
         )  # fmt: skip
-        _, row = loaded(place, job)
-        ceiling = ceilings.get(place.name)
-        return row | {"of_ceiling": row["bandwidth_bps"] / ceiling if ceiling else None}
+        return storage.beside_ceiling(loaded(place, job)[1], ceilings.get(place.name))
 
     return _found(READ, kept, root, settings, cases, run, machine, ceilings, progress)
 
@@ -261,6 +259,7 @@ def _found(
     )  # fmt: skip
     points = study.points_of(which, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += storage.remarks_of(ceilings)
     more = {"ceilings": ceilings, "data_bytes": size}
     return Found(which, settings.scale, kept.settings, machine, points, rows, remarks, more)
 
@@ -356,6 +355,7 @@ TRAIN = Study(
         Measure("ratio", "compute / input", "x"),
         Measure("overlap", "overlap", "share", 1),
         Measure("images_hz", "images/s", "count", 1),
+        storage.OF_CEILING,
         Measure("computed_s", "computed", "s"),
         Measure("resident", "in memory before", "share"),
     ),
@@ -365,9 +365,10 @@ TRAIN = Study(
 
 
 def needed_to_train(folder: Path, settings: Settings) -> int:
-    """What `train` would write of its files."""
+    """Room that `train` takes at most: its files, or before these the ceilings'."""
     sets = {"caltech101": TRAIN_FILES[settings.scale]}
-    return data.needed_bytes(sets, folder / "data", settings.seed)
+    images = data.needed_bytes(sets, folder / "data", settings.seed)
+    return max(images, storage.needed_bytes(settings.scale))
 
 
 def needs_to_train(settings: Settings) -> dict[str, str]:
@@ -384,6 +385,7 @@ def train(folder: Path, settings: Settings, progress: Progress | None = None) ->
     """
     kept = study.Kept(folder, _mark("train", settings))
     machine = kept.machine()
+    ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     root = data.made(
         "caltech101", folder / "data", TRAIN_FILES[settings.scale], settings.seed, progress
     )
@@ -398,6 +400,7 @@ def train(folder: Path, settings: Settings, progress: Progress | None = None) ->
             model=case["compute"] if is_model else "sleep",
         )  # fmt: skip
         done, row = loaded(place, job)
-        return row | {"computed_s": done.compute_s}
+        row |= {"computed_s": done.compute_s}
+        return storage.beside_ceiling(row, ceilings.get(place.name))
 
-    return _found(TRAIN, kept, root, settings, cases, run, machine, {}, progress)
+    return _found(TRAIN, kept, root, settings, cases, run, machine, ceilings, progress)

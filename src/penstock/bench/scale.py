@@ -25,6 +25,7 @@ from penstock.bench import ladder, model, places, study
 from penstock.bench.folders import work_in
 from penstock.bench.model import Behaviour, Cluster, Storage, Training
 from penstock.bench.places import Place, RunError
+from penstock.bench.storage import OF_CEILING, beside_ceiling
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.bench.trainer import LAUNCHERS, Done, Job
 from penstock.errors import TierError
@@ -83,6 +84,7 @@ STUDY = Study(
         Measure("error", "error", "share"),
         Measure("requests", "requests/record", "count"),
         Measure("device_bytes", "bytes/record", "B", -1),
+        OF_CEILING,
         Measure("cpu_s", "CPU a record", "s", -1),
     ),
 )
@@ -130,6 +132,14 @@ def _cases(settings: Settings) -> list[Case]:
     return found
 
 
+def _undivided(settings: Settings) -> list[str]:
+    """Why cases of strong scaling are not there."""
+    ranks = settings.ranks or RANKS[settings.scale]
+    odd = ", ".join(str(n) for n in ranks if BATCH * MOST % n)
+    return [f"strong scaling by {odd} ranks: left out: {BATCH * MOST} records of a step are not "
+            "divided by so many"] if odd else []  # fmt: skip
+
+
 def _step(case: Case) -> tuple[int, float]:
     """Records of a rank in a step, and how long it computes."""
     if case["scaling"] == "reading":
@@ -166,8 +176,13 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     points, known = _checked(points, STEPS[settings.scale])
     calibration, calibrated_by = _calibration(points)
     beyond = _beyond(known[calibration], settings, progress) if calibration else []
-    errors = [abs(point["error"]) for point in points if point["error"] is not None]
+    # One rank is what the simulation was made from: no error of it.
+    errors = [
+        abs(point["error"]) for point in points if point["error"] is not None and point["ranks"] > 1
+    ]
+    remarks += _undivided(settings)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks.append("`of the ceiling`: bytes from the tier, of the bandwidth that it is set to")
     remarks += [*_told(points, beyond, errors, settings), calibrated_by]
     more = {
         "calibration": calibrated_by,
@@ -210,10 +225,11 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
     if any(one.held >= max(1, tiers.COLD_SHARE * samples) for one in done):
         raise TierError(f"{lmdb}: not cold: records were in memory before")
     wall_s = max(one.wall_s for one in done)
+    moved_bytes = after[1] - before[1]
     stalls = [sum(one.waits_s) / one.wall_s for one in done]
     # Whoever comes last to a sum waits for nobody: that is what it costs.
     sums = [min(step) for step in zip(*(one.sum_s for one in done), strict=True)]
-    return {
+    row = {
         "images_hz": samples / wall_s,
         "stall": sum(stalls) / len(stalls),
         "stall_least": min(stalls),
@@ -221,9 +237,11 @@ def _measured(folder: Path, lmdb: Path, case: Case, settings: Settings) -> Row:
         "stalls": [round(stall, 4) for stall in stalls],
         "sum_s": median(sums),
         "requests": (after[0] - before[0]) / samples,
-        "device_bytes": (after[1] - before[1]) / samples,
+        "device_bytes": moved_bytes / samples,
         "cpu_s": sum(one.cpu_s for one in done) / samples,
     }
+    ceiling_bps = _storage_of(case["place"]).bandwidth_bps
+    return beside_ceiling(row, ceiling_bps, moved_bytes / wall_s)
 
 
 def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
@@ -407,7 +425,8 @@ def _told(
     said = []
     if errors:
         said.append(
-            f"error of the simulation on the {len(errors)} measured points: median "
+            f"error of the simulation on the {len(errors)} measured "
+            f"point{'s' * (len(errors) > 1)} of more than one rank: median "
             f"{median(errors):.0%}, largest {max(errors):.0%}".replace("%", " %")
         )
     strong = {p["ranks"]: p["simulated_hz"] for p in beyond if p["scaling"] == "strong"}
@@ -433,13 +452,15 @@ def _told(
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
-    """Efficiency as measured and as simulated, and what is simulated beyond."""
+    """Records/s as measured and as simulated, what is simulated beyond, and what each rank lost."""
     here = [point for point in points if point["launcher"] != "simulated"]
     names = list(dict.fromkeys(point["place"] for point in here))
     beyond = [point for point in points if point["launcher"] == "simulated"]
-    titles = [*names, "simulated"] if beyond else names
-    for name, axis in study.panels(figure, titles):
-        if name == "simulated":
+    losses = {f"{name}: efficiency, stall": name for name in names}
+    for name, axis in study.panels(figure, [*names, *["simulated"][: len(beyond)], *losses]):
+        if name in losses:
+            _losses(axis, [p for p in here if p["place"] == losses[name]])
+        elif name == "simulated":
             for key, said in (("efficiency", "efficiency"), ("stall_most", "stall, slowest rank")):
                 study.lines_of(axis, beyond, "ranks", key, partial(_called, said), 100)
             axis.set(xlabel="nodes (strong), processes (weak)", ylabel="%")
@@ -456,6 +477,30 @@ def _drawn(figure: Any, points: Sequence[Point]) -> None:
             axis.set_xticks(sorted({point["ranks"] for point in mine}))
         axis.legend(fontsize=7, frameon=False)
     figure.tight_layout()
+
+
+def _losses(axis: Any, points: Sequence[Point]) -> None:
+    """Efficiency, and the stall of the ranks: the mean, from the least to the most.  Ways stand
+    side by side, as they would hide each other."""
+    mine = [point for point in points if point["scaling"] != "reading"]
+    labels = list(dict.fromkeys(map(_label, mine)))
+    for number, label in enumerate(labels):
+        told = [point for point in mine if _label(point) == label]
+        shift = 0.05 * (number - (len(labels) - 1) / 2)
+        at = [point["ranks"] * (1 + shift) for point in told]
+        color = f"C{number}"
+        axis.plot(at, [100 * p["efficiency"] for p in told], "o-", ms=4, color=color, label=label)
+        ends = [
+            [100 * (p["stall"] - p["stall_least"]) for p in told],
+            [100 * (p["stall_most"] - p["stall"]) for p in told],
+        ]
+        stalls = [100 * p["stall"] for p in told]
+        axis.errorbar(at, stalls, ends, fmt="s:", ms=3, lw=0.9, capsize=2, color=color)
+    axis.plot([], [], "ko-", ms=4, label="efficiency")
+    axis.plot([], [], "ks:", ms=3, label="stall: ranks' mean, least to most")
+    axis.set(xlabel="ranks", ylabel="%", ylim=(0, 105))
+    study.logarithmic(axis.xaxis, "count", sorted({point["ranks"] for point in mine}))
+    axis.grid(alpha=0.3)
 
 
 def _called(what: str, point: Point) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from penstock.bench import data, inputs, places, study
+from penstock.bench import data, inputs, places, storage, study
 from penstock.bench.folders import work_in
 from penstock.bench.pipeline import Done, Job, files_below
 from penstock.bench.places import Place
@@ -47,6 +47,7 @@ STUDY = Study(
         Measure("overhead", "longer than without", "share", -1),
         Measure("epoch_s", "reading", "s", -1),
         Measure("bandwidth_bps", "bandwidth", "B/s", 1),
+        storage.OF_CEILING,
         Measure("deviation", "windows off the device, median", "share", -1),
         Measure("deviation_most", "at most", "share", -1),
         Measure("seen", "bytes recorded", "share"),
@@ -68,9 +69,10 @@ class Settings:
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
-    """What `measured` would write of both data sets."""
+    """Room that `measured` takes at most: both data sets, or before these the ceilings'."""
     sets = {kind: sizes[settings.scale][0] for kind, sizes in SETS.items()}
-    return data.needed_bytes(sets, folder / "data", settings.seed)
+    of_data = data.needed_bytes(sets, folder / "data", settings.seed)
+    return max(of_data, storage.needed_bytes(settings.scale))
 
 
 def needs(settings: Settings) -> dict[str, str]:
@@ -86,6 +88,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     mark = {"study": "window", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
+    ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     sets = {
         kind: data.made(
             kind, folder / "data", sizes[settings.scale][0], settings.seed, progress
@@ -107,7 +110,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
 
     def run(place: Place, case: Case) -> Row:
         with work_in(folder) as work:
-            return _measured(place, work / "recorded", sets[case["data"]], case, settings)
+            row = _measured(place, work / "recorded", sets[case["data"]], case, settings)
+        return storage.beside_ceiling(row, ceilings.get(place.name))
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -123,6 +127,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     which = replace(STUDY, draw=drawn, derive=_derived)
     points = study.points_of(which, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += storage.remarks_of(ceilings)
     remarks.append(
         f"the device is sampled every {SAMPLE_S[settings.scale]:g} s: windows shorter than two "
         "samples are compared together with the next ones, and one in which the device had next to "
