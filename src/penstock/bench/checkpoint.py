@@ -600,8 +600,12 @@ class Summary:
 
 
 def least_of(folder: Path) -> dict[str, float]:
-    """Seconds that a save takes at least, by way: at the ceiling of the tier that it blocks for."""
-    facts = json.loads((folder / "settings.json").read_bytes())
+    """Seconds that a save takes at least, by way: at the ceiling of the tier that it blocks for.
+    Empty: not known of these runs."""
+    try:
+        facts = json.loads((folder / "settings.json").read_bytes())
+    except FileNotFoundError:
+        return {}
     state_bytes = facts["mark"]["scale"] * STATE_BYTES
     ceilings = dict.fromkeys(("fast", "drain"), facts["fast_bps"])
     ceilings |= {} if facts["mark"]["slow"] else {"slow": facts["slow_bps"]}
