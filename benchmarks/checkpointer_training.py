@@ -54,17 +54,18 @@ class Training:
     def lost_by(self, save: Callable[[], Callable[[], bool]]) -> tuple[float, float]:
         """Seconds lost by a save, and the mean step beside what it leaves running / a quiet one.
 
-        Quiet is what the steps before and after it take: a machine that slows down slows both."""
+        Quiet is what the steps before and after it take on average: a machine that slows down slows
+        both, and steps are uneven without a save, too."""
         for _ in range(3):
             self.step()
-        before = [self.step() for _ in range(12)]
+        before = [self.step() for _ in range(16)]
         begin_s = time.perf_counter()
         is_over = save()
         block_s = time.perf_counter() - begin_s
         during = []
         while not is_over() or len(during) < 5:
             during.append(self.step())
-        quiet_s = statistics.median([*before, *(self.step() for _ in range(12))])
+        quiet_s = statistics.fmean([*before, *(self.step() for _ in range(16))])
         return (
             block_s + sum(one - quiet_s for one in during),
             statistics.mean(during) / quiet_s,

@@ -5,6 +5,7 @@ import io
 import mmap
 import zipfile
 import zlib
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,15 @@ def test_lost_time_is_what_touched_steps_took_beyond_quiet_ones() -> None:
     assert lost_s(ends, 14.6, 20.0) is None  # no step has ended since
     assert lost_s(ends[9:], 10.5, 14.0) is None  # too few quiet ones
     assert lost_s(ends, 10.5, 12.0, [(0.0, 20.0)]) is None  # beside another save none is quiet
+
+
+def test_steps_that_are_uneven_by_themselves_cost_no_save_anything() -> None:
+    uneven = [0.1, 0.1, 0.1, 0.1, 0.15] * 20
+    ends = [0.0, *accumulate(uneven)]
+    assert lost_s(ends, ends[50], ends[90]) == pytest.approx(0.0, abs=1e-9)
+    uneven[20] = 30.0  # an evaluation is no step
+    ends = [0.0, *accumulate(uneven)]
+    assert lost_s(ends, ends[50], ends[90]) == pytest.approx(0.0, abs=0.1)
 
 
 def test_the_size_of_views_of_one_buffer_is_that_of_what_is_saved() -> None:

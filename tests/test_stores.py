@@ -4,6 +4,7 @@
 What is put is read back by another way than ours: the file system, boto, the server's own folder.
 """
 
+import errno
 import hashlib
 import os
 import resource
@@ -21,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MissingDependency, TierError, TierFull
-from penstock.stores import PART, LocalStore, Store, _discard, open_store
+from penstock.stores import PART, LocalStore, Sparing, Store, _discard, open_store
+from penstock.tiers import evict
 from remote import BUCKET, gs, gs_server, s3, s3_server, sftp_server
 
 __all__ = ["gs", "gs_server", "s3", "s3_server", "sftp_server"]
@@ -338,6 +340,30 @@ def test_odd_sizes_pass_the_page_cache_or_not_and_stay_themselves(tmp_path: Path
         upload.finish()
         upload.close()
         assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_is_read_sparingly_is_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    data = os.urandom(2 * PIECE + 4097)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    evict(path)
+    file, block = Sparing(path), Sparing.block(PIECE)
+    if is_refused:  # a disk of larger sectors
+        plain = os.preadv
+
+        def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+            if descriptor != file.number:
+                raise OSError(errno.EINVAL, "")
+            return plain(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+    for start in (0, 1, 4096, PIECE, PIECE + 5, 2 * PIECE, 2 * PIECE + 4096, len(data)):
+        for length in (0, 1, 4095, 4096, 4097, PIECE - 1, PIECE):
+            assert file.read(block, start, length) == data[start : start + length]
+    file.close()
 
 
 @given(name=st.text(max_size=40))

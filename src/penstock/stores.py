@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import mmap
 import os
 import stat
 import threading
@@ -29,6 +30,7 @@ __all__ = [
     "PART",
     "Found",
     "LocalStore",
+    "Sparing",
     "Store",
     "Upload",
     "beside",
@@ -579,6 +581,55 @@ class _LocalUpload(Upload):
             if descriptor >= 0:
                 os.close(descriptor)
         self._plain = self._direct = -1
+
+
+class Sparing:
+    """A local file read at the least cost to what runs beside: past the page cache, but where most
+    of it lies there already.
+
+    Measured for 200 MiB that were not in memory: O_DIRECT 14 ms of a processor, buffered 200 to
+    300 ms, and from memory 12 to 15 ms.  Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct = -1
+        size_bytes = os.fstat(self.number).st_size
+        if size_bytes >= DIRECT_BYTES and (tiers.cached_bytes(self.number) or 0) <= size_bytes // 2:
+            with suppress(OSError):  # EINVAL: this file system has none
+                self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    @staticmethod
+    def block(length: int) -> memoryview:
+        """Memory that `read` takes, for so many bytes or more."""
+        return memoryview(mmap.mmap(-1, max(-(-length // SECTOR_BYTES) * SECTOR_BYTES, 1)))
+
+    def read(self, block: memoryview, start: int, length: int) -> memoryview:
+        """The part of block, which is of `block`, that holds these bytes; fewer at the file's
+        end."""
+        held = 0
+        while held < length:
+            count = self._read_some(block, held, start, length)
+            if not count:
+                break
+            held += count
+        return block[: min(held, length)]
+
+    def _read_some(self, block: memoryview, held: int, start: int, length: int) -> int:
+        if self._direct >= 0 and (start + held) % SECTOR_BYTES == 0 == held % SECTOR_BYTES:
+            end = -(-length // SECTOR_BYTES) * SECTOR_BYTES
+            try:
+                return os.preadv(self._direct, [block[held:end]], start + held)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a disk of larger sectors
+                    raise
+        return os.preadv(self.number, [block[held:length]], start + held)
+
+    def close(self) -> None:
+        for descriptor in (self.number, self._direct):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.number = self._direct = -1
 
 
 # --- fsspec ---------------------------------------------------------------------------------------

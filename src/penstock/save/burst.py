@@ -1041,7 +1041,8 @@ class Burst(Working):
             self._pace.take(done - told)
             told = done
 
-        verdict = verify(_as_checkpoint(new, "files", Manifest((made,))), "full", through)
+        whole = _as_checkpoint(new, "files", Manifest((made,)))
+        verdict = verify(whole, "full", through, is_sparing=True)
         if not verdict.is_whole:
             new.unlink(missing_ok=True)
             raise TierError(

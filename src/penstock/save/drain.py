@@ -78,6 +78,7 @@ from penstock.save.writer import with_package
 from penstock.stores import (
     Found,
     LocalStore,
+    Sparing,
     Store,
     beside,
     draft_of,
@@ -300,10 +301,10 @@ class _Pieces:
     def __init__(self, store: Store, found: Found) -> None:
         self._store, self._found = store, found
         self._own = threading.local()
-        self._number = -1
+        self._local: Sparing | None = None
         if isinstance(store, LocalStore):
             with self._told():
-                self._number = os.open(store.path(found.name), os.O_RDONLY | os.O_CLOEXEC)
+                self._local = Sparing(store.path(found.name))
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -316,35 +317,27 @@ class _Pieces:
             raise _UnreadError(f"{where}: cannot be read: {error.strerror}") from error
 
     def read(self, start: int, length: int) -> memoryview:
-        import mmap
-
-        if self._number < 0:
+        if self._local is None:
             return memoryview(self._store.read(self._found.name, start, length))
         block = getattr(self._own, "block", None)
         if block is None or len(block) < length:
             # Not with the file's own length: threads come and go with each file.
-            block = self._own.block = memoryview(mmap.mmap(-1, max(length, 4096)))
-        held = 0
-        while held < length:
-            with self._told():
-                count = os.preadv(self._number, [block[held:length]], start + held)
-            if not count:
-                break
-            held += count
-        return block[:held]
+            block = self._own.block = Sparing.block(length)
+        with self._told():
+            return self._local.read(block, start, length)
 
     def is_as_found(self) -> bool:
         """Whether nobody has written into it since it was listed.  One that another has replaced
         is that still: what was opened is read to its end."""
-        if self._number < 0:
+        if self._local is None:
             return True
-        status, found = os.fstat(self._number), self._found
+        status, found = os.fstat(self._local.number), self._found
         return (status.st_size, status.st_mtime_ns) == (found.size_bytes, found.mtime_ns)
 
     def close(self) -> None:
-        if self._number >= 0:
-            os.close(self._number)
-        self._number = -1
+        if self._local is not None:
+            self._local.close()
+        self._local = None
 
 
 def copy_file(
@@ -541,7 +534,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip) -> None:
     copy = Checkpoint(
         target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
     )
-    verdict = verify(copy, "full", _paced(trip.held, trip.pace))
+    verdict = verify(copy, "full", _paced(trip.held, trip.pace), is_sparing=True)
     if not verdict.is_whole:
         raise TierError(
             f"{target.store.where(target.place)}: reads back other bytes than were written "

@@ -35,7 +35,7 @@ from penstock.save.foreign import (
 )
 from penstock.save.formats import Checkpoint, find, is_text, newest_first
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
-from penstock.stores import Found, LocalStore, Store, open_store
+from penstock.stores import Found, LocalStore, Sparing, Store, open_store
 
 __all__ = [
     "LEVELS",
@@ -53,6 +53,7 @@ LEVELS = ("sizes", "sample", "full")
 STRETCH_CHUNKS = 16
 SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
 LOCAL_READERS = 4
+SPARING_READERS = 2
 # Read and summed while it is in the processor's cache.  Four threads on two cores, a MiB at a time,
 # gave 1,715 to 1,770 MB/s of a ceiling of 1,620 to 1,790; 4 MiB at a time 1,360 to 1,560; past the
 # page cache (O_DIRECT) 1,020 to 1,240.
@@ -104,9 +105,11 @@ def verify(
     progress: Progress | None = None,
     *,
     seed: int | None = None,
+    is_sparing: bool = False,
 ) -> Verdict:
     """Checks a checkpoint.  level: sizes (names and sizes), sample (some checksums) or full (all,
     from the device: pages in memory are let go first).  progress: bytes done, bytes in all.
+    is_sparing: by its manifest with the least of a processor, slower: a training runs beside.
 
     What is wrong is in the verdict; raises SaveError for an unknown level only.
     """
@@ -127,7 +130,7 @@ def verify(
         if level == "full":
             _let_go(checkpoint)
         if checkpoint.manifest is not None:
-            problems = _by_manifest(checkpoint, checkpoint.manifest, scope)
+            problems = _by_manifest(checkpoint, checkpoint.manifest, scope, is_sparing)
         else:
             problems = _by_format(checkpoint, scope)
     except (PenstockError, OSError) as error:
@@ -149,7 +152,9 @@ def _let_go(checkpoint: Checkpoint) -> None:
 # --- by its manifest ------------------------------------------------------------------------------
 
 
-def _by_manifest(checkpoint: Checkpoint, manifest: Manifest, scope: Scope) -> list[str]:
+def _by_manifest(
+    checkpoint: Checkpoint, manifest: Manifest, scope: Scope, is_sparing: bool
+) -> list[str]:
     sizes = {checkpoint.inner(found): found.size_bytes for found in checkpoint.files}
     problems = []
     for file in manifest.files:
@@ -168,7 +173,7 @@ def _by_manifest(checkpoint: Checkpoint, manifest: Manifest, scope: Scope) -> li
         ends = {0, len(work) - 1}
         drawn = ends | set(scope.chance.sample(range(len(work)), SAMPLE_CHUNKS - 2))
         work = [work[place] for place in sorted(drawn)]
-    wrong = _wrong_chunks(checkpoint, manifest.chunk_bytes, work, scope)
+    wrong = _wrong_chunks(checkpoint, manifest.chunk_bytes, work, scope, is_sparing)
     return [
         f"{file.name}: bytes {chunk * manifest.chunk_bytes:,} and on are not what was saved ({why})"
         for file, chunk, why in wrong[:5]
@@ -179,12 +184,13 @@ Work = tuple[FileSum, int]
 
 
 def _wrong_chunks(
-    checkpoint: Checkpoint, chunk_bytes: int, work: Sequence[Work], scope: Scope
+    checkpoint: Checkpoint, chunk_bytes: int, work: Sequence[Work], scope: Scope, is_sparing: bool
 ) -> list[tuple[FileSum, int, str]]:
     """Chunks whose checksum does not fit, found by several threads."""
     waiting: queue.SimpleQueue[Sequence[Work]] = queue.SimpleQueue()
     is_local = isinstance(checkpoint.store, LocalStore)
-    readers = min(LOCAL_READERS if is_local else REMOTE_READERS, max(1, len(work)))
+    most = (SPARING_READERS if is_sparing else LOCAL_READERS) if is_local else REMOTE_READERS
+    readers = min(most, max(1, len(work)))
     # Stretches, so that the kernel reads ahead while a checksum is computed; several for each
     # reader, so that all end together.
     stretch = max(1, min(STRETCH_CHUNKS, len(work) // (4 * readers)))
@@ -197,7 +203,7 @@ def _wrong_chunks(
     over = threading.Event()
 
     def read() -> None:
-        with closing(_chunks_of(checkpoint, chunk_bytes)) as reading:
+        with closing(_chunks_of(checkpoint, chunk_bytes, is_sparing)) as reading:
             while stretch_of_work := waiting.get():
                 for file, chunk in stretch_of_work:
                     if over.is_set():
@@ -283,9 +289,35 @@ class _LocalChunks(_Chunks):
         self._name, self._number = "", -1
 
 
-def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int) -> _Chunks:
+class _SparingChunks(_Chunks):
+    """Past the page cache, a chunk a request."""
+
+    def __init__(self, checkpoint: Checkpoint, store: LocalStore, chunk_bytes: int) -> None:
+        super().__init__(checkpoint, chunk_bytes)
+        self._local = store
+        self._block = Sparing.block(chunk_bytes)
+        self._name = ""
+        self._file: Sparing | None = None
+
+    def summed(self, file: FileSum, chunk: int) -> tuple[bytes, int]:
+        if self._file is None or self._name != file.name:
+            self.close()
+            self._file = Sparing(self._local.path(self._folder + file.name))
+            self._name = file.name
+        place = chunk * self._chunk_bytes
+        data = self._file.read(self._block, place, min(self._chunk_bytes, file.size_bytes - place))
+        return checksum(data), len(data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int, is_sparing: bool) -> _Chunks:
     if isinstance(checkpoint.store, LocalStore):
-        return _LocalChunks(checkpoint, checkpoint.store, chunk_bytes)
+        kind = _SparingChunks if is_sparing else _LocalChunks
+        return kind(checkpoint, checkpoint.store, chunk_bytes)
     return _Chunks(checkpoint, chunk_bytes)
 
 
