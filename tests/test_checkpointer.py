@@ -926,17 +926,20 @@ def test_what_is_known_of_each_save_is_left_in_the_run_s_log(
         assert int(last[7]) == save.size_bytes
         known = (save.block_s, save.waited_s, save.local_s, save.durable_s)
         assert last[8:12] == [f"{one:.6f}" for one in known]
-        assert last[12:] == [f"{one:.6f}" for one in (save.lost_s, save.lost_to_durable_s)]
+        assert last[12:14] == [f"{one:.6f}" for one in (save.lost_s, save.lost_to_durable_s)]
+        assert last[14:] == ["background"]
 
 
-def modes(folder: Path, slow_s: float, n_saves: int, **options: Any) -> list[bool]:
-    """Which of n_saves blocked, where a step takes slow_s longer beside a save's writing."""
+def modes(folder: Path, is_busy: bool, n_saves: int, **options: Any) -> list[bool]:
+    """Which of n_saves blocked, where a save's writing holds a step up for as long as it takes."""
     large = {"w": np.zeros(2 << 20)}
     with Checkpointer(folder, **options) as ckpt:
         for number in range(n_saves):
             handle = ckpt.save(number, large)
             for _ in range(12):
-                time.sleep(0.002 + (0.0 if handle.local.done() else slow_s))
+                time.sleep(0.002)
+                if is_busy:
+                    handle.local.result(60)
                 ckpt.tick()
             handle.local.result(60)
         return [save.is_blocking for save in ckpt.saves]
@@ -944,10 +947,10 @@ def modes(folder: Path, slow_s: float, n_saves: int, **options: Any) -> list[boo
 
 def test_saves_block_where_in_the_background_they_cost_the_training_more(tmp_path: Path) -> None:
     # The first makes the arena; what the fourth cost is known while the fifth is written.
-    assert modes(tmp_path / "busy", 0.5, 8) == [False] * 5 + [True] * 3
-    assert modes(tmp_path / "free", 0.0, 8) == [False] * 8
-    assert modes(tmp_path / "said", 0.5, 6, mode="background") == [False] * 6
-    assert modes(tmp_path / "asked", 0.0, 2, mode="blocking") == [True] * 2
+    assert modes(tmp_path / "busy", True, 8) == [False] * 5 + [True] * 3
+    assert modes(tmp_path / "free", False, 8) == [False] * 8
+    assert modes(tmp_path / "said", True, 6, mode="background") == [False] * 6
+    assert modes(tmp_path / "asked", False, 2, mode="blocking") == [True] * 2
 
 
 def test_a_save_that_blocks_is_local_when_it_returns(tmp_path: Path) -> None:

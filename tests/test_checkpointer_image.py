@@ -373,6 +373,18 @@ def test_steps_that_are_uneven_by_themselves_cost_no_save_anything() -> None:
     assert lost_s(ends, ends[50], ends[90]) == pytest.approx(0.0, abs=0.1)
 
 
+def test_the_end_of_an_epoch_is_no_cost_of_the_save_in_it() -> None:
+    steps = [0.1] * 20 + [2.05] + [0.12] * 5 + [0.1] * 20  # a save of 0.5 s, and an evaluation
+    ends = [0.0, *accumulate(steps)]
+    begin_s = ends[20] + 0.1
+    known = {"block_s": 0.05, "local_s": 0.5}
+    assert lost_s(ends, begin_s, begin_s + 0.5, **known) == pytest.approx(0.05)
+    assert lost_s(ends, begin_s, ends[26], **known) == pytest.approx(0.15)  # with the drain
+    steps[20] = 0.55  # the save alone
+    ends = [0.0, *accumulate(steps)]
+    assert lost_s(ends, ends[20], ends[20] + 0.5, **known) == pytest.approx(0.45)
+
+
 def test_the_size_of_views_of_one_buffer_is_that_of_what_is_saved() -> None:
     whole = np.arange(10.0)
     views = {n: torch.from_numpy(whole[:n]) for n in (4, 10)}

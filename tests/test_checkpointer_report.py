@@ -37,7 +37,12 @@ def noted(turn: int, life: int, save: Known, is_begun: bool) -> str:
     told = " ".join("-" if one is None else f"{one:.6f}" for one in [*times, None])
     outcome = "good" if is_begun else save.outcome
     facts = f"{turn} {life} {save.number} {10 * save.number} {save.begin} {outcome}"
-    return f"{facts} {int(save.number == 0)} 4096 {told}"
+    return f"{facts} {int(save.number == 0)} 4096 {told} {mode_of(save) or ''}".rstrip()
+
+
+def mode_of(save: Known) -> str | None:
+    """None: of a log from before it was noted."""
+    return ["background", "blocking", None][save.number % 3]
 
 
 def backlog_of(save: Known, saves: list[Known]) -> int:
@@ -109,7 +114,8 @@ def test_backlog_and_risk_are_what_counting_one_by_one_gives(seed: int) -> None:
             )))  # fmt: skip
             expected += [
                 (one.begin, TieredSave(
-                    process, 10 * one.number, one.outcome, 4096, 0.25, 0.125, one.lost, None, 0.5,
+                    process, 10 * one.number, one.outcome, mode_of(one), 4096, 0.25, 0.125,
+                    one.lost, None, 0.5,
                     pytest.approx((one.durable - one.begin) / S) if one.durable else None,
                     backlog, pytest.approx(risk, abs=1e-5) if risk is not None else None,
                 ))
@@ -183,6 +189,7 @@ def test_a_run_s_report_has_what_its_program_saw_of_its_saves(
     safe = told["began"]  # two moments between which it was
     for save, row, own in zip(found.tiered_saves, told["rows"], told["saves"], strict=True):
         assert (save.step, save.outcome, save.backlog) == (row["step"], "good", row["waiting"])
+        assert save.mode == ("blocking" if own["is_blocking"] else "background")
         assert save.blocked_s == pytest.approx(own["block_s"], abs=2e-6)
         assert 0 < save.blocked_s <= row["block"]
         durable_s = own["durable_s"]

@@ -459,6 +459,7 @@ class TieredSave:
     process: int
     step: int | None
     outcome: str
+    mode: str | None
     size_bytes: int | None
     blocked_s: float | None
     waited_s: float | None

@@ -871,6 +871,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "mount": ("mounted at", "path", False),
     "mean_read_s": ("a read", "s", True),
     "minor": ("minor", "count", False),
+    "mode": ("mode", "text", False),
     "moved_s": ("moved by", "s", False),
     "moved_bytes": ("bytes moved", "B", False),
     "node_bytes": ("once a host", "B", False),
@@ -1028,11 +1029,12 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "tiered_saves": (
         "Saves of the Checkpointer",
-        "step blocked_s lost_s lost_to_durable_s local_s durable_s backlog risk_s size_bytes"
+        "step mode blocked_s lost_s lost_to_durable_s local_s durable_s backlog risk_s size_bytes"
         " waited_s outcome",
         "Times are from the call. Lost: by the block and the slower steps beside the writing, and"
-        " with those beside the drain. Backlog: earlier ones that were not durable. At risk: the"
-        " training time that a loss of the fast tier would have cost just before this was durable.",
+        " with those beside the drain. Blocking: the caller waited until it was on the fast tier."
+        " Backlog: earlier ones that were not durable. At risk: the training time that a loss of"
+        " the fast tier would have cost just before this was durable.",
     ),
     "processes": (
         "Processes",

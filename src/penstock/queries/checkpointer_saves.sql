@@ -2,6 +2,7 @@
 --   life         ns since 1970 when its Checkpointer began: which one it was, with the process
 --   number       of the save in that life, from 0; begin_ns: ns since 1970 when it was called
 --   outcome      good, failed or skipped
+--   mode         background or blocking; NULL: not noted
 --   local_s, durable_s            from there until it was on the fast tier, on the slow one; NULL: it
 --                                 was not, or is not known to have been
 --   lost_s, lost_to_durable_s     of the training up to local, up to durable, the block included
@@ -25,14 +26,15 @@ WITH said AS (
         TRY_CAST(split_part(value, ' ', 11) AS DOUBLE) AS local_s,
         TRY_CAST(split_part(value, ' ', 12) AS DOUBLE) AS durable_s,
         TRY_CAST(split_part(value, ' ', 13) AS DOUBLE) AS lost_s,
-        TRY_CAST(split_part(value, ' ', 14) AS DOUBLE) AS lost_to_durable_s
+        TRY_CAST(split_part(value, ' ', 14) AS DOUBLE) AS lost_to_durable_s,
+        nullif(split_part(value, ' ', 15), '') AS mode
     FROM notes
     WHERE key = 'save'
 ),
 known AS (
     SELECT
         process, life, number, step, begin_ns, outcome, is_first, size_bytes, block_s, waited_s, local_s,
-        durable_s, lost_s, lost_to_durable_s,
+        durable_s, lost_s, lost_to_durable_s, mode,
         begin_ns + CAST(durable_s * 1e9 AS BIGINT) AS durable_ns
     FROM said
     JOIN checkpointer_lives AS o USING (process, life)
@@ -80,6 +82,7 @@ arrivals AS (
 SELECT
     k.process, k.life, k.number, k.step, k.begin_ns, k.outcome, k.is_first, k.size_bytes, k.block_s,
     k.waited_s, k.local_s, k.durable_s, k.durable_ns, k.lost_s, k.lost_to_durable_s,
+    k.mode,
     CAST(b.backlog AS BIGINT) AS backlog,
     a.risk_s
 FROM known AS k

@@ -1,10 +1,12 @@
 -- Saves of the Checkpointers of rank 0, one row each in their order (the first 500).
+--   mode       background, or blocking: the caller waited until it was on the fast tier
 --   blocked_s  the caller could not go on; waited_s of it for the save before
 --   the other columns: checkpointer_saves.sql
 SELECT
     s.process,
     s.step,
     s.outcome,
+    s.mode,
     s.size_bytes,
     s.block_s AS blocked_s,
     s.waited_s,

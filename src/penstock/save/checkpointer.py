@@ -799,7 +799,8 @@ class Checkpointer:
         recorder.note(
             "save",
             f"{said} {int(save.begin_unix_s * 1e9)} {end} {int(save.is_first)} "
-            f"{'-' if save.size_bytes is None else save.size_bytes} {times}",
+            f"{'-' if save.size_bytes is None else save.size_bytes} {times} "
+            f"{'blocking' if save.is_blocking else 'background'}",
         )
 
     def _note_life(self, **facts: Any) -> None:
@@ -847,16 +848,18 @@ class Checkpointer:
             found = [(one, self._saves[one]) for one in numbers if one in self._saves]
         ends, busy = list(self._steps), [*self._busy.values(), *self._drained.values()]
 
-        def lost(stretch: tuple[float, float] | None) -> float | None:
-            return lost_s(ends, *stretch, busy) if stretch is not None else None
+        def lost(save: Save, stretch: tuple[float, float] | None) -> float | None:
+            if stretch is None or save.block_s is None or save.local_s is None:
+                return None
+            return lost_s(ends, *stretch, busy, block_s=save.block_s, local_s=save.local_s)
 
         return [
             (
                 number,
                 replace(
                     save,
-                    lost_s=lost(self._busy.get(number)),
-                    lost_to_durable_s=lost(self._drained.get(number)),
+                    lost_s=lost(save, self._busy.get(number)),
+                    lost_to_durable_s=lost(save, self._drained.get(number)),
                 ),
             )
             for number, save in found

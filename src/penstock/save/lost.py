@@ -8,6 +8,7 @@ the one costs less, where the steps keep all of them busy the other can.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -32,11 +33,16 @@ def lost_s(
     begin_s: float,
     end_s: float,
     busy: Sequence[tuple[float, float]] = (),
+    *,
+    block_s: float = 0.0,
+    local_s: float = math.inf,
 ) -> float | None:
     """Seconds that the save from begin_s to end_s cost, from the ends of the steps in time's order.
 
-    busy: stretches of other saves, whose steps are not quiet.  None: not measured, because fewer
-    than FEWEST_QUIET_STEPS quiet steps are known, or no step has ended since the save did.
+    busy: stretches of other saves, whose steps are not quiet.  block_s: of the step in which it was
+    called, its caller was held for so long; local_s: the writing took so long.  None: not measured,
+    because fewer than FEWEST_QUIET_STEPS quiet steps are known, or no step has ended since the save
+    did.
     """
     steps = list(pairwise(step_ends_s))
     touched = [after - before for before, after in steps if before < end_s and after > begin_s]
@@ -51,7 +57,13 @@ def lost_s(
     quiet = nearest[:NEAREST_QUIET_STEPS]
     if len(quiet) < FEWEST_QUIET_STEPS:
         return None
-    return sum(touched) - len(touched) * _usual_s([after - before for before, after in quiet])
+    usual_s = _usual_s([after - before for before, after in quiet])
+    costs_s = [step_s - usual_s for step_s in touched]
+    # No writing holds a step up for longer than it takes: there is something else in it, as where
+    # each epoch ends with a save, an evaluation and new workers.
+    if costs_s[0] > local_s:
+        costs_s[0] = block_s
+    return sum(costs_s)
 
 
 def _usual_s(steps_s: Sequence[float]) -> float:

@@ -57,7 +57,7 @@ COLUMNS = {
     "filling": "filling seconds copied_bytes reads mean_read_s slower slower_error wait_share",
     "burst": "tier written_bytes drained_bytes durable_mean_s durable_max_s left_bytes paused_s",
     "checkpointers": "saves lost_s durable_mean_s durable_max_s backlog risk_s end_risk_s fast",
-    "tiered_saves": "step blocked_s lost_s lost_to_durable_s durable_s backlog risk_s outcome",
+    "tiered_saves": "step mode blocked_s lost_s lost_to_durable_s durable_s backlog risk_s outcome",
     "ranks": "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s read_bytes steps host",
     "sharing": "readers files size_bytes read_bytes node_bytes",
     "clocks": "host how moved_s error_s spread_s steps",
