@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import PENSTOCK
-from penstock.bench import mlperf, pipeline
+from penstock.bench import mlperf, pipeline, storage
 from penstock.bench.mlperf import WORKLOADS, Settings
 from penstock.bench.pipeline import Done, Job
 from penstock.bench.places import Place, RunError
@@ -186,6 +186,7 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
     monkeypatch.setattr(mlperf, "_made", lambda *told: ())
     monkeypatch.setattr(mlperf, "_by_pipeline", lambda *told: run("ours"))
     monkeypatch.setattr(mlperf, "_by_dlio", lambda *told: run("dlio"))
+    monkeypatch.setattr(storage, "ceilings_of", lambda *told: {"disk": 4e9})
     settings = Settings("ci", ("disk",), 1, 1, ("unet3d",), ("h100",), "dlio_benchmark")
     found = mlperf.measured(tmp_path, settings)
     assert seen == ["dlio", "dlio", "ours", "dlio"]  # the first for nothing
@@ -194,6 +195,11 @@ def test_dlio_is_held_against_itself_as_ours_is_against_it(
         "penstock": (0.5, pytest.approx(0.5 / 0.6)),
         "dlio_benchmark again": (0.4, pytest.approx(0.4 / 0.6)),
     }
+    # A batch of 1 of 146.6 MB for each seventh of 0.323 s: what AU is of, and the ceiling's share.
+    asked_bps = 146_600_628 * 7 / 0.323
+    assert [point["of_ceiling"] for point in found.points] == [
+        pytest.approx(au * asked_bps / 4e9) for au in (0.6, 0.5, 0.4)
+    ]
     ((_, _, said),) = study_page._mlperf(found.points, {})
     assert said == "50 %; 0.833 times dlio_benchmark's, which run again gives 0.667 times its own"
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from penstock.bench import inputs, places, study
+from penstock.bench import inputs, places, storage, study
 from penstock.bench.data import example_of
 from penstock.bench.folders import refuse_without_room, scratch, work_in
 from penstock.bench.pipeline import Done, Job
@@ -154,12 +154,14 @@ def _place_of(workload: Workload, folder: Path, settings: Settings) -> Path:
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
-    """What `measured` would write for the data sets that are not there."""
-    return sum(
+    """Room that `measured` takes at most: the data sets that are not there, or before these the
+    ceilings'."""
+    sets = sum(
         sum(_sizes(workload, settings.scale, settings.seed))
         for workload in map(WORKLOADS.__getitem__, settings.workloads)
         if not _place_of(workload, folder, settings).exists()
     )
+    return max(sets, storage.needed_bytes(settings.scale))
 
 
 def needs(settings: Settings) -> dict[str, str]:
@@ -252,6 +254,7 @@ STUDY = Study(
         Measure("images_hz", "samples/s", "count", 1),
         Measure("bandwidth_bps", "bandwidth", "B/s", 1),
         Measure("asked_bps", "asked for", "B/s"),
+        storage.OF_CEILING,
         Measure("steps", "steps", "count"),
         Measure("resident", "in memory before", "share"),
     ),
@@ -266,6 +269,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     mark = {"study": "mlperf", "scale": settings.scale, "seed": settings.seed}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
+    ceilings = storage.ceilings_of(folder, settings.places, settings.scale, progress)
     files = {
         name: _made(WORKLOADS[name], folder, settings, progress) for name in settings.workloads
     }
@@ -281,9 +285,15 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         workload = WORKLOADS[case["workload"]]
         told = files[workload.name], workload, case["accelerator"], settings
         if case["by"] == OURS:
-            return _by_pipeline(place, *told)
-        with work_in(folder) as work:
-            return _by_dlio(place, work / "dlio", *told)
+            row = _by_pipeline(place, *told)
+        else:
+            with work_in(folder) as work:
+                row = _by_dlio(place, work / "dlio", *told)
+        asked_bps = _asked_bps(workload, case["accelerator"], settings.scale)
+        # Of the steps that AU counts, whichever program it was.
+        moved_bps = (row["au"] or 0.0) * asked_bps
+        row |= {"target": workload.target, "asked_bps": asked_bps}
+        return storage.beside_ceiling(row, ceilings.get(place.name), moved_bps)
 
     rows, remarks = study.carried_out(
         kept, cases, run, lambda name: places.at(name, folder / "data"),
@@ -292,8 +302,11 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     which = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
     points = study.points_of(which, rows, cases)
     remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += storage.remarks_of(ceilings)
     remarks += [_told(WORKLOADS[name], settings.scale) for name in settings.workloads]
-    return Found(which, settings.scale, mark, machine, points, rows, remarks, {})
+    return Found(
+        which, settings.scale, mark, machine, points, rows, remarks, {"ceilings": ceilings}
+    )
 
 
 def _told(workload: Workload, scale: str) -> str:
@@ -331,11 +344,17 @@ def _compute_s(workload: Workload, accelerator: str, scale: str) -> float:
     return workload.compute_s[accelerator] * batch / workload.batch / divisor
 
 
+def _asked_bps(workload: Workload, accelerator: str, scale: str) -> float:
+    """Bytes that a second of computing asks for."""
+    batch, divisor, _ = workload.sizes[scale]
+    return batch * workload.sample_bytes / divisor / _compute_s(workload, accelerator, scale)
+
+
 def _by_pipeline(
     place: Place, files: Sequence[Path], workload: Workload, accelerator: str,
     settings: Settings,
 ) -> Row:  # fmt: skip
-    batch, divisor, steps = workload.sizes[settings.scale]
+    batch, _, steps = workload.sizes[settings.scale]
     compute_s = _compute_s(workload, accelerator, settings.scale)
     job = Job(
         tuple(map(str, _ordered(workload, files, settings.seed))), workload.threads, "stand-in",
@@ -347,8 +366,6 @@ def _by_pipeline(
     return row | {
         "au": utilisation(done, compute_s),
         "au_settled": utilisation(done, compute_s, 1 + workload.ahead),
-        "target": workload.target,
-        "asked_bps": batch * workload.sample_bytes / divisor / compute_s,
         "steps": len(done.ends_s),
     }
 
@@ -402,7 +419,6 @@ def _by_dlio(
                 output, workload, _compute_s(workload, accelerator, settings.scale)
             ),
             "images_hz": float(summary["train_throughput_mean_samples_per_second"]),
-            "target": workload.target,
             "steps": steps,
             "resident": resident,
         }
