@@ -498,7 +498,9 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
         _unchanged(source)
     manifest = _manifest_of(source, tuple(sums))
     manifest = replace(manifest, called=target.called)
-    _read_back(target, replace(manifest, files=tuple(unread)), trip)
+    # What was fetched is loaded next: then it lies in memory.
+    unread_back = replace(manifest, files=tuple(unread))
+    _read_back(target, unread_back, trip, is_sparing=not is_fetched)
     manifest = replace(manifest, verified_unix_ns=time.time_ns())
     if is_fetched and manifest.source.startswith(OF_FILES):
         files = [target.store.stat(target.prefix + file.name) for file in manifest.files]
@@ -525,7 +527,7 @@ def _unchanged(source: Checkpoint) -> None:
             raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
 
 
-def _read_back(target: "_Target", manifest: Manifest, trip: Trip) -> None:
+def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
     if not manifest.files:
         return
     files = tuple(
@@ -534,7 +536,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip) -> None:
     copy = Checkpoint(
         target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
     )
-    verdict = verify(copy, "full", _paced(trip.held, trip.pace), is_sparing=True)
+    verdict = verify(copy, "full", _paced(trip.held, trip.pace), is_sparing=is_sparing)
     if not verdict.is_whole:
         raise TierError(
             f"{target.store.where(target.place)}: reads back other bytes than were written "
