@@ -23,7 +23,7 @@ from penstock.save.checkpointer import Checkpointer, Keep
 
 STEP_RATIO = 1.05
 PAPER_RATIO = 2.6
-ROUNDS = 5
+ROUNDS = 9
 COMMAND = "python benchmarks/checkpointer_training.py"
 
 

@@ -18,7 +18,7 @@ from bars import Bar, pairs, report, scratch
 
 from penstock import tiers
 from penstock.save.commit import begin, commit
-from penstock.save.drain import Drainer, Settings
+from penstock.save.drain import DRAINS_TO, Drainer, Settings
 from penstock.save.formats import find
 from penstock.save.verify import verify
 from penstock.stores import LocalStore
@@ -81,6 +81,7 @@ def _drain_row(folder: Path, path: Path) -> Bar:
 
     def drain_s() -> float:
         shutil.rmtree(folder / "slow", ignore_errors=True)
+        (folder / "fast" / DRAINS_TO).unlink(missing_ok=True)  # to begin anew there
         begun_s = time.perf_counter()
         with Drainer(folder / "fast", folder / "slow", Settings(settle_s=0)) as working:
             failed = working.once()
