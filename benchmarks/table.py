@@ -70,9 +70,10 @@ medians that stand beside it.
 REASONS = """
 ## What is missed, and why
 
-- With every core busy, saving costs a quarter of a blocking torch.save + fsync until it is on
-  the fast tier; the drain beside the steps (a copy to the slow tier, checksummed and read back,
-  at 200 MB/s) costs more than the other's whole save, which is on one tier then. Modes are
+- With every core busy, a save costs a quarter of a blocking torch.save + fsync until it is on the
+  fast tier, and with the drain beside the steps (a copy to the slow tier, checksummed and read
+  back, at 200 MB/s) about as much as the other's whole save, which is on one tier then: ×0.2 to
+  ×1.07 in six runs of 2026-11-25, ×2.08 before the drain read past the page cache. Modes are
   chosen by the part up to the fast tier: the drain is there in either.
 - A pread costs two readings of the processor's counter (17 ns), two dozen stores, and its share of
   writing full blocks to the log's file (10 to 14 ns of the kernel). By processor time it adds
