@@ -267,7 +267,7 @@ def test_a_copy_that_is_not_committed_yet_is_as_old_as_what_it_is_a_copy_of(
         os.utime(foreign(fast / name), (unix_s, unix_s))
     [_, older] = find(LocalStore(fast))
 
-    def stopped(*given: Any) -> None:
+    def stopped(*given: Any, **more: Any) -> None:
         raise Stopped
 
     monkeypatch.setattr("penstock.save.drain._read_back", stopped)
