@@ -1063,6 +1063,8 @@ def test_tiers_that_cannot_be_are_refused_in_a_sentence_and_nothing_is_run(
 
     assert "no such folder" in said("--burst-buffer", tmp_path / "none")
     assert "no such tier" in said("--burst-buffer", "never-added")
+    (work / "fast").mkdir()
+    assert "the folder of this name here is ./fast" in said("--burst-buffer", "fast")
     assert "--burst-buffer TIER" in said("--burst-pattern", "*.npy")
     assert "--burst-pattern is" in said("--burst-buffer", tmp_path, "--burst-pattern", "*")
     with small_disk(tmp_path / "read-only", 1 << 20, "ro") as disk:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from penstock.cli.shell import PROGRESS_AFTER_S, Progress, ended_like_ctrl_c, say, short
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
     from penstock.save.burst import BurstDrain
@@ -32,7 +32,12 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
         )
     path = Path(tier).expanduser()
     if "/" not in tier:
-        there = tier_of(tier)
+        try:
+            there = tier_of(tier)
+        except TierError as error:
+            if not path.is_dir():
+                raise
+            raise TierError(f"{error}; the folder of this name here is ./{tier}") from error
         look(there)
         path = there.path
     folder = prepare(path)
