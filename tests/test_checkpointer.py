@@ -937,9 +937,9 @@ def modes(folder: Path, is_busy: bool, n_saves: int, **options: Any) -> list[boo
         for number in range(n_saves):
             handle = ckpt.save(number, large)
             for _ in range(12):
-                time.sleep(0.002)
                 if is_busy:
                     handle.local.result(60)
+                time.sleep(0.01)
                 ckpt.tick()
             handle.local.result(60)
         return [save.is_blocking for save in ckpt.saves]

@@ -296,8 +296,8 @@ PATH_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "system",
-        r"/\.penstock/drained-[0-9a-f]{6}$",
-        "what one drain of a burst buffer tells another",
+        r"/\.penstock/(drained|running)-[0-9a-f]{6}$",
+        "what one drain of a burst buffer tells another, and by what it knows a run",
     ),
     Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
     Rule("system", r"^/dev(/|$)", "devices and terminals"),

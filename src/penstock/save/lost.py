@@ -59,9 +59,10 @@ def lost_s(
         return None
     usual_s = _usual_s([after - before for before, after in quiet])
     costs_s = [step_s - usual_s for step_s in touched]
-    # No writing holds a step up for longer than it takes: there is something else in it, as where
-    # each epoch ends with a save, an evaluation and new workers.
-    if costs_s[0] > local_s:
+    # No writing holds a step up for longer than it takes, and what that step has lost of its pace:
+    # there is something else in it, as where each epoch ends with a save, an evaluation and new
+    # workers.
+    if costs_s[0] > local_s + usual_s:
         costs_s[0] = block_s
     return sum(costs_s)
 
