@@ -368,3 +368,60 @@ def test_each_rank_takes_its_own_where_the_manifest_was_removed(tmp_path: Path) 
     what = "found = state(0)\nsay(ckpt.restore(found), found['w'][0])"
     said = ranks(tmp_path, what, size=2)
     assert [text for _, text in said] == ["7 700.0\n", "7 701.0\n"]
+
+
+# Steps in which every rank waits for the writing, as where it takes the cores that they need.
+BUSY_STEPS = """
+large = {"w": np.zeros(2 << 20)}
+
+def saved(number):
+    handle = ckpt.save(number, large)
+    for _ in range(12):
+        handle.local.result(200)
+        time.sleep(0.01)
+        ckpt.tick()
+"""
+
+
+def test_ranks_agree_on_which_way_a_save_costs_less(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        BUSY_STEPS
+        + """
+for number in range(9):
+    saved(number)
+say([int(save.is_blocking) for save in ckpt.saves])
+""",
+        size=3,
+    )
+    assert [status for status, _ in said] == [0] * 3, said
+    # What the fourth cost is known when the fifth is local; the sixth had been told of by then.
+    assert [text for _, text in said] == [f"{[0] * 6 + [1] * 3}\n"] * 3
+
+
+def test_ranks_that_wait_for_one_another_about_a_save_end_its_blocking(tmp_path: Path) -> None:
+    said = ranks(
+        tmp_path,
+        BUSY_STEPS
+        + """
+import logging
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+for number in range(6):
+    saved(number)
+if rank == 1:  # comes to the save when it has heard from the other one
+    gather("")
+    ckpt.save(6, large).local.result(200)
+else:
+    ckpt.save(6, large)
+    gather("")
+    ckpt.wait()
+saved(7), saved(8)
+say([int(save.is_blocking) for save in ckpt.saves])
+""",
+        size=2,
+    )
+    assert [status for status, _ in said] == [0] * 2, said
+    assert "step 6 is not local after" in said[0][1] and "step 6" not in said[1][1]
+    # The seventh had been told to the other rank with the sixth.
+    first, second = (text.splitlines()[-1] for _, text in said)
+    assert first == f"{[0] * 9}" and second == f"{[0] * 6 + [1, 1, 0]}"

@@ -77,6 +77,8 @@ LOOK_S = 0.2  # how often the slow tier's manifests are looked for
 STEPS_KEPT = 10_000
 SAVES_KEPT = 1000
 SAVES_COSTED = 8  # the last of them whose cost may still become known
+# A save that blocks by choice, and others than this rank do not come to: of the longest that was.
+LEAST_BLOCK_S, LONGEST_BLOCK = 2.0, 4
 SAVES_LEARNT = 2  # of those, that the choice of a mode waits for: each is a walk over all steps
 UNREAD_S = 60.0  # for so long an error on reading a local checkpoint may pass
 TEND_S = 2.0  # how often it is looked whether the drain is alive
@@ -194,7 +196,7 @@ class Checkpointer:
     "skip", "direct" (straight to slow, which must be a folder).  on_error: what save() does when a
     tier is full or an earlier save has failed in the background: "raise" the error once, or "warn".
     mode: "background", "blocking" (save() returns when the checkpoint is local), or "auto": the one
-    that costs the training less, where its steps are known (see tick) and it has one rank.
+    that costs the training less, where its steps are known (see tick); of many ranks by rank 0's.
     level: how thoroughly restore() checks: "full" (every byte, so that a damaged one is passed
     over), "sample" or "sizes".  weights_only: as of torch.load.
     world: the ranks, found by itself from torch.distributed or MPI.  rank_timeout_s: so long may
@@ -250,8 +252,10 @@ class Checkpointer:
         self._busy: dict[int, tuple[float, float]] = {}  # by number: from its call to local
         self._drained: dict[int, tuple[float, float]] = {}  # from its call to durable
         self._costly: dict[int, None] = {}  # numbers whose cost the run's log does not have yet
-        # Many ranks would not agree, and one that waits for a silent one stops with it.
-        self._cheaper = Cheaper("background" if mode == "auto" and self._world.size > 1 else mode)
+        self._cheaper = Cheaper(mode)
+        # What the next save does.  Of many ranks rank 0 says it with the save before, so that all
+        # of them do the same.
+        self._will_block = self._cheaper.is_blocking
         self._unlearnt: deque[int] = deque(maxlen=SAVES_LEARNT)  # numbers whose cost it lacks
         self._n_notes = 0
         self._failed: PenstockError | None = None
@@ -449,7 +453,7 @@ class Checkpointer:
             block_s=time.perf_counter() - going.begin_s,
             waited_s=waited_s,
             is_first=going.taken is not None and going.taken.is_new,
-            is_blocking=self._cheaper.is_blocking,
+            is_blocking=self._will_block,
         )
         self._know(number, going.save)
         return True
@@ -465,7 +469,27 @@ class Checkpointer:
         if not self._thread.is_alive():  # since a moment ago
             self._end_following("the thread that follows saves has ended")
         if wanted.going.save.is_blocking:
+            self._await_local(wanted.going)
+
+    def _await_local(self, going: _Going) -> None:
+        """In a save that blocks.  Where that was our own choice, no longer than saves take: of many
+        ranks one may come to this save only when it has heard from another, which waits here."""
+        if self._world.size == 1 or self._cheaper.mode != "auto":
             self._await_arena()
+            return
+        with self._lock:
+            known_s = [save.local_s or 0.0 for save in self._saves.values()]
+        if self._await_arena(LEAST_BLOCK_S + LONGEST_BLOCK * max(known_s, default=0.0)):
+            return
+        self._cheaper, self._will_block = Cheaper("background"), False
+        with self._lock:
+            block_s = time.perf_counter() - going.begin_s
+            going.save = replace(going.save, block_s=block_s, is_blocking=False)
+        log.warning(
+            "step %d is not local after %.1f s, as if ranks waited for one another; this one's "
+            "saves go on in the background from here on",
+            going.handle.step, block_s,
+        )  # fmt: skip
 
     def _raise_here(self, handle: Handle) -> None:
         """What a save that blocks has met is told by the save itself, not by the next one."""
@@ -478,13 +502,16 @@ class Checkpointer:
         """Whether the arena is free; with on_full "skip" and one rank, without waiting."""
         if self._on_full == "skip" and self._world.size == 1 and self._thread.is_alive():
             return self._free.is_set()
-        self._await_arena()
-        return True
+        return self._await_arena()
 
-    def _await_arena(self) -> None:
+    def _await_arena(self, longest_s: float = math.inf) -> bool:
+        """Whether the arena is free by then.  Raises SaveError: it never will be."""
+        end_s = time.monotonic() + longest_s
         while self._thread.is_alive():
             if self._free.wait(LOOK_S):
-                return
+                return True
+            if time.monotonic() > end_s:
+                return False
         raise SaveError(
             "the thread that follows saves has ended; close() this Checkpointer and make another"
         )
@@ -540,6 +567,7 @@ class Checkpointer:
             root=going.root, step=going.handle.step, file="", kind="torch", n_content=len(content),
             metrics=going.metrics, rank=world.rank, world_size=world.size, token=self._token,
             timeout_s=self._rank_timeout_s, is_empty=taken is None,
+            will_block=self._cheaper.is_blocking,
         )  # fmt: skip
         if taken is None:
             return job
@@ -661,14 +689,17 @@ class Checkpointer:
         if done.error:
             raise SaveError(_of_step(going.handle.step, done.error, " was not saved:"))
         local_s = going.end_s - going.begin_s
-        going.save = replace(
-            going.save,
-            block_s=local_s if going.save.is_blocking else going.save.block_s,
-            local_s=local_s,
-            size_bytes=done.size_bytes,
-            path=done.path,
-        )
+        with self._lock:  # the caller, if it blocks, may cease to
+            going.save = replace(
+                going.save,
+                block_s=local_s if going.save.is_blocking else going.save.block_s,
+                local_s=local_s,
+                size_bytes=done.size_bytes,
+                path=done.path,
+            )
         self._know(number, going.save)
+        if self._world.size > 1 and self._cheaper.mode == "auto":
+            self._will_block = done.will_block
         if not going.save.is_first:  # what making the arena costs is paid once
             self._unlearnt.append(number)
         going.handle.local.set_result(done.path)
@@ -824,11 +855,16 @@ class Checkpointer:
             self._costly.pop(number, None)
 
     def _learn_costs(self) -> None:
-        """Which way the next save goes, by what the last ones have cost."""
+        """Which way the next save goes, by what the last ones have cost rank 0: what holds up
+        another one's steps does so with its own, where they meet in each."""
+        if self._world.rank != 0:
+            return
         for number, save in self._with_lost(list(self._unlearnt)):
             if save.lost_s is not None and save.local_s is not None:
                 self._unlearnt.remove(number)
                 said = self._cheaper.learn(save.is_blocking, save.lost_s, save.local_s)
+                if self._world.size == 1:
+                    self._will_block = self._cheaper.is_blocking
                 if said:
                     log.info("%s", said)
 

@@ -6,7 +6,8 @@ the job: `STATE/ranks-TOKEN` on the tier.  For each save there
     begun-KEY            rank 0: the part's name; the others may write into it
     part-KEY-RANK        a rank: mine is there and synced, and these are its checksums
     failed-KEY-RANK      a rank: mine will never be there, and why
-    done-KEY, failed-KEY rank 0: all of them were, it is committed; or it was given up, and why
+    done-KEY             rank 0: all of them were, it is committed; whether the next save blocks
+    failed-KEY           rank 0: it was given up, and why
 
 Two phases: nothing counts before rank 0 has seen all parts.  TOKEN is new at each start, so that
 what a killed job has left never meets the next one's.  A rank holds a lock as long as its writer
@@ -16,6 +17,7 @@ lives; a lock that is free says at once that nobody will come.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -83,9 +85,9 @@ class Session:
         if self._claim is not None:
             self._claim.close()
 
-    def save(self, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
-        """Writes this rank's part; returns when the checkpoint counts: its path and this rank's
-        bytes.  Raises SaveError, TierError: it does not count."""
+    def save(self, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int, bool]:
+        """Writes this rank's part; returns when the checkpoint counts: its path, this rank's bytes,
+        and rank 0's job.will_block.  Raises SaveError, TierError: it does not count."""
         if self.world_size == 1:
             part = begin(job.root, job.step)
             try:
@@ -94,7 +96,7 @@ class Session:
             except BaseException:
                 _abort_quietly(part)
                 raise
-            return str(path), size
+            return str(path), size, job.will_block
         turn = self._turns[job.step] = self._turns.get(job.step, 0) + 1
         key = f"{job.step}.{turn}"
         if self.rank == 0:
@@ -112,7 +114,9 @@ class Session:
             for path in self._folder.glob(f"*-{key}*"):
                 path.unlink(missing_ok=True)
 
-    def _lead(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+    def _lead(
+        self, key: str, job: Job, content: bytes, arena: Arena | None
+    ) -> tuple[str, int, bool]:
         part = None
         try:
             part = begin(job.root, job.step)
@@ -132,10 +136,12 @@ class Session:
             if part is not None:
                 _abort_quietly(part)
             raise
-        self._tell(f"done-{key}", str(path))
-        return str(path), size
+        self._tell(f"done-{key}", json.dumps([str(path), job.will_block]))
+        return str(path), size, job.will_block
 
-    def _follow(self, key: str, job: Job, content: bytes, arena: Arena | None) -> tuple[str, int]:
+    def _follow(
+        self, key: str, job: Job, content: bytes, arena: Arena | None
+    ) -> tuple[str, int, bool]:
         name = self._heard(f"begun-{key}", key, job.timeout_s)
         try:
             part = join(job.root, name, job.step)
@@ -150,7 +156,8 @@ class Session:
         # Not into the part: it may have been given up, and would come to life again.
         sums = Manifest(tuple(part.sums.values()), job.step)
         self._tell(f"part-{key}-{self.rank}", to_json(sums).decode())
-        return self._heard(f"done-{key}", key, job.timeout_s), size
+        path, will_block = json.loads(self._heard(f"done-{key}", key, job.timeout_s))
+        return path, size, will_block
 
     def _heard(self, name: str, key: str, timeout_s: float) -> str:
         """What rank 0 says under the name, once it does."""

@@ -85,7 +85,7 @@ class Cheaper:
     """
 
     def __init__(self, mode: str) -> None:
-        self._mode = mode
+        self.mode = mode
         self._lost_s: dict[bool, deque[float]] = {
             is_blocking: deque(maxlen=COMPARED) for is_blocking in (False, True)
         }
@@ -98,7 +98,7 @@ class Cheaper:
         self._lost_s[is_blocking].append(lost_s)
         if not is_blocking:
             self._would_block_s.append(local_s)
-        if self._mode != "auto":
+        if self.mode != "auto":
             return ""
         self._n_same += 1
         wanted = self._wanted()

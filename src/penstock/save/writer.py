@@ -59,17 +59,20 @@ class Job:
     timeout_s: float = 600.0
     is_empty: bool = False  # this rank has nothing to save, and takes part
     refused: str = ""  # this rank takes no part, and why: told to the others
+    will_block: bool = False  # the save after this one, as rank 0 says to the others
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of a job.  path: of the committed checkpoint; error: why there is none."""
+    """What became of a job.  path: of the committed checkpoint; error: why there is none;
+    will_block: what rank 0 has said of the save after this one."""
 
     step: int
     path: str = ""
     size_bytes: int = 0
     write_s: float = 0.0
     error: str = ""
+    will_block: bool = False
 
 
 # In the training
@@ -224,8 +227,9 @@ def _do(job: Job, content: bytes, arena: Arena | None, here: Any) -> Done:
     begin_s = time.perf_counter()
     span = recorder.begin("local commit", job.step)
     try:
-        path, size_bytes = here.save(job, content, arena)
-        return Done(job.step, path, size_bytes, time.perf_counter() - begin_s)
+        path, size_bytes, will_block = here.save(job, content, arena)
+        write_s = time.perf_counter() - begin_s
+        return Done(job.step, path, size_bytes, write_s, will_block=will_block)
     except PenstockError as error:
         return Done(job.step, error=str(error))
     except Exception as error:  # whatever it is, the training is to hear of it
