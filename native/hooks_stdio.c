@@ -249,17 +249,25 @@ static void drop_staged(const char *path)
 static FILE *reopened(FILE *(*real)(const char *, const char *, FILE *), const char *path,
                       const char *mode, FILE *file)
 {
+    int flags = path ? flags_of(mode) : O_RDONLY;
+    int making = path ? making_flags_of(mode) : 0;
     struct call call;
     bool is_recorded;
+    int fd = -1;
 
-    if (path && staged_is_on() && staged_writes(flags_of(mode)))
+    if (path && staged_is_on() && staged_writes(flags))
         drop_staged(path);
     if (file)
         end_stream(file);
+    /* The file is made first, for libc to open by its path; where there may be none, it makes it. */
+    if (path && staged_writes(flags) && !(making & O_EXCL))
+        fd = burst_open(AT_FDCWD, path, (making ? making : flags) | O_CLOEXEC, 0666);
     is_recorded = path && begin_path(&call, OP_FREOPEN, AT_FDCWD, path);
     if (is_recorded && file && fileno_unlocked(file) >= 0)
         files_closed(fileno_unlocked(file));
     file = real(path, mode, file);
+    if (fd >= 0)
+        syscall(SYS_close, fd);
     if (file)
         watch_stream(file, mode);
     return is_recorded ? end_fopen(&call, file, mode) : file;

@@ -132,6 +132,16 @@ static void by_appending_stream(void)
     }
 }
 
+/* Anew, by a stream that is another file's by then. */
+static void by_reopened_stream(void)
+{
+    FILE *file = fopen("freopen.pt", "w");
+
+    MUST(file && fputs("before", file) >= 0);
+    MUST((file = freopen("/dev/null", "r", file)) && (file = freopen("freopen.pt", "w", file)));
+    MUST(fwrite(data, 1, size, file) == size && !fclose(file));
+}
+
 static void by_map(void)
 {
     int fd = make("mmap.pt");
@@ -201,6 +211,7 @@ int main(int n, char **words)
     by_stdio("large-buffer.pt", 60000);
     by_stdio("unbuffered.pt", 0);
     by_characters();
+    by_reopened_stream();
     by_map();
     by_allocation();
     by_append();
