@@ -421,7 +421,9 @@ say([int(save.is_blocking) for save in ckpt.saves])
         size=2,
     )
     assert [status for status, _ in said] == [0] * 2, said
-    assert "step 6 is not local after" in said[0][1] and "step 6" not in said[1][1]
+    assert "step 6 is not local after" in said[0][1]
+    assert "step 6" not in said[1][1]
     # The seventh had been told to the other rank with the sixth.
     first, second = (text.splitlines()[-1] for _, text in said)
-    assert first == f"{[0] * 9}" and second == f"{[0] * 6 + [1, 1, 0]}"
+    assert first == f"{[0] * 9}"
+    assert second == f"{[0] * 6 + [1, 1, 0]}"
