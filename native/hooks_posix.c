@@ -45,6 +45,15 @@ static int end_redirected(struct redirected *open, int fd, int flags)
     return opened_redirected(open, fd) ? end_open(&open->call, fd, flags) : fd;
 }
 
+/* An open that follows no link has met one.  It may have been ours, and have gone since: then the
+ * call is made again; the program's own is still there after so many. */
+#define LINK_TRIES 4
+
+static inline bool is_link_seen(int fd)
+{
+    return fd < 0 && errno == ELOOP && burst_is_on();
+}
+
 #define HOOK_OPEN(function, parameters, arguments, dirfd, flags, mode)                             \
     HOOK(int, function, parameters)                                                                \
     {                                                                                              \
@@ -56,8 +65,11 @@ static int end_redirected(struct redirected *open, int fd, int flags)
             fd = begin_redirected(&open, OP_OPEN, dirfd, &path, flags, mode);                      \
             if (fd < 0)                                                                            \
                 fd = real_##function arguments;                                                    \
-            if (fd < 0 && errno == ELOOP)                                                          \
+            for (int tries = LINK_TRIES; is_link_seen(fd) && tries--;) {                           \
                 fd = burst_follow(dirfd, path, flags);                                             \
+                if (fd < 0)                                                                        \
+                    fd = real_##function arguments;                                                \
+            }                                                                                      \
             return end_redirected(&open, fd, flags);                                               \
         }                                                                                          \
         if (!begin_path(&call, OP_OPEN, dirfd, path))                                              \
@@ -981,8 +993,11 @@ static long redirected_call(long number, long *a, int place)
     a[place] = (long)path;
     if (fd < 0)
         fd = (int)real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (fd < 0 && errno == ELOOP)
+    for (int tries = LINK_TRIES; is_link_seen(fd) && tries--;) {
         fd = burst_follow(dirfd, path, flags);
+        if (fd < 0)
+            fd = (int)real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    }
     return end_redirected(&open, fd, flags);
 }
 

@@ -259,7 +259,7 @@ static FILE *reopened(FILE *(*real)(const char *, const char *, FILE *), const c
         drop_staged(path);
     if (file)
         end_stream(file);
-    /* The file is made first, for libc to open by its path; where there may be none, it makes it. */
+    /* The file is made first, for libc to open by its path. */
     if (path && staged_writes(flags) && !(making & O_EXCL))
         fd = burst_open(AT_FDCWD, path, (making ? making : flags) | O_CLOEXEC, 0666);
     is_recorded = path && begin_path(&call, OP_FREOPEN, AT_FDCWD, path);
