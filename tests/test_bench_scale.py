@@ -186,6 +186,7 @@ def test_9216_processes_are_simulated_in_seconds() -> None:
 )
 def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) -> None:
     command = [PENSTOCK, "bench", "scale", tmp_path, "--scale", "ci", "--repeats", "1"]
+    command += ["--ranks", "1,4"]
     done = subprocess.run([*command, "--on", "shared"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = result_of(tmp_path, "scale")
@@ -196,7 +197,7 @@ def test_real_ranks_share_a_server_and_the_simulation_says_so(tmp_path: Path) ->
         assert one["efficiency"] == 1
         assert one["of_ceiling"] < four["of_ceiling"] < 1.1
         assert four["efficiency"] < 0.9  # 157 MB/s wanted of 100
-        for ranks in (1, 2, 4):
+        for ranks in (1, 4):
             for scaling in ("weak", "strong"):
                 point = points["shared", launcher, scaling, ranks]
                 assert point["stall_least"] <= point["stall"] <= point["stall_most"] < 1

@@ -29,7 +29,7 @@ JOBS = {
     "storage": Job({"READ": 15000}, {"D2"}, {"D1", "C1", "W2"}),
     "metadata": Job({"OPEN": 15000}, {"D1"}, {"D2", "C1", "W2"}),
     "decode": Job({"READ": 0}, {"W2 or W3"}, {"D1", "D2", "C1"}),
-    "checkpoint": Job({"WRITE": 60000}, {"C1"}, {"D1", "D2", "W2"}),
+    "checkpoint": Job({"WRITE": 25000}, {"C1"}, {"D1", "D2", "W2"}),
     "mixed": Job({"READ": 10000, "WRITE": 20000}, {"D2", "C1"}, {"D1"}),
     "warm": Job({"READ": 15000}, {"D2"}, {"D1", "D5", "C1"}),
     "straggler": Job({"READ": 8000}, {"D8", "D2"}, {"D1", "C1"}),
