@@ -513,6 +513,19 @@ def test_a_checkpoint_blocks() -> None:
     assert "of the wall time" in fine(saving(ms=2), "C1").says
 
 
+def test_what_a_run_does_already_is_no_remedy() -> None:
+    words = [remedy.command or remedy.says for remedy in found(saving(), "C1").remedies]
+    assert ["--burst-buffer" in words[0], "Checkpointer" in words[1]] == [True] * 2
+    run = saving()
+    run.note("burst tier", "/fast")
+    run.note("checkpointer", '{"life": 1000, "rank": 0, "fast": "/nvme", "slow": null}')
+    run.note("save", "1 1000 0 5 3000 good 1 4096 0.1 0.0 0.5 0.9 0.15 -")
+    finding = found(run, "C1")
+    tells(finding, "with files on the fast tier /fast already")
+    words = [remedy.command or remedy.says for remedy in finding.remedies]
+    assert not [said for said in words if "--burst-buffer" in said or "Checkpointer" in said]
+
+
 def test_a_slow_checkpoint_target() -> None:
     finding = found(example("C2"), "C2")
     tells(finding, "250 MB/s in the calls; /mnt/nvme gives 2.00 GB/s")

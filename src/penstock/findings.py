@@ -949,10 +949,10 @@ def checkpoint_blocks(measures: Measures) -> _Said:
         (
             f"{count(len(saves), 'save')} of {show(mean_s, 's')}, {show(size, 'B')} each{speed}",
             f"{per_cent(in_calls)} of it in file calls",
+            *(f"with files on the fast tier {one.tier} already" for one in measures.burst),
         ),
         (
-            BURST,
-            CHECKPOINTER,
+            *_saved_otherwise(measures, BURST),
             ASYNC_SAVE,
             Remedy(
                 "whatif",
@@ -961,6 +961,14 @@ def checkpoint_blocks(measures: Measures) -> _Said:
             ),
         ),
         "checkpoints",
+    )
+
+
+def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
+    """What a run does already is no remedy."""
+    return (
+        *(() if measures.burst else (burst,)),
+        *(() if measures.checkpointers else (CHECKPOINTER,)),
     )
 
 
@@ -994,14 +1002,14 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
     return _Found(
         measures.checkpoint_storage_s * (1 - bandwidth_bps / best.bandwidth_bps),
         (says,),
-        (
+        _saved_otherwise(
+            measures,
             replace(
                 BURST,
                 says=f"write checkpoints to a folder of your own on {best.mount} first; they are "
                 "drained to their paths beside the training",
                 command=f"penstock run --burst-buffer {shlex.quote(best.mount)} COMMAND",
             ),
-            CHECKPOINTER,
         ),
         "checkpoints",
     )

@@ -340,7 +340,7 @@ class Checkpointer:
                 f"{self._tiers.root}: not the same folder in rank {', '.join(unseen)} as in rank "
                 "0; ranks on several nodes need a fast tier that all of them see, or none"
             )
-        if said := self._tiers.warning():
+        if self._world.rank == 0 and (said := self._tiers.warning()):
             log.warning("%s", said)
 
     def _start_writer(self) -> None:
