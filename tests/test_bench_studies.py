@@ -41,7 +41,7 @@ from penstock.bench import (
 )
 from penstock.bench.folders import scratch
 from penstock.bench.pipeline import Job
-from penstock.bench.places import Place, PlaceError, RunError
+from penstock.bench.places import Place, PlaceError, RunError, remarks_of
 from penstock.bench.study import Found, Kept, Measure, Point, Study
 from penstock.errors import MissingDependency, TierError
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
@@ -84,6 +84,8 @@ def test_every_case_is_run_once_a_repeat_and_the_first_once_for_nothing(tmp_path
     assert 10.0 not in [row["rate"] for row in rows]
     assert sorted(row["threads"] for row in rows) == [1, 1, 2, 2]
     assert remarks == ["moon: left out: no way there"]
+    # What is told of places is told of those that have a result.
+    assert remarks_of(("disk", "latency"), rows) == ["`disk`: the disk as it is"]
 
 
 def test_programs_that_are_compared_run_one_after_the_other(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
     )  # fmt: skip
     points = study.points_of(STUDY_DERIVED, rows, cases)
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     remarks.append(
         f"the fast tier: a FUSE tier of {1e6 * FAST_LATENCY_S:g} us a call and "

@@ -233,7 +233,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     curves = _curves(rows, points)
     if curves:
         which = replace(which, draw=lambda figure, points: _drawn(figure, points, curves))
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks += [
         f"`of the ceiling` on `{place}`: bytes from the tiers, of the "
         f"{show(_ceiling_bps(place), 'B/s')} that they are set to"

@@ -258,7 +258,7 @@ def _found(
         repeats=settings.repeats, seed=settings.seed, progress=progress,
     )  # fmt: skip
     points = study.points_of(which, rows, cases)
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     more = {"ceilings": ceilings, "data_bytes": size}
     return Found(which, settings.scale, kept.settings, machine, points, rows, remarks, more)

@@ -301,7 +301,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     )  # fmt: skip
     which = Study(STUDY.name, STUDY.title, STUDY.factors, STUDY.measures, _drawn, _derived)
     points = study.points_of(which, rows, cases)
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     remarks += [_told(WORKLOADS[name], settings.scale) for name in settings.workloads]
     return Found(

@@ -31,7 +31,6 @@ __all__ = [
     "ON_DISK",
     "OUR_PATH",
     "PLACES",
-    "SAYS",
     "SERVER_BPS",
     "SERVER_LATENCY_S",
     "SLOTS",
@@ -47,6 +46,7 @@ __all__ = [
     "made_cold",
     "nodes",
     "refuse_without",
+    "remarks_of",
     "warmed",
 ]
 
@@ -69,7 +69,7 @@ SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 PLACES = ("disk", "throttled", "latency", "seek", "memory")
 ON_DISK = ("disk", "throttled", "memory")
 NODE_PLACES = ("local", "shared")
-SAYS = {
+_SAYS = {
     "disk": "the disk as it is",
     "throttled": f"the disk at {THROTTLED_BPS / 1e6:.0f} MB/s and {THROTTLED_HZ:,.0f} requests/s",
     "latency": f"a FUSE tier of {1e3 * LATENCY_S:g} ms a call and {LATENCY_BPS / 1e9:g} GB/s",
@@ -139,6 +139,12 @@ def nodes(name: str, folder: Path, n: int) -> Iterator[list[Place]]:
         except TierError as error:
             raise PlaceError(str(error)) from error
         yield [Place(name, Path(tier.path), tier) for tier in made]
+
+
+def remarks_of(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each place is, of those that any run has a result of."""
+    there = {row["place"] for row in rows}
+    return [f"`{name}`: {_SAYS[name]}" for name in names if name in there]
 
 
 def refuse_without(names: Sequence[str], folder: Path) -> None:

@@ -181,7 +181,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         abs(point["error"]) for point in points if point["error"] is not None and point["ranks"] > 1
     ]
     remarks += _undivided(settings)
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks.append("`of the ceiling`: bytes from the tier, of the bandwidth that it is set to")
     remarks += [*_told(points, beyond, errors, settings), calibrated_by]
     more = {
@@ -258,6 +258,8 @@ def _ranks(work: Path, job: Job, ranks: int) -> list[Done]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={ranks}", "-m", "penstock.bench.trainer", *program]
     environment = os.environ | places.OUR_PATH | {"OMP_NUM_THREADS": "1"}
+    if job.launcher == "torchrun":  # which leaves a folder for its logs there
+        environment["TMPDIR"] = str(work.absolute())
     started = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env=environment, start_new_session=True,

@@ -126,7 +126,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     drawn = (lambda figure, points: _drawn(figure, curves)) if curves else None
     which = replace(STUDY, draw=drawn, derive=_derived)
     points = study.points_of(which, rows, cases)
-    remarks += [f"`{place}`: {places.SAYS[place]}" for place in settings.places]
+    remarks += places.remarks_of(settings.places, rows)
     remarks += storage.remarks_of(ceilings)
     remarks.append(
         f"the device is sampled every {SAMPLE_S[settings.scale]:g} s: windows shorter than two "
