@@ -18,7 +18,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from penstock.errors import PenstockError
 from penstock.findings import Check, Finding, Remedy, judge
 from penstock.measures import (
-    PARTS,
     STORAGE_PARTS,
     FileTotal,
     HistogramBin,
@@ -28,7 +27,8 @@ from penstock.measures import (
     Number,
     State,
 )
-from penstock.words import Cell, count, per_cent, show
+from penstock.verdict import Verdict, verdict_of
+from penstock.words import Cell, count, show
 
 __all__ = [
     "VERSION",
@@ -60,10 +60,6 @@ __all__ = [
 
 VERSION = 1
 
-# The steps that XProf uses for "input bound".
-MODERATELY = 0.05
-HIGHLY = 0.20
-
 PART_LABELS = {
     "read": "read",
     "write": "write",
@@ -81,20 +77,6 @@ PART_LABELS = {
 }
 
 Unit = Literal["s", "B", "B/s", "share", "count", "x", "text", "path"]
-Level = Literal["not", "moderately", "highly", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One sentence with its number: headline, colon, sentence."""
-
-    level: Level
-    bound: Literal["I/O", "input", "checkpoint", "unknown"]
-    headline: str
-    sentence: str
-    storage: Number
-    stall: Number
-    max_speedup: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +282,7 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         folder=program.folder if program else "",
         host=program.host if program else "",
         subtitle=_subtitle(measures),
-        verdict=_verdict(measures),
+        verdict=verdict_of(measures),
         findings=tuple(_with_run(finding, run) for finding in judgement.findings),
         checks=tuple(replace(check, says=_typed(check.says, run)) for check in judgement.checks),
         wall=_wall(measures),
@@ -452,145 +434,6 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
     if known.hosts > 1:
         words.append(count(known.hosts, "host"))
     return tuple(words)
-
-
-def _verdict(measures: Measures) -> Verdict:
-    """Where waits may be missing it says so; that little of them was found is then no verdict."""
-    verdict = _verdict_as_seen(measures)
-    if verdict.stall.state != "incomplete":
-        return verdict
-    if verdict.level == "not":
-        verdict = replace(
-            verdict, level="unknown", bound="unknown", headline="TRAINING NOT FULLY SEEN"
-        )
-    return replace(verdict, sentence=f"{verdict.sentence}, of what is left: {verdict.stall.why}")
-
-
-def _verdict_as_seen(measures: Measures) -> Verdict:
-    storage, stall = measures.storage_fraction, measures.stall_fraction
-    if storage.value is None or stall.value is None:
-        return _verdict_without_steps(measures)
-    training = measures.training
-    wall_s = training.wall_s or 1.0
-    own = (training.training_calls_s or 0.0) / wall_s
-    waiting = stall.value + own
-    level = _level(storage.value)
-    if _level(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
-        return _verdict_off_storage(measures, waiting, wall_s)
-    in_brackets = _shares_in_brackets(measures, wall_s)
-    return Verdict(
-        level=level,
-        bound="I/O",
-        headline=f"{level.upper()} I/O BOUND",
-        sentence=f"{_percent_of_run(storage.value)} of the training waits on storage{in_brackets}",
-        storage=storage,
-        stall=stall,
-        max_speedup=_speedup(storage),
-    )
-
-
-def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> Verdict:
-    """Much waiting, but most of it not for storage: say so, and say for what."""
-    storage, training = measures.storage_fraction, measures.training
-    share = storage.value or 0.0
-    level = _level(waiting)
-    wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
-    save_off_s = save_s - measures.checkpoint_storage_s
-    is_input = wait_s - measures.data_storage_s >= save_off_s
-    if is_input:
-        part = max((p for p in PARTS if p not in STORAGE_PARTS), key=measures.wait_s)
-        why = f"{_percent_of_run(measures.wait_s(part) / wall_s)} {OFF_STORAGE[part]}"
-        told = f"{_percent_of_run(wait_s / wall_s)} of the training waits for data ({why})"
-        also_s, also_told = save_s, "is blocked by checkpoints"
-    else:
-        why = f"{_percent_of_run(save_off_s / wall_s)} in no file call"
-        told = f"checkpoints block {_percent_of_run(save_s / wall_s)} of the training ({why})"
-        also_s, also_told = wait_s, "waits for data"
-    if also_s >= 0.01 * wall_s:  # the level is of both together
-        told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
-    also = "not I/O bound" if share < MODERATELY else f"{_level(share)} I/O bound"
-    if share < MODERATELY and storage.state == "incomplete":
-        also = "I/O not fully seen"
-    return Verdict(
-        level=level,
-        bound="input" if is_input else "checkpoint",
-        headline=f"{level.upper()} {'INPUT' if is_input else 'CHECKPOINT'} BOUND, {also}",
-        sentence=f"{told}, {_percent_of_run(share)} waits on storage",
-        storage=storage,
-        stall=measures.stall_fraction,
-        max_speedup=_speedup(storage),
-    )
-
-
-# How the largest part that is not storage reads in the verdict: "31 % ...".
-OFF_STORAGE = {
-    "cpu": "decoding on the CPU",
-    "not scheduled": "because workers were not scheduled",
-    "blocked": "on something that is no file call",
-    "idle": "on workers that were idle",
-    "loader start": "on starting the loader and its workers",
-    "worker start": "on worker start",
-    "pass end": "at the end of a pass",
-    "hand-over": "on the hand-over",
-    "not observed": "for reasons not observed",
-}
-
-
-def _verdict_without_steps(measures: Measures) -> Verdict:
-    told = ""
-    for layer in ("posix", "stdio"):
-        rows = [row for row in measures.operations if row.layer == layer]
-        if rows:
-            calls = count(sum(row.calls for row in rows), f"{layer.upper()} call")
-            told += f", {calls} " if told else f"{calls} on files took "
-            told += show(sum(row.time_s or 0.0 for row in rows), "s")
-    life = show(measures.recording.life_s, "s")
-    return Verdict(
-        level="unknown",
-        bound="unknown",
-        headline="NO TRAINING STEPS SEEN",
-        sentence=f"{told} of {life}, all threads together"
-        if told
-        else f"no call on a file was seen in {life}",
-        storage=measures.storage_fraction,
-        stall=measures.stall_fraction,
-        max_speedup=Number(None, "x", "not measured", "no training steps seen"),
-    )
-
-
-def _level(share: float) -> Literal["not", "moderately", "highly"]:
-    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
-
-
-def _percent_of_run(share: float) -> str:
-    """Whole per cents, so that the sentence reads well; below one with a digit."""
-    return f"{share * 100:.0f} %" if share >= 0.00995 or not share else per_cent(share)
-
-
-def _shares_in_brackets(measures: Measures, wall_s: float) -> str:
-    """The parts of what waits on storage; per cents that sum to that of the whole."""
-    training = measures.training
-    shares = {
-        "data": measures.data_storage_s / wall_s,
-        "checkpoint": measures.checkpoint_storage_s / wall_s,
-        "the training thread's own calls": (training.training_calls_s or 0.0) / wall_s,
-    }
-    shown = {name: share for name, share in shares.items() if share >= 0.00995}
-    left = round(100 * sum(shares.values())) - sum(int(100 * share) for share in shown.values())
-    for name in sorted(shown, key=lambda name: int(100 * shown[name]) - 100 * shown[name]):
-        up = min(1, max(0, left))
-        left -= up
-        shown[name] = int(100 * shown[name]) / 100 + up / 100
-    told = [f"{name} {100 * share:.0f} %" for name, share in shown.items()]
-    return f" ({', '.join(told)})" if told else ""
-
-
-def _speedup(storage: Number) -> Number:
-    """If all waiting on storage went away and nothing else changed: an upper bound."""
-    share = storage.value or 0.0
-    if share >= 1:
-        return Number(None, "x", "not measured", "the whole run waits on storage")
-    return Number(1 / (1 - share), "x", storage.state, storage.why)
 
 
 def _wall(measures: Measures) -> tuple[Segment, ...]:
