@@ -7,6 +7,7 @@
 
 #include "burst.h"
 #include "hook.h"
+#include "imports.h"
 
 static DIR *end_opendir(const struct call *call, DIR *folder)
 {
@@ -15,6 +16,7 @@ static DIR *end_opendir(const struct call *call, DIR *folder)
         files_opened(dirfd(folder), call->file, O_RDONLY | O_DIRECTORY);
         files_set_stdio_position(dirfd(folder), 0);
     }
+    imports_look();
     return folder;
 }
 

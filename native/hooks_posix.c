@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "hook_open.h"
+#include "imports.h"
 
 /* --- open and close -----------------------------------------------------------------------------
  */
@@ -20,6 +21,7 @@ static int end_open(const struct call *call, int fd, int flags)
     log_end(call, fd < 0 ? errno : 0, 0);
     if (fd >= 0)
         files_opened(fd, call->file, flags);
+    imports_look();
     return fd;
 }
 

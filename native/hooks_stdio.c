@@ -9,6 +9,7 @@
 #include <wchar.h>
 
 #include "hook_open.h"
+#include "imports.h"
 
 struct stdio {
     struct call call;
@@ -161,6 +162,7 @@ static FILE *end_fopen(const struct call *call, FILE *file, const char *mode)
         files_opened(fd, call->file, appends ? O_APPEND : 0);
         files_set_stdio_position(fd, appends ? tell(file) : 0);
     }
+    imports_look();
     return file;
 }
 

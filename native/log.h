@@ -65,7 +65,8 @@ struct log {
     uint32_t patch_lock; /* of the slots' tables */
     uint32_t threads;
     struct counters *counters;
-    uint64_t forks; /* grows before each fork: descriptors opened earlier may be shared */
+    uint32_t cpu_told; /* serial of the log that knows how much CPU time the start took */
+    uint64_t forks;    /* grows before each fork: descriptors opened earlier may be shared */
     char path[4096];
     uint8_t has_name[NAMES_MAX / 8]; /* written to this log */
 };

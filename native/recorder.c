@@ -16,6 +16,7 @@
 #include "burst.h"
 #include "files.h"
 #include "hook_open.h"
+#include "imports.h"
 #include "log.h"
 #include "patch.h"
 #include "spread.h"
@@ -449,6 +450,24 @@ const char *penstock_folder(void)
 /* --- spans --------------------------------------------------------------------------------------
  */
 
+/* Where the process' first step begins, and at its end: how much CPU time this thread has used, and
+ * how long it was ready to run without a CPU.  An instant. */
+static void tell_cpu(void)
+{
+    int64_t delay_ns = penstock_run_delay();
+    uint64_t handle = penstock_begin(OP_SPAN, penstock_name("thread cpu"), -1);
+
+    penstock_end(handle, clock_ns(CLOCK_THREAD_CPUTIME_ID), (uint64_t)(delay_ns + 1));
+}
+
+static void tell_cpu_at_first_step(void)
+{
+    uint32_t serial = log_state->serial;
+
+    if (__atomic_exchange_n(&log_state->cpu_told, serial, __ATOMIC_RELAXED) != serial)
+        tell_cpu();
+}
+
 uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index)
 {
     struct call call;
@@ -457,6 +476,8 @@ uint64_t penstock_begin(uint32_t op, uint32_t name, int64_t index)
 
     if (op < OP_FIRST_APP || !log_is_on() || !log_ready())
         return 0;
+    if (UNLIKELY(op == OP_STEP && log_state->cpu_told != log_state->serial))
+        tell_cpu_at_first_step();
     write_name(name);
     if (!log_begin(&call, op, name, index, 0))
         return 0;
@@ -564,6 +585,7 @@ __attribute__((constructor)) static void begin_process(void)
         penstock_note("burst tier lost", strerror(-unburst));
     spread_hide();
     begin_paused();
+    imports_await();
 }
 
 __attribute__((destructor)) static void end_process(void)
@@ -571,6 +593,8 @@ __attribute__((destructor)) static void end_process(void)
     if (!is_open)
         return; /* a log whose window was stopped has had its end */
     end_pause();
+    if (recorder_on && log_self && (pid_t)log_self->tid == getpid())
+        tell_cpu();
     if (recorder_on && window_call.start && window_call.thread == log_self)
         log_end(&window_call, 0, 0);
     log_stop(LOG_EXITED);

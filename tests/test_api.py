@@ -44,7 +44,10 @@ def spans_in(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
     with open_run(folder) as run:
         names = ", ".join(f'"{column}"' for column in columns)
         return list(
-            run.sql(f"select {names} from spans where kind <> 'window' order by process, start_ns")
+            run.sql(
+                f"select {names} from spans where kind <> 'window' and name <> 'thread cpu'"
+                " order by process, start_ns"
+            )
         )
 
 

@@ -1112,7 +1112,7 @@ def test_the_command_draws_a_recorded_run(recorded: Callable[..., Any], tmp_path
     """)
     picture = tmp_path / "t.pftrace"
     said = command("timeline", run.folder, "-o", picture)
-    assert "calls, 0 stretches" in said
+    assert re.search(r"calls, \d+ stretch", said)  # what the interpreter imports by itself
     assert "https://ui.perfetto.dev" in said
     written = [
         facts

@@ -6,7 +6,9 @@ WITH told AS (
     SELECT process, thread, kind, name, index, b, start_ns, end_ns, is_finished
     FROM timed_spans
     WHERE kind <> 'span'
-        OR name NOT IN ('fetch delay', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next')
+        OR name NOT IN (
+            'fetch delay', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu'
+        )
     UNION ALL
     SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true
     FROM graph_waits
