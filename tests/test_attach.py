@@ -309,7 +309,7 @@ def test_gdb_does_it_where_there_is_no_injector(
     target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if not shutil.which("gdb"):
-        pytest.skip("there is no gdb: make setup-system")
+        pytest.skip("there is no gdb, which serves where there is no injector")
     alone = tmp_path / "elsewhere"
     alone.mkdir()
     shutil.copy(launch.library(), alone / "librec.so")

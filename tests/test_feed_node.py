@@ -668,13 +668,16 @@ def test_a_node_tries_fewer_readers_and_every_record_still_comes_once(
     path: Path, records: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
-    seen = set()
+    seen: set[int] = set()
+    epochs = 0
     with NodeFeed(
         path, 4, ranks=range(4), world_size=4, shuffle="global", buffer_bytes=1 << 20
     ) as node:
         assert len(node.processes) == 4
         feeds = [node.rank(rank) for rank in range(4)]
-        for _ in range(2):
+        # Half of four is always tried, once reader 0 has its turn: on a busy machine that may be
+        # epochs later.  It cannot pass unseen: it lasts 16 windows, and 12 are read ahead.
+        while epochs < 2 or 2 not in seen:
             found: list[bytes] = []
             going = [iter(feed) for feed in feeds]
             for _ in range(len(feeds[0])):
@@ -683,7 +686,7 @@ def test_a_node_tries_fewer_readers_and_every_record_still_comes_once(
                     seen.add(node.n_active)
             assert sorted(found) == sorted(records)
             assert [list(each) for each in going] == [[]] * 4
-    assert 2 in seen  # four, of which half is always tried; what it settles on is the machine's
+            epochs += 1
 
 
 WORTH = 0.95

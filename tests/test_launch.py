@@ -503,7 +503,7 @@ threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 child = launch._Program(["sh", "-c", "exit 7"], os.environ)
 while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
     time.sleep(0.01)
-print(child.wait())
+print(child.wait(), flush=True)
 os._exit(0)
 """
     told = subprocess.run(

@@ -32,6 +32,7 @@ from penstock.stage.manifest import Identity, Map, Place, hash_of, stored_bytes
 from penstock.stage.predict import Predictor, expected
 from penstock.stage.source import Kinds, Wanted
 from synthetic import Synthetic
+from test_bench_tier import needs_fuse
 
 MS = 1_000_000
 FREE = Costs(0.0, 0.0, 0.0)  # a fast tier that costs nothing
@@ -1145,6 +1146,7 @@ def read_through(paths: list[Path]) -> Evidence:
     return replace(known, open_s=np.array(open_s))
 
 
+@needs_fuse
 @pytest.mark.alone
 def test_copying_is_said_to_take_about_as_long_as_it_takes(
     tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
