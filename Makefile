@@ -58,6 +58,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
 
 setup: $(venv)/.package $(venv)/.tested ## .venv with the package as its wheel, and what the tests need
+	@:
 
 setup-system: ## the system packages that the tests use (apt; root or sudo)
 	@sh .ci/setup-system
@@ -69,8 +70,12 @@ demo: $(venv)/.package ## train a small model on slow input for a minute; the re
 	$(bin)/penstock run -o demo/run $(bin)/python -m penstock.bench.demo
 	$(bin)/penstock report demo/run --html demo/run.html
 
-test: $(venv)/.package $(venv)/.tested ## every test, against the installed package
-	$(bin)/python -m pytest -n $(JOBS) $(TESTS)
+# The system packages first, as the build needs some of them.  Where they cannot be installed, the last
+# line says again which are missing: what stands before the tests has scrolled away.
+test: ## every test, against the installed package; installs the system packages first where root or sudo -n may
+	@sh .ci/setup-system --or-skip
+	@$(MAKE) --no-print-directory setup
+	$(bin)/python -m pytest -n $(JOBS) $(TESTS); status=$$?; sh .ci/setup-system --missing; exit $$status
 
 lint: $(venv)/.lint ## formatting, ruff, mypy --strict, clang-format
 	$(bin)/ruff format --check src tests benchmarks
