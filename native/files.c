@@ -274,6 +274,8 @@ static uint32_t folder_id(void)
 
     if (id)
         return id;
+    if (log_is_borrowed())
+        return 0; /* it may have gone to another folder */
     signals_block(&signals);
     name = log_scratch();
     if (name && syscall(SYS_getcwd, name, SCRATCH_BYTES) > 0)
@@ -516,7 +518,7 @@ struct slot_of_fd *files_slot_slowly(int fd)
     uint32_t id;
     long status;
 
-    if (fd < 0 || (log_self && log_self->is_borrowed))
+    if (fd < 0 || log_is_borrowed())
         return NULL; /* a vfork child: these are its descriptors, the table is its parent's */
     id = file_behind(fd);
     if (id)

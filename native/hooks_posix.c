@@ -701,7 +701,7 @@ HOOK_STATUS(mkdirat, (int dirfd, const char *path, mode_t mode), (dirfd, path, m
     {                                                                                              \
         int result = real_##function arguments;                                                    \
                                                                                                    \
-        if (recorder_on && !result && !(log_self && log_self->is_borrowed))                        \
+        if (recorder_on && !result && !log_is_borrowed())                                          \
             files_folder_changed();                                                                \
         return result;                                                                             \
     }

@@ -119,23 +119,25 @@ __asm__(".text\n.p2align 4\n.globl wrap_vfork\n.hidden wrap_vfork\n.type wrap_vf
 
 struct exec {
     struct call call;
-    bool is_open, is_borrowed;
+    bool is_open, is_borrowed, is_child;
 };
 
-/* On success nothing comes back, so the event is finished before the call and mended on failure. */
+/* On success nothing comes back, so the event is finished before the call and mended on failure.
+ * The log ends with the process that it is of, not with a child on that one's memory. */
 static void begin_exec(struct exec *exec, const char *path)
 {
     exec->is_borrowed = log_self && log_self->is_borrowed;
+    exec->is_child = recorder_is_in() && log_is_borrowed();
     if (exec->is_borrowed)
         log_borrow(false);
     /* A vfork child has a working folder of its own, and the table is its parent's. */
-    if (exec->is_borrowed && (!path || *path != '/'))
+    if (exec->is_child && (!path || *path != '/'))
         exec->is_open = begin_plain(&exec->call, OP_EXEC, -1, 0);
     else
         exec->is_open = begin_path(&exec->call, OP_EXEC, AT_FDCWD, path);
     if (exec->is_open) {
         log_end(&exec->call, 0, (uint64_t)syscall(SYS_getpid));
-        if (!exec->is_borrowed)
+        if (!exec->is_child)
             log_stop(LOG_EXECED);
     }
     if (exec->is_borrowed)
@@ -151,7 +153,7 @@ static int end_exec(const struct exec *exec)
     log_end(&exec->call, errno, (uint64_t)syscall(SYS_getpid));
     if (exec->is_borrowed)
         log_borrow(true);
-    else if (log_state->header->state == LOG_EXECED)
+    else if (!exec->is_child && log_state->header->state == LOG_EXECED)
         log_state->header->state = LOG_RUNNING;
     return -1;
 }
@@ -346,7 +348,7 @@ HOOK(int, pclose, (FILE * pipe))
 #define HOOK_EXIT(function)                                                                        \
     HOOK(void, function, (int status))                                                             \
     {                                                                                              \
-        if (recorder_is_in() && !(log_self && log_self->is_borrowed))                              \
+        if (recorder_is_in() && !log_is_borrowed())                                                \
             log_stop(LOG_EXITED);                                                                  \
         real_##function(status);                                                                   \
         __builtin_unreachable();                                                                   \

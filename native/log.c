@@ -422,6 +422,7 @@ static int make_log(uint32_t origin)
         log_state->rounds = (uint64_t)((struct log_header *)header)->pid << 32;
     log_state->header = header;
     log_state->counters = NULL;
+    log_state->pid = ((struct log_header *)header)->pid;
     memset(log_state->has_name, 0, sizeof log_state->has_name);
     __atomic_add_fetch(&log_state->serial, 1, __ATOMIC_RELEASE);
 
@@ -646,11 +647,35 @@ static struct thread *take_thread(void)
     return thread;
 }
 
-/* Called with signals blocked. */
+static bool is_in_child(void)
+{
+    return log_state->pid && log_state->pid != (uint32_t)syscall(SYS_getpid);
+}
+
+bool log_is_borrowed(void)
+{
+    return log_state && ((log_self && log_self->is_borrowed) || is_in_child());
+}
+
+void log_switch_on(void)
+{
+    static int windows;
+
+    windows = windows < INT32_MAX ? windows + 1 : 1;
+    __atomic_store_n(&recorder_on, windows, __ATOMIC_SEQ_CST);
+}
+
+/* Called with signals blocked.  Once a window the kernel is asked which process this is: a vfork
+ * child that began before the window runs on its parent's thread, and no wrapper has noted it. */
 struct thread *log_thread(void)
 {
     struct thread *thread = log_self;
+    int now = recorder_on;
 
+    if (thread && thread->is_used && thread->window == now)
+        return thread;
+    if (is_in_child())
+        return NULL;
     if (!thread) {
         thread = take_thread();
         if (!thread) {
@@ -667,6 +692,9 @@ struct thread *log_thread(void)
         if (has_key)
             pthread_setspecific(key, thread);
     }
+    if (thread->log != log_state->serial)
+        thread->block = thread->parked = NULL; /* of an earlier log */
+    thread->window = now;
     return thread;
 }
 
@@ -867,7 +895,7 @@ static struct event *take_two_slots(struct call *call)
     sigset_t signals;
     uint32_t slot;
 
-    if (block) {
+    if (block && thread->window == recorder_on) {
         slot = log_reserve(&block->used, 2);
         if (slot + 2 <= block->limit)
             event = log_events(block) + slot;

@@ -48,6 +48,7 @@ struct thread {
     uint32_t log; /* serial of the log that the block belongs to */
     uint16_t is_used;
     uint16_t is_borrowed; /* by a vfork child: its calls are not the parent's */
+    int window;           /* recorder_on when it was last asked whose thread this is */
     struct thread *next;
     char *scratch;     /* for names, with signals blocked: a handler's stack may hold no page */
     struct text *text; /* the latest, as long as the block is of text_round */
@@ -59,6 +60,7 @@ struct thread {
 /* All of the recorder's state that belongs to one process image; zero in a forked child. */
 struct log {
     struct log_header *header;
+    uint32_t pid;    /* of the process that made the header; 0: none yet */
     uint32_t serial; /* changes with every new log of this process */
     uint32_t lock;   /* of the fold and of starting; taken with signals blocked */
     uint64_t rounds;
@@ -72,7 +74,7 @@ struct log {
 };
 
 extern struct log *log_state; /* wiped by fork */
-extern int recorder_on;       /* 1 while a window is open and nothing went wrong */
+extern int recorder_on;       /* the window's number while one is open and nothing went wrong */
 extern int recorder_paused;   /* 1 while a window is open and, as asked, nothing is recorded */
 extern _Thread_local struct thread *log_self INITIAL_EXEC;
 extern char log_folder[3072];
@@ -104,6 +106,12 @@ void log_unlock(uint32_t *lock);
 long log_write_unit(uint64_t unit, const void *data);
 void *log_map_unit(uint64_t *unit, void *address);
 void log_borrow(bool is_borrowed);
+
+/* Whether the caller is a child, between vfork and exec, that runs on the memory and the thread of
+ * the process whose log this is.  Asks the kernel: one that began before the window passed no
+ * wrapper. */
+bool log_is_borrowed(void);
+void log_switch_on(void); /* recorder_on gets a number that no window had before */
 void signals_block(sigset_t *before);
 void signals_restore(const sigset_t *before);
 
@@ -169,7 +177,8 @@ log_begin(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t
     uint64_t since_first;
     uint32_t slot;
 
-    if (UNLIKELY(!thread || !(block = __atomic_load_n(&thread->block, __ATOMIC_RELAXED)) ||
+    if (UNLIKELY(!thread || thread->window != recorder_on ||
+                 !(block = __atomic_load_n(&thread->block, __ATOMIC_RELAXED)) ||
                  log_is_wide(op, asked)))
         goto wide;
     slot = log_reserve(&block->used, 1);

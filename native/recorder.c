@@ -191,7 +191,7 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     if (error)
         return error;
     spread_setup(folder, budget_bytes);
-    __atomic_store_n(&recorder_on, 1, __ATOMIC_SEQ_CST);
+    log_switch_on();
     is_open = true;
     apply_patches(start_ns);
     if (log_state->serial != serial)
@@ -359,7 +359,7 @@ int penstock_resume(void)
             log_state->header->state = LOG_RUNNING;
         end_pause();
         recorder_paused = 0;
-        __atomic_store_n(&recorder_on, 1, __ATOMIC_SEQ_CST);
+        log_switch_on();
     }
     pthread_mutex_unlock(&window);
     return error;
@@ -590,8 +590,8 @@ __attribute__((constructor)) static void begin_process(void)
 
 __attribute__((destructor)) static void end_process(void)
 {
-    if (!is_open)
-        return; /* a log whose window was stopped has had its end */
+    if (!is_open || log_is_borrowed())
+        return; /* a log whose window was stopped has had its end; a child's is not its parent's */
     end_pause();
     if (recorder_on && log_self && (pid_t)log_self->tid == getpid())
         tell_cpu();

@@ -441,7 +441,7 @@ static void count(enum staged_outcome outcome)
 {
     struct log_header *header = log_state ? log_state->header : NULL;
 
-    if (header && !(log_self && log_self->is_borrowed))
+    if (header && !log_is_borrowed())
         __atomic_add_fetch(&header->opens[outcome], 1, __ATOMIC_RELAXED);
 }
 

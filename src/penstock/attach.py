@@ -14,13 +14,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import launch
 from penstock.errors import LogError, RunError
-from penstock.log import is_alive, read_header
+from penstock.log import Header, is_alive, read_header
 
 __all__ = [
     "Joined",
@@ -30,6 +30,7 @@ __all__ = [
     "is_running",
     "join",
     "leave",
+    "leave_all",
     "recorded",
     "why_apart",
 ]
@@ -43,6 +44,9 @@ ALREADY = -114  # EALREADY of native/recorder.h
 # In which a Python that makes progress runs a script that it was given; one whose main thread waits
 # does not, and where there is another way that is gone soon.
 SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
+# leave_all looks for processes that were started meanwhile.  A program loads the recorder in its
+# first milliseconds; the rest is for a machine whose CPUs others take.
+STARTING_S, LEAVING_S, LOOK_S = 1.0, 10.0, 0.02
 BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
 ELF64, X86_64 = 2, 62
 
@@ -122,6 +126,38 @@ def leave(pid: int, folder: Path | None = None) -> Joined | None:
     return Joined(pid, way, still_s) if result == 0 else None
 
 
+def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
+    """End the recording of `joined` and of all that is recorded into `folder`, which go on.
+
+    Return for each process that is recorded on why, in a sentence.  The joined ones are asked,
+    whatever their logs say; processes that they have started are looked for until none is found."""
+    errors: dict[int, str] = {}
+
+    def ask(pid: int) -> None:
+        try:
+            leave(pid, folder)
+        except RunError as error:
+            errors[pid] = str(error)
+
+    joined = tuple(joined)
+    for pid in filter(has_recorder, joined):
+        ask(pid)
+    asked: set[tuple[int, int]] = set()
+    begun_s = time.monotonic()
+    while (passed_s := time.monotonic() - begun_s) < LEAVING_S:
+        others = {(header.pid, header.start_ns) for header in _open(folder)} - asked
+        for pid, _ in sorted(others):
+            ask(pid)
+        asked |= others
+        if not others:
+            if passed_s > STARTING_S or not _starting(folder, joined):
+                break
+            time.sleep(LOOK_S)
+    for pid in recorded(folder):
+        errors.setdefault(pid, f"process {pid} was asked to end its recording, and has not")
+    return {pid: error for pid, error in sorted(errors.items()) if is_running(pid)}
+
+
 def has_recorder(pid: int) -> bool:
     """Whether the recorder was ever brought into it."""
     return f"/{launch.library().name}\n".encode() in _bytes_of(pid, "maps")
@@ -130,13 +166,30 @@ def has_recorder(pid: int) -> bool:
 def recorded(folder: Path) -> list[int]:
     """The processes of this host that are being recorded into `folder`: what joined, and what they
     have started since."""
+    return [header.pid for header in _open(folder) if header.state == "running"]
+
+
+def _open(folder: Path) -> list[Header]:
+    """The logs of this host's processes whose import slots lead to the recorder."""
     found = []
     for path in sorted(folder.glob("*.log")):
         with contextlib.suppress(LogError, OSError):
             header = read_header(path)
-            if header.state == "running" and is_alive(header):
-                found.append(header.pid)
+            if header.state in ("running", "failed") and is_alive(header):
+                found.append(header)
     return found
+
+
+def _starting(folder: Path, joined: Iterable[int]) -> bool:
+    """Whether a program that they have started is about to be recorded into `folder`: it has the
+    recorder in its environment and no log yet."""
+    mark = b"PENSTOCK_RUN=" + os.fsencode(os.path.realpath(folder))
+    for parent in joined:
+        for pid in descendants(parent):
+            has_mark = mark in _bytes_of(pid, "environ").split(b"\0")
+            if has_mark and not any(folder.glob(f"*.{pid}.*.log")):
+                return True
+    return False
 
 
 # --- what is in the way --------------------------------------------------------------------------

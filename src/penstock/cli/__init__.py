@@ -688,7 +688,7 @@ def attach_command(
             raise
         say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
         _watch_attached(pid, family, folder, seconds, budget)
-        left = _leave_all(folder)
+        left = _leave_all(folder, [pid, *family])
     if faults.state != MEASURED:
         facts["page_faults"] = faults.state
     _finish(folder, facts, None, quiet)
@@ -756,22 +756,14 @@ def _still(seconds: float | None) -> str:
     return f"; a thread stood still for {seconds * 1e3:.0f} ms" if seconds is not None else ""
 
 
-def _leave_all(folder: Path) -> int:
+def _leave_all(folder: Path, joined: Sequence[int]) -> int:
     """Ends the recording of all that is recorded into a folder; the exit status of that."""
     from penstock import attach
 
-    status = 0
-    for _ in range(3):  # what forked while its parent was asked is found the next time
-        pids = attach.recorded(folder)
-        for pid in pids:
-            try:
-                attach.leave(pid, folder)
-            except RunError as error:
-                say(f"{error}; it is recorded on: `penstock attach {pid} --stop` tries again")
-                status = BAD_INPUT
-        if not pids or status:
-            break
-    return status
+    errors = attach.leave_all(folder, joined)
+    for pid, error in errors.items():
+        say(f"{error}; it is recorded on: `penstock attach {pid} --stop` tries again")
+    return BAD_INPUT if errors else 0
 
 
 def _unseen(folder: Path) -> str:
