@@ -147,7 +147,18 @@ def test_time_that_was_paused_is_in_no_number(tmp_path: Path) -> None:
     process.write(tmp_path)
     total = over(tmp_path).total
     assert total.wall_s == pytest.approx(0.4, abs=1e-6)
-    assert total.stall == 0
+    assert total.data_wait_s == 0
+
+
+def test_the_stall_of_steps_without_a_loader_is_not_measured(tmp_path: Path) -> None:
+    process = Process()
+    for n in range(4):
+        process.step(n, (1000 + 100 * n) * MS, 100 * MS)
+    process.write(tmp_path)
+    value = over(tmp_path)
+    assert value.total.stall is None
+    assert any("no loader" in gap for gap in value.gaps)
+    assert "stall not measured" in view.line(value)
 
 
 def test_a_process_of_which_nothing_is_recorded_is_paused(
@@ -398,9 +409,10 @@ def test_a_scrape_gives_every_metric_with_the_values_that_were_told(server: Any)
 def test_what_was_not_measured_is_absent_and_counters_never_fall(server: Any) -> None:
     server.tell(some())
     assert scrape(server.address)["penstock_steps_total"] == {(): 2048}
-    server.tell(some(steps=3, total=Stall(1.0), recent=Stall()))
+    server.tell(some(steps=3, total=Stall(1.0), recent=Stall(1.0, is_fed=False)))
     found = scrape(server.address)
     assert "penstock_stall_ratio" not in found
+    assert found["penstock_stall_is_measured"] == {(): 0}
     assert found["penstock_steps_total"] == {(): 2048}
     assert found["penstock_wall_seconds_total"] == {(): 372.0}
 

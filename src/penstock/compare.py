@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from penstock.errors import PenstockError
 from penstock.findings import Finding
-from penstock.report import Report, Segment
+from penstock.report import Number, Report, Segment, Verdict
 
 __all__ = [
     "VERSION",
@@ -538,20 +538,35 @@ def limits(
     report: Report, max_stall: float | None = None, max_storage: float | None = None
 ) -> tuple[Limit, ...]:
     """Whether a run keeps below shares of its wall time; what was not measured is no pass."""
+    verdict = report.verdict
     asked = (
-        ("stall", "stall", max_stall, report.verdict.stall),
-        ("storage", "waits on storage", max_storage, report.verdict.storage),
+        ("stall", "stall", max_stall, verdict.stall),
+        ("storage", "waits on storage", max_storage, verdict.storage),
     )
     found = []
     for key, label, most, number in asked:
         if most is None:
             continue
-        if number.value is None or number.state == "not measured":
+        if verdict.stall_most.value is not None:
+            found.append(_limit_between(key, label, most, number, verdict))
+        elif number.value is None or number.state == "not measured":
             why = number.why or "not in the run"
             found.append(Limit(key, "not measured", f"{label}: not measured: {why}"))
         else:
             found.append(_limit(key, label, number.value, most, number.state))
     return tuple(found)
+
+
+def _limit_between(key: str, label: str, most: float, number: Number, verdict: Verdict) -> Limit:
+    """Judge a limit by bounds: what training may wait at most bounds what it waits for storage."""
+    least = verdict.stall_least if number.value is None and key == "stall" else number
+    if least.value is not None and least.value > most:
+        return _limit(key, f"{label}: at least", least.value, most, "incomplete")
+    highest = verdict.stall_most.value or 0.0
+    if highest <= most:
+        return _limit(key, f"{label}: at most", highest, most, "derived")
+    told = f"{label}: not judged: at most {highest:.1%}, limit {most:.1%}".replace("%", " %")
+    return Limit(key, "not measured", f"{told}: {verdict.stall.why}")
 
 
 def _limit(key: str, label: str, value: float, most: float, state: str) -> Limit:

@@ -1472,15 +1472,21 @@ def judge(measures: Measures) -> Judgement:
     )
 
 
+# These judge what is seen without any data wait.
+OF_NO_WAIT = (*OF_THE_RECORDING, "W4", "C1", "C2", "C3", "C4")
+
+
 def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
-    """Of what is fine, all that waits which are missing may make a finding of."""
+    """Withdraw "fine" where data waits that were not seen may be a finding."""
     state, why = measures.spans_state
-    if state == "measured":
+    told = f"waits may be missing: {why}" if state != "measured" else measures.unfed
+    if not told:
         return {}
+    exempt = OF_THE_RECORDING if state != "measured" else OF_NO_WAIT
     return {
-        rule: replace(check, state="not judged", says=f"waits may be missing: {why}")
+        rule: replace(check, state="not judged", says=told)
         for rule, check in checks.items()
-        if check.state == "fine" and rule not in OF_THE_RECORDING
+        if check.state == "fine" and rule not in exempt
     }
 
 

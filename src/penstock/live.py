@@ -14,7 +14,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ from penstock.log import (
     read_header,
 )
 
-__all__ = ["WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
+__all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
 
 Array = NDArray[Any]
 
+NOT_FED = "steps took data from no loader that Penstock knows: the stall is not measured"
 WINDOW_S = 60  # long enough for a save every half minute to show
 BINS = 64  # seconds kept; the ones beyond the window are still being filled
 BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
@@ -82,6 +83,8 @@ class Stall:
     data_storage_s: of the data wait, inside file calls of whoever fetched the batch;
     checkpoint_storage_s: of the checkpoint block, inside file calls of the thread that saves;
     own_s: file calls of the training thread outside both.
+    is_fed: a known loader was seen in every main process that takes steps; else data waits may have
+    gone unseen, and the stall is not measured.
     """
 
     wall_s: float = 0.0
@@ -90,6 +93,7 @@ class Stall:
     checkpoint_s: float = 0.0
     checkpoint_storage_s: float = 0.0
     own_s: float = 0.0
+    is_fed: bool = True
 
     def share(self, s: float) -> float | None:
         """Of the wall time; None while there is none."""
@@ -97,12 +101,15 @@ class Stall:
 
     @property
     def stall(self) -> float | None:
-        """(data wait + checkpoint block) / wall."""
-        return self.share(self.data_wait_s + self.checkpoint_s)
+        """(data wait + checkpoint block) / wall; None where data waits may have gone unseen."""
+        return self.share(self.data_wait_s + self.checkpoint_s) if self.is_fed else None
 
     @property
     def storage(self) -> float | None:
-        """Wall time in which the training thread is blocked by file calls, by whoever made them."""
+        """Wall time in which the training thread is blocked by file calls, by whoever made them;
+        None where data waits may have gone unseen."""
+        if not self.is_fed:
+            return None
         return self.share(self.data_storage_s + self.checkpoint_storage_s + self.own_s)
 
     @property
@@ -687,6 +694,7 @@ class Monitor:
         skipped = [p.skipped_ns for p in processes if p.skipped_ns is not None]
         since_ns = max(skipped, default=start_ns)
         end_ns = max(until_ns, start_ns) if is_over else now_ns
+        is_fed = all(one.waits or not one.steps for _, _, one in mains)
         return Live(
             run=self.name,
             command=shlex.join(chosen.header.command) if chosen else "",
@@ -699,13 +707,13 @@ class Monitor:
             workers=sum(process.worker_ns is not None for process in alive),
             steps=steps,
             step_s=_step_s(recent[WALL].sum(), step_bins.sum()),
-            recent=Stall(*(recent.sum(axis=1) / 1e9).tolist()),
-            total=Stall(*(total / 1e9).tolist()),
+            recent=replace(Stall(*(recent.sum(axis=1) / 1e9).tolist()), is_fed=is_fed),
+            total=replace(Stall(*(total / 1e9).tolist()), is_fed=is_fed),
             recent_traffic=_traffic(self._traffic.last(until_s).sum(axis=1)),
             traffic=_traffic(self._sums),
             seconds=_seconds(recent, step_bins, self._traffic.last(until_s)),
             blocked=self._blocked(alive, now_ns),
-            gaps=self._gaps(processes, is_over),
+            gaps=(*(() if is_fed else (NOT_FED,)), *self._gaps(processes, is_over)),
         )
 
     def _unsettled(self, main: _Process, thread: int, trainer: _Trainer, until_ns: int) -> "_Extra":
@@ -961,4 +969,4 @@ def _path_of(process: _Process, file: int) -> str | None:
     return "/".join(reversed(parts)) or None
 
 
-assert len(fields(Stall)) == 6  # the rows of _Trainer.sums, in this order
+assert len(fields(Stall)) == 6 + 1  # the rows of _Trainer.sums, in this order

@@ -5,7 +5,7 @@ and their rows become values.  Times are seconds, sizes bytes, shares fractions 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import duckdb
@@ -86,6 +86,10 @@ PARTS = (
 )
 STORAGE_PARTS = ("read", "write", "metadata", "page fault")
 
+# Of the wall time.  Less in steps without a known loader is a first or last step, and changes the
+# stall by less than a finding has to be worth.
+UNFED_SHARE = 0.02
+
 
 class Tables(Protocol):
     """What measuring needs of a run: a connection that sees schema.TABLES and `ops`."""
@@ -133,6 +137,8 @@ class Training:
     pooled_waits: int
     checkpoint_block_s: float | None
     training_calls_s: float | None
+    unfed_steps: int = 0
+    unfed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +260,7 @@ class StepTimes:
     max_step_s: float
     start_s: float
     end_s: float
+    unfed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -975,21 +982,57 @@ class Measures:
         return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)
 
     @property
-    def stall_fraction(self) -> Number:
-        """(data wait + checkpoint block) / wall."""
+    def unfed_share(self) -> float:
+        """Wall time of steps that no known loader fed: any part of it may be data wait."""
+        wall_s = self.training.wall_s
+        return min(1.0, (self.training.unfed_s or 0.0) / wall_s) if wall_s else 0.0
+
+    @property
+    def unfed(self) -> str:
+        """Why part of the data wait is not known; "" where all of it is."""
         training = self.training
-        return self._of_wall(
-            (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0), self.spans_state
+        if self.unfed_share < UNFED_SHARE:
+            return ""
+        whose = (
+            "every step"
+            if training.unfed_steps >= training.steps
+            else (f"{training.unfed_steps:,} of {training.steps:,} steps")
+        )
+        return f"{whose} took data from no loader that Penstock knows"
+
+    @property
+    def stall_fraction(self) -> Number:
+        """(data wait + checkpoint block) / wall; at least, where steps took data from no known
+        loader."""
+        training = self.training
+        stall_s = (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0)
+        return self._at_least(self._of_wall(stall_s, self.spans_state))
+
+    @property
+    def stall_most(self) -> Number:
+        """The stall fraction if all time of unknown use is data wait."""
+        stall = self.stall_fraction
+        if stall.value is None:
+            return stall
+        return replace(stall, value=min(1.0, stall.value + self.unfed_share), state="derived")
+
+    def _at_least(self, share: Number) -> Number:
+        if not self.unfed or share.value is None or share.state == "not measured":
+            return share
+        return replace(
+            share, state="incomplete", why="; ".join(filter(None, (share.why, self.unfed)))
         )
 
     @property
     def storage_fraction(self) -> Number:
         """Wall time in which the step loop was blocked by file calls, by whoever made them."""
-        return self._of_wall(
-            self.data_storage_s
-            + self.checkpoint_storage_s
-            + (self.training.training_calls_s or 0.0),
-            self._storage_state,
+        return self._at_least(
+            self._of_wall(
+                self.data_storage_s
+                + self.checkpoint_storage_s
+                + (self.training.training_calls_s or 0.0),
+                self._storage_state,
+            )
         )
 
     @property

@@ -45,6 +45,7 @@ PREPARED = (
     "main_reads",
     "saves",
     "waits",
+    "step_stretches",
     "fetches",
     "owed_fetches",
     "stretches",

@@ -474,7 +474,15 @@ def _training(engine: duckdb.DuckDBPyConnection) -> Training:
         " sum(save_ns) / 1e9 / count(*), sum(duration_ns) / 1e9 / count(*)"
         " FROM every WHERE kind = 'rank'",
     )
-    return Training(mains, steps, None, None, wall, None, wait, waits, 0, save, own)
+    ((unfed_steps, unfed_ns),) = _all(
+        engine,
+        "SELECT coalesce(sum(calls), 0)::BIGINT, coalesce(sum(duration_ns), 0)::BIGINT"
+        " FROM every WHERE kind = 'part' AND layer = 'unfed'",
+    )
+    unfed_s = unfed_ns / 1e9 / max(1, mains)
+    return Training(
+        mains, steps, None, None, wall, None, wait, waits, 0, save, own, unfed_steps, unfed_s
+    )
 
 
 def _recording(engine: duckdb.DuckDBPyConnection) -> Recording:

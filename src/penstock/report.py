@@ -306,10 +306,21 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
 def nothing_found(report: Report) -> str:
     """What a view says of a report without findings: it need not mean that all is well."""
     said = "Nothing found that costs enough to be worth a change."
+    if report.verdict.level in ("moderately", "highly"):
+        said = f"No rule explains what the training waits for{_largest_parts(report)}."
     unjudged = sum(check.state == "not judged" for check in report.checks)
     if not unjudged:
         return said
     return f"{said} {unjudged} of {count(len(report.checks), 'rule')} could not be judged."
+
+
+def _largest_parts(report: Report) -> str:
+    """The largest part of the data wait, in brackets; "" without a data wait."""
+    known = [part for part in report.wait if part.share is not None]
+    if not known:
+        return ""
+    part = max(known, key=lambda part: part.share or 0.0)
+    return f" ({show(part.share, 'share')} of the data wait: {part.label})"
 
 
 def _with_run(finding: Finding, run: str) -> Finding:
@@ -443,10 +454,15 @@ def _wall(measures: Measures) -> tuple[Segment, ...]:
     wall_s = training.wall_s or 1.0
     wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
     own_s = training.training_calls_s or 0.0
+    # The training thread's own calls lie in its steps.
+    unfed_s = (
+        min(training.unfed_s or 0.0, wall_s - wait_s - save_s - own_s) if measures.unfed else 0.0
+    )
     storage_s, cpu_s = measures.data_storage_s, measures.wait_s("cpu")
     save_storage_s = min(save_s, measures.checkpoint_storage_s)
     seconds = [
-        ("compute", "compute", max(0.0, wall_s - wait_s - save_s - own_s)),
+        ("compute", "compute", max(0.0, wall_s - wait_s - save_s - own_s - unfed_s)),
+        ("unfed", "compute or data wait: not known which", unfed_s),
         ("own", "file calls of the training thread", own_s),
         ("data storage", "data wait: storage", storage_s),
         ("data cpu", "data wait: CPU (decode)", cpu_s),
@@ -456,8 +472,9 @@ def _wall(measures: Measures) -> tuple[Segment, ...]:
     ]
     whole_s = sum(s for _, _, s in seconds) or 1.0
     state, _ = measures.events_state
+    derived: State = "derived" if state == "measured" else state
     return tuple(
-        Segment(key, label, s, s / whole_s, "derived" if state == "measured" else state)
+        Segment(key, label, s, s / whole_s, "not measured" if key == "unfed" else derived)
         for key, label, s in seconds
         if s > 0
     )
@@ -491,10 +508,18 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         ("after_s", "after the last step", training.after_s, ""),
     ]
     quality = measures.spans_state
-    return (
-        *(Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts),
-        *_idle_waiting(measures),
-    )
+    told = [Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts]
+    if measures.unfed:
+        told[2] = _data_wait_seen(measures, told[2])
+    return (*told, *_idle_waiting(measures))
+
+
+def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:
+    """The data wait of a run in which some of it may not have been seen: never a zero."""
+    if not measures.training.waits:
+        return replace(fact, number=Number(None, "s", "not measured", measures.unfed), remark="")
+    number = replace(fact.number, state="incomplete", why=measures.unfed)
+    return replace(fact, number=number, remark=f"at least, {fact.remark}")
 
 
 def _idle_waiting(measures: Measures) -> tuple[Fact, ...]:
@@ -988,7 +1013,12 @@ def _step_picture(measures: Measures) -> Picture | None:
         Series(
             "compute",
             "compute",
-            tuple(max(0.0, p.step_s - p.data_wait_s - p.checkpoint_s) for p in points),
+            tuple(max(0.0, p.step_s - p.data_wait_s - p.checkpoint_s - p.unfed_s) for p in points),
+        ),
+        *(
+            [Series("unfed", "compute or data wait", tuple(p.unfed_s for p in points))]
+            if measures.unfed
+            else []
         ),
         Series("data", "data wait", tuple(p.data_wait_s for p in points)),
         Series("checkpoint", "checkpoint", tuple(p.checkpoint_s for p in points)),

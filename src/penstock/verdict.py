@@ -18,9 +18,15 @@ HIGHLY = 0.20
 Level = Literal["not", "moderately", "highly", "unknown"]
 
 
+UNBOUNDED = Number(None, "share", "not measured", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sentence with its number: headline, colon, sentence."""
+    """One sentence with its number: headline, colon, sentence.
+
+    stall_least, stall_most: bounds of a stall that was not measured or is incomplete.
+    """
 
     level: Level
     bound: Literal["I/O", "input", "checkpoint", "unknown"]
@@ -29,11 +35,20 @@ class Verdict:
     storage: Number
     stall: Number
     max_speedup: Number
+    stall_least: Number = UNBOUNDED
+    stall_most: Number = UNBOUNDED
 
 
 def verdict_of(measures: Measures) -> Verdict:
-    """Where waits may be missing it says so; that little of them was found is then no verdict."""
+    """Return the verdict, or say that the run does not allow one.
+
+    A level is stated only where the least and the most that the training can have waited agree on
+    it.
+    """
     verdict = _verdict_as_seen(measures)
+    is_whole = measures.spans_state[0] == "measured"
+    if is_whole and measures.unfed and verdict.stall.value is not None:
+        return _between(measures, verdict)
     if verdict.stall.state != "incomplete":
         return verdict
     if verdict.level == "not":
@@ -41,6 +56,35 @@ def verdict_of(measures: Measures) -> Verdict:
             verdict, level="unknown", bound="unknown", headline="TRAINING NOT FULLY SEEN"
         )
     return replace(verdict, sentence=f"{verdict.sentence}, of what is left: {verdict.stall.why}")
+
+
+def _between(measures: Measures, verdict: Verdict) -> Verdict:
+    """The verdict of a run of which some data waits may not have been seen."""
+    own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
+    least = min(1.0, (verdict.stall.value or 0.0) + own)
+    # Calls of the training thread lie in the steps: they are not counted twice.
+    most = min(1.0, max(least, (verdict.stall.value or 0.0) + max(own, measures.unfed_share)))
+    if _level(least) == _level(most):
+        return replace(
+            verdict,
+            stall_least=replace(verdict.stall, state="derived"),
+            stall_most=measures.stall_most,
+            sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.unfed}",
+        )
+    share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
+    if least < 0.01 and most > 0.99:
+        share = "a share of its time that is not known"
+    return Verdict(
+        level="unknown",
+        bound="unknown",
+        headline="NOT JUDGED",
+        sentence=f"the training waits for {share}: {measures.unfed}",
+        storage=Number(None, "share", "not measured", measures.unfed),
+        stall=Number(None, "share", "not measured", measures.unfed),
+        max_speedup=Number(None, "x", "not measured", measures.unfed),
+        stall_least=Number(verdict.stall.value, "share", "derived"),
+        stall_most=measures.stall_most,
+    )
 
 
 def _verdict_as_seen(measures: Measures) -> Verdict:

@@ -4,7 +4,7 @@
 --   about    the run's other counts, one row
 --   op       calls by op: what queries/operations sums up
 --   latency  calls by op and bin of 1/16 octave
---   part     what waits (before: those of the first batch) and checkpoints were made of
+--   part     what waits (before: those of the first batch) and checkpoints were made of; unfed: see training
 --   file     regular files that are no library's: size, what ranks read, how many did, did one write it
 --   heat     data wait by rank and bin of 2^width ns of the time since 1970
 WITH own AS (
@@ -148,6 +148,15 @@ UNION ALL BY NAME
 SELECT 'part' AS kind, 'save' AS layer, 'block' AS name, CAST(ns AS BIGINT) AS duration_ns
 FROM block
 WHERE ns > 0
+UNION ALL BY NAME
+SELECT
+    'part' AS kind,
+    'unfed' AS layer,
+    'time' AS name,
+    count(*) AS calls,
+    CAST(coalesce(sum(greatest(0, to_ns - from_ns - save_ns)), 0) AS BIGINT) AS duration_ns
+FROM step_stretches
+WHERE waits = 0
 UNION ALL BY NAME
 SELECT
     'file' AS kind,

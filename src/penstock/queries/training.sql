@@ -3,6 +3,8 @@
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
+--   unfed             steps, and their time without checkpoints, in which no loader was seen to hand over
+--                     a batch: how much of it is data wait is not known
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,
@@ -15,7 +17,9 @@ SELECT
     CAST(coalesce(sum(w.waits), 0) AS BIGINT) AS waits,
     CAST(coalesce(sum(w.pooled), 0) AS BIGINT) AS pooled_waits,
     sum(coalesce(s.ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
-    sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s
+    sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s,
+    CAST(coalesce(sum(u.steps), 0) AS BIGINT) AS unfed_steps,
+    sum(coalesce(u.ns, 0)) / 1e9 / count(*) AS unfed_s
 FROM mains AS m
 LEFT JOIN (
     SELECT process, sum(end_ns - start_ns) AS ns, count(index) AS waits,
@@ -34,3 +38,9 @@ LEFT JOIN (
     WHERE s.kind = 'step'
     GROUP BY s.process
 ) AS c ON c.process = m.process
+LEFT JOIN (
+    SELECT process, count(*) AS steps, sum(greatest(0, to_ns - from_ns - save_ns)) AS ns
+    FROM step_stretches
+    WHERE waits = 0
+    GROUP BY process
+) AS u ON u.process = m.process

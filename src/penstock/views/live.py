@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.live import WINDOW_S, Blocked, Live, Stall, Traffic
+from penstock.live import NOT_FED, WINDOW_S, Blocked, Live, Stall, Traffic
 from penstock.views.paper import (
     LEVELS,
     Paper,
@@ -102,6 +102,8 @@ def _percent(share: float | None) -> str:
 
 
 def _stall(stall: Stall) -> str:
+    if not stall.is_fed:
+        return "stall not measured"
     if stall.stall is None:
         return "stall not measured yet"
     data, save = stall.share(stall.data_wait_s) or 0.0, stall.share(stall.checkpoint_s) or 0.0
@@ -205,6 +207,8 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
         whole = "the whole run" if live.state == "over" else "the run so far"
     if live.state in ("starting", "paused"):
         return [Text(row, "bold cyan") for row in paper.wrap(_STATES[live.state])]
+    if not stall.is_fed:
+        return [Text(row, "bold cyan") for row in paper.wrap(f"NOT JUDGED: {NOT_FED}")]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
     # Shares of one whole, said once: what is blocked by file calls is no share of the stall.
@@ -226,7 +230,9 @@ def _segments(stall: Stall) -> list[tuple[str, str, float]]:
     save_off = stall.checkpoint_s - stall.checkpoint_storage_s
     rest = stall.wall_s - stall.data_wait_s - stall.checkpoint_s - stall.own_s
     parts = [
-        ("compute", "compute", rest),
+        ("compute", "compute", rest)
+        if stall.is_fed
+        else ("unfed", "compute or data wait: not known which", rest),
         ("own", "own file calls", stall.own_s),
         ("data storage", "data wait: storage", stall.data_storage_s),
         ("data other", "data wait: other", wait_off),

@@ -38,6 +38,11 @@ GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
         "(data wait + checkpoint block) / wall of the last minute.",
         lambda live: live.recent.stall,
     ),
+    "stall_is_measured": (
+        "",
+        "1 if a known loader feeds every process that trains, else 0: data waits may be unseen.",
+        lambda live: float(live.recent.is_fed),
+    ),
     "storage_stall": (
         "ratio",
         "Of the last minute's wall time blocked by file calls.",

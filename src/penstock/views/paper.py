@@ -37,6 +37,7 @@ NARROWEST = 60
 # Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
 SEGMENTS = {
     "compute": ("#", "green"),
+    "unfed": ("?", "blue"),
     "own": ("+", "red"),
     "data storage": ("=", "red"),
     "data cpu": (":", "yellow"),

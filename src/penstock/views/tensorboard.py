@@ -98,7 +98,7 @@ def scalars(report: Report) -> Iterator[Scalar]:
             of = {series.key: series.values[place] or 0.0 for series in steps.series}
             step_s = sum(of.values())
             values = {f"{_named(key)}_s": value for key, value in of.items()} | {"step_s": step_s}
-            if step_s:
+            if step_s and not of.get("unfed"):
                 values["stall_share"] = 1 - of.get("compute", 0.0) / step_s
             values |= {f"{group}_MB_per_s": rate[place] / 1e6 for group, rate in rates.items()}
             for name, value in values.items():
