@@ -50,6 +50,7 @@ class Synthetic:
             "world_size": None,
             "state": "exited",
             "reason": "",
+            "status": None,
             "folded_events": 0,
             "lost_events": 0,
             "unseen_calls": 0,
@@ -74,6 +75,7 @@ class Synthetic:
                 "run",
             )
             + (row["executable"], command, row["folder"], start, end, row["state"], row["reason"])
+            + (row["status"],)
             + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
             + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
         )
@@ -171,8 +173,13 @@ class Synthetic:
         if delay is not None and end is not None:
             self.span("fetch delay", end, end + 1, process=process, index=index, a=a, b=delay)
 
-    def note(self, key: str, value: str, process: int = 1) -> None:
+    def note(self, key: str, value: str, process: int | None = 1) -> None:
         self.rows["notes"].append((process, key, value))
+
+    def system(self, at_ms: int, kind: str, device: str, quantity: str, value: float) -> None:
+        """A sample of the host."""
+        row = (at_ms * 1_000_000, "node1", kind, device, quantity, float(value))
+        self.rows["system"].append(row)
 
     def fault(
         self,

@@ -426,7 +426,7 @@ def test_where_the_end_of_a_killed_process_comes_from_is_said() -> None:
     for process in (2, 3):
         run.process(process, end=9_000 * MS, state="killed", reason="when is not known: ...")
     gaps = [(gap.what, gap.state, gap.why) for gap in report_of(measure(run)).gaps]
-    seen = "killed: it ended when `penstock run` saw it end"
+    seen = "killed: its end is known to a second"
     guessed = "killed: seen until its last event; when it was killed is not known"
     assert gaps[:2] == [("1 process", "incomplete", seen), ("2 processes", "incomplete", guessed)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from penstock import control
+from penstock.endings import Endings
 from penstock.errors import RunError
 from penstock.faultwatch import MEASURED, faults_path, why_not
 from penstock.launch import library
@@ -118,6 +119,7 @@ class Host:
 
     def __enter__(self) -> Host:
         with contextlib.suppress(OSError):
+            self._endings = Endings(self.folder) if self.is_first and not self.is_apart else None
             self._sampler = Sampler(self.folder, self.is_apart, self.is_first)
             self._sampler.sample()
             self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -134,14 +136,14 @@ class Host:
             self._ends.set()
             self._thread.join()
             with contextlib.suppress(OSError):  # a full disk: what was sampled stays
-                self._sampler.sample()
+                self._sampler.sample(self._endings.look() if self._endings else None)
                 self._sampler.close()
 
     def _sample(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError):
             while not self._ends.wait(SAMPLE_S if self.is_first else None):
-                self._sampler.sample()
+                self._sampler.sample(self._endings.look() if self._endings else None)
 
 
 def _bound(native: ctypes.CDLL) -> ctypes.CDLL:

@@ -372,6 +372,8 @@ def _doubts(a: Sequence[Report], b: Sequence[Report]) -> tuple[tuple[str, ...], 
     unfinished = [report.run for report in every if "still running" in report.subtitle]
     if unfinished:
         doubts.append(f"still running: {', '.join(unfinished)}; its numbers are of this moment")
+    for report in every:
+        doubts += [f"{report.run}: {one.headline}: {one.sentence}" for one in report.incidents]
     worse = [r.run for r in every if r.verdict.storage.state == "incomplete"]
     if worse:
         doubts.append(

@@ -24,9 +24,11 @@ __all__ = [
     "ClassTotal",
     "ClockOfHost",
     "Concurrency",
+    "Death",
     "Devices",
     "DirectoryTotal",
     "Drift",
+    "Ending",
     "Epoch",
     "FaultFile",
     "FaultTotals",
@@ -508,6 +510,40 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """queries/endings.sql"""
+
+    status: int
+    programs: int
+    ranks: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """queries/deaths.sql"""
+
+    process: int
+    pid: int | None
+    host: str | None
+    role: str
+    worker: int | None
+    rank: int | None
+    is_rank: bool
+    is_program: bool
+    state: str
+    status: int | None
+    is_sent: bool
+    end_s: float
+    is_seen: bool
+    rss_bytes: int | None
+    peak_bytes: int | None
+    shm_used_bytes: int | None
+    shm_bytes: int | None
+    available_bytes: int | None
+    oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallTimes:
     """queries/call_times.sql"""
 
@@ -910,6 +946,8 @@ class Measures:
     clocks: tuple[ClockOfHost, ...] = ()
     rank_cells: tuple[RankCell, ...] = ()
     sharing: tuple[Sharing, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    deaths: tuple[Death, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -1131,6 +1169,8 @@ def _measured(engine: Engine) -> Measures:
         # Of one there is nothing to compare, and each reads all calls.
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
+        endings=_rows(engine, "endings", Ending),
+        deaths=_rows(engine, "deaths", Death),
     )
 
 

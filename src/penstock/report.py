@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
 from penstock.findings import Check, Finding, Remedy, judge
+from penstock.incidents import Incident, incidents_of
 from penstock.measures import (
     STORAGE_PARTS,
     FileTotal,
@@ -39,6 +40,7 @@ __all__ = [
     "Fact",
     "Finding",
     "Gap",
+    "Incident",
     "Mark",
     "Number",
     "Part",
@@ -258,6 +260,7 @@ class Report:
     gaps: tuple[Gap, ...]
     cost: tuple[Fact, ...]
     definitions: tuple[Definition, ...]
+    incidents: tuple[Incident, ...] = ()
 
     def table(self, key: str) -> Table:
         """Raises KeyError."""
@@ -300,6 +303,7 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         gaps=_gaps(measures),
         cost=_cost(measures),
         definitions=DEFINITIONS,
+        incidents=incidents_of(measures),
     )
 
 
@@ -1339,7 +1343,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             "main process",
             "that began when another one had ended: several jobs in one folder are told as one",
         ),
-        (known.killed_seen, "process", "killed: it ended when `penstock run` saw it end"),
+        (known.killed_seen, "process", "killed: its end is known to a second"),
         (
             known.killed - known.killed_seen,
             "process",

@@ -364,6 +364,7 @@ _LAUNCHED: dict[str, type] = {
     "launcher_pid": int,
     "end_monotonic_ns": int,
     "status": int,
+    "rank": int,
     "streams": list,
     "machine": list,
     "page_faults": str,
@@ -422,6 +423,9 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
         if "page_faults" in known:
             pairs["page faults", known["page_faults"]] = None
+        if "status" in known:  # queries/endings.sql
+            words = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
+            pairs["ended", "\t".join(map(str, words))[:200]] = None
         for moment in ("before", "after"):
             # Queries/residency.sql takes them apart, and passes over what is no number.
             words = known.get("residency", {}).get(moment)

@@ -102,7 +102,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "`penstock run` saw it end, else the latest moment its log knows; NULL: running",
         ),
         "state": ("VARCHAR", "running, killed, stopped, exited, execed, failed or unknown"),
-        "reason": ("VARCHAR", "why the recording failed, or what is not known of its end"),
+        "reason": (
+            "VARCHAR",
+            "why the recording failed, what ended the process, or what is not known of its end",
+        ),
+        "status": ("INTEGER", "its exit status, −N: signal N ended it; NULL: not known"),
         "folded_events": ("BIGINT", "calls past the budget that live on only in counters"),
         "lost_events": ("BIGINT", "calls of which only this count is left"),
         "unseen_calls": (
@@ -205,16 +209,19 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "kind": (
             "VARCHAR",
             "disk, stacked disk (it lies on others), network, memory, processors, accelerator, nfs "
-            "(of the server, by mount), group (the control group's own, by device numbers), or "
-            "job: of the program and all it started, counted when they have ended",
+            "(of the server, by mount), group (the control group's own, by device numbers), "
+            "job: of the program and all it started, counted when they have ended, or process: "
+            "one that is gone, a sample each (`silent_s`: since it was last seen)",
         ),
         "device": (
             "VARCHAR",
-            "the device's name; of a job its launcher's; empty where there is but one",
+            "the device's name; of a job its launcher's; of a process its pid; empty where there "
+            "is but one",
         ),
         "quantity": (
             "VARCHAR",
-            "what is counted: read_bytes, busy_s …; all grow but those of memory and accelerator",
+            "what is counted: read_bytes, busy_s …; all grow but those of memory, accelerator and "
+            "process",
         ),
         "value": ("DOUBLE", "bytes, seconds, calls or shares, by quantity"),
     },

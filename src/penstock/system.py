@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,8 +38,10 @@ QUANTITIES = {
     "group": ("read_bytes", "written_bytes", "reads", "writes"),
     "job": ("read_bytes", "written_bytes", "cancelled_bytes"),
     "accelerator": ("busy_share", "memory_share"),
+    # A process that is gone: see penstock.endings.  One sample each.
+    "process": ("signal", "silent_s", "rss_bytes", "shm_used_bytes", "shm_bytes", "oom_kills"),
 }
-GAUGES = ("memory", "accelerator")
+GAUGES = ("memory", "accelerator", "process")
 MOST_DEVICES = 64  # a storage server has hundreds; a job's data lies on few
 MOST_LINE_BYTES = 1 << 16
 
@@ -59,9 +61,10 @@ class Sampler:
         boot_id = _text("/proc/sys/kernel/random/boot_id").strip().replace("-", "")
         self._write({"format": FORMAT, "boot_id": boot_id, "host": host})
 
-    def sample(self) -> None:
-        """One line.  Raises OSError: the disk is full."""
-        line: dict[str, Any] = {"ns": time.monotonic_ns()}
+    def sample(self, ended: Mapping[str, Sequence[float | None]] | None = None) -> None:
+        """One line.  ended: processes that are gone since the sample before, by pid.  Raises
+        OSError: the disk is full."""
+        line: dict[str, Any] = {"ns": time.monotonic_ns()} | ({"process": ended} if ended else {})
         if self._accelerators is None:
             self._write(line | {"job": {"": _job()}})
             return

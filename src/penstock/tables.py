@@ -9,7 +9,6 @@ import posixpath
 import re
 import shlex
 import shutil
-import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock import clocks
 from penstock.container import Mounts, host_path
+from penstock.endings import Ended, ended_by_note, endings_in, signal_name
 from penstock.errors import PenstockError, QueryError, RunError
 from penstock.faults import MAJOR, NO_BEGIN, Faults, read_faults
 from penstock.log import (
@@ -148,10 +148,7 @@ class Launch:
         status = self.status or 0
         if status >= 0:
             return "exited", f"with status {status}, without a last word to the recorder"
-        try:
-            return "killed", f"by {signal.Signals(-status).name}"
-        except ValueError:
-            return "killed", f"by signal {-status}"
+        return "killed", f"by {signal_name(-status)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +296,7 @@ class _Build:
         self.progress = progress
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, _Survey] = {}
+        self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and what was seen of an end
 
     def make(self) -> int:
         """Writes the tables; returns the run's start, ns since 1970."""
@@ -399,6 +397,8 @@ class _Build:
                 names.setdefault(text.id, utf8(text.name))
             elif text.kind == NOTE_TEXT:
                 notes.append((source.process, utf8(text.name), utf8(text.resolved)))
+                if text.name == "child ended" and (ended := ended_by_note(text.resolved)):
+                    self.ended.append((*_host(source.log), ended))
             elif text.kind == FILE_TEXT:
                 rows.append(_file_row(source.process, text, folders.path(text), mounts))
                 if len(rows) == TEXT_ROWS:
@@ -579,6 +579,8 @@ class _Build:
                 at_ns = one.ns + shifts[boot_id]
                 rows.append((at_ns, utf8(host), one.kind, device, one.quantity, one.value))
             insert_rows(self.connection, "system", types, rows)
+            gone = endings_in(samples) if boot_id in shifts else []
+            self.ended += [(boot_id, host, ended) for ended in gone]
         _copy(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
     # Last: what is small, or needs all events.
@@ -608,12 +610,18 @@ class _Build:
     def _write_processes(self) -> None:
         ends = dict(self.connection.execute(_LATEST).fetchall())
         by_pid = {(launch.host, launch.pid): launch for launch in self.surroundings.launches}
+        seen_ends = self._seen_ends()
         processes = []
         for source in self.sources:
             header = source.log.header
             launch = by_pid.get((header.host, header.ppid))
-            ending = _ending(source, ends.get(source.process), launch)
-            processes.append(_process_row(source, *ending))
+            seen = seen_ends.get(source.process)
+            state, reason, end_ns = _ending(source, ends.get(source.process), launch, seen)
+            if launch and launch.status is not None and state not in ("execed", "running"):
+                status: int | None = launch.status
+            else:
+                status = seen.status if seen and state in ("killed", "exited") else None
+            processes.append(_process_row(source, state, reason, end_ns, status))
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)
@@ -628,6 +636,23 @@ class _Build:
         for table, rows in (("processes", processes), ("threads", threads), ("staged", staged)):
             insert_rows(self.connection, table, _types(table), rows)
             _copy(self.connection, f"FROM {table}", self.tables / f"{table}.parquet")
+
+    def _seen_ends(self) -> dict[int, Ended]:
+        """By process, what others saw of its end: its parent, or who looked each second."""
+        images: dict[tuple[str, str, int], list[_Source]] = {}
+        for source in self.sources:
+            images.setdefault((*_host(source.log), source.log.header.pid), []).append(source)
+        found: dict[int, Ended] = {}
+        for boot, host, ended in self.ended:
+            begun = [
+                source
+                for source in images.get((boot, host, ended.pid), ())
+                if source.log.header.start_ns <= ended.at_ns
+            ]
+            if begun:
+                last = max(begun, key=lambda source: source.log.header.start_ns)
+                found[last.process] = ended.joined(found.get(last.process))
+        return found
 
     def _write_unseen(self) -> None:
         images: dict[tuple[str, str, int], list[_Source]] = {}
@@ -739,11 +764,11 @@ def _rank(rank: int | None) -> int | None:
 
 
 def _ending(
-    source: _Source, latest_ns: int | None, launch: Launch | None
+    source: _Source, latest_ns: int | None, launch: Launch | None, seen: Ended | None
 ) -> tuple[str, str, int | None]:
     """State and reason of a process, and when it ended, ns since the run's start; None: running.
 
-    latest_ns: the latest moment that its events know."""
+    latest_ns: the latest moment that its events know.  seen: what others saw of its end."""
     header = source.log.header
     last_ns = _bounded(header.last_ns) + source.shift_ns
     if header.state != "running":
@@ -756,10 +781,18 @@ def _ending(
     if source.is_elsewhere:
         host = header.host or "that its log does not name"
         return "unknown", f"on host {host}: ask there whether it is alive", last_ns
-    return "killed", "when is not known: the end is that of its last event", last_ns
+    reason = "when is not known: the end is that of its last event"
+    if seen is None:
+        return "killed", reason, last_ns
+    if seen.alive_ns is not None:
+        reason = "" if seen.status is not None else "how is not known"
+        last_ns = max(last_ns, _bounded(seen.alive_ns) + source.shift_ns)
+    return "killed", ", ".join(filter(None, (seen.by, reason))), last_ns
 
 
-def _process_row(source: _Source, state: str, reason: str, end_ns: int | None) -> tuple[Any, ...]:
+def _process_row(
+    source: _Source, state: str, reason: str, end_ns: int | None, status: int | None
+) -> tuple[Any, ...]:
     header, log = source.log.header, source.log
     return (
         source.process,
@@ -778,6 +811,7 @@ def _process_row(source: _Source, state: str, reason: str, end_ns: int | None) -
         end_ns,
         state,
         utf8(reason) or None,
+        status,
         *map(_bounded, (header.folded, header.lost, header.unseen, header.attach_ns)),
         header.slots,
         utf8(Path(log.path).name),

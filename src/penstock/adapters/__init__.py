@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock import recorder
-from penstock.adapters import grain, keras, marks, orbax, tensorflow, torch, trainers
+from penstock.adapters import grain, keras, marks, orbax, processes, tensorflow, torch, trainers
 
 __all__ = ["install"]
 
@@ -28,6 +28,7 @@ ADAPTERS: tuple[dict[str, Patch], ...] = (
     keras.PATCHES,
     grain.PATCHES,
     orbax.PATCHES,
+    processes.PATCHES,
 )
 
 _waiting: dict[str, Patch] = {}

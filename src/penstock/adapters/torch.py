@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock import recorder
-from penstock.adapters import marks
+from penstock.adapters import marks, processes
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 
 if TYPE_CHECKING:
@@ -197,7 +197,11 @@ def _end_wait(wait: marks.Wait | None, iterator: Any, has_batch: bool) -> None:
     if wait is None:
         return
     marks.end_wait(wait, _came(iterator) if has_batch else -1)
-    if not has_batch and thread.is_iteration:
+    if has_batch:
+        return
+    if not isinstance(sys.exc_info()[1], StopIteration):  # a worker may have been killed
+        processes.look(getattr(iterator, "_workers", ()))
+    if thread.is_iteration:
         marks.drop_step(thread)
 
 

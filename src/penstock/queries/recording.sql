@@ -3,7 +3,7 @@
 --   life_s       from the first process's start to the last one's end
 --   folded, lost, unseen_calls  events kept only in counters; kept only as a count; calls whose work
 --                happens elsewhere (io_uring, cuFile)
---   killed_seen  of the killed, those that `penstock run` saw end: their reason names the signal
+--   killed_seen  of the killed, those of which it is known when: `penstock run` saw them end
 --   killed_mains  main processes that were killed; where none trains, the first process
 --   later_mains  main processes that began when another one had ended: another job in one folder
 --   nameless_spans  the text with their name was lost: they are in no number
@@ -26,7 +26,8 @@ SELECT
     (SELECT count(*) FROM processes WHERE state = 'running') AS running,
     (SELECT count(*) FROM processes WHERE state = 'failed') AS failed,
     (SELECT count(*) FROM processes WHERE state = 'killed') AS killed,
-    (SELECT count(*) FROM processes WHERE state = 'killed' AND starts_with(reason, 'by ')) AS killed_seen,
+    (SELECT count(*) FROM processes WHERE state = 'killed'
+        AND NOT contains(coalesce(reason, ''), 'when is not known')) AS killed_seen,
     (SELECT count(*) FROM processes WHERE state = 'killed' AND (
         process IN (SELECT process FROM mains)
         OR process = (SELECT arg_min(process, start_ns) FROM processes)

@@ -122,8 +122,14 @@ def _verdict(report: Report) -> str:
             f"Without the wait on storage: at most {show(verdict.max_speedup.value, 'x')} as fast."
         )
     gain += incomplete(verdict.storage.state, verdict.storage.why)
+    incidents = "".join(
+        '<section class="card verdict incident" style="--level: var(--highly)">'
+        f'<p class="headline">{safe(incident.headline)}</p>'
+        f'<p class="sentence">{safe(incident.sentence)}</p></section>'
+        for incident in report.incidents
+    )
     return (
-        f'<section class="card verdict" style="--level: var(--{verdict.level})">'
+        f'{incidents}<section class="card verdict" style="--level: var(--{verdict.level})">'
         f'<p class="headline">{safe(verdict.headline)}</p>'
         f'<p class="sentence">{safe(verdict.sentence)}</p>'
         f'<p class="gain">{gain}</p>{wall_bar(report.wall)}{numbers(report.stretches)}</section>'

@@ -155,7 +155,9 @@ def _means(picture: Picture, values: list[float], at_s: Sequence[float]) -> list
 def summary(report: Report) -> str:
     """Verdict, findings and what is missing, as Markdown for TensorBoard's text page."""
     verdict = report.verdict
-    lines = [f"**{_plain(verdict.headline)}** {_plain(verdict.sentence)}", ""]
+    said = [(one.headline, one.sentence) for one in report.incidents]
+    said.append((verdict.headline, verdict.sentence))
+    lines = [line for head, rest in said for line in (f"**{_plain(head)}** {_plain(rest)}", "")]
     for finding in report.findings:
         lines += _told(finding)
     if report.checks and not report.findings:

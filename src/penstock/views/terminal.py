@@ -167,12 +167,13 @@ def _text(text: str = "", style: str = "") -> "Text":
 def _top(report: Report, paper: _Paper) -> list["Text"]:
     """The verdict and the bar: what is read in ten seconds."""
     verdict = report.verdict
-    lines = _filled(f"{verdict.headline}: {verdict.sentence}", paper.width)
-    drawn = [_text(line) for line in lines]
-    left = len(verdict.headline) + 1
-    for line in drawn:
-        line.stylize(f"bold {LEVELS[verdict.level]}", 0, min(left, len(line)))
-        left = max(0, left - len(line) - 1)
+    drawn = []
+    for incident in report.incidents:
+        drawn += [
+            *_sentence(incident.headline, incident.sentence, LEVELS["highly"], paper),
+            _text(),
+        ]
+    drawn += _sentence(verdict.headline, verdict.sentence, LEVELS[verdict.level], paper)
     gain = verdict.max_speedup
     if gain.value is not None and gain.value >= 1.005:
         drawn.append(
@@ -194,6 +195,16 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     if more := report.findings[FINDINGS:]:
         told = ", ".join(f"{finding.title} ({finding.rule})" for finding in more)
         drawn += [_text(), *(_text(line, "dim") for line in paper.wrap(f"Also: {told}"))]
+    return drawn
+
+
+def _sentence(headline: str, sentence: str, style: str, paper: _Paper) -> list["Text"]:
+    """Headline, colon, sentence."""
+    drawn = [_text(line) for line in _filled(paper.clean(f"{headline}: {sentence}"), paper.width)]
+    left = len(headline) + 1
+    for line in drawn:
+        line.stylize(f"bold {style}", 0, min(left, len(line)))
+        left = max(0, left - len(line) - 1)
     return drawn
 
 

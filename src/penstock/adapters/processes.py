@@ -1,0 +1,110 @@
+"""Ends of child processes as their parent sees them: a worker that was killed writes no word of it
+itself.  Patches the standard library's two ways of starting processes; knows no framework.
+
+A child that ended with another status than 0 is a note of its parent, `child ended`; docs/FORMAT.md
+says what its value holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+from penstock.adapters.marks import quietly, wrap
+
+__all__ = ["PATCHES", "look"]
+
+SHARED_MEMORY = "/dev/shm"  # where loaders hand batches over
+MOST_NOTES = 64  # of a process: programs that start others in a loop fill no log
+
+_n_notes = [0]
+
+
+def _patch_fork(module: ModuleType) -> None:
+    wrap("processes", module, "Popen.poll", _wrap_poll)  # spawn inherits it
+    wrap("processes", module, "Popen._send_signal", _wrap_signal)
+
+
+def _patch_forkserver(module: ModuleType) -> None:
+    wrap("processes", module, "Popen.poll", _wrap_poll)
+
+
+def _patch_subprocess(module: ModuleType) -> None:
+    wrap("processes", module, "Popen._handle_exitstatus", _wrap_poll)
+    wrap("processes", module, "Popen.send_signal", _wrap_signal)
+
+
+def _wrap_poll(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what sets `returncode`."""
+
+    @functools.wraps(original)
+    def polled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        was_known = self.returncode is not None
+        result = original(self, *args, **kwargs)
+        try:
+            if not was_known and self.returncode:
+                _note(self)
+        except Exception:  # at the interpreter's end our names may be gone
+            pass
+        return result
+
+    return polled
+
+
+def _wrap_signal(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sent(self: Any, number: int, *args: Any, **kwargs: Any) -> Any:
+        _remember(self, number)
+        return original(self, number, *args, **kwargs)
+
+    return sent
+
+
+@quietly
+def _remember(child: Any, number: int) -> None:
+    child._penstock_sent = int(number)
+
+
+@quietly
+def _note(child: Any) -> None:
+    if _n_notes[0] >= MOST_NOTES or not recorder.is_recording():
+        return
+    _n_notes[0] += 1
+    is_sent = getattr(child, "_penstock_sent", None) == -child.returncode
+    words = [child.pid, child.returncode, int(is_sent), time.monotonic_ns(), *_shared_memory()]
+    words.append(_peak_bytes())
+    recorder.note("child ended", "\t".join(map(str, words)))
+
+
+def _peak_bytes() -> int:
+    """The most memory that any child had which has ended: this one had no more."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def _shared_memory() -> tuple[int, int]:
+    """Bytes of shared memory that are in use, and how many there are."""
+    seen = os.statvfs(SHARED_MEMORY)
+    return (seen.f_blocks - seen.f_bfree) * seen.f_frsize, seen.f_blocks * seen.f_frsize
+
+
+@quietly
+def look(processes: Any) -> None:
+    """Asks those that may have ended: a note is made of each that did.
+
+    processes: of multiprocessing, children of this one."""
+    for process in processes:
+        process.exitcode  # noqa: B018 - a property that asks
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "multiprocessing.popen_fork": _patch_fork,
+    "multiprocessing.popen_forkserver": _patch_forkserver,
+    "subprocess": _patch_subprocess,
+}

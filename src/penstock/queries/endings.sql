@@ -1,0 +1,20 @@
+-- How the programs ended that `penstock run` had started: a row for each status, of several ranks.
+--   status    -N: signal N ended it
+--   programs, ranks  how many ended so, and the ranks of the first eight, as text
+WITH told AS (
+    SELECT string_split(value, chr(9)) AS words FROM notes WHERE key = 'ended'
+),
+known AS (
+    SELECT TRY_CAST(words[1] AS INTEGER) AS status, TRY_CAST(words[2] AS INTEGER) AS rank FROM told
+),
+placed AS (
+    SELECT *, row_number() OVER (PARTITION BY status ORDER BY rank) AS place FROM known
+)
+SELECT
+    status,
+    count(*) AS programs,
+    string_agg(CASE WHEN place <= 8 THEN CAST(rank AS VARCHAR) END, ', ' ORDER BY rank) AS ranks
+FROM placed
+WHERE status IS NOT NULL
+GROUP BY status
+ORDER BY status = 0, programs DESC, status
