@@ -49,13 +49,13 @@ def big_reads(*, ceiling: float | None = None, size: int = 4_000_000) -> Synthet
     return run
 
 
-def lmdb_like(offsets: Callable[[int], int]) -> Synthetic:
+def lmdb_like(offsets: Callable[[int], int], path: str = "/data/data.mdb") -> Synthetic:
     run = Synthetic()
-    a_file(run, "/data/data.mdb", 1 << 30)
+    a_file(run, path, 1 << 30)
 
     def fetch(at: int, batch: int, process: int) -> int:
         for i in range(8):
-            at = reads(run, at, process, path="/data/data.mdb", op="pread", ms=3, size=8192,
+            at = reads(run, at, process, path=path, op="pread", ms=3, size=8192,
                        offset=offsets(batch * 8 + i))  # fmt: skip
         return at
 
@@ -109,10 +109,16 @@ def mapped(faults: int, *, delay: float = 0.05) -> Synthetic:
     return run
 
 
-def faulting(each_ms: float, *, faults: int = 3, is_major: bool = True) -> Synthetic:
+def faulting(
+    each_ms: float,
+    *,
+    faults: int = 3,
+    is_major: bool = True,
+    path: str = "/data/train.lmdb/data.mdb",
+) -> Synthetic:
     """Batches of 30 ms, of which the thread stands still at pages of a mapped file."""
     run = Synthetic()
-    path = a_file(run, "/data/train.lmdb/data.mdb", 1 << 30)
+    a_file(run, path, 1 << 30)
     run.call("mmap", 1, 2, path=path, asked=1 << 30)
     run.note("page faults", "measured")
 

@@ -34,7 +34,7 @@ from findings_examples import (
 )
 from penstock import findings
 from penstock.cli import cli
-from penstock.findings import RULES, WORTH, Check, Finding, judge
+from penstock.findings import RULES, RUN, WORTH, Check, Finding, judge
 from penstock.measures import Measures, measure
 from penstock.questions import query
 from synthetic import MS, Synthetic, loop, reads, training_job
@@ -161,7 +161,7 @@ def judged_without(run: Synthetic, other: str, rule: str) -> Check:
 
 
 def test_without_a_ceiling_bandwidth_is_not_judged() -> None:
-    assert "penstock ceiling RUN" in fine(big_reads(), "D3", "not judged").says
+    assert f"penstock ceiling {RUN}" in fine(big_reads(), "D3", "not judged").says
 
 
 def test_random_reads_of_a_large_file() -> None:
@@ -376,7 +376,7 @@ def test_empty_reads() -> None:
 def test_too_many_readers() -> None:
     finding = found(example("E2"), "E2")
     tells(finding, "MB/s with 4 reads under way", "MB/s with 1")
-    assert finding.remedies[1].command == "penstock whatif RUN --threads 1"
+    assert finding.remedies[1].command == f"penstock whatif {RUN} --threads 1"
 
 
 def test_the_published_case_of_too_many_readers_is_one() -> None:
@@ -531,7 +531,7 @@ def test_a_slow_checkpoint_target() -> None:
     tells(finding, "250 MB/s in the calls; /mnt/nvme gives 2.00 GB/s")
     assert finding.gain.value == pytest.approx(1.0 * (1 - 0.25 / 2))
     assert "250 MB/s" in fine(saving(other_bps=300e6), "C2").says
-    assert "penstock ceiling PATH --write --keep RUN" in fine(saving(), "C2", "not judged").says
+    assert f"penstock ceiling PATH --write --keep {RUN}" in fine(saving(), "C2", "not judged").says
 
 
 def test_ranks_write_the_same_bytes() -> None:
@@ -647,6 +647,12 @@ def test_each_command_that_is_told_is_one_that_penstock_knows() -> None:
         assert not left, text
         missing = [one.name for one in command.params if one.required and not values.get(one.name)]
         assert missing == [], text
+
+
+def test_a_run_folder_is_named_by_the_token_and_never_by_a_word() -> None:
+    commands = every_command()
+    assert any(RUN in command for command in commands)
+    assert [one for one in commands if re.search(r"\bRUN\b", one.replace(RUN, ""))] == []
 
 
 def test_no_two_rules_share_a_name() -> None:

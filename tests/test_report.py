@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from findings_examples import anywhere, faulting, lmdb_like
 from penstock.errors import PenstockError
 from penstock.measures import measure
 from penstock.report import VERSION, Report, from_json, report_of, show, to_json
@@ -203,6 +204,22 @@ def test_what_the_recorder_cost_is_said_or_said_to_be_unknown() -> None:
     run.note("event_cost_ns", "120")
     facts = {fact.key: fact for fact in report_of(measure(run)).cost}
     assert (facts["event_s"].number.value, facts["event_s"].remark) == (0, "")
+
+
+def test_a_folder_of_the_user_that_is_called_run_stays_as_it_is() -> None:
+    """Commands name the run; a path in them, or in what is fine, is the path that was read."""
+    run = lmdb_like(anywhere, "/data/RUN/a RUN-7.lmdb/data.mdb")
+    report = report_of(measure(run), "my runs/tuesday")
+    (finding,) = [one for one in report.findings if one.rule == "D4"]
+    commands = [remedy.command for remedy in finding.remedies]
+    assert "penstock feed bench '/data/RUN/a RUN-7.lmdb/data.mdb'" in commands
+    assert "penstock whatif 'my runs/tuesday' --tier /dev/shm" in commands
+    assert not any("\0" in command for command in commands)
+    little = report_of(measure(faulting(0.05, path="/data/RUN/data.mdb")), "tuesday")
+    (check,) = [one for one in little.checks if one.rule == "D7"]
+    assert "/data/RUN/data.mdb: 150 major" in check.says
+    (check,) = [one for one in report.checks if one.rule == "D3"]
+    assert check.says.endswith("`penstock ceiling 'my runs/tuesday'` does it")
 
 
 def test_json_and_back_is_the_same_report(waiting: Report) -> None:

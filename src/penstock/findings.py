@@ -29,6 +29,7 @@ from penstock.words import count, per_cent, show
 
 __all__ = [
     "RULES",
+    "RUN",
     "WORTH",
     "Check",
     "Finding",
@@ -40,6 +41,10 @@ __all__ = [
     "judge",
 ]
 
+# Stands for the run's folder in a command, until a report names it.  No path can hold a NUL, so a
+# user's folder that is called RUN is never taken for it.
+RUN = "\0RUN\0"
+
 # Below this share of the wall time a finding is "checked and fine".  From reading what Drishti and
 # WisIO say of real jobs: without such a limit the first of 248 reasons explained 7 ms.
 WORTH = 0.02
@@ -47,7 +52,7 @@ WORTH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do: in words, and as a command in which RUN stands for the run's folder.
+    """What to do: in words, and as a command in which the value of RUN stands for the run's folder.
 
     word names the part of Penstock that does it ("whatif", "feed", "stage", "save"), or what the
     user changes ("loader", "code", "job").  command is "" where there is none.
@@ -147,7 +152,7 @@ class Rule:
 FASTER_TIER = Remedy(
     "whatif",
     "measure what a faster tier would bring: memory first, as the upper bound",
-    "penstock whatif RUN --tier /dev/shm",
+    f"penstock whatif {RUN} --tier /dev/shm",
 )
 # A plan tells what copies would bring; it makes none.
 NAME_THE_TIER = "; first name a folder there: `penstock tiers add fast FOLDER`"
@@ -155,7 +160,7 @@ STAGE = Remedy(
     "stage",
     "read the files that were waited for longest from copies on a faster tier; the program stays "
     f"as it is{NAME_THE_TIER}",
-    "penstock stage plan RUN --to fast",
+    f"penstock stage plan {RUN} --to fast",
 )
 CHECKPOINTER = Remedy(
     "save",
@@ -175,7 +180,7 @@ PROFILER = Remedy(
     "code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer transforms"
 )
 NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
-MEASURE_CEILING = "no ceiling was measured; `penstock ceiling RUN` does it"
+MEASURE_CEILING = f"no ceiling was measured; `penstock ceiling {RUN}` does it"
 ASYNC_SAVE = Remedy(
     "code",
     "save in the background: torch.distributed.checkpoint.async_save, Orbax async, or a thread "
@@ -379,7 +384,7 @@ def random_reads(measures: Measures) -> _Said:
             Remedy(
                 "whatif",
                 "measure what telling the kernel would bring",
-                "penstock whatif RUN --readahead random",
+                f"penstock whatif {RUN} --readahead random",
             ),
             STAGE,
             FASTER_TIER,
@@ -770,7 +775,7 @@ def too_many_readers(measures: Measures) -> _Said:
             Remedy(
                 "whatif",
                 "measure it",
-                f"penstock whatif RUN --threads {best.level}",
+                f"penstock whatif {RUN} --threads {best.level}",
             ),
         ),
         "bandwidth",
@@ -957,7 +962,7 @@ def checkpoint_blocks(measures: Measures) -> _Said:
             Remedy(
                 "whatif",
                 "save less often, or to a faster tier: measure what memory would take, then a disk",
-                "penstock ceiling /dev/shm --write --keep RUN",
+                f"penstock ceiling /dev/shm --write --keep {RUN}",
             ),
         ),
         "checkpoints",
@@ -989,7 +994,7 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
     ]
     if not others:
         return _Unjudged(
-            "no other tier was measured; `penstock ceiling PATH --write --keep RUN` does it"
+            f"no other tier was measured; `penstock ceiling PATH --write --keep {RUN}` does it"
         )
     best = max(others, key=lambda tier: tier.bandwidth_bps)
     bandwidth_bps = sum(s.written_bytes for s in saves) / sum(s.call_s for s in saves)
@@ -1166,7 +1171,7 @@ def incomplete(measures: Measures) -> _Said:
             ),
         )
         if measures.recording.folded
-        else (Remedy("job", "the notes say what ended the recording", "penstock report RUN"),),
+        else (Remedy("job", "the notes say what ended the recording", f"penstock report {RUN}"),),
     )
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
-from penstock.findings import Check, Finding, Remedy, judge
+from penstock.findings import RUN, Check, Finding, Remedy, judge
 from penstock.incidents import Incident, incidents_of
 from penstock.measures import (
     STORAGE_PARTS,
@@ -336,8 +336,8 @@ def _with_run(finding: Finding, run: str) -> Finding:
 
 
 def _typed(text: str, run: str) -> str:
-    """The text with the run's folder where RUN stands, as a shell wants it."""
-    return re.sub(r"\bRUN\b", lambda _: shlex.quote(run), text)
+    """The text with the run's folder, quoted for a shell, in place of the RUN of findings."""
+    return text.replace(RUN, shlex.quote(run))
 
 
 def _binary(size_bytes: float) -> str:
