@@ -1,7 +1,7 @@
 """Runs written down by hand, whose waits can be counted by hand, against what is measured."""
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -743,3 +743,29 @@ def test_a_call_in_flight_is_in_its_lane_until_the_end_of_its_process() -> None:
     run.call("read", 1400 * MS, None, process=2)
     found = cells(run)
     assert found[("worker 2", 1)] == (0, 1, 500, 0)
+
+
+def test_a_column_becomes_the_field_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every query whose rows become values, in whatever order it selects its columns."""
+    kinds: dict[str, tuple[list[str], type]] = {}
+    rows = module._rows
+
+    def seen(engine: Any, name: str, row: Any) -> Any:
+        kinds[name] = (module._ask(engine, name)[0], row)
+        return rows(engine, name, row)
+
+    monkeypatch.setattr(module, "_rows", seen)
+    measure(training_job(30))
+    assert len(kinds) > 40
+    for name, (columns, row) in kinds.items():
+        assert sorted(columns) == sorted(field.name for field in fields(row)), name
+    values = module._values(["to", "from_"], [(2, 1)], NamedPair)
+    assert values == (NamedPair(from_=1, to=2),)
+
+
+@dataclass(frozen=True)
+class NamedPair:
+    """A row whose query may select its columns in another order."""
+
+    from_: int
+    to: int

@@ -233,9 +233,9 @@ class HistogramBin:
     """2^exponent <= size < 2^(exponent + 1); request_sizes.sql, latencies.sql, file_sizes.sql"""
 
     layer: str
-    group: str
+    op_group: str
     exponent: int
-    count: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Bandwidth:
     """queries/bandwidth.sql"""
 
     layer: str
-    group: str
+    op_group: str
     path_class: str
     bin: int
     bin_s: float
@@ -1111,7 +1111,7 @@ def measure(run: Tables) -> Measures:
 
 def _measured(engine: Engine) -> Measures:
     prepare(engine)
-    parts = _ask(engine, "data_wait")
+    _, parts = _ask(engine, "data_wait")
     job, ranks = _row(engine, "job", Job), _rows(engine, "ranks", Rank)
     return Measures(
         program=next(iter(_rows(engine, "program", Program)), None),
@@ -1119,8 +1119,8 @@ def _measured(engine: Engine) -> Measures:
         recording=_row(engine, "recording", Recording),
         wait_parts={part: s for in_wall, part, s in parts if in_wall},
         first_batch_parts={part: s for in_wall, part, s in parts if not in_wall},
-        checkpoint_parts=dict(_ask(engine, "checkpoint_block")),
-        data_blocking=dict(_ask(engine, "data_blocking")),
+        checkpoint_parts=dict(_ask(engine, "checkpoint_block")[1]),
+        data_blocking=dict(_ask(engine, "data_blocking")[1]),
         operations=_rows(engine, "operations", Operation),
         classes=_rows(engine, "classes", ClassTotal),
         directories=_rows(engine, "directories", DirectoryTotal),
@@ -1131,7 +1131,7 @@ def _measured(engine: Engine) -> Measures:
         file_sizes=_rows(engine, "file_sizes", HistogramBin),
         bandwidth=_rows(engine, "bandwidth", Bandwidth),
         step_times=_rows(engine, "step_times", StepTimes),
-        lanes=tuple(Lane(*row) for row in engine.execute(LANES).fetchall()),
+        lanes=_values(*_answer(engine, LANES), Lane),
         lane_cells=_rows(engine, "lanes", LaneCell),
         epochs=_rows(engine, "epochs", Epoch),
         checkpoints=_rows(engine, "checkpoints", Checkpoint),
@@ -1174,19 +1174,29 @@ def _measured(engine: Engine) -> Measures:
     )
 
 
-def _ask(engine: Engine, name: str, before: str = "", after: str = "") -> list[tuple[Any, ...]]:
+def _ask(engine: Engine, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The names of a query's columns, and its rows."""
     try:
-        rows: list[tuple[Any, ...]] = engine.execute(before + query(name) + after).fetchall()
-        return rows
+        return _answer(engine, query(name))
     except (duckdb.Error, QueryError) as error:
         raise QueryError(f"queries/{name}.sql: {error}") from error
+
+
+def _answer(engine: Engine, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    answer = engine.execute(text)
+    return [column[0] for column in answer.description], answer.fetchall()
 
 
 Row = TypeVar("Row")
 
 
 def _rows(engine: Engine, name: str, row: type[Row]) -> tuple[Row, ...]:
-    return tuple(row(*values) for values in _ask(engine, name))
+    return _values(*_ask(engine, name), row)
+
+
+def _values(columns: list[str], rows: list[tuple[Any, ...]], row: type[Row]) -> tuple[Row, ...]:
+    """Rows as values: a column becomes the field of its name."""
+    return tuple(row(**dict(zip(columns, values, strict=True))) for values in rows)
 
 
 def _row(engine: Engine, name: str, row: type[Row]) -> Row:

@@ -1045,7 +1045,7 @@ def _bandwidth_picture(measures: Measures) -> Picture | None:
     n_bins = _n_bins(measures, bin_s)
     values: dict[tuple[str, str, str], list[float | None]] = {}
     for row in bins:
-        key = (row.group, row.path_class, row.layer)
+        key = (row.op_group, row.path_class, row.layer)
         values.setdefault(key, _unpaused(measures, n_bins, bin_s))[row.bin] = (
             row.moved_bytes / bin_s
         )
@@ -1283,8 +1283,8 @@ def _histogram(
     low, high = min(row.exponent for row in bins), max(row.exponent for row in bins)
     groups: dict[tuple[str, str], list[float | None]] = {}
     for row in bins:
-        column = groups.setdefault((row.layer, row.group), [None] * (high - low + 1))
-        column[row.exponent - low] = row.count
+        column = groups.setdefault((row.layer, row.op_group), [None] * (high - low + 1))
+        column[row.exponent - low] = row.n
     state, why = measures.counts_state if key == "file_sizes" else measures.events_state
     series = tuple(
         Series(

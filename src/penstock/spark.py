@@ -112,6 +112,11 @@ class Connection:
         """Of the latest SELECT."""
         return list(self._answer.columns) if self._answer is not None else []
 
+    @property
+    def description(self) -> list[tuple[str]]:
+        """The columns of the latest SELECT, as a connection of DuckDB names them."""
+        return [(name,) for name in self.columns]
+
     def close(self) -> None:
         """Ends the session, if it was made for this."""
         if self._is_ours:

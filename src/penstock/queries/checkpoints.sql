@@ -39,7 +39,7 @@ chosen AS (
     QUALIFY row_number() OVER (PARTITION BY save_id ORDER BY bytes > 0 DESC, is_own DESC, bytes DESC) = 1
 )
 SELECT
-    s.save_id,
+    s.save_id AS save,
     s.process,
     s.start_ns / 1e9 AS start_s,
     (s.end_ns - s.start_ns) / 1e9 AS duration_s,

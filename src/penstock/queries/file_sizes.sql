@@ -1,5 +1,5 @@
 -- Sizes of the regular data and output files that were read or written, the largest known, in bins of
--- one octave: 2^bin <= bytes < 2^(bin + 1); empty files are in bin 0.  One that was opened as itself and
+-- one octave: 2^exponent <= bytes < 2^(exponent + 1); empty files are in bin 0.  One that was opened as itself and
 -- as its staged copy has two numbers and one path.
 WITH sized AS (
     SELECT
@@ -13,8 +13,8 @@ WITH sized AS (
 SELECT
     '' AS layer,
     op_group,
-    CAST(floor(log2(greatest(1, size_bytes))) AS INTEGER) AS bin,
-    count(*) AS files
+    CAST(floor(log2(greatest(1, size_bytes))) AS INTEGER) AS exponent,
+    count(*) AS n
 FROM sized
-GROUP BY op_group, bin
-ORDER BY op_group, bin
+GROUP BY op_group, exponent
+ORDER BY op_group, exponent

@@ -1,6 +1,6 @@
 -- Latencies: durations of calls on data and output files, in bins of one octave of nanoseconds:
--- 2^bin <= ns < 2^(bin + 1).
-SELECT o.layer, o.op_group, b.bin // 16 AS bin, CAST(sum(b.calls) AS BIGINT) AS calls
+-- 2^exponent <= ns < 2^(exponent + 1).
+SELECT o.layer, o.op_group, b.bin // 16 AS exponent, CAST(sum(b.calls) AS BIGINT) AS n
 FROM call_bins AS b
 JOIN ops AS o ON o.op_number = b.op_number
 WHERE b.path_class IN ('data', 'output')

@@ -1,6 +1,6 @@
 -- Sizes of requests: bytes asked for by reads and writes of data and output files, in bins of one octave:
--- 2^bin <= bytes < 2^(bin + 1).  Empty reads at the end of a file are left out (reading.sql counts them).
-SELECT o.layer, o.op_group, b.size_bin AS bin, CAST(sum(b.calls) AS BIGINT) AS calls
+-- 2^exponent <= bytes < 2^(exponent + 1).  Empty reads at the end of a file are left out (reading.sql counts them).
+SELECT o.layer, o.op_group, b.size_bin AS exponent, CAST(sum(b.calls) AS BIGINT) AS n
 FROM call_bins AS b
 JOIN ops AS o ON o.op_number = b.op_number
 WHERE o.is_access
