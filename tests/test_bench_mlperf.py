@@ -12,7 +12,8 @@ from conftest import PENSTOCK
 from penstock.bench import mlperf, pipeline, storage
 from penstock.bench.mlperf import WORKLOADS, Settings
 from penstock.bench.pipeline import Done, Job
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
+from penstock.errors import RunError
 from penstock.feed import open_index
 from test_bench_studies import penstock, result_of, study_page
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture

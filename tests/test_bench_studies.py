@@ -41,9 +41,10 @@ from penstock.bench import (
 )
 from penstock.bench.folders import scratch
 from penstock.bench.pipeline import Job
-from penstock.bench.places import Place, PlaceError, RunError, remarks_of
+from penstock.bench.places import Place, PlaceError, remarks_of
 from penstock.bench.study import Found, Kept, Measure, Point, Study
-from penstock.errors import MissingDependency, TierError
+from penstock.errors import MissingDependency, RunError, TierError
+from penstock.run import open_run
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -152,6 +153,28 @@ def test_a_run_without_a_result_is_told_and_the_others_go_on(tmp_path: Path) -> 
     rows, remarks = carried(Kept(tmp_path, {}), run, repeats=1)
     assert [row["threads"] for row in rows] == [1]
     assert "place disk, threads 2: no result: out of memory" in remarks
+
+
+def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) -> None:
+    """What open_run raises of an empty folder, and of a log that is none, ends no study."""
+    folders = {1: tmp_path / "empty", 2: tmp_path / "damaged"}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders[2] / "a.1.log").write_bytes(b"no log of Penstock")
+
+    def run(place: Place, case: dict[str, Any]) -> dict[str, float]:
+        if folder := folders.get(case["threads"]):
+            with open_run(folder) as recorded:
+                return {"rate": len(recorded.sql("FROM events").fetchall())}
+        return {"rate": 1.0}
+
+    rows, remarks = carried(Kept(tmp_path / "study", {}), run, repeats=1)
+    assert rows == []
+    results = [remark.partition(": no result: ") for remark in remarks]
+    assert [case for case, is_one, _ in results if is_one] == [
+        "place disk, threads 1",
+        "place disk, threads 2",
+    ]
 
 
 # Points, and what is written

@@ -49,7 +49,7 @@ class LogError(PenstockError):
 
 
 class RunError(PenstockError):
-    """A run folder cannot be made or read."""
+    """A run folder cannot be made or read, or a run gave no result."""
 
 
 class StartError(RunError):

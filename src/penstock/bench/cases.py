@@ -21,9 +21,10 @@ from penstock.bench import data, inputs, places, storage, study, windows
 from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import work_in
 from penstock.bench.pipeline import Job, files_below
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.bench.tier import SlowTier
+from penstock.errors import RunError
 
 __all__ = ["PAPER", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from penstock.bench import data, places, study, windows
 from penstock.bench.folders import work_in
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RunError
 
 __all__ = [
     "STUDY",

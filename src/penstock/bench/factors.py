@@ -20,10 +20,10 @@ from typing import Any
 from penstock import tiers
 from penstock.bench import epochs, ladder, places, study
 from penstock.bench.epochs import Job
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
 from penstock.bench.storage import OF_CEILING, beside_ceiling
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import TierError
+from penstock.errors import RunError, TierError
 from penstock.words import show
 
 __all__ = [

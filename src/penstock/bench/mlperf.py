@@ -26,9 +26,9 @@ from penstock.bench import inputs, places, storage, study
 from penstock.bench.data import example_of
 from penstock.bench.folders import refuse_without_room, scratch, work_in
 from penstock.bench.pipeline import Done, Job
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import TierError
+from penstock.errors import RunError, TierError
 from penstock.feed.tfrecord import framed
 
 __all__ = [

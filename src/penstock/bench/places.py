@@ -21,7 +21,7 @@ from penstock.bench import tier as slow_tiers
 from penstock.bench.folders import nearest
 from penstock.bench.groups import Group, device_of
 from penstock.bench.tier import SlowTier
-from penstock.errors import TierError
+from penstock.errors import RunError, TierError
 from penstock.words import show
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "THROTTLED_HZ",
     "Place",
     "PlaceError",
-    "RunError",
     "answer_of",
     "at",
     "device",
@@ -99,10 +98,6 @@ class Place(NamedTuple):
 
 class PlaceError(TierError):
     """This machine or this user cannot have such a place."""
-
-
-class RunError(TierError):
-    """A run that gave no result.  The others go on."""
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from penstock import tiers
 from penstock.bench import ladder, model, places, study
 from penstock.bench.folders import work_in
 from penstock.bench.model import Behaviour, Cluster, Storage, Training
-from penstock.bench.places import Place, RunError
+from penstock.bench.places import Place
 from penstock.bench.storage import OF_CEILING, beside_ceiling
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.bench.trainer import LAUNCHERS, Done, Job
-from penstock.errors import TierError
+from penstock.errors import RunError, TierError
 
 __all__ = ["PLACES", "STUDY", "Settings", "measured", "needed_bytes", "needs"]
 

@@ -20,7 +20,7 @@ from penstock.bench.folders import refuse_without_room, work_in
 from penstock.bench.places import Place
 from penstock.bench.requests import METADATA, Job
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
-from penstock.errors import TierError
+from penstock.errors import RunError, TierError
 from penstock.words import show
 
 __all__ = [
@@ -243,7 +243,7 @@ def _by_fio(job: Job, place: Place) -> float:
         return float(told["bw_bytes"])
     except (ValueError, KeyError, IndexError) as error:
         why = (done.stderr.strip().splitlines() or ["?"])[-1]
-        raise places.RunError(f"fio failed: {why}") from error
+        raise RunError(f"fio failed: {why}") from error
 
 
 @contextmanager

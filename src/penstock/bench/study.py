@@ -26,8 +26,8 @@ from penstock import tiers
 from penstock.bench.folders import nearest
 from penstock.bench.groups import device_of
 from penstock.bench.needs import imported
-from penstock.bench.places import Place, PlaceError, RunError
-from penstock.errors import MissingDependency, TierError
+from penstock.bench.places import Place, PlaceError
+from penstock.errors import LogError, MissingDependency, QueryError, RunError, TierError
 from penstock.words import show
 
 __all__ = [
@@ -288,8 +288,8 @@ def carried_out(
     left out and why.  is_warmed: the first case of a place is run once for nothing.  together: a
     factor whose values are run one right after the other, since they are held against each other.
 
-    Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError or a RunError
-    becomes a remark.
+    Each case names its place as `place`.  Raises TierError: see `run`; a PlaceError, a RunError
+    or a recording that cannot be read becomes a remark.
     """
     factors = sorted({key for case in cases for key in case})
 
@@ -318,7 +318,7 @@ def carried_out(
                     plain = {key: value for key, value in case.items() if key != "repeat"}
                     try:
                         row = case | run(there, plain)
-                    except RunError as error:
+                    except (RunError, LogError, QueryError) as error:
                         if number:
                             remarks.append(f"{words}: no result: {error}")
                         continue
