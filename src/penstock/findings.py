@@ -225,12 +225,13 @@ SMALL_READ_BYTES = Threshold(
     "requests to the device, and pays its latency, not its bandwidth. Drishti and DFAnalyzer say "
     "1 MiB, for parallel file systems",
 )
-FROM_MEMORY_S = Threshold(
-    50e-6,
-    "s",
-    "a read in the mean, and it comes from memory",
-    "copying 256 KiB from the page cache takes 26 µs at 10 GB/s; no disk that seeks and no "
-    "network answers so soon",
+FEW_SLOW = Threshold(
+    0.02,
+    "share",
+    "of the small reads took longer than one from memory (10 µs, and copying at 10 GB/s), where it "
+    "is not known how long their threads had no CPU",
+    "where the kernel reads 128 KiB ahead of reads of 4 KiB, one in 32 waits; fewer slow ones may "
+    "as well be reads from memory whose thread lost its CPU",
 )
 FAR_BELOW = Threshold(
     0.30,
@@ -282,34 +283,33 @@ def _blocked_opens(seen: MetadataCalls | CallTimes) -> str:
 
 
 def small_reads(measures: Measures) -> _Said:
-    """Most of the time of blocking reads is in small ones, while the tier gives little of the
-    bandwidth that was measured for it."""
+    """Most of the time of blocking reads is in small ones that did not come from memory, while the
+    tier gives little of the bandwidth that was measured for it."""
     reads = measures.blocking_reads
     if not reads.blocking_s:
         return _Fine("no read of data blocked the step loop")
     moving_s = reads.blocking_s - reads.empty_s  # empty reads are E1's
     share = reads.small_s / moving_s if moving_s > 0 else 0.0
-    mains = max(1, measures.training.mains)
-    each_s = moving_s * mains / max(1, reads.calls)  # of those that blocked
-    if reads.calls and each_s < FROM_MEMORY_S.value:
-        return _Fine(f"a read takes {show(each_s, 's')} in the mean: it comes from memory")
+    slow = f"{reads.slow_calls:,} of {count(reads.small_calls, 'small read')}"
+    slow += f" in {count(reads.files, 'file')} took longer than from memory"
+    if not reads.slow_calls or (
+        reads.slow_calls < FEW_SLOW.value * reads.small_calls and not _delay_is_known(measures)
+    ):
+        return _Fine(slow if reads.small_calls else "no small read blocked the step loop")
     if share < SMALL_SHARE.value:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
-    used = f"{show(used_bps, 'B/s')} while waiting" if used_bps else "hardly any waiting"
-    if ceiling_bps and used_bps and used_bps >= FAR_BELOW.value * ceiling_bps:
-        return _Fine(f"reads are small, but {used} of {show(ceiling_bps, 'B/s')} measured")
-    data = measures.reading
-    mean = reads.read_bytes / reads.calls if reads.calls else None
-    if mean is None and data.reads:  # none began while the step loop was blocked
-        mean = data.read_bytes / data.reads
     limit = f" of {show(ceiling_bps, 'B/s')} measured" if ceiling_bps else ""
-    size = show(data.file_bytes_p50, "B")
+    used = f", {show(used_bps, 'B/s')} while waiting{limit}" if used_bps else ""
+    if ceiling_bps and used_bps and used_bps >= FAR_BELOW.value * ceiling_bps:
+        return _Fine(f"reads are small, but {show(used_bps, 'B/s')}{limit}")
+    each_s = reads.small_s * max(1, measures.training.mains) / reads.slow_calls
+    mean = reads.read_bytes / reads.calls if reads.calls else None
     return _Found(
         reads.small_s,
         (
-            f"{count(data.files, 'file')}, median {size}, mean read {show(mean, 'B')}",
-            f"{show(reads.p50_s, 's')} a read in the median, {used}{limit}",
+            f"{slow}, {show(each_s, 's')} of waiting each",
+            f"mean read {show(mean, 'B')}{used}",
         ),
         (
             Remedy("loader", "more reads at once: more workers, or threads in each"),
@@ -319,6 +319,11 @@ def small_reads(measures: Measures) -> _Said:
         ),
         "latencies",
     )
+
+
+def _delay_is_known(measures: Measures) -> bool:
+    """Time without a CPU was measured in fetches, and so is none of their calls' time."""
+    return measures.page_faults.fetches > 0 and not measures.recording.fetches_without_delay
 
 
 NEAR = Threshold(
@@ -667,32 +672,45 @@ def straggler(measures: Measures) -> _Said:
 TAIL = Threshold(
     10,
     "x",
-    "the median, the 99th percentile of reads",
+    "the median of reads of like size (of one octave, and not from memory), their 99th percentile",
     "as DFAnalyzer's `read_contention` (mean to least): a busy disk makes all reads slower, a "
     "queue, a retry or a lock makes some of them ten times as slow",
 )
 TAIL_SHARE = Threshold(
     0.30,
     "share",
-    "of the blocking reads' time is in reads beyond ten medians",
+    "of the blocking reads' time is what some took longer than the median of like reads",
     "chosen: a tail that few waited for is no finding",
+)
+FEW_IN_TAIL = Threshold(
+    0.10,
+    "share",
+    "of the reads of like size at most take more than ten medians",
+    "chosen: more are another kind of read, such as of files that are not in memory yet",
+)
+LEAST_ALIKE = Threshold(
+    20, "count", "reads of like size at least", "chosen: the median of fewer says how one file was"
 )
 
 
 def tail_latency(measures: Measures) -> _Said:
-    """Few reads take many times as long as most, and the step loop waits for these few."""
+    """Few reads take many times as long as most reads of like size, and the step loop waits for
+    these few."""
     reads = measures.blocking_reads
-    if not reads.blocking_s or not reads.p50_s or not reads.p99_s:
+    if not reads.blocking_s:
         return _Fine("no read of data blocked the step loop")
-    ratio, share = reads.p99_s / reads.p50_s, reads.tail_s / reads.blocking_s
-    says = f"99th percentile {show(ratio, 'x')} the median"
+    if not reads.tail_bytes or not reads.tail_p50_s or not reads.tail_p99_s:
+        return _Fine("reads of like size take about as long")
+    ratio, share = reads.tail_p99_s / reads.tail_p50_s, reads.tail_s / reads.blocking_s
+    sizes = f"reads of {show(reads.tail_bytes, 'B')} to {show(2 * reads.tail_bytes, 'B')}"
+    says = f"{sizes}: 99th percentile {show(ratio, 'x')} the median"
     if ratio < TAIL.value or share < TAIL_SHARE.value:
         return _Fine(says)
     return _Found(
         reads.tail_s,
         (
-            f"{says}: {show(reads.p99_s, 's')} and {show(reads.p50_s, 's')}",
-            f"reads beyond ten medians are {per_cent(share)} of the blocking reads' time",
+            f"{says}: {show(reads.tail_p99_s, 's')} and {show(reads.tail_p50_s, 's')}",
+            f"what few took beyond the median: {per_cent(share)} of the blocking reads' time",
         ),
         (
             Remedy("loader", "fetch further ahead: DataLoader(prefetch_factor=4 or more)"),
@@ -1407,7 +1425,7 @@ RULES: tuple[Rule, ...] = (
         "D2",
         "small reads, bound by latency",
         small_reads,
-        (SMALL_SHARE, SMALL_READ_BYTES, FAR_BELOW, FROM_MEMORY_S),
+        (SMALL_SHARE, SMALL_READ_BYTES, FAR_BELOW, FEW_SLOW),
         of_calls=_calls_small,
     ),
     Rule("D3", "bandwidth at the tier's ceiling", bandwidth_bound, (NEAR, WAITS), ("D2", "W1")),
@@ -1418,7 +1436,7 @@ RULES: tuple[Rule, ...] = (
     Rule("D6", "the same data again over the network", reread_remote, (REREAD,)),
     Rule("D7", "page faults of mapped files", mapped_files, (IN_FAULTS,), of_calls=_calls_faulted),
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
-    Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE)),
+    Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE, FEW_IN_TAIL, LEAST_ALIKE)),
     Rule("D10", "each rank reads all of the data", each_reads_all, (ALL_OF_IT,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),

@@ -581,10 +581,16 @@ class BlockingReads:
 
     calls: int
     read_bytes: int
+    files: int
     blocking_s: float
     empty_s: float
     small_s: float
+    small_calls: int
+    slow_calls: int
     tail_s: float
+    tail_bytes: int | None
+    tail_p50_s: float | None
+    tail_p99_s: float | None
     reads: int
     p50_s: float | None
     p99_s: float | None

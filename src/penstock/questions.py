@@ -62,6 +62,7 @@ PREPARED = (
     "wait_parts",
     "call_bins",
     "read_quantiles",
+    "like_reads",
     "read_slots",
     "file_totals",
     "binned",

@@ -442,7 +442,9 @@ _EMPTY: dict[str, Any] = {
     "reading": Reading(0, 0, 0, 0, None, 0, 0, 0.0, 0, 0, None),
     "call_times": CallTimes(0, 0.0, 0.0, 0.0, 0, None, 0, 0, 0, 0, 0, 0.0),
     "metadata": MetadataCalls(0, 0, 0, 0, 0.0, 0, 0, 0.0),
-    "blocking_reads": BlockingReads(0, 0, 0.0, 0.0, 0.0, 0.0, 0, None, None),
+    "blocking_reads": BlockingReads(
+        0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, None, None, None, 0, None, None
+    ),
     "pattern": Pattern(0, 0, 0, 0, 0, 0.0, 0.0, 0.0),
     "page_faults": PageFaults(0, 0, 0, 0.0),
     "machine": Machine(None, None),

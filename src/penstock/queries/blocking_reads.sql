@@ -1,37 +1,67 @@
 -- What kind of POSIX reads of data files, and of files that the job had made, blocked the step loop;
 -- seconds are means over main processes.
---   calls, read_bytes  of the reads that began while it was blocked and moved something
+--   calls, read_bytes  of the reads that moved something, and were under way while it was blocked; one
+--             that was in two waits counts twice
+--   files     that they read
 --   blocking_s  the time of these reads in which the step loop was blocked by them
 --   empty_s   of it in reads that moved nothing: at the end of a file
 --   small_s   in reads that moved less than 256 KiB, empty ones excepted
---   tail_s    in reads that took more than ten times the median of all
+--   small_calls, slow_calls  of calls, those that moved less than 256 KiB; of these, those that took
+--             longer than one served from memory (10 µs, and copying at 10 GB/s)
+--   tail_s    in reads that took more than ten times the median of reads of like size (like_reads), what
+--             they took longer than this median; only of sizes of which 20 reads and more are known and
+--             at most a tenth took so long
+--   tail_bytes, tail_p50_s, tail_p99_s  of the octave of sizes that has most of tail_s: 2^n bytes it
+--             begins with, median and 99th percentile; NULL: there is none
 --   reads, p50_s, p99_s  of all such reads that moved something, blocking or not
 WITH reads AS (
-    SELECT *
+    SELECT
+        *,
+        CASE WHEN moved_bytes > 0 THEN floor(log2(moved_bytes)) END AS moved_bin,
+        duration_ns >= 10000 + moved_bytes / 10 AS is_slow
     FROM blocking_calls
     WHERE path_class IN ('data', 'output')
         AND op_number IN (
             SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
         )
 ),
+tails AS (
+    SELECT r.moved_bin, any_value(l.p50_ns) AS p50_ns, any_value(l.p99_ns) AS p99_ns,
+        sum(greatest(0, r.ns - l.p50_ns)) AS ns
+    FROM reads AS r
+    JOIN like_reads AS l ON l.moved_bin = r.moved_bin
+    WHERE l.calls >= 20 AND l.p90_ns <= 10 * l.p50_ns AND r.duration_ns > 10 * l.p50_ns
+    GROUP BY r.moved_bin
+),
+longest AS (
+    SELECT moved_bin, p50_ns, p99_ns FROM tails WHERE ns > 0 ORDER BY ns DESC, moved_bin LIMIT 1
+),
 sums AS (
     SELECT
-        count(*) FILTER (WHERE begins AND moved_bytes > 0) AS calls,
-        sum(moved_bytes) FILTER (WHERE begins) AS bytes,
+        count(*) FILTER (WHERE moved_bytes > 0) AS calls,
+        sum(moved_bytes) AS bytes,
+        count(DISTINCT file) FILTER (WHERE moved_bytes > 0) AS files,
         sum(ns) AS ns,
         sum(ns) FILTER (WHERE moved_bytes = 0) AS empty_ns,
         sum(ns) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_ns,
-        sum(ns) FILTER (WHERE duration_ns > 10 * (SELECT p50_ns FROM read_quantiles)) AS tail_ns,
+        count(*) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_calls,
+        count(*) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143 AND is_slow) AS slow_calls,
         1e9 * greatest(1, (SELECT count(*) FROM mains)) AS per
     FROM reads
 )
 SELECT
     CAST(coalesce(s.calls, 0) AS BIGINT) AS calls,
     CAST(coalesce(s.bytes, 0) AS BIGINT) AS read_bytes,
+    s.files,
     coalesce(s.ns, 0) / s.per AS blocking_s,
     coalesce(s.empty_ns, 0) / s.per AS empty_s,
     coalesce(s.small_ns, 0) / s.per AS small_s,
-    coalesce(s.tail_ns, 0) / s.per AS tail_s,
+    s.small_calls,
+    s.slow_calls,
+    coalesce((SELECT sum(ns) FROM tails), 0) / s.per AS tail_s,
+    CAST(2 ** (SELECT moved_bin FROM longest) AS BIGINT) AS tail_bytes,
+    (SELECT p50_ns FROM longest) / 1e9 AS tail_p50_s,
+    (SELECT p99_ns FROM longest) / 1e9 AS tail_p99_s,
     CAST(coalesce(q.calls, 0) AS BIGINT) AS reads,
     q.p50_ns / 1e9 AS p50_s,
     q.p99_ns / 1e9 AS p99_s

@@ -1,6 +1,6 @@
 -- call_bins: finished file calls by op, class of path, duration and size.
 --   bin       floor(16 * log2(duration in ns)): bins of 1/16 octave
---   size_bin  floor(log2(bytes asked for)); NULL: none
+--   size_bin  floor(log2(bytes asked for)); NULL: none;  moved_bin  the same of bytes moved
 --   is_empty  the call moved nothing;  is_failed  it ended with an error
 SELECT
     op_number,
@@ -9,6 +9,7 @@ SELECT
     errno <> 0 AS is_failed,
     CAST(floor(16 * log2(greatest(1, duration_ns))) AS INTEGER) AS bin,
     CAST(CASE WHEN asked_bytes > 0 THEN floor(log2(asked_bytes)) END AS INTEGER) AS size_bin,
+    CAST(CASE WHEN moved_bytes > 0 THEN floor(log2(moved_bytes)) END AS INTEGER) AS moved_bin,
     count(*) AS calls
 FROM file_calls
 WHERE duration_ns IS NOT NULL
