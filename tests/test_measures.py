@@ -494,7 +494,7 @@ def test_a_file_read_from_itself_and_from_its_copy_is_one() -> None:
     )
     assert [row.files for row in known.directories] == [2]
     assert [row.files for row in known.classes if row.layer == "posix"] == [2]
-    assert [(row.exponent, row.count) for row in known.file_sizes] == [(6, 2)]
+    assert [(row.exponent, row.n) for row in known.file_sizes] == [(6, 2)]
     assert (known.metadata.opens, known.metadata.files) == (3, 2)
     assert [(row.files, row.size_bytes, row.read_bytes) for row in known.sharing] == [(2, 200, 300)]
 

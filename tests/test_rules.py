@@ -8,7 +8,7 @@ from findings_examples import a_file, files_of
 from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
 from penstock.measures import Measures, measure
 from penstock.questions import query
-from synthetic import Synthetic, loop, reads
+from synthetic import MS, Synthetic, loop, reads
 
 
 def said(run: Synthetic | Measures) -> dict[str, Finding | Check]:
@@ -156,3 +156,89 @@ def test_large_reads_with_small_headers_are_not_small() -> None:
 def test_small_files_from_a_slow_tier_are_small_reads() -> None:
     assert found(files_of(20)(batches=40, workers=0), "D2").gain.value == pytest.approx(39 * 20e-3)
 
+
+
+# --- D8: a straggler is slow in its fetches ------------------------------------------------------
+
+
+def two_workers(start_ms: int, slow_ms: float, *, first_ms: float = 0, delay: float = 0) -> Synthetic:
+    """Worker 0 owes the first batch and begins start_ms after it was asked for; its fetches take
+    slow_ms, the first one first_ms more, a share of them without a CPU; the other's take 20 ms."""
+    run, now = Synthetic(), 1000 * MS
+    run.wait(now - 10 * MS, now, 0, a=9)  # a loader of its own before: the training has begun
+    run.step(now, now + MS, 0)
+    begun = free = now + start_ms * MS
+    frees = [free, free]
+    for batch in range(40):
+        number = batch % 2
+        took = 20.0 if number else slow_ms + (first_ms if batch == 0 else 0)
+        begin = max(frees[number], now if batch > 3 else begun)
+        end = begin + int(took * MS)
+        run.fetch(begin, end, batch, process=2 + number, a=1, cpu=0,
+                  delay=0 if number else int(took * MS * delay))  # fmt: skip
+        frees[number] = end
+        run.wait(now + MS, max(now + 2 * MS, end), batch, a=1)
+        now = max(now + 2 * MS, end) + MS
+        run.step(now - MS, now, batch + 1)
+    run.process(1, end=now + MS)
+    for number in range(2):
+        run.worker(2 + number, start=begun, end=now, number=number)
+    return run
+
+
+def test_a_worker_that_starts_late_is_no_straggler() -> None:
+    """Nineteen seconds of imports in spawned workers: they are the start of the loader, W4's."""
+    run = two_workers(19_000, 24)
+    assert "balanced" in fine(run, "D8").says
+    assert measure(run).wait_s("worker start") == pytest.approx(19, rel=0.01)
+    finding = found(two_workers(19_000, 50), "D8")
+    assert finding.gain.value == pytest.approx(19 * 30e-3, rel=0.1)
+    assert "worker 0 takes 50.0 ms a batch, the others 20.0 ms" in finding.evidence[0]
+
+
+def test_a_first_fetch_that_opens_the_data_set_makes_no_straggler() -> None:
+    assert "balanced" in fine(two_workers(10, 20, first_ms=3000), "D8").says
+
+
+def test_a_worker_without_a_cpu_is_no_straggler() -> None:
+    assert "balanced" in fine(two_workers(10, 50, delay=0.6), "D8").says
+
+
+def with_evaluator(steps: bool) -> Synthetic:
+    """Two trainers that wait 10 ms of each 30, and their parent, which evaluates afterwards."""
+    run, now = Synthetic(), 0
+    for rank in range(2):
+        now = loop(run, lambda at, batch, process: reads(run, at, process, ms=10), batches=40,
+                   workers=0, compute_ms=20, main=2 + 10 * rank)  # fmt: skip
+    for batch in range(40):
+        run.fetch(now, now + 50 * MS, batch, process=1)
+        run.wait(now, now + 50 * MS, batch)
+        if steps:
+            run.span("", now, now + 50 * MS, index=batch, b=2, kind="step")
+        now += 50 * MS
+    run.process(1, end=now)
+    return run
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_process_that_only_evaluates_is_no_trainer_where_others_step(steps: bool) -> None:
+    known = measure(with_evaluator(steps))
+    assert known.training.mains == 2
+    assert known.training.wall_s == pytest.approx(39 * 30e-3, rel=0.03)
+    assert known.training.data_wait_s == pytest.approx(39 * 10e-3, rel=0.01)
+    assert "balanced" in fine(known, "D8").says
+
+
+def test_a_program_that_only_evaluates_is_judged_by_itself() -> None:
+    run = with_evaluator(False)
+    run.rows["spans/00000"] = [row for row in run.rows["spans/00000"] if row[2] != "step"]
+    assert measure(run).training.mains == 3
+
+
+def test_processes_without_a_rank_are_not_called_ranks() -> None:
+    run = Synthetic()
+    for place, ms in enumerate((10.0, 10.0, 40.0)):
+        loop(run, lambda at, batch, process, ms=ms: reads(run, at, process, ms=ms), batches=40,
+             workers=0, compute_ms=20, main=1 + 10 * place)  # fmt: skip
+    (first, *_) = found(run, "D8").evidence
+    assert first.startswith("one of 3 main processes, without a rank, on node1 waits 1.56 s")

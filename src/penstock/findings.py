@@ -655,7 +655,10 @@ STRAGGLES = Threshold(
     "half of it",
 )
 LEAST_FETCHES = Threshold(
-    5, "count", "batches of a worker", "chosen: the mean of fewer says how one file was"
+    4,
+    "count",
+    "batches of a worker after its first, which may open the data set",
+    "chosen: the mean of fewer says how one file was",
 )
 
 
@@ -1302,13 +1305,21 @@ def _slower(pieces: Sequence[tuple[float, int]], at: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Numbered:
-    """What the workers with one number did in all passes: each pass may start them anew."""
+    """What the workers with one number did in all passes: each pass may start them anew.
+
+    later, later_s: fetches but the first of each worker, which may open the data set, and how long
+    they took, less the time without a CPU.  owed_s: of the waits for this worker, in its fetches.
+    """
 
     worker: int
     rank: int | None
-    fetches: int
-    fetch_s: float
+    later: int
+    later_s: float
     owed_s: float
+
+    @property
+    def mean_s(self) -> float:
+        return self.later_s / self.later
 
 
 def _by_number(measures: Measures) -> list[list[_Numbered]]:
@@ -1321,9 +1332,9 @@ def _by_number(measures: Measures) -> list[list[_Numbered]]:
             _Numbered(
                 worker,
                 rows[0].rank,
-                sum(row.fetches for row in rows),
-                sum(row.fetch_s for row in rows),
-                sum(row.owed_s for row in rows),
+                sum(row.fetches - 1 for row in rows),
+                sum(row.fetch_s - row.first_fetch_s - (row.delay_s or 0.0) for row in rows),
+                sum(row.owed_fetch_s for row in rows),
             )
             for worker, rows in sorted(of_team.items())
         ]
@@ -1334,24 +1345,29 @@ def _by_number(measures: Measures) -> list[list[_Numbered]]:
 def _slow_worker(measures: Measures) -> _Found | None:
     best: _Found | None = None
     for team in _by_number(measures):
-        rows = [row for row in team if row.fetches >= LEAST_FETCHES.value]
+        rows = [row for row in team if row.later >= LEAST_FETCHES.value]
         if len(rows) < 2:
             continue
-        means = [row.fetch_s / row.fetches for row in rows]
-        slow = max(range(len(rows)), key=lambda place: means[place])
-        usual = median(means[:slow] + means[slow + 1 :])
-        if means[slow] < STRAGGLES.value * usual:
+        slow = max(rows, key=lambda row: row.mean_s)
+        others = [row for row in rows if row is not slow]
+        usual_s = median(row.mean_s for row in others)
+        if slow.mean_s < STRAGGLES.value * usual_s:
             continue
+        # Neither more than was waited beyond the others, nor than its fetches took beyond theirs.
         gain_s = max(
-            0.0, rows[slow].owed_s - median(row.owed_s for row in rows if row is not rows[slow])
+            0.0,
+            min(
+                slow.owed_s - median(row.owed_s for row in others),
+                slow.later * (slow.mean_s - usual_s),
+            ),
         )
-        of_rank = "" if rows[slow].rank is None else f" of rank {rows[slow].rank}"
+        of_rank = "" if slow.rank is None else f" of rank {slow.rank}"
         found = _Found(
             gain_s / max(1, measures.training.mains),
             (
-                f"worker {rows[slow].worker}{of_rank} takes {show(means[slow], 's')} a batch, "
-                f"the others {show(usual, 's')}",
-                f"the step loop waited {show(rows[slow].owed_s, 's')} for it",
+                f"worker {slow.worker}{of_rank} takes {show(slow.mean_s, 's')} a batch, "
+                f"the others {show(usual_s, 's')}",
+                f"the step loop waited {show(slow.owed_s, 's')} while it fetched",
             ),
             (Remedy("loader", "give each worker an equal share: files of like size, mixed"),),
             "workers",
@@ -1362,17 +1378,21 @@ def _slow_worker(measures: Measures) -> _Found | None:
 
 
 def _slow_rank(measures: Measures) -> _Found | None:
-    waits = {row.rank if row.rank is not None else row.process: row for row in measures.ranks}
+    ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
+    if len(ranks) < 2:  # other processes that train are named by where they run, not by a rank
+        ranks = {}
+    waits = ranks or {row.process: row for row in measures.ranks}
     if len(waits) < 2:
         return None
     slow, row = max(waits.items(), key=lambda item: item[1].data_wait_s)
     usual = median(one.data_wait_s for name, one in waits.items() if name != slow)
     if row.data_wait_s < STRAGGLES.value * usual:
         return None
+    name = f"rank {slow}" if ranks else f"one of {len(waits)} main processes, without a rank,"
     return _Found(
         row.data_wait_s - usual,
         (
-            f"rank {slow} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
+            f"{name} on {row.host} waits {show(row.data_wait_s, 's')} for data, "
             f"the others {show(usual, 's')}",
             *_held_up(waits, slow),
         ),

@@ -773,7 +773,10 @@ class Worker:
     fetch_s: float
     cpu_s: float | None
     life_s: float
+    first_fetch_s: float
+    delay_s: float | None
     owed_s: float
+    owed_fetch_s: float
     waited_s: float
     busy_s: float
 

@@ -1,4 +1,6 @@
--- mains: one row per main process: one that takes steps or waits for data and is no loader's worker.
+-- mains: one row per main process: one that takes steps or waits for data and is no loader's worker.  Where
+-- some take steps that are marked or an optimizer's, one that only waits for data, or whose steps are a
+-- loader's iterations, is none: it evaluates, or reads for the others.
 --   thread    the thread that takes the steps; without steps, the one that waits for data
 --   first_ns  where the training stretch begins: the first step's start, but not before the first
 --             batch is there (the first batch belongs to start-up)
@@ -29,10 +31,15 @@ threads_of_marks AS (
     FROM marks
     GROUP BY process, thread
 ),
+trainers AS (
+    SELECT DISTINCT process FROM spans WHERE kind = 'step' AND duration_ns IS NOT NULL
+        AND b IS DISTINCT FROM 2
+),
 chosen AS (
     SELECT process, thread, steps
     FROM threads_of_marks
     WHERE steps + waits > 0
+        AND (process IN (SELECT process FROM trainers) OR NOT EXISTS (SELECT 1 FROM trainers))
     QUALIFY row_number() OVER (PARTITION BY process ORDER BY steps DESC, waits DESC, thread) = 1
 ),
 extents AS (

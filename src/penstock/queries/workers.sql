@@ -3,7 +3,10 @@
 --   fetches, fetch_s  batches fetched, and the time in them
 --   team      workers that served the same pass, at most: loaders with another number of them are others
 --   life_s    from the start of its loop to the last thing it did
---   owed_s    data wait in the wall time for batches of this worker
+--   owed_s    data wait in the wall time for batches of this worker; owed_fetch_s the part of it in which
+--             the worker was in a fetch: neither starting nor asked too late
+--   first_fetch_s  of its first fetch, which may open the data set; delay_s of all fetches but the first
+--             without a CPU; NULL: not measured
 --   waited_s  data wait in the wall time for the passes that this worker served; busy_s the part of it in
 --             which the worker was in a fetch, whoever owed the batch
 WITH fetched AS (
@@ -13,9 +16,11 @@ WITH fetched AS (
         count(*) AS fetches,
         sum(end_ns - start_ns) AS ns,
         sum(cpu_ns) AS cpu_ns,
+        min_by(end_ns - start_ns, start_ns) AS first_ns,
+        sum(delay_ns) - coalesce(min_by(delay_ns, start_ns), 0) AS delay_ns,
         max(end_ns) AS last_ns
     FROM fetches
-    WHERE worker_ns IS NOT NULL
+    WHERE worker_ns IS NOT NULL AND main IN (SELECT process FROM mains)
     GROUP BY process
 ),
 -- How long the main process had waited up to the beginning of each wait: between two waits it stays.
@@ -63,7 +68,8 @@ teams AS (
     GROUP BY f.process
 ),
 owed AS (
-    SELECT process, sum(to_ns - from_ns) AS ns
+    SELECT process, sum(to_ns - from_ns) AS ns,
+        sum(to_ns - from_ns) FILTER (WHERE kind = 'fetch') AS fetch_ns
     FROM stretches
     WHERE wait_id IS NOT NULL AND is_blocking AND process <> main
     GROUP BY process
@@ -79,7 +85,10 @@ SELECT
     f.ns / 1e9 AS fetch_s,
     f.cpu_ns / 1e9 AS cpu_s,
     (f.last_ns - r.worker_ns) / 1e9 AS life_s,
+    f.first_ns / 1e9 AS first_fetch_s,
+    f.delay_ns / 1e9 AS delay_s,
     coalesce(o.ns, 0) / 1e9 AS owed_s,
+    coalesce(o.fetch_ns, 0) / 1e9 AS owed_fetch_s,
     coalesce(w.ns, 0) / 1e9 AS waited_s,
     greatest(0, coalesce(b.ns, 0)) / 1e9 AS busy_s
 FROM fetched AS f
