@@ -1313,6 +1313,7 @@ class _Numbered:
 
     worker: int
     rank: int | None
+    fetches: int
     later: int
     later_s: float
     owed_s: float
@@ -1332,6 +1333,7 @@ def _by_number(measures: Measures) -> list[list[_Numbered]]:
             _Numbered(
                 worker,
                 rows[0].rank,
+                sum(row.fetches for row in rows),
                 sum(row.fetches - 1 for row in rows),
                 sum(row.fetch_s - row.first_fetch_s - (row.delay_s or 0.0) for row in rows),
                 sum(row.owed_fetch_s for row in rows),
@@ -1358,7 +1360,7 @@ def _slow_worker(measures: Measures) -> _Found | None:
             0.0,
             min(
                 slow.owed_s - median(row.owed_s for row in others),
-                slow.later * (slow.mean_s - usual_s),
+                slow.fetches * (slow.mean_s - usual_s),
             ),
         )
         of_rank = "" if slow.rank is None else f" of rank {slow.rank}"
