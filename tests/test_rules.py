@@ -1,4 +1,4 @@
-"""Programs of other kinds than a rule is for: what it must not say of them, and what it must say."""
+"""Programs of other kinds than a rule is for: what it may not say of them, and what it has to."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ def header_and_payload(run: Synthetic, at: int, batch: int, process: int) -> int
 
 
 def test_a_header_and_its_payload_are_no_tail() -> None:
-    """HDF5, npz, Parquet: most reads are short ones of a header, most of the time is in a payload."""
+    """HDF5, npz, Parquet: most reads are short ones of a header, most time is in a payload."""
     assert "about as long" in fine(job(header_and_payload), "D9").says
 
 
