@@ -2,10 +2,13 @@
 
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +115,13 @@ def foreign(tmp_path: Path, *lines: dict[str, Any] | str) -> Path:
     return trace
 
 
+def lines_of(tmp_path: Path, *lines: dict[str, Any]) -> Path:
+    """A trace as version 2.2 writes it: a line each, without brackets."""
+    trace = tmp_path / "trace.pfw"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return trace
+
+
 def event(name: str, cat: str = "POSIX", ts: int = 1000, dur: int = 10, **args: Any) -> Any:
     return {"id": 1, "name": name, "cat": cat, "pid": 7, "tid": 8, "ts": ts, "dur": dur} | {
         "ph": "X",
@@ -165,6 +175,121 @@ class TestIn:
             assert run.sql("SELECT pid, host FROM processes").fetchall() == [(7, "node7")]
             gaps = {gap.what: gap.why for gap in report_of(measure(run)).gaps}
         assert gaps["POSIX frobnicate"] == "1 call that Penstock has no name for"
+
+    def test_a_trace_of_version_2_2_is_read(self, tmp_path: Path) -> None:
+        """No bracket, a number for the phase, a type: the beginning of a trace of the wheel."""
+        head = {"cat": "dftracer", "type": 1, "pid": 7, "tid": 7, "ph": 4}
+        unit = {"hhash": "h", "name": "time_metric", "value": "US"}
+        file = {"hhash": "h", "name": "/data/x", "value": "f"}
+        call = {"cat": "POSIX", "type": 3, "pid": 7, "tid": 7, "dur": 2, "ph": 1}
+        args = {"hhash": "h", "fhash": "f"}
+        trace = lines_of(
+            tmp_path,
+            {"name": "HH", **head, "args": {"hhash": "h", "name": "vm", "value": "h"}},
+            {"name": "CM", **head, "args": unit},
+            {"name": "start", **head, "ph": 1, "id": 1, "ts": 900, "dur": 0, "args": {"ppid": 1}},
+            {"name": "FH", **head, "args": file},
+            {"id": 2, "name": "open64", **call, "ts": 1000, "args": {**args, "flags": 524288}},
+            {"id": 3, "name": "lseek64", **call, "ts": 1010, "args": {**args, "ret": 0}},
+            {"id": 4, "name": "read", **call, "ts": 1020, "args": {**args, "ret": 4096}},
+            {"id": 5, "name": "read", **call, "ts": 1030, "args": {**args, "ret": 1304}},
+        )
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            assert run.sql(
+                "SELECT op, path, moved_bytes, start_ns, duration_ns FROM events ORDER BY start_ns"
+            ).fetchall() == [
+                ("open", "/data/x", 0, 100_000, 2000),
+                ("lseek", "/data/x", 0, 110_000, 2000),
+                ("read", "/data/x", 4096, 120_000, 2000),
+                ("read", "/data/x", 1304, 130_000, 2000),
+            ]
+            assert measure(run).counts_state == ("measured", "")
+
+    @pytest.mark.parametrize(("given", "unit_ns"), [("NS", 1), ("US", 1000), ("MS", 1_000_000)])
+    def test_times_are_in_the_unit_that_the_trace_names(
+        self, given: str, unit_ns: int, tmp_path: Path
+    ) -> None:
+        began = 1_795_640_317_000_000_000 // unit_ns
+        trace = lines_of(
+            tmp_path,
+            {"name": "CM", "cat": "dftracer", "type": 1, "pid": 7, "tid": 8, "ph": 4}
+            | {"args": {"name": "time_metric", "value": given}},
+            event("read", ts=began, dur=0, ret=1) | {"ph": 1},
+            event("read", ts=began + 5, dur=3, ret=1) | {"ph": 1},
+        )
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            rows = run.sql("SELECT start_ns, duration_ns FROM events ORDER BY start_ns").fetchall()
+            gaps = [gap.what for gap in report_of(measure(run)).gaps]
+            began_ns = run.start_unix_ns
+        assert rows == [(0, 0), (5 * unit_ns, 3 * unit_ns)]
+        assert began_ns == began * unit_ns
+        assert ("times below milliseconds" in gaps) == (given == "MS")
+
+    def test_calls_that_were_aggregated_are_counted_and_told(self, tmp_path: Path) -> None:
+        def sums(name: str, cat: str, **args: Any) -> Any:
+            return {"name": name, "cat": cat, "type": 3, "ts": 1000, "ph": 3, "pid": 7, "tid": 8,
+                    "args": args}  # fmt: skip
+
+        trace = lines_of(
+            tmp_path,
+            sums("read", "POSIX", dft_cnt=12, dur_sum=11, dur_min=0, dur_max=3, ret_sum=20_000,
+                 ret_min=0, ret_max=4096),
+            sums("write", "POSIX", dft_cnt=3, dur=5, ret=100),
+            sums("pread64", "POSIX", dft_cnt=2, dur_sum=9, ret_sum=99, ret_min=-1, ret_max=100),
+            sums("compute", "compute", dft_cnt=4, dur_sum=61),
+            sums("cpu", "sys", user_pct=12.5) | {"ph": 2},
+        )  # fmt: skip
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            rows = run.sql(
+                "SELECT op, calls, moved_bytes, duration_ns FROM counters ORDER BY op"
+            ).fetchall()
+            assert rows == [
+                ("pread", 2, 0, 9000),  # one failed: how much the other moved is not known
+                ("read", 12, 20_000, 11_000),
+                ("write", 3, 300, 15_000),
+            ]
+            report = report_of(measure(run))
+            gaps = {gap.what: gap.why for gap in report.gaps}
+        assert gaps["single calls"] == "aggregated by DFTracer: 17 calls without their moments"
+        assert gaps["compute compute"].startswith("4 spans, 0.000061 s together, aggregated")
+        assert gaps["samples of the system"].startswith("1 in the trace, of 1 counter")
+        read = next(
+            fact for fact in (*report.stretches, *report.reading) if fact.key == "read_bytes"
+        )
+        assert (read.number.value, read.number.state) == (None, "not measured")
+
+    def test_without_results_the_bytes_are_not_known(self, tmp_path: Path) -> None:
+        """As DFTracer writes by default: names and times, and nothing else."""
+        trace = lines_of(tmp_path, event("read") | {"ph": 1}, event("close", ts=1020) | {"ph": 1})
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            rows = run.sql("SELECT op, moved_bytes FROM events ORDER BY start_ns").fetchall()
+            assert rows == [("read", None), ("close", 0)]
+            state, why = measure(run).counts_state
+            gaps = {gap.what for gap in report_of(measure(run)).gaps}
+        assert state == "incomplete"
+        assert why.startswith("reads and writes have no bytes in the trace")
+        assert "files" in gaps
+
+    def test_traces_without_a_byte_are_told(self, tmp_path: Path) -> None:
+        whole = lines_of(tmp_path, event("read", ret=1))
+        empty = tmp_path / "child-fork.pfw.gz"
+        empty.touch()
+        (tmp_path / "notes.txt").touch()
+        for sources in ([whole, empty], [tmp_path]):
+            folder = tmp_path / f"run-{len(sources)}"
+            with open_run(import_foreign(sources, folder)) as run:
+                state, why = measure(run).counts_state
+            assert state == "incomplete"
+            assert why.startswith("1 trace is empty: DFTracer made the file")
+        with pytest.raises(RunError, match="is empty; nothing to import"):
+            import_foreign([empty], tmp_path / "none")
+
+    def test_a_phase_that_is_not_known_is_told(self, tmp_path: Path) -> None:
+        trace = lines_of(tmp_path, event("read", ret=1), event("read", ts=1020) | {"ph": 9})
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            assert measure(run).counts_state == (
+                "incomplete", "1 line has a phase unknown to Penstock, 9"
+            )  # fmt: skip
 
     def test_a_cut_trace_and_lines_that_are_none_are_told(self, tmp_path: Path) -> None:
         trace = foreign(tmp_path, event("read", ret=1), "{nonsense", '{"name": "read", "cat')
@@ -231,6 +356,177 @@ class TestWorkers:
         with open_run(import_foreign([trace], tmp_path / "run")) as run:
             gaps = {gap.what: gap.why for gap in report_of(measure(run)).gaps}
         assert gaps["workers"] == "1 process loading data, the trace does not say for whom"
+
+
+def names_of(run: Any) -> dict[str, int]:
+    """How many spans have each name."""
+    return dict(run.sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall())
+
+
+class TestLayers:
+    """A category says where time goes; steps and checkpoints are counted by names."""
+
+    def test_making_the_framework_and_the_checkpointer_is_neither_step_nor_save(
+        self, tmp_path: Path
+    ) -> None:
+        framework, checkpoint = "TorchFramework", "PyTorchCheckpointing"
+        trace = foreign(
+            tmp_path,
+            event(f"{framework}.__init__", "ai_framework", 0, 5),
+            event(f"{framework}.get_loader", "ai_framework", 10, 5),
+            event(f"{framework}.compute", "ai_framework", 20, 1_000_000),
+            event(f"{checkpoint}.__init__", "checkpoint", 1_000_100, 5),
+        )
+        with open_run(import_foreign([trace], tmp_path / "run")) as run:
+            measures = measure(run)
+            report = report_of(measures)
+        assert (measures.training.steps, len(measures.checkpoints)) == (1, 0)
+        # No wait is in the trace: whether the step waited is not known.
+        assert report.verdict.headline.startswith("NOT JUDGED")
+        stall = report.verdict.stall
+        assert (stall.value, stall.state) == (None, "not measured")
+
+    def test_the_epochs_of_dlio_are_its_computes_and_its_saves(self, tmp_path: Path) -> None:
+        """Two epochs of 100 steps, four saves each, of two parts: 200 computes, 8 saves."""
+        lines, at = [event("checkpoint.init", "checkpoint", 0, 5)], 100
+        for step in range(200):
+            lines.append(event("fetch.iter", "dataloader", at, 10, count=step % 100 + 1))
+            lines.append(event("TorchFramework.trace_object", "ai_framework", at + 11, 1))
+            lines.append(event("compute", "compute", at + 15, 80, step=step % 100 + 1))
+            lines.append(event("fetch.block", "dataloader", at + 10, 89, count=step % 100 + 1))
+            at += 100
+            if step % 25 == 24:
+                lines.append(event("capture", "checkpoint", at + 5, 30))
+                lines.append(event("get_tensor_core", "checkpoint", at + 6, 10))
+                lines.append(event("capture", "checkpoint", at + 40, 51))  # cut to microseconds
+                lines.append(event("PyTorchCheckpointing.save_checkpoint", "checkpoint", at, 90))
+                at += 100
+        lines.append(event("restart", "checkpoint", at, 50))
+        lines.append(event("PyTorchCheckpointing.finalize", "checkpoint", at + 60, 5))
+        with open_run(import_foreign([foreign(tmp_path, *lines)], tmp_path / "run")) as run:
+            measures = measure(run)
+            spans = names_of(run)
+        assert (measures.training.steps, len(measures.checkpoints)) == (200, 8)
+        assert (spans["data wait"], spans["restore"], spans["capture"]) == (200, 1, 16)
+        assert measures.training.checkpoint_block_s == pytest.approx(8 * 90e-6)
+
+    def test_a_loop_that_marks_parts_of_a_step_is_counted_by_its_batches(
+        self, tmp_path: Path
+    ) -> None:
+        lines = []
+        for at in range(0, 400, 100):
+            lines.append(event("fetch.iter", "dataloader", at, 10))
+            lines.append(event("forward", "compute", at + 20, 20))
+            lines.append(event("backward", "compute", at + 50, 20))
+            lines.append(event("step", "compute", at + 80, 10))
+            lines.append(event("fetch.block", "dataloader", at + 10, 85))
+        with open_run(import_foreign([foreign(tmp_path, *lines)], tmp_path / "run")) as run:
+            assert measure(run).training.steps == 4
+        whole = [line for line in lines if line["name"] != "fetch.block"]
+        with open_run(import_foreign([foreign(tmp_path, *whole)], tmp_path / "bare")) as run:
+            assert measure(run).training.steps == 4  # an optimizer's step is in each
+
+    def test_parts_of_a_step_without_a_loop_are_no_steps(self, tmp_path: Path) -> None:
+        lines = [event("forward", "compute", 10, 5), event("backward", "compute", 20, 5)]
+        with open_run(import_foreign([foreign(tmp_path, *lines)], tmp_path / "run")) as run:
+            measures = measure(run)
+            gaps = {gap.what: gap.why for gap in report_of(measures).gaps}
+        assert measures.training.steps == 0
+        assert gaps["steps"] == "none of the spans backward, forward is an iteration"
+
+    def test_a_foreign_span_takes_no_name_of_ours(self, tmp_path: Path) -> None:
+        """A worker of another tool, or a paused loop, is no loader worker of Penstock's."""
+        lines = [event(name, "app", at) for at, name in enumerate(("worker", "fetch", "paused"))]
+        with open_run(import_foreign([foreign(tmp_path, *lines)], tmp_path / "run")) as run:
+            assert names_of(run) == {"app.worker": 1, "app.fetch": 1, "app.paused": 1}
+
+
+needs_wheel = pytest.mark.skipif(
+    find_spec("dftracer") is None, reason="dftracer is not installed: its wheels are for x86-64"
+)
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Runs workloads/dftracer_job.py, for three epochs, under the installed DFTracer."""
+
+    def run(**switches: str) -> list[Path]:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        for name in ("a", "b"):
+            (folder / name).write_bytes(bytes(5000))
+        program = Path(__file__).parent / "workloads" / "dftracer_job.py"
+        done = subprocess.run(
+            [sys.executable, program, tmp_path / "trace", folder, "3"],
+            env=os.environ | {"DFTRACER_ENABLE": "1"} | switches,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        return sorted(tmp_path.glob("trace*.pfw*"))
+
+    return run
+
+
+# What the comment of the workload says, for three epochs; the child's file is the seventh.
+CALLS = [("close", 14, 0), ("open", 14, 0), ("read", 22, 50_000), ("write", 6, 90_000)]
+
+
+@needs_wheel
+class TestWheel:
+    """Traces that the newest DFTracer writes, of known calls and spans."""
+
+    def test_calls_steps_waits_and_saves_are_those_of_the_program(
+        self, traced: Callable[..., list[Path]], tmp_path: Path
+    ) -> None:
+        traces = traced(DFTRACER_INC_METADATA="1")
+        assert len(traces) == 2  # the job's and its child's
+        with open_run(import_foreign(traces, tmp_path / "run")) as run:
+            calls = (
+                "SELECT op, count(*), sum(moved_bytes) FROM events WHERE path LIKE '%/data/%'"
+                " GROUP BY op ORDER BY op"
+            )
+            assert run.sql(calls).fetchall() == CALLS
+            measures = measure(run)
+            spans = names_of(run)
+            assert run.sql("SELECT count(*) FROM processes WHERE parent IS NULL")[0] == (1,)
+        assert (measures.training.steps, len(measures.checkpoints)) == (6, 3)
+        assert (spans["data wait"], spans["restore"]) == (6, 1)
+
+    def test_nanoseconds_are_nanoseconds(
+        self, traced: Callable[..., list[Path]], tmp_path: Path
+    ) -> None:
+        traces = traced(DFTRACER_INC_METADATA="1", DFTRACER_TIME_METRIC="NS")
+        with open_run(import_foreign(traces, tmp_path / "run")) as run:
+            measures = measure(run)
+            assert measures.training.steps == 6
+            assert measures.counts_state == ("measured", "")
+            assert abs(run.start_unix_ns / 1e9 - traces[0].stat().st_mtime) < 3600
+
+    def test_aggregated_calls_are_the_same_sums(
+        self, traced: Callable[..., list[Path]], tmp_path: Path
+    ) -> None:
+        traces = traced(DFTRACER_INC_METADATA="1", DFTRACER_ENABLE_AGGREGATION="1")
+        with open_run(import_foreign(traces, tmp_path / "run")) as run:
+            calls = (
+                "SELECT op, sum(calls)::BIGINT, sum(moved_bytes)::BIGINT FROM counters"
+                " WHERE op <> 'fork' GROUP BY op ORDER BY op"
+            )
+            assert run.sql(calls).fetchall() == CALLS
+            gaps = {gap.what: gap.why for gap in report_of(measure(run)).gaps}
+        assert gaps["compute compute"].startswith("6 spans")
+        assert gaps["checkpoint capture"].startswith("6 spans")
+
+    def test_without_metadata_bytes_and_files_are_not_known(
+        self, traced: Callable[..., list[Path]], tmp_path: Path
+    ) -> None:
+        with open_run(import_foreign(traced(), tmp_path / "run")) as run:
+            measures = measure(run)
+            reads = run.sql("SELECT count(*), sum(moved_bytes) FROM events WHERE op = 'read'")
+            assert reads.fetchall() == [(22, None)]
+        assert (measures.training.steps, len(measures.checkpoints)) == (6, 3)
+        assert measures.counts_state[0] == "incomplete"
 
 
 class TestHostile:

@@ -970,10 +970,11 @@ def checkpoint_blocks(measures: Measures) -> _Said:
     size = sum(save.written_bytes for save in saves) / len(saves)
     in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
     speed = f" at {show(size / mean_s, 'B/s')}" if size and mean_s else ""
+    bytes_each = f", {show(size, 'B')} each" if size else ""  # none were seen written
     return _Found(
         block_s,
         (
-            f"{count(len(saves), 'save')} of {show(mean_s, 's')}, {show(size, 'B')} each{speed}",
+            f"{count(len(saves), 'save')} of {show(mean_s, 's')}{bytes_each}{speed}",
             f"{per_cent(in_calls)} of it in file calls",
             *(f"with files on the fast tier {one.tier} already" for one in measures.burst),
         ),

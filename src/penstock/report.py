@@ -544,7 +544,10 @@ def _moved(measures: Measures, how: Literal["read", "written"]) -> Fact:
     for row in measures.files:
         layers[row.layer] += row.read_bytes if how == "read" else row.written_bytes
     layer = max(layers, key=lambda layer: layers[layer])
-    moved = Number(layers[layer], "B", *measures.counts_state)
+    state, why = measures.counts_state
+    moved = Number(layers[layer], "B", state, why)
+    if state == "incomplete" and not layers[layer]:  # none that is known of: no zero
+        moved = Number(None, "B", "not measured", why)
     of_it = "" if layer == "posix" else ", by STDIO"
     return Fact(f"{how}_bytes", how, moved, f"data and output files{of_it}")
 
@@ -1375,7 +1378,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
         *(
             Gap(spot.value.partition(": ")[0], "not measured", spot.value.partition(": ")[2])
             if spot.key == "not measured"
-            else Gap(spot.key, "incomplete", spot.value)
+            else Gap(spot.key.removesuffix(" incomplete"), "incomplete", spot.value)
             for spot in measures.blind_spots
         ),
         *_job_gaps(measures),

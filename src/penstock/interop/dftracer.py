@@ -1,5 +1,6 @@
-"""DFTracer's traces (.pfw, .pfw.gz) out and in: a line of JSON for each call.  Knows its names and
-its microseconds; knows no measure.
+"""DFTracer's traces (.pfw, .pfw.gz) out and in: a line of JSON for each call.  Knows its phases,
+its names and its units of time, up to version 2.2; knows no measure, nor what a span means
+(dftracer_layers).
 
 A run goes out with the spans of DFAnalyzer's preset for AI jobs, and with its own spans under the
 category `penstock`, so that it comes in again with nothing lost but fractions of a microsecond.
@@ -13,25 +14,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import RunError
+from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
 from penstock.log import OPS
 from penstock.questions import query
 from penstock.run import Run, import_run
 from penstock.tables import Array, translated, utf8
 from penstock.words import count
 
-__all__ = ["export", "import_traces", "looks_like_dftracer"]
+__all__ = ["SUFFIXES", "export", "import_traces", "looks_like_dftracer"]
 
 Progress = Callable[[int, int], None]
 
 _OP = {op.name: op.number for op in OPS}
+SUFFIXES = (".pfw", ".pfw.gz")
 _ROWS = 50_000  # of a query at once
 LINE_BYTES = 1 << 20  # a longer line is no event
-UNIX_LIMIT_US = 1 << 52  # the year 2112
-DURATION_LIMIT_US = 1 << 50
+UNIX_LIMIT_NS = 1 << 62  # the year 2116
+DURATION_LIMIT_NS = 1 << 60
 NUMBER_LIMIT = 1 << 53
+# Up to 2.1 a letter of Chrome's format, from 2.2 on a number.
+_PHASES: dict[Any, str] = {
+    "X": "event", 1: "event", "C": "counter", 2: "counter", "A": "aggregated", 3: "aggregated",
+    "M": "metadata", 4: "metadata",
+}  # fmt: skip
+# DFTRACER_TIME_METRIC, in ns; microseconds unless the trace says otherwise.
+_UNITS = {"NS": 1, "US": 1000, "MS": 1_000_000, "SEC": 1_000_000_000}
+_UNIT_WORDS = {1_000_000: "milliseconds", 1_000_000_000: "seconds"}
 
 # Other names of the calls: of libc's and of DFTracer's own.
 _ALIASES = {
@@ -43,10 +54,6 @@ _ALIASES = {
     },
     "STDIO": {"ftell": "", "rewind": "fseek", "fseeko": "fseek"},
 }  # fmt: skip
-# Layers of DFAnalyzer's presets for DLIO.
-_WAITS = ("fetch.iter", "fetch-data.iter", "<module>.iter", "loop.iter")
-_COMPUTE = ("compute", "ai_framework")
-_LOADS = ("reader", "data_loader", "dataloader", "dataset", "data")  # what makes batches
 
 
 def export(
@@ -220,17 +227,21 @@ def import_traces(
     total = sum(trace.stat().st_size for trace in traces)
     done = 0
     for trace in traces:
+        size = trace.stat().st_size
+        build.begin_trace(size)
         for event in _events(trace, build):
             build.add(event)
             if progress and build.lines % 100_000 == 0:
                 progress(min(done, total), total)
-        done += trace.stat().st_size
-    if not build.calls and not build.spans:
+        done += size
+    if not (build.calls or build.spans or build.own or build.aggregated):
         lacks = "is cut before its first event" if build.torn else "has no event of DFTracer in it"
+        if build.empty == len(traces):
+            lacks = "is empty" if build.empty == 1 else "and the other traces are empty"
         raise RunError(f"{traces[0]}: {lacks}; nothing to import")
     source = str(traces[0]) if len(traces) == 1 else f"{len(traces)} traces of DFTracer"
-    start_us = min(first for first, _ in build.lives.values())
-    return import_run(folder, utf8(source), start_us * 1000, build.columns(start_us))
+    start_ns = min(first for first, _ in build.lives.values())
+    return import_run(folder, utf8(source), start_ns, build.columns(start_ns))
 
 
 def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
@@ -272,12 +283,71 @@ def _number(value: Any, limit: int = NUMBER_LIMIT) -> int | None:
     return int(value) if -limit < value < limit else None
 
 
+def _sum(args: dict[str, Any], name: str) -> int | None:
+    """Return the sum of a field over aggregated calls; None: the trace does not have it."""
+    if f"{name}_sum" in args:
+        return _number(args[f"{name}_sum"])
+    # Without a suffix it is the one value that all of the calls had.
+    each, calls = _number(args.get(name)), _number(args.get("dft_cnt"))
+    return None if each is None or calls is None else each * calls
+
+
+def _calls_needed(args: dict[str, Any]) -> int:
+    """Return how many calls it takes to reach the sums: DFTracer 2.2 counts of `open` only those
+    with a mode, and adds up the flags and the time of all."""
+    least = 1
+    for name, total in args.items():
+        if name.endswith("_sum"):
+            most, value = _number(args.get(f"{name[:-4]}_max")), _number(total)
+            if most and most > 0 and value is not None:
+                least = max(least, -(-value // most))
+    return least
+
+
+class _Call(NamedTuple):
+    """A call of the trace; key: the hash of its file's path, or the path."""
+
+    start_ns: int
+    ns: int
+    process: int
+    thread: int
+    op: int
+    error: int
+    key: str | None
+    offset: int | None
+    asked: int | None
+    moved: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Aggregated:
+    """Calls (op: of these) or spans (None) of one name and thread in sums.
+
+    calls: at least so many; is_short: more than the trace says, by its own sums.
+    """
+
+    process: int
+    tid: int
+    name: str
+    category: str
+    op: int | None
+    calls: int
+    is_short: bool
+    ns: int
+    max_ns: int | None
+    moved: int | None
+    key: str | None
+
+
 @dataclass(eq=False)
 class _Build:
-    """The tables of a run, grown event by event."""
+    """The tables of a run, grown event by event.  Times in ns."""
 
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-    spans: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+    spans: list[Told] = field(default_factory=list)
+    own: list[tuple[Any, ...]] = field(default_factory=list)  # spans that Penstock wrote
+    aggregated: list[_Aggregated] = field(default_factory=list)
+    repeated: int = 0  # aggregates that are in another process's trace too
     files: dict[str, int] = field(default_factory=dict)  # path to number
     names: dict[str, str] = field(default_factory=dict)  # hash to path
     hosts: dict[str, str] = field(default_factory=dict)  # hash to name
@@ -287,97 +357,195 @@ class _Build:
     texts: dict[str, str] = field(default_factory=dict)  # hash to command or program
     starts: dict[int, dict[str, Any]] = field(default_factory=dict)  # process to what it said
     loading: set[int] = field(default_factory=set)  # processes that load data
-    lives: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each process, in µs
+    lives: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each process
+    samples: dict[str, int] = field(default_factory=dict)  # of counters, by name
+    phases: dict[str, int] = field(default_factory=dict)  # that this version does not know
+    unit_ns: int = _UNITS["US"]  # of the trace that is read now
+    coarse: set[int] = field(default_factory=set)  # units that are coarser than microseconds
+    without_steps: tuple[str, ...] = ()
     unplaced: int = 0  # processes that load data for nobody knows whom
+    empty: int = 0  # traces without a byte
     lines: int = 0
     damaged: int = 0
     torn: bool = False
+
+    def begin_trace(self, size_bytes: int) -> None:
+        """What follows is of the next file."""
+        self.unit_ns = _UNITS["US"]
+        self.empty += not size_bytes
 
     def add(self, event: dict[str, Any]) -> None:
         """Takes in one event, or counts it as one that cannot be."""
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         name, category = str(event.get("name", "")), str(event.get("cat", ""))
-        if event.get("ph") == "M":
-            table = {"FH": self.names, "HH": self.hosts, "SH": self.texts}.get(name)
-            if table is not None:
-                table[str(args.get("value"))] = str(args.get("name"))
-            return
-        start_us = _number(event.get("ts"), UNIX_LIMIT_US)
-        us = _number(event.get("dur", 0), DURATION_LIMIT_US)
+        given = event.get("ph")
+        phase = _PHASES.get(given) if isinstance(given, str | int) else None
+        if phase == "metadata":
+            self._add_name(name, args)
+        elif phase == "aggregated" or (phase == "counter" and "dft_cnt" in args):
+            self._add_aggregated(event, name, category, args)
+        elif phase == "counter":
+            self.samples[name] = self.samples.get(name, 0) + 1
+        elif phase == "event":
+            self._add_event(event, name, category, args)
+        else:
+            told = utf8(str(given))[:20]
+            self.phases[told] = self.phases.get(told, 0) + 1
+
+    def _add_name(self, name: str, args: dict[str, Any]) -> None:
+        table = {"FH": self.names, "HH": self.hosts, "SH": self.texts}.get(name)
+        if table is not None:
+            table[str(args.get("value"))] = str(args.get("name"))
+        elif name == "CM" and args.get("name") == "time_metric":
+            self.unit_ns = _UNITS.get(str(args.get("value")), self.unit_ns)
+            if self.unit_ns in _UNIT_WORDS:
+                self.coarse.add(self.unit_ns)
+
+    def _time(self, value: Any, limit_ns: int) -> int | None:
+        number = _number(value, limit_ns // self.unit_ns)
+        return None if number is None or number < 0 else number * self.unit_ns
+
+    def _add_event(
+        self, event: dict[str, Any], name: str, category: str, args: dict[str, Any]
+    ) -> None:
+        start_ns = self._time(event.get("ts"), UNIX_LIMIT_NS)
+        ns = self._time(event.get("dur", 0), DURATION_LIMIT_NS)
         pid, tid = _number(event.get("pid"), 1 << 31), _number(event.get("tid", 0))
-        if event.get("ph") != "X" or start_us is None or us is None or pid is None:
-            self.damaged += event.get("ph") == "X"
-            return
-        if start_us < 0 or us < 0:
+        if start_ns is None or ns is None or pid is None:
             self.damaged += 1
             return
-        host = str(args.get("hhash", ""))
-        process = self.processes.setdefault((host, pid), len(self.processes))
+        process = self._process(pid, args)
         thread = self.threads.setdefault((process, tid or 0), len(self.threads))
-        begun, ended = self.lives.get(process, (start_us, start_us))
-        self.lives[process] = (min(begun, start_us), max(ended, start_us + us))
-        layer = category.upper().split("_")[0]
+        begun, ended = self.lives.get(process, (start_ns, start_ns))
+        self.lives[process] = (min(begun, start_ns), max(ended, start_ns + ns))
         if category == "dftracer" and name in ("start", "end"):
             if name == "start":
                 self.starts.setdefault(process, args)
-        elif layer in ("POSIX", "STDIO", "PROCESS"):
-            self._add_call(name, layer, (start_us, us, process, thread), args)
+        elif (layer := _layer(category)) in ("POSIX", "STDIO", "PROCESS"):
+            self._add_call(name, layer, (start_ns, ns, process, thread), args)
         else:
-            self._add_span(name, category, (start_us, us, process, thread), args)
+            self._add_span(name, category, (start_ns, ns, process, thread), args)
 
-    def _add_call(
-        self, name: str, layer: str, place: tuple[int, ...], args: dict[str, Any]
-    ) -> None:
+    def _process(self, pid: int, args: dict[str, Any]) -> int:
+        host = str(args.get("hhash", ""))
+        return self.processes.setdefault((host, pid), len(self.processes))
+
+    def _op(self, name: str, layer: str, calls: int = 1) -> int | None:
         plain = name.removesuffix("64")
         op = _OP.get(_ALIASES.get(layer, {}).get(plain, plain))
         if op is None:
-            self.unknown[f"{layer} {name}"] = self.unknown.get(f"{layer} {name}", 0) + 1
+            told = f"{layer} {name}"
+            self.unknown[told] = self.unknown.get(told, 0) + calls
+        return op
+
+    def _add_call(
+        self, name: str, layer: str, place: tuple[int, int, int, int], args: dict[str, Any]
+    ) -> None:
+        op = self._op(name, layer)
+        if op is None:
             return
         result = _number(args.get("ret"))
         error = _number(args.get("errno", 0), 1 << 15) or (5 if (result or 0) < 0 else 0)
         key = args.get("fhash", args.get("fname"))
-        count = _number(args.get("count"))
-        offset = _number(args.get("offset"))
-        self.calls.append((*place, op, error, None if key is None else str(key), offset, count,
-                           max(0, result or 0)))  # fmt: skip
+        self.calls.append(
+            _Call(
+                *place,
+                op,
+                error,
+                None if key is None else str(key),
+                _number(args.get("offset")),
+                _number(args.get("count")),
+                None if result is None else max(0, result),
+            )
+        )
+
+    def _add_aggregated(
+        self, event: dict[str, Any], name: str, category: str, args: dict[str, Any]
+    ) -> None:
+        """Calls or spans of one name and interval in sums: the calls are counted, with bytes and
+        time; of spans it is told how many there were, as their moments are not known."""
+        start_ns = self._time(event.get("ts"), UNIX_LIMIT_NS)
+        pid, calls = _number(event.get("pid"), 1 << 31), _number(args.get("dft_cnt"))
+        if start_ns is None or pid is None or calls is None or calls < 1:
+            self.damaged += 1
+            return
+        process = self._process(pid, args)
+        self.lives.setdefault(process, (start_ns, start_ns))  # ts is when the interval began
+        layer = _layer(category)
+        is_call = layer in ("POSIX", "STDIO", "PROCESS")
+        op = self._op(name, layer, calls) if is_call else None
+        if is_call and op is None:
+            return
+        ns, most = _sum(args, "dur"), _number(args.get("dur_max", args.get("dur")))
+        moved, least = _sum(args, "ret"), _number(args.get("ret_min", args.get("ret")))
+        key = args.get("fhash", args.get("fname"))
+        needed = _calls_needed(args)
+        self.aggregated.append(
+            _Aggregated(
+                process=process,
+                tid=_number(event.get("tid", 0)) or 0,
+                name=name,
+                category=category,
+                op=op,
+                calls=max(calls, needed),
+                is_short=needed > calls,
+                ns=max(0, ns or 0) * self.unit_ns,
+                max_ns=None if most is None else max(0, most) * self.unit_ns,
+                # A failed call is -1 in the sum.
+                moved=None if moved is None or (least or 0) < 0 else moved,
+                key=None if key is None else str(key),
+            )
+        )
+
+    def _without_repeats(self) -> None:
+        """Leaves out what a forked child repeats: DFTracer 2.2 keeps in it what its parent had
+        aggregated, and writes that again with the child's pid and the parent's thread."""
+        pids = {process: pid for (_, pid), process in self.processes.items()}
+        hosts = {process: host for (host, _), process in self.processes.items()}
+
+        def is_repeat(row: _Aggregated) -> bool:
+            if row.tid == pids[row.process]:
+                return False
+            said = _number(self.starts.get(row.process, {}).get("ppid"), 1 << 31)
+            main = self.processes.get((hosts[row.process], row.tid))
+            parent = self._parent(row.process)
+            return row.tid == said or main is not None or (parent, row.tid) in known
+
+        known = {(row.process, row.tid) for row in self.aggregated}
+        kept = [row for row in self.aggregated if not is_repeat(row)]
+        self.repeated = len(self.aggregated) - len(kept)
+        self.aggregated = kept
 
     def _add_span(
-        self, name: str, category: str, place: tuple[int, ...], args: dict[str, Any]
+        self, name: str, category: str, place: tuple[int, int, int, int], args: dict[str, Any]
     ) -> None:
         index = _number(args.get("index", args.get("step")))
-        if category in _LOADS and name not in _WAITS:
-            self.loading.add(place[2])
         if category == "penstock":
             kind, name = str(args.get("kind")), str(args.get("span"))
             numbers = (_number(args.get("a")), _number(args.get("b")))
             if kind in ("step", "span", "window"):
-                self.spans.append((*place, kind, name, index, *numbers, True))
-        elif name in _WAITS:
-            self.spans.append((*place, "span", "data wait", index, 1, 0, False))
-        elif category == "checkpoint":
-            self.spans.append((*place, "span", "checkpoint", index, 0, 0, False))
-        elif category in _COMPUTE:
-            self.spans.append((*place, "step", "step", index, 0, 0, False))
+                self.own.append((*place, kind, name, index, *numbers))
         else:
-            self.spans.append((*place, "span", name, index, 0, 0, False))
+            self.spans.append(Told(*place, name, category, index))
 
-    def columns(self, start_us: int) -> dict[str, dict[str, Array]]:
-        """All tables, as tables.write_tables takes them; times from start_us on."""
+    def columns(self, start_ns: int) -> dict[str, dict[str, Array]]:
+        """All tables, as tables.write_tables takes them; times from start_ns on."""
         import numpy as np
 
+        self._without_repeats()
         # A trace that Penstock wrote has its own spans: DFAnalyzer's are the same again.
-        spans = [row for row in self.spans if row[9]] or self._understood()
+        spans = self.own or self._understood()
         n = len(self.processes)
         first, last = (
-            [self.lives.get(process, (start_us, start_us))[end] - start_us for process in range(n)]
+            [self.lives.get(process, (start_ns, start_ns))[end] - start_ns for process in range(n)]
             for end in (0, 1)
         )
         parents = [self._parent(process) for process in range(n)]
-        for row in self.calls:
-            if row[6] is not None:
-                path = self.names.get(row[6], row[6])
-                self.files.setdefault(utf8(path), len(self.files))
+        keys = [call.key for call in self.calls] + [row.key for row in self.aggregated]
+        for key in keys:
+            if key is not None:
+                self.files.setdefault(utf8(self.names.get(key, key)), len(self.files))
         columns = {
             "processes": {
                 "process": np.arange(n, dtype=np.int32),
@@ -388,8 +556,8 @@ class _Build:
                 "executable": np.array([self._said(p, "exec_hash") for p in range(n)], object),
                 "folder": np.array([""] * n, object),
                 "origin": np.array(["run"] * n, object),
-                "start_ns": np.array(first) * 1000,
-                "end_ns": np.array(last) * 1000,
+                "start_ns": np.array(first),
+                "end_ns": np.array(last),
                 "state": np.array(["exited"] * n, object),
                 "is_torn": np.array([self.torn and not place for place in range(n)]),
                 **{key: np.zeros(n, np.int64) for key in
@@ -414,9 +582,11 @@ class _Build:
             "value": np.array([value for _, value in notes], object),
         }
         if self.calls:
-            columns["events"] = self._call_columns(start_us)
+            columns["events"] = self._call_columns(start_ns)
+        if any(row.op is not None for row in self.aggregated):
+            columns["folded"] = self._folded_columns()
         if spans:
-            columns["spans"] = _span_columns(spans, start_us)
+            columns["spans"] = _span_columns(spans, start_ns)
         return columns
 
     def _said(self, process: int, key: str) -> str:
@@ -432,16 +602,31 @@ class _Build:
     def _understood(self) -> list[tuple[Any, ...]]:
         """The spans of another writer, with what they imply: which processes are workers of which,
         and that nobody said who made a batch."""
+        told = meant(self.spans)
+        self.without_steps = told.without_steps
+        rows: list[tuple[Any, ...]] = []
+        mains: set[int] = set()
+        for number, (span, meaning) in enumerate(told.spans):
+            place = (span.start_ns, span.ns, span.process, span.thread)
+            if meaning in ("step", "data wait"):
+                mains.add(span.process)
+            if meaning == "step":
+                rows.append((*place, "step", "step", span.index, 0, 0))
+            elif meaning == "data wait":
+                # Without a number of its batch it would be the wait for the end of an epoch.
+                index = number if span.index is None else span.index
+                rows.append((*place, "span", "data wait", index, 1, 0))
+                at = span.start_ns + max(0, span.ns - 1)
+                rows.append((at, 0, *place[2:], "span", "wait cpu", None, 0, None))
+            else:
+                rows.append((*place, "span", name_of(span, meaning), span.index, 0, 0))
+            if span.category in LOADS and not meaning:
+                self.loading.add(span.process)
+        return rows + self._workers(mains)
+
+    def _workers(self, mains: set[int]) -> list[tuple[Any, ...]]:
+        """Processes that load data as workers of those that train."""
         spans = []
-        for number, row in enumerate(self.spans):
-            if row[5] != "data wait":
-                spans.append(row)
-                continue
-            # Without a number of its batch it would be the wait for the end of a pass.
-            spans.append((*row[:6], number if row[6] is None else row[6], *row[7:]))
-            at = row[0] + max(0, row[1] - 1)
-            spans.append((at, 0, *row[2:4], "span", "wait cpu", None, 0, None, False))
-        mains = {row[2] for row in spans if row[5] in ("step", "data wait")}
         alive: dict[int, dict[int, int]] = {}  # of each main: number to the end of who has it
         for process in sorted(self.loading - mains, key=lambda one: self.lives[one]):
             main = self._main_of(process, mains)
@@ -455,7 +640,7 @@ class _Build:
             thread = min(one for (owner, _), one in self.threads.items() if owner == process)
             _, pid = list(self.processes)[main]
             where = (start, end - start, process, thread)
-            spans.append((*where, "span", "worker", number, 0, pid, False))
+            spans.append((*where, "span", "worker", number, 0, pid))
         return spans
 
     def _main_of(self, process: int, mains: set[int]) -> int | None:
@@ -483,48 +668,142 @@ class _Build:
             notes.append(
                 ("not measured", "workers: no process of the trace says that it loads data")
             )
+        if self.without_steps:
+            names = ", ".join(utf8(name) for name in self.without_steps[:5])
+            notes.append(("not measured", f"steps: none of the spans {names} is an iteration"))
+        return [*notes, *self._notes_of_calls(), *self._notes_of_lines()]
+
+    def _notes_of_calls(self) -> list[tuple[str, str]]:
+        notes = []
+        if any(call.moved is None and call.op in _ACCESSES for call in self.calls):
+            notes.append(("imported incomplete", "reads and writes have no bytes in the trace; "
+                          "DFTracer writes them with DFTRACER_INC_METADATA=1"))  # fmt: skip
+        if self.calls and all(call.key is None for call in self.calls):
+            notes.append(("not measured", "files: calls in the trace name none; DFTracer writes "
+                          "them with DFTRACER_INC_METADATA=1"))  # fmt: skip
+        return [*notes, *self._notes_of_aggregates()]
+
+    def _notes_of_aggregates(self) -> list[tuple[str, str]]:
+        notes = []
+        folded = [row for row in self.aggregated if row.op is not None]
+        if folded:
+            n = sum(row.calls for row in folded)
+            notes.append(("counters only", f"aggregated by DFTracer: {count(n, 'call')} "
+                          "without their moments"))  # fmt: skip
+            if all(row.key is None for row in folded):
+                notes.append(
+                    ("imported incomplete", "DFTracer aggregated calls without their files")
+                )
+        if short := sorted({utf8(row.name) for row in folded if row.is_short}):
+            lacks = f"DFTracer counts fewer calls of {', '.join(short)} than it added up"
+            notes.append(("imported incomplete", f"{lacks}: at least so many are counted here"))
+        if any(row.op in _ACCESSES and row.moved is None for row in folded):
+            lacks = "aggregated reads or writes failed, or have no result"
+            notes.append(("imported incomplete", f"{lacks}: their bytes are not known"))
+        if self.repeated:
+            what = f"{count(self.repeated, 'aggregate')} of forked processes"
+            notes.append(("not measured", f"{what}: left out, they repeat those of the parent"))
+        sums: dict[tuple[str, str], tuple[int, int]] = {}
+        for row in self.aggregated:
+            if row.op is None:
+                n, ns = sums.get((row.category, row.name), (0, 0))
+                sums[row.category, row.name] = (n + row.calls, ns + row.ns)
+        for (category, name), (n, ns) in list(sums.items())[:20]:
+            notes.append(("not measured", f"{utf8(category)} {utf8(name)}: "
+                          f"{count(n, 'span')}, {ns / 1e9:.6f} s together, "
+                          "aggregated by DFTracer: when each was is not in the trace"))  # fmt: skip
+        return notes
+
+    def _notes_of_lines(self) -> list[tuple[str, str]]:
+        notes = []
+        for unit in sorted(self.coarse):
+            notes.append(("not measured", f"times below {_UNIT_WORDS[unit]}: the trace was written "
+                          "in them (DFTRACER_TIME_METRIC)"))  # fmt: skip
+        if self.empty:
+            traces = "trace is" if self.empty == 1 else "traces are"
+            notes.append(("imported incomplete", f"{self.empty:,} {traces} empty: DFTracer made "
+                          "the file and wrote no event of that process"))  # fmt: skip
         if self.damaged:
             are = "line is" if self.damaged == 1 else "lines are"
             notes.append(("imported incomplete", f"{self.damaged:,} {are} no event"))
+        for phase, n in list(self.phases.items())[:5]:
+            are = "line has" if n == 1 else "lines have"
+            notes.append(
+                ("imported incomplete", f"{n:,} {are} a phase unknown to Penstock, {phase}")
+            )
         if self.torn:
             notes.append(("imported incomplete", "the trace is cut"))
+        if self.samples:
+            n = sum(self.samples.values())
+            notes.append(("not measured", f"samples of the system: {n:,} in the trace, of "
+                          f"{count(len(self.samples), 'counter')}, are not imported"))  # fmt: skip
         for name, n in list(self.unknown.items())[:20]:
             notes.append(
-                ("not measured", f"{name}: {count(n, 'call')} that Penstock has no name for")
+                ("not measured", f"{utf8(name)}: {count(n, 'call')} that Penstock has no name for")
             )
         return notes
 
-    def _call_columns(self, start_us: int) -> dict[str, Array]:
+    def _file(self, key: str | None) -> int:
+        return -1 if key is None else self.files[utf8(self.names.get(key, key))]
+
+    def _call_columns(self, start_ns: int) -> dict[str, Array]:
         import numpy as np
 
-        start, us, process, thread, op, error, key, offset, count, moved = (
+        start, ns, process, thread, op, error, key, offset, asked, moved = (
             list(column) for column in zip(*self.calls, strict=True)
         )
-        file = [-1 if one is None else self.files[utf8(self.names.get(one, one))] for one in key]
-        is_access = {op.number for op in OPS if op.group in ("read", "write") and op.layer != "app"}
+        none_moves = [one not in _ACCESSES for one in op]
         return {
-            "start_ns": (np.array(start) - start_us) * 1000,
-            "duration_ns": np.array(us) * 1000,
+            "start_ns": np.array(start) - start_ns,
+            "duration_ns": np.array(ns),
             "process": np.array(process, np.int32),
             "thread": np.array(thread, np.int32),
             "op_number": np.array(op, np.uint8),
             "errno": np.array(error, np.int16),
-            "file": np.ma.masked_less(np.array(file, np.int32), 0),
+            "file": np.ma.masked_less(np.array([self._file(one) for one in key], np.int32), 0),
             "offset_bytes": np.ma.masked_less([-1 if one is None else one for one in offset], 0),
-            "asked_bytes": np.ma.masked_less([-1 if one is None else one for one in count], 0),
-            "moved_bytes": np.where(np.isin(op, list(is_access)), moved, 0),
+            "asked_bytes": np.ma.masked_less([-1 if one is None else one for one in asked], 0),
+            "moved_bytes": np.ma.masked_less(
+                np.where(none_moves, 0, [-1 if one is None else one for one in moved]), 0
+            ),
+        }
+
+    def _folded_columns(self) -> dict[str, Array]:
+        import numpy as np
+
+        def column(values: list[Any], kind: Any = np.int64) -> Array:
+            return np.ma.masked_less(
+                np.array([-1 if one is None else one for one in values], kind), 0
+            )
+
+        rows = [row for row in self.aggregated if row.op is not None]
+        return {
+            "process": np.array([row.process for row in rows], np.int32),
+            "file": column([self._file(row.key) for row in rows], np.int32),
+            "op_number": np.array([row.op for row in rows], np.uint8),
+            "calls": np.array([row.calls for row in rows], np.int64),
+            "duration_ns": np.array([row.ns for row in rows], np.int64),
+            "max_duration_ns": column([row.max_ns for row in rows]),
+            "moved_bytes": column([row.moved if row.op in _ACCESSES else 0 for row in rows]),
         }
 
 
-def _span_columns(spans: list[tuple[Any, ...]], start_us: int) -> dict[str, Array]:
+def _layer(category: str) -> str:
+    return category.upper().split("_")[0]
+
+
+_ACCESSES = {op.number for op in OPS if op.group in ("read", "write") and op.layer != "app"}
+
+
+def _span_columns(spans: list[tuple[Any, ...]], start_ns: int) -> dict[str, Array]:
     import numpy as np
 
-    start, us, process, thread, kind, name, index, a, b, _ = (
+    start, ns, process, thread, kind, name, index, a, b = (
         list(column) for column in zip(*spans, strict=True)
     )
     return {
-        "start_ns": (np.array(start) - start_us) * 1000,
-        "duration_ns": np.array(us) * 1000,
+        "start_ns": np.array(start) - start_ns,
+        "duration_ns": np.array(ns),
         "process": np.array(process, np.int32),
         "thread": np.array(thread, np.int32),
         "kind": np.array(kind, object),

@@ -63,4 +63,6 @@ def _tool(path: Path) -> str | None:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    if not head and path.name.endswith(dftracer.SUFFIXES):
+        return "DFTracer"  # of a forked child that ended before it wrote
     return next((name for name, is_its, _ in _TOOLS if is_its(head)), None)
