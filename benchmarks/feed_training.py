@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bars import PENSTOCK, ROOT, Bar, machine, report, scratch
+from peers import compared, versions
 
 from penstock import tiers
 from penstock.bench import data
@@ -168,12 +169,13 @@ batch.
 
 {about}
 
-{machine}. {day}."""
+{machine}. {day}. {beside}"""
 
 
 def page(results: dict) -> str:
     about = textwrap.fill(f"The data: {results['data']}.", 100)
-    lines = [PREFACE.format(command=COMMAND, about=about, **results)]
+    beside = compared("feed_training", results.get("peers", {}))
+    lines = [PREFACE.format(command=COMMAND, about=about, beside=beside, **results)]
     for place, found in results["places"].items():
         lines += ["", f"## On {place}", ""]
         lines += ["| reader | training | data wait | of the training | verdict of the report |"]
@@ -219,7 +221,8 @@ def main(folder: Path | None = None, n: int = 1000) -> list[Bar]:
             )
         )
     results = {
-        "machine": here, "day": day(), "records": n, "data": DATA,
+        "machine": here, "day": day(), "peers": versions("feed_training"), "records": n,
+        "data": DATA,
         "record_kb": open_index(path).total_bytes / n / 1e3, "places": places, "missing": missing,
     }  # fmt: skip
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bars import ROOT, Bar, machine, report
+from peers import compared, versions
 
 RESULTS = ROOT / "docs" / "performance.json"
 PAGE = ROOT / "docs" / "performance.md"
@@ -116,7 +117,10 @@ def main(names: list[str]) -> None:
         found = importlib.import_module(module).main(*([part] if part else []))
         report(found)
         day = str(datetime.now(UTC).date())
-        results[name] = {"machine": here, "day": day, "bars": [asdict(bar) for bar in found]}
+        results[name] = {
+            "machine": here, "day": day, "peers": versions(name),
+            "bars": [asdict(bar) for bar in found],
+        }  # fmt: skip
         # Kept at once: an hour of results is not lost with what comes after it.
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(page(results))
@@ -135,7 +139,9 @@ def page(results: dict[str, dict]) -> str:
             )
             continue
         found = results[name]
-        sections.append(f"\n## {title}\n\n{found['machine']}. {found['day']}.\n\n")
+        beside = compared(name, found.get("peers", {}))
+        said = [f"{found['machine']}. {found['day']}.", *([beside] if beside else [])]
+        sections.append(f"\n## {title}\n\n{' '.join(said)}\n\n")
         sections.append("| what | bar | measured | | command |\n| --- | --- | --- | --- | --- |\n")
         for bar in (Bar(**kept) for kept in found["bars"]):
             verdict = {True: "met", False: "**missed**", None: ""}[bar.is_met]

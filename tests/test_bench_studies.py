@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -1178,6 +1179,7 @@ def test_what_a_log_of_darshan_kept_is_counted(tmp_path: Path) -> None:
     row = control.kept_by_darshan(tmp_path / "a.darshan", tmp_path)
     assert (row["is_partial"], row["checkpoints_kept"]) == (0, 1)  # one file, read twice
     assert 1 <= row["files"] < 400
+    assert re.fullmatch(r"3\.\d+\.\d+", row["darshan"])  # the version that the log names
     with pytest.raises(RunError, match="wrote no log"):
         control.kept_by_darshan(tmp_path / "b.darshan", tmp_path)
 
@@ -1270,6 +1272,32 @@ def test_few_threads_read_large_files_faster_and_many_small_ones(tmp_path: Path)
 
 
 # The pages
+
+
+def test_sections_of_performance_name_the_versions_that_they_compare_with() -> None:
+    from peers import COMPARED
+    from table import PAGE, RESULTS, page
+
+    results = json.loads(RESULTS.read_text())
+    assert PAGE.read_text() == page(results)
+    for section in COMPARED.keys() & results.keys():
+        assert list(results[section]["peers"]) == list(COMPARED[section]), section
+    kept = json.loads((study_page.EXPERIMENTS / "feed.json").read_text())
+    assert set(kept["peers"]) == set(COMPARED["feed_training"])
+    told = study_page.machine_words(
+        json.loads((study_page.EXPERIMENTS / "control" / "control.json").read_text())["machine"]
+    )
+    assert re.search(r"torch \d+\.\d+.*Darshan \d+\.\d+", told)
+
+
+def test_versions_of_peers_are_those_that_are_installed() -> None:
+    from peers import compared, versions
+
+    found = versions("feed_training")
+    assert found == {"py-lmdb": metadata.version("lmdb"),
+                     "torch": metadata.version("torch").partition("+")[0]}  # fmt: skip
+    assert compared("views", {}) == ""
+    assert compared("counts", {}) == "Compared with strace (no version kept)."
 
 
 @pytest.mark.parametrize("name", study_page.STUDIES)

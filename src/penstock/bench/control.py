@@ -125,6 +125,9 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         is_warmed=settings.scale != "ci",
     )  # fmt: skip
     points = study.points_of(STUDY, rows, cases)
+    versions = {row["darshan"] for row in rows if row.get("darshan")}
+    if versions:
+        machine["Darshan"] = ", ".join(sorted(versions))
     verdicts = [row["verdict"] for row in rows if row.get("verdict")]
     remarks += [f"Penstock: {verdict}" for verdict in verdicts[-1:]]
     files = [point["files"] for point in points if point["recorder"] == "penstock"]
@@ -190,8 +193,8 @@ def darshan_library() -> str:
 
 
 def kept_by_darshan(log: Path, saved: Path) -> Row:
-    """The files of a log, whether there were more than it had room for, and how many of them lie
-    below saved.  Raises RunError."""
+    """The files of a log, whether there were more than it had room for, how many of them lie below
+    saved, and the version of the runtime that wrote it.  Raises RunError."""
     try:
         import darshan
     except ModuleNotFoundError as error:
@@ -208,8 +211,12 @@ def kept_by_darshan(log: Path, saved: Path) -> Row:
             found |= set(report.records[name].to_df()["counters"]["id"])
         is_partial = any(report.modules[name]["partial_flag"] for name in known)
         names = [report.name_records.get(one, "") for one in found]
+        version = str(report.metadata["job"]["metadata"].get("lib_ver", ""))
     below = sum(name.startswith(f"{saved.resolve()}/") for name in names)
-    return {"files": len(found), "is_partial": int(is_partial), "checkpoints_kept": below}
+    return {
+        "files": len(found), "is_partial": int(is_partial), "checkpoints_kept": below,
+        "darshan": version,
+    }  # fmt: skip
 
 
 def _told(recorded: Path) -> Row:

@@ -388,11 +388,28 @@ def machine_of(path: Path) -> dict[str, Any]:
         "cpu": _cpu(),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
+        **libraries(),
         "file_system": tiers.mount_of(path).kind,
         "read_ahead_kib": ahead,
         "load_at_start": round(os.getloadavg()[0], 1),
         "unix_s": int(time.time()),
     }
+
+
+# What studies read and train with, and compare with: the package whose version counts.
+LIBRARIES = {"torch": ("torch",), "tensorflow": ("tensorflow-cpu", "tensorflow"), "lmdb": ("lmdb",)}
+
+
+def libraries() -> dict[str, str]:
+    """The versions of those that are installed."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    for name, packages in LIBRARIES.items():
+        for package in packages:
+            with suppress(metadata.PackageNotFoundError):
+                found.setdefault(name, metadata.version(package).partition("+")[0])
+    return found
 
 
 def host_of(path: Path) -> dict[str, str]:
