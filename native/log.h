@@ -55,6 +55,8 @@ struct thread {
     uint64_t text_round;
     struct call spans[SPANS_PER_THREAD]; /* begun by the application; start 0: free */
     struct call fork;                    /* the vfork under way */
+    int64_t cpu_ns;                      /* of its clock, and ready without a CPU, when the step */
+    int64_t delay_ns;                    /* before ended; -1: not measured */
 };
 
 /* All of the recorder's state that belongs to one process image; zero in a forked child. */

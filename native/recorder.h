@@ -68,6 +68,11 @@ PENSTOCK_API void penstock_note(const char *key, const char *value);
  */
 PENSTOCK_API int64_t penstock_run_delay(void);
 
+/* Ends the span `handle` (0: there is none) of the step `index` with the CPU ns of the calling
+ * thread (a) and its ns ready to run without a CPU (b) since the span began, 2^63-1: not measured,
+ * and begins the next one.  Returns the handle of that; 0: not recording. */
+PENSTOCK_API uint64_t penstock_balance(uint64_t handle, uint32_t name, int64_t index);
+
 /* For tests: slots patched now; whether the calling thread is inside a recorded call;
  * the names that are hooked, one by one until NULL. */
 PENSTOCK_API int penstock_slots(void);

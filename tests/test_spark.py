@@ -64,6 +64,15 @@ def why_no_spark() -> str:
 needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
 
 
+def add_balances(run: Synthetic) -> None:
+    """A second optimizer that goes on with a step; balances and input stretches."""
+    run.span("step", 3580 * MS, 3595 * MS, process=10, index=1, b=3, kind="step")
+    run.span("step balance", 3500 * MS, 3595 * MS, process=10, index=1, a=40 * MS, b=5 * MS)
+    run.span("step balance", 3595 * MS, 3770 * MS, process=10, index=2, a=40 * MS, b=2**63 - 1)
+    run.span("input stretch", 3500 * MS, 3510 * MS, process=10, index=0, a=1, b=MS)
+    run.span("input stretch", 3520 * MS, 3530 * MS, process=10, index=2, a=5, b=MS)
+
+
 def rich_job() -> Synthetic:
     """Two ranks, one with workers and helper threads, one with a loader that says nothing; faults,
     pauses, copies, a folded counter, samples of the host, programs without a log."""
@@ -89,6 +98,7 @@ def rich_job() -> Synthetic:
         run.fault(
             "/data/mapped.mdb", 3300 * MS + number * 30 * MS, 2 * MS, process=2, offset=number
         )
+    add_balances(run)
     run.span("fetch faults", 3700 * MS, 3700 * MS + 1, process=2, index=0, b=6)
     run.span("paused", 3950 * MS, 4 * S, process=1, kind="window")
     run.fold("pread", 500, path="/data/folded", moved_bytes=1 << 20, duration_ns=S, process=2)

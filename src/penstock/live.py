@@ -54,6 +54,7 @@ ELSEWHERE_NS = 60_000_000_000  # another host's process is taken for dead when s
 FOREVER = 1 << 62
 # Steps by who marks them, the first that there is counts: the program, an adapter, a loader.
 BY_HAND, ADAPTER, ITERATION = STEPS = (1, 0, 2)
+CONTINUATION = 3  # of an adapter's step
 
 _GROUPS = ("read", "write", "metadata")
 _SYNCS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
@@ -301,6 +302,10 @@ class _Trainer:
     settled_ns: int = 0  # up to where pieces are summed
 
     def step(self, mark: _Mark, origin: int) -> None:
+        if origin == CONTINUATION:
+            if self.origin == ADAPTER:
+                self.marks.append(mark)
+            return
         rank = STEPS.index(origin) if origin in STEPS else len(STEPS) - 1
         if rank > STEPS.index(self.origin):
             return

@@ -38,6 +38,8 @@ PREPARED = (
     "timed_spans",
     "pauses",
     "steps",
+    "step_balances",
+    "input_stretches",
     "graph_waits",
     "mains",
     "barriers",

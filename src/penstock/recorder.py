@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from _thread import get_ident
+import time
+from _thread import _local, get_ident
 
 from penstock.errors import RecorderError
 
@@ -30,12 +31,18 @@ __all__ = [
     "Span",
     "attend",
     "begin",
+    "begin_balance",
+    "begin_stretch",
+    "end_balance",
+    "end_stretch",
     "has_explicit_steps",
     "is_attached",
     "is_recording",
+    "is_stepping",
     "look",
     "note",
     "on_start",
+    "on_stretch",
     "record",
     "run_delay_reader",
     "span",
@@ -49,6 +56,10 @@ CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # importing 
 RECORD, PAUSE = 1, 2  # of control.py, which writes them
 NOT_LOOKED, NOBODY_ASKS = (1,), (0,)  # pages of a process that has mapped none
 IDLE_SPANS = 256  # distinct names kept; a program that numbers its names would grow without end
+
+# What began an input stretch (its index), and what ended it (its a): docs/FORMAT.md.
+AFTER_STEP, IN_STEP, AFTER_BACKWARD, AFTER_EVALUATION = range(4)
+STEP_ENDED, FORWARD, STEP_BEGAN, EVALUATION, BACKWARD, OPTIMIZER = range(6)
 
 
 class _Native:
@@ -80,6 +91,7 @@ class _Native:
         self.note: Callable[[bytes, bytes], None] = bound("note", None, text, text)
         self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
         self.run_delay: Callable[[], int] | None = None
+        self.balance: Callable[[int, int, int], int] | None = None
         self.staged: Callable[[bytes], int] | None = None
         self.unburst: Callable[[], None] | None = None
         if hasattr(library, "penstock_pause"):
@@ -88,6 +100,8 @@ class _Native:
             self.control: Callable[[], int | None] = bound("control", ctypes.c_void_p)
         if hasattr(library, "penstock_run_delay"):
             self.run_delay = bound("run_delay", ctypes.c_int64)
+        if hasattr(library, "penstock_balance"):
+            self.balance = bound("balance", wide, wide, ctypes.c_uint32, ctypes.c_int64)
         if hasattr(library, "penstock_staged"):
             self.staged = bound("staged", number, text)
         if hasattr(library, "penstock_unburst"):
@@ -103,6 +117,8 @@ class _Process:
         self.is_run = False  # `penstock run` brought the recorder in and owns the window
         self.window: record | None = None
         self.epoch = object()  # replaced at each start, stop and fork: older handles are void
+        self.lap = object()  # as epoch, and at each pause: no balance goes over it
+        self.watch: Callable[[bool], None] | None = None  # see on_stretch
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
@@ -113,7 +129,7 @@ class _Process:
 
     def forget(self) -> None:
         """Handles and name numbers belong to the log that was open when they were given out."""
-        self.epoch = object()
+        self.epoch, self.lap = object(), object()
         self.names.clear()
 
 
@@ -185,7 +201,7 @@ def _obey() -> None:
     elif wish == RECORD and _process.is_paused:
         is_done = native.resume() == 0  # else it is another thread's turn
     if is_done:
-        _process.asked = asked
+        _process.asked, _process.lap = asked, object()
         state = native.state()
         _process.is_on, _process.is_paused = state == 1, state == 3
 
@@ -226,6 +242,86 @@ def run_delay_reader() -> Callable[[], int] | None:
     """Gives ns that the calling thread was ready to run and did not, -1 where the kernel does not
     tell; makes no events.  None: the library has no such function."""
     return _process.native.run_delay if _process.native is not None else None
+
+
+class _Own(_local):
+    """The balance and the input stretch of one thread that takes steps."""
+
+    lap: object = None  # the lap that both belong to; another one: this thread has begun no step
+    balance = 0  # handle of the span
+    stretch: Span | None = None
+    began = AFTER_STEP
+    cpu_ns = 0
+
+
+_own = _Own()
+
+
+def is_stepping() -> bool:
+    """Whether a step has begun in the calling thread while recording goes on."""
+    return _own.lap is _process.lap
+
+
+def begin_balance() -> None:
+    """A step begins in the calling thread; its balance goes from here to the step's end."""
+    if _own.lap is not _process.lap and is_recording():
+        _own.lap, _own.balance, _own.stretch = _process.lap, 0, None
+        _turn_balance(-1)
+
+
+def end_balance(index: int) -> None:
+    """The step `index` ends in the calling thread: so does its balance, and the next one begins."""
+    if _own.lap is _process.lap:
+        _turn_balance(index)
+
+
+def _turn_balance(index: int) -> None:
+    native = _process.native
+    if native is not None and native.balance is not None:
+        number = _process.names.get("step balance") or _number("step balance", native)
+        _own.balance = native.balance(_own.balance, number, index)
+
+
+def on_stretch(watch: Callable[[bool], None]) -> None:
+    """Calls `watch` with True when an input stretch begins in the calling thread, whose computation
+    it then looks for, and with False when one ends."""
+    _process.watch = watch
+
+
+def begin_stretch(began: int) -> None:
+    """The calling thread computes nothing from here on, until end_stretch(): the next batch may be
+    what it waits for."""
+    own = _own
+    if own.lap is not _process.lap:
+        return
+    end_stretch(STEP_ENDED)
+    own.stretch = begin("input stretch", began)
+    if own.stretch is not None:
+        own.began, own.cpu_ns = began, time.thread_time_ns()
+        if _process.watch is not None and began != AFTER_EVALUATION:
+            _process.watch(True)
+
+
+def end_stretch(ended: int) -> None:
+    """A computation begins in the calling thread, or its step ends; nothing without a stretch."""
+    own = _own
+    stretch, own.stretch = own.stretch, None
+    if stretch is None:
+        return
+    if _process.watch is not None:
+        _process.watch(False)
+    if own.lap is not _process.lap:
+        return  # a pause lies in it
+    stretch.end(ended, time.thread_time_ns() - own.cpu_ns)
+    if ended == EVALUATION:  # where it ends is not seen
+        begin_stretch(AFTER_EVALUATION)
+
+
+def _number(name: str, native: _Native) -> int:
+    number = native.name(_bytes(name))
+    if number:
+        _process.names[name] = number
+    return number
 
 
 def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
@@ -434,7 +530,7 @@ class Span:
         native = _process.native
         if native is None:
             return
-        number = _process.names.get(self._name) or self._number(native)
+        number = _process.names.get(self._name) or _number(str(self._name), native)
         self._epoch = _process.epoch
         self._thread = get_ident()
         try:
@@ -452,12 +548,6 @@ class Span:
         """Whether this thread began it, in this process and in the window that is open now."""
         return self._epoch is _process.epoch and self._thread == get_ident()
 
-    def _number(self, native: _Native) -> int:
-        number = native.name(_bytes(str(self._name)))
-        if number:
-            _process.names[self._name] = number
-        return number
-
     def __enter__(self) -> None:
         self.begin()
 
@@ -473,8 +563,21 @@ class _Step(Span):
 
     __slots__ = ()
 
+    def begin(self) -> None:
+        begin_balance()
+        end_stretch(STEP_BEGAN)
+        super().begin()
+        if _process.watch is not None:  # the batch may be taken inside the step
+            begin_stretch(IN_STEP)
+
     def __exit__(self, *error: object) -> None:
+        is_ours = bool(self._handle) and self.is_ours()
+        if is_ours:
+            end_stretch(STEP_ENDED)
         self.end(0, 1)  # 1: explicit
+        if is_ours:
+            end_balance(self._index)
+            begin_stretch(AFTER_STEP)
 
 
 class _Idle:
@@ -536,7 +639,8 @@ def step(index: int | None = None) -> Span | _Idle:
     if index is None:
         index = _process.next_step
     try:
-        _process.next_step = int(index) + 1
+        index = int(index)
+        _process.next_step = index + 1
     except (TypeError, ValueError):
         index = -1
     return _Step("step", index, OP_STEP)

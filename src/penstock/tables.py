@@ -740,15 +740,33 @@ def _parents(logs: list[Log], starts: list[int]) -> list[int | None]:
 
 def _steps(events: Events, shift_ns: int) -> _Steps:
     """Steps from STEP events.  Those marked by hand (1) outrank those an adapter found (0), and
-    these the iterations of a loader (2)."""
-    for origin in (1, 0, 2):
-        if (events.moved == origin).any():
-            events = events.where(events.moved == origin)
+    these the iterations of a loader (2): queries/steps.sql.  What goes
+    on with an adapter's step (3) is a part of it.  An unfinished step does not tell its origin."""
+    is_ended = events.duration_ns >= 0
+    for origins in ((1,), (0, 3), (2,)):
+        is_of = np.isin(events.moved, origins)
+        if (is_of & is_ended).any():
+            events = events.where(is_of & is_ended | _is_last(events))
             break
-    events = events.where(np.argsort(events.start_ns, kind="stable"))
+    events = events.where(np.lexsort((events.start_ns, events.thread)))
     start = events.start_ns + shift_ns
     end = np.where(events.duration_ns < 0, np.iinfo(np.int64).max, start + events.duration_ns)
-    return _Steps(start, end, np.where(events.offset > INT32_MAX, -1, events.offset))
+    heads = np.flatnonzero(events.moved != 3)
+    if len(heads) < len(events):
+        heads = np.union1d([0], heads)
+        end = np.maximum.reduceat(end, heads)
+    number = np.where(events.offset > INT32_MAX, -1, events.offset)[heads]
+    order = np.argsort(start[heads], kind="stable")
+    return _Steps(start[heads][order], end[order], number[order])
+
+
+def _is_last(events: Events) -> Array:
+    """The step under way, if the one that began last has not ended."""
+    last: Array = np.zeros(len(events), bool)
+    if len(events):
+        place = int(np.argmax(events.start_ns))
+        last[place] = events.duration_ns[place] < 0
+    return last
 
 
 def _or_last(rank: int | None) -> int:

@@ -15,7 +15,17 @@ from types import ModuleType
 from typing import Any
 
 from penstock import recorder
-from penstock.adapters import grain, keras, marks, orbax, processes, tensorflow, torch, trainers
+from penstock.adapters import (
+    grain,
+    keras,
+    marks,
+    orbax,
+    processes,
+    tensorflow,
+    torch,
+    torch_compute,
+    trainers,
+)
 
 __all__ = ["install"]
 
@@ -23,6 +33,7 @@ Patch = Callable[[ModuleType], None]
 
 ADAPTERS: tuple[dict[str, Patch], ...] = (
     torch.PATCHES,
+    torch_compute.PATCHES,
     trainers.PATCHES,
     tensorflow.PATCHES,
     keras.PATCHES,

@@ -20,15 +20,18 @@ from penstock import recorder
 
 __all__ = [
     "BY_ADAPTER",
+    "BY_CONTINUATION",
     "BY_ITERATION",
     "Loader",
     "Thread",
     "Wait",
     "attend",
+    "begin_first_step",
     "begin_pass",
     "begin_step",
     "begin_wait",
     "drop_step",
+    "end_optimizer",
     "end_step",
     "end_wait",
     "iterate",
@@ -45,6 +48,7 @@ ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those ma
 # What a step span says of its origin, in b; 1 is one that the program marked itself.
 BY_ADAPTER = 0
 BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
+BY_CONTINUATION = 3  # by an adapter, and no step of its own: it makes the one before it longer
 
 
 class Thread(threading.local):
@@ -59,6 +63,8 @@ class Thread(threading.local):
         self.task: tuple[int, int] | None = None  # (iterator id, batch index) to be fetched next
         self.saves = 0  # depth: a checkpoint is written by one outermost call
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
+        self.stepped: set[int] = set()  # ids of optimizers in this iteration: see end_optimizer
+        self.is_backward = False
         self.step: recorder.Span | None = None  # the automatic step under way
         self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
         self.epoch: Loader | None = None  # a pass that only its trainer tells
@@ -182,6 +188,7 @@ def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
         loader.span, loader.is_begun = recorder.begin("loader", loader.id), True
     if thread.step is None or not thread.step.is_ours():
         begin_step(thread)
+    thread.stepped.clear()
     return Wait(loader, index, is_pooled)
 
 
@@ -267,6 +274,14 @@ def begin_step(own: Thread) -> None:
     if not recorder.has_explicit_steps():
         number = _n_steps[BY_ADAPTER] or _n_steps[BY_ITERATION]
         own.step = recorder.begin("step", number, recorder.OP_STEP)
+        recorder.begin_balance()
+
+
+def begin_first_step(own: Thread) -> None:
+    """A computation begins in a thread that has begun no step: its first step begins, at the latest
+    here, unless the program marks its own."""
+    if own.step is None or not own.step.is_ours():
+        begin_step(own)
 
 
 def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
@@ -276,9 +291,27 @@ def end_step(own: Thread, origin: int = BY_ADAPTER) -> None:
         return
     if step is not None and step.is_ours():
         step.end(0, origin)
-        _n_steps[origin] += 1
+        recorder.end_balance(_n_steps[BY_ADAPTER] or _n_steps[BY_ITERATION])
+        if origin != BY_CONTINUATION:
+            _n_steps[origin] += 1
     recorder.attend()
     begin_step(own)
+
+
+def end_optimizer(own: Thread, optimizer: object) -> None:
+    """An optimizer's step ended: it is a step of the training, or goes on with the step before it.
+
+    The optimizers of one iteration make one step together.  An iteration ends where a loader is
+    asked for a batch, and where an optimizer steps again."""
+    if recorder.has_explicit_steps():
+        recorder.begin_stretch(recorder.IN_STEP)
+        return
+    is_first = not own.stepped or id(optimizer) in own.stepped
+    if is_first:
+        own.stepped.clear()
+    own.stepped.add(id(optimizer))
+    end_step(own, BY_ADAPTER if is_first else BY_CONTINUATION)
+    recorder.begin_stretch(recorder.AFTER_STEP)
 
 
 def iterate(own: Thread) -> None:
@@ -297,6 +330,7 @@ def drop_step(own: Thread) -> None:
     """The loop is over: what is under way is no step, and stays without an end."""
     own.step = None
     own.is_iteration = False
+    own.stepped.clear()
 
 
 # Checkpoints

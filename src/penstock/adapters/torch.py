@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock import recorder
-from penstock.adapters import marks, processes
+from penstock.adapters import marks, processes, torch_compute
 from penstock.adapters.marks import quietly, replace, thread, wrap, wrap_save
 
 if TYPE_CHECKING:
@@ -425,6 +425,16 @@ def _patch_optimizer(module: ModuleType) -> None:
     optimizers: Any = module
     optimizers.register_optimizer_step_pre_hook(_before_optimizer(optimizers.torch))
     optimizers.register_optimizer_step_post_hook(_after_optimizer(optimizers.torch))
+    wrap("torch", module, "Optimizer.__init__", _wrap_optimizer)
+
+
+def _wrap_optimizer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        torch_compute.first_step_may_begin()
+
+    return made
 
 
 # torch.compile traces hooks as well.  It folds is_compiling() to True and so leaves ours out;
@@ -457,6 +467,8 @@ def _begin_optimizer(optimizer: Any) -> None:
     _, unfinished = _pop(stack, optimizer)  # it raised the last time
     if unfinished is not None:
         unfinished.end()
+    if not stack:
+        torch_compute.optimizer_begins()
     stack.append((optimizer, None if stack else recorder.begin("optimizer")))
 
 
@@ -479,7 +491,7 @@ def _end_optimizer(optimizer: Any) -> None:
         span.end()
     if not was_inside or thread.optimizers:
         return
-    marks.end_step(thread)
+    marks.end_optimizer(thread, optimizer)
 
 
 # Checkpoints

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock.errors import RunError
 from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
 from penstock.log import OPS
-from penstock.questions import query
+from penstock.questions import prepare, query
 from penstock.run import Run, import_run
 from penstock.tables import Array, translated, utf8
 from penstock.words import count
@@ -158,6 +158,7 @@ def _call(run: Run, row: tuple[Any, ...], pids: dict[Any, Any], tids: dict[Any, 
 def _write_spans(
     run: Run, engine: Any, out: BinaryIO, pids: dict[Any, Any], tids: dict[Any, Any]
 ) -> None:
+    prepare(engine, ("steps",))
     layers = engine.execute(query("dftracer_layers")).fetchall()
     for name, category, process, thread, start_ns, end_ns in layers:
         pid, host, _ = pids.get(process, (process, "0", ""))

@@ -3,12 +3,7 @@
 --   compute     steps, less the data waits and checkpoints that lie in them
 --   fetch.iter  data waits of the training; fetch.init the one for the first batch, which is start-up
 --   checkpoint  as recorded;  fetch  what a loader's worker did
-WITH steps AS (
-    SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
-    FROM spans AS s
-    WHERE s.kind = 'step' AND s.duration_ns IS NOT NULL
-),
-away AS (
+WITH away AS (
     SELECT s.process, s.thread, s.start_ns, s.start_ns + s.duration_ns AS end_ns
     FROM spans AS s
     WHERE s.kind = 'span' AND s.name IN ('data wait', 'checkpoint') AND s.duration_ns > 0

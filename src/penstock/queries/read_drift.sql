@@ -22,10 +22,10 @@ waited AS (
 ),
 stepped AS (
     SELECT (s.start_ns - p.from_ns) // p.ns AS piece, count(*) AS steps
-    FROM spans AS s
+    FROM steps AS s
     JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
     CROSS JOIN pieces AS p
-    WHERE s.kind = 'step' AND s.duration_ns IS NOT NULL AND s.start_ns >= p.from_ns
+    WHERE s.start_ns >= p.from_ns
     GROUP BY piece
 )
 SELECT

@@ -1,7 +1,36 @@
 -- steps: the finished steps that count, by process: those marked by hand (b = 1), else those that an
--- adapter found (0), else the iterations of a loader (2).
-SELECT process, thread, index, start_ns, start_ns + duration_ns AS end_ns
-FROM spans
-WHERE kind = 'step' AND duration_ns IS NOT NULL
-QUALIFY CASE b WHEN 1 THEN 0 WHEN 0 THEN 1 ELSE 2 END
-    = min(CASE b WHEN 1 THEN 0 WHEN 0 THEN 1 ELSE 2 END) OVER (PARTITION BY process)
+-- adapter found (0), else the iterations of a loader (2).  A step that goes on after an adapter found its
+-- end (3), as another optimizer stepped too, ends where the last of them does.
+WITH told AS (
+    SELECT
+        process,
+        thread,
+        index,
+        b,
+        start_ns,
+        start_ns + duration_ns AS end_ns,
+        CASE b WHEN 1 THEN 0 WHEN 0 THEN 1 WHEN 3 THEN 1 ELSE 2 END AS origin
+    FROM spans
+    WHERE kind = 'step' AND duration_ns IS NOT NULL
+),
+chosen AS (
+    SELECT * EXCLUDE (origin)
+    FROM told
+    QUALIFY origin = min(origin) OVER (PARTITION BY process)
+),
+counted AS (
+    SELECT
+        *,
+        sum(CASE WHEN b = 3 THEN 0 ELSE 1 END) OVER (
+            PARTITION BY process, thread ORDER BY start_ns ROWS UNBOUNDED PRECEDING
+        ) AS place
+    FROM chosen
+)
+SELECT
+    process,
+    thread,
+    arg_min(index, start_ns) AS index,
+    min(start_ns) AS start_ns,
+    max(end_ns) AS end_ns
+FROM counted
+GROUP BY process, thread, place

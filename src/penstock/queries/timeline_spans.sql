@@ -1,13 +1,15 @@
 -- The stretches of a timeline that overlap from_ns..to_ns, by thread and start.
 --   number  of the step or batch; of a data wait, of the batch that came
 --   cpu_ns, delay_ns  of fetches and waits: processor time inside, time ready without a processor
--- Spans that are one tick long only tell a number; a graph's waits are data waits too.
+-- Spans that are one tick long only tell a number, and so do a step's balance and its input stretches; a
+-- graph's waits are data waits too.
 WITH told AS (
     SELECT process, thread, kind, name, index, b, start_ns, end_ns, is_finished
     FROM timed_spans
     WHERE kind <> 'span'
         OR name NOT IN (
-            'fetch delay', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu'
+            'fetch delay', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu',
+            'step balance', 'input stretch'
         )
     UNION ALL
     SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true

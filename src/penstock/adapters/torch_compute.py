@@ -1,0 +1,193 @@
+"""Where a PyTorch computation begins: the end of an input stretch, and the begin of the first step.
+
+A stretch begins where a step or a backward pass ends.  It ends with the next forward call of a
+module in that thread, or with the next backward pass or optimizer step where there is none.  A
+global forward pre-hook looks for that call, only while a stretch is open: it takes itself out
+before the call goes on, so that the modules inside are called as ever.  Imports nothing of torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from _thread import get_ident
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock import recorder
+from penstock.adapters import marks
+from penstock.adapters.marks import quietly, thread, wrap
+
+__all__ = ["PATCHES", "first_step_may_begin", "optimizer_begins"]
+
+# Calls in other threads while the hook is in, a few microseconds each: a thread that makes so many
+# is the one that trains, and the one that is looked at does not.
+MOST_FOREIGN_CALLS = 10_000
+
+
+class _Watch:
+    """The hook, and the threads whose next forward call it looks for."""
+
+    def __init__(self) -> None:
+        self.register: Callable[..., Any] | None = None  # None: not possible in this process
+        self.torch: Any = None
+        self.threads: set[int] = set()
+        self.handle: Any = None
+        self.foreign_calls = 0
+
+    def look(self, is_wanted: bool) -> None:
+        """Look for the calling thread's next forward call, or no longer."""
+        if not is_wanted:
+            self.threads.discard(get_ident())
+            if not self.threads:
+                self.take_out()
+        elif self.register is not None:
+            self.threads.add(get_ident())
+            if self.handle is None:
+                self.foreign_calls = 0
+                self.handle = self.register(self.hook)
+
+    def take_out(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.remove()
+
+    def forget(self) -> None:
+        """In a forked child, which copies the hook and has no stretch."""
+        self.threads.clear()
+        self.take_out()
+
+    def close(self) -> None:
+        """For good."""
+        self.register = None
+        self.forget()
+
+    def hook(self, module: Any, inputs: Any) -> None:
+        if self.torch.compiler.is_compiling():  # folded to True where torch.compile traces this
+            return
+        if get_ident() not in self.threads:
+            self.foreign_calls += 1
+            if self.foreign_calls > MOST_FOREIGN_CALLS:
+                self.forget()
+        elif not thread.is_waiting:
+            _forward_begins()
+
+
+_watch = _Watch()
+
+
+@quietly
+def _forward_begins() -> None:
+    """Of the outermost module: the hook is gone before the inner ones are called."""
+    has_gradients = _watch.torch.is_grad_enabled()
+    _watch.look(False)
+    recorder.end_stretch(recorder.FORWARD if has_gradients else recorder.EVALUATION)
+    if has_gradients and not recorder.is_stepping():
+        marks.begin_first_step(thread)
+
+
+@quietly
+def first_step_may_begin() -> None:
+    """An optimizer is made: the first step begins with a forward call that comes after it, where
+    no loader's `next` begins it before."""
+    if recorder.is_recording() and not recorder.is_stepping() and not thread.is_waiting:
+        _watch.look(True)
+
+
+def optimizer_begins() -> None:
+    """The outermost optimizer's step begins in the calling thread."""
+    if not recorder.is_stepping():
+        marks.begin_first_step(thread)
+    recorder.end_stretch(recorder.OPTIMIZER)
+
+
+# Modules
+
+
+def _patch_module(module: ModuleType) -> None:
+    is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    if not is_gil_enabled():
+        # Another thread may be going through the hooks while this one changes them.
+        recorder.note("adapter torch", "input stretches end with the backward pass: no GIL")
+        return
+    modules: Any = module
+    _watch.torch, _watch.register = modules.torch, modules.register_module_forward_pre_hook
+    os.register_at_fork(after_in_child=_watch.forget)
+    recorder.on_stretch(_watch.look)
+
+
+# Compiled code is traced with the hooks of the moment, and traced anew with others: the hook is out
+# before a compiled module is called, and is never used where functions are compiled, whose calls
+# are not seen.
+
+
+def _patch_dynamo(module: ModuleType) -> None:
+    wrap("torch", module, "OptimizedModule.__call__", _wrap_compiled_call)
+    wrap("torch", module, "_TorchDynamoContext.__call__", _wrap_compile)
+
+
+def _wrap_compiled_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _watch.handle is not None and get_ident() in _watch.threads and not thread.is_waiting:
+            _forward_begins()
+        return original(self, *args, **kwargs)
+
+    return called
+
+
+def _wrap_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    depth = 0  # a module's own call is compiled within it
+
+    @functools.wraps(original)
+    def compiled(self: Any, function: Any) -> Any:
+        nonlocal depth
+        if not depth and not hasattr(function, "named_parameters"):  # no module
+            _watch.close()
+        depth += 1
+        try:
+            return original(self, function)
+        finally:
+            depth -= 1
+
+    return compiled
+
+
+# Backward passes
+
+
+def _patch_autograd(module: ModuleType) -> None:
+    wrap("torch", module, "backward", _wrap_backward)
+
+
+def _wrap_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        own = thread
+        if own.is_backward or own.is_waiting or not recorder.is_recording():
+            return original(*args, **kwargs)
+        own.is_backward = True
+        try:
+            _backward_begins()
+            return original(*args, **kwargs)
+        finally:
+            own.is_backward = False
+            recorder.begin_stretch(recorder.AFTER_BACKWARD)
+
+    return backward
+
+
+@quietly
+def _backward_begins() -> None:
+    if not recorder.is_stepping():
+        marks.begin_first_step(thread)
+    recorder.end_stretch(recorder.BACKWARD)
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "torch.nn.modules.module": _patch_module,
+    "torch.autograd": _patch_autograd,
+    "torch._dynamo.eval_frame": _patch_dynamo,
+}
