@@ -347,7 +347,38 @@ def _by_injector(
     )
 
 
+GDB = ("gdb", "-nx", "-q", "-batch", "-iex", "set auto-solib-add off")
+
+
+def gdb_can_call() -> bool:
+    """Whether gdb can call a function in a process of ours.  One that does not know all registers
+    of this CPU fails on the way, and the program gets an error that no call has (512)."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        ["cat"], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
+    ) as ours:
+        try:
+            assert ours.stdin
+            assert ours.stdout
+            ours.stdin.write(b"x")  # what comes back says that it has loaded and waits
+            ours.stdout.read(1)
+            words = ["-p", str(ours.pid), "-ex", "sharedlibrary libc",
+                     "-ex", 'printf "returned %d\\n", ((int(*)(void))getpid)()']  # fmt: skip
+            ended = subprocess.run(
+                [*GDB, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+            )
+        finally:
+            ours.kill()
+    found = RETURNED.search(ended.stdout)
+    return found is not None and int(found[1]) == ours.pid
+
+
 def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> int:
+    if not gdb_can_call():
+        raise RunError(
+            f"process {pid}: the gdb here cannot call a function in a process, tried with one of "
+            "our own; install a newer gdb, or start the job by `penstock run`"
+        )
     # Symbols of the C library only: a framework's would take gdb seconds, with the process stopped.
     load = f'((void*(*)(const char*,int))dlopen)("{_quoted(str(library))}",258)'
     find = f'((void*(*)(void*,const char*))dlsym)($h,"{function}")'
@@ -360,8 +391,7 @@ def _by_gdb(pid: int, library: Path, function: str, text: str, number: int) -> i
         f"set $f = {find}",
         f'printf "returned %d\\n", {call}',
     ]
-    command = ["gdb", "-nx", "-q", "-batch", "-iex", "set auto-solib-add off", "-p", str(pid)]
-    words = [*command, *(word for step in steps for word in ("-ex", step))]
+    words = [*GDB, "-p", str(pid), *(word for step in steps for word in ("-ex", step))]
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = RETURNED.search(ended.stdout)
     if found:
