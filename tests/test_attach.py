@@ -261,16 +261,36 @@ def test_a_program_that_checks_itself_finds_nothing_wrong(
     assert (program.returncode, said.split()[0]) == (0, "fine"), said
 
 
-def test_what_a_programs_begin_has_left_on_its_stack_is_not_in_the_way(
-    workload: Callable[..., Path], folder: Path
+@pytest.mark.parametrize("left_by", [[], ["allocator"]], ids=["loader", "allocator"])
+def test_what_earlier_calls_have_left_on_a_stack_is_not_in_the_way(
+    left_by: list[str], workload: Callable[..., Path], folder: Path
 ) -> None:
-    # Newer C libraries leave returns into the loader on the stacks of most programs.
-    with subprocess.Popen([workload("leftover")], stdout=subprocess.PIPE, text=True) as program:
+    # Newer C libraries leave returns into the loader on the stacks of most programs; Debian's
+    # Python returns into free() below a fork and below input().
+    command = [workload("leftover"), *left_by]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "begun\n"
         try:
             attach.join(program.pid, folder, BUDGET)
             assert attach.leave(program.pid) is not None
+            program.terminate()
+            said, _ = program.communicate(timeout=240)
+        finally:
+            program.kill()
+    assert (program.returncode, said) == (0, "fine\n")
+
+
+def test_a_handler_that_may_have_interrupted_the_allocator_is_left_alone(
+    workload: Callable[..., Path], folder: Path
+) -> None:
+    command = [workload("leftover"), "handler"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "begun\n"
+        try:
+            with pytest.raises(RunError, match="no thread came to a safe point"):
+                attach.join(program.pid, folder, BUDGET)
             program.terminate()
             said, _ = program.communicate(timeout=240)
         finally:
@@ -310,6 +330,8 @@ def test_gdb_does_it_where_there_is_no_injector(
 ) -> None:
     if not shutil.which("gdb"):
         pytest.skip("there is no gdb, which serves where there is no injector")
+    if not attach.gdb_can_call():
+        pytest.skip("the gdb here cannot call a function in a process: older than this CPU")
     alone = tmp_path / "elsewhere"
     alone.mkdir()
     shutil.copy(launch.library(), alone / "librec.so")
@@ -321,6 +343,22 @@ def test_gdb_does_it_where_there_is_no_injector(
     program.end()
     with open_run(folder) as run:
         assert reads_of_data(run) == [(11, 40960)]
+
+
+def test_a_gdb_that_cannot_call_does_not_come_near_the_program(
+    target: Callable[[str], Target], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copy(launch.library(), tmp_path / "librec.so")
+    monkeypatch.setenv("PENSTOCK_LIBRARY", str(tmp_path / "librec.so"))
+    (tmp_path / "gdb").write_text('#!/bin/sh\necho "$@" >> "$0.asked"\n')
+    (tmp_path / "gdb").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = target(READS)
+    with pytest.raises(RunError, match="cannot call a function in a process"):
+        attach.join(program.pid, folder, BUDGET)
+    assert f"-p {program.pid} " not in (tmp_path / "gdb.asked").read_text()
+    program.work()
+    program.end()
 
 
 def test_a_python_with_a_door_of_its_own_is_given_a_script(

@@ -12,6 +12,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,28 @@ static int load_and_call(struct thread *thread, const struct target *target,
     return error;
 }
 
+/* What the call that a stopped thread waits in says of where it is. */
+static enum outside outside_of(const struct user_regs_struct *at)
+{
+    switch ((int64_t)at->orig_rax) {
+    case SYS_pause:
+    case SYS_poll:
+    case SYS_ppoll:
+    case SYS_select:
+    case SYS_pselect6:
+    case SYS_nanosleep:
+    case SYS_clock_nanosleep:
+    case SYS_wait4:
+    case SYS_waitid: return OUTSIDE_ALLOCATOR;
+    case SYS_read: /* the allocator may read one byte: whether memory is overcommitted */
+        return at->rdx != 1 ? OUTSIDE_ALLOCATOR : OUTSIDE_LOADER;
+    case SYS_futex: /* a condition's or a semaphore's wait; that of the allocator's lock is plain */
+        return (at->rsi & (uint64_t)FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET ? OUTSIDE_ALLOCATOR
+                                                                         : OUTSIDE_LOADER;
+    default: return (int64_t)at->orig_rax >= 0 ? OUTSIDE_LOADER : OUTSIDE_NOTHING;
+    }
+}
+
 /* Ends this process: whatever of the other was not let go by then, the kernel lets go. */
 static _Noreturn void attempt(const struct request *request, const struct target *target, pid_t id,
                               bool is_strict)
@@ -124,7 +147,7 @@ static _Noreturn void attempt(const struct request *request, const struct target
 
     if (!error && (thread_is_closed(&thread) ||
                    target_is_busy(target, thread.before.rsp, thread.before.rip,
-                                  !is_strict && (int64_t)thread.before.orig_rax >= 0)))
+                                  is_strict ? OUTSIDE_NOTHING : outside_of(&thread.before))))
         error = -EAGAIN;
     if (!error)
         error = thread_borrow(&thread, target);

@@ -12,8 +12,8 @@
 #define STACK_BYTES (1 << 20)
 #define SYMBOLS_MAX (1 << 20) /* of a table that is damaged there is no end */
 
-/* Inside these a lock may be held that dlopen takes: the allocator's and the loader's; fork takes
- * them all. */
+/* Inside these a lock may be held that dlopen takes: the allocator's, which come first, and the
+ * loader's; fork takes them all. */
 static const char *const busy_functions[] = {"malloc",
                                              "free",
                                              "calloc",
@@ -253,8 +253,13 @@ static int use_object(struct target *target, uint64_t base, bool has_libc)
 
     if (error)
         return error;
-    for (i = 0; !error && i < sizeof busy_functions / sizeof *busy_functions; i++)
-        error = add_unsafe(target, find_function(target, &symbols, busy_functions[i]));
+    for (i = 0; !error && i < sizeof busy_functions / sizeof *busy_functions; i++) {
+        struct range found = find_function(target, &symbols, busy_functions[i]);
+
+        if (has_libc && i < N_ALLOCATOR && target->n_allocator < N_ALLOCATOR)
+            target->allocator[target->n_allocator++] = found;
+        error = add_unsafe(target, found);
+    }
     if (!target->dlopen && !(target->dlopen = find_function(target, &symbols, "dlopen").begin) &&
         has_libc) /* older C libraries have it in another, which may not be loaded */
         target->dlopen = find_function(target, &symbols, "__libc_dlopen_mode").begin;
@@ -371,13 +376,37 @@ static uint64_t mapping_end(pid_t pid, uint64_t address)
     return end;
 }
 
+static bool is_allocators(const struct target *target, uint64_t address)
+{
+    size_t i;
+
+    for (i = 0; i < target->n_allocator; i++)
+        if (address > target->allocator[i].begin && address <= target->allocator[i].end)
+            return true;
+    return false;
+}
+
+/* Whether the C library's return from a signal handler begins at an address: it lies on the stack of a
+ * handler, below what the signal interrupted. */
+static bool is_signal_return(const struct target *target, uint64_t address)
+{
+    static const unsigned char code[] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
+    unsigned char found[sizeof code];
+
+    return address >= target->libc.begin && address < target->libc.end &&
+           !target_read(target, address, found, sizeof found) && !memcmp(found, code, sizeof code);
+}
+
 /* What waits in a system call below the loader is a constructor or a destructor, and these may call
  * dlopen: the loader's own system calls are in its own code, and whoever called dlopen or
- * dl_iterate_phdr is found by that. */
-bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next, bool is_in_call)
+ * dl_iterate_phdr is found by that.  What waits in a call that no allocator makes is in no allocator,
+ * unless it is a signal's handler: then the allocator may be what was interrupted. */
+bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next,
+                    enum outside outside)
 {
     uint64_t end = mapping_end(target->pid, stack);
     uint64_t words[512];
+    bool is_left = false, is_handler = false;
     size_t size, i;
 
     stack &= ~7ull;
@@ -389,10 +418,17 @@ bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next, 
         size = end - stack < sizeof words ? (end - stack) & ~7ull : sizeof words;
         if (target_read(target, stack, words, size))
             return true;
-        for (i = 0; i < size / sizeof *words; i++)
-            if (is_unsafe(target, words[i]) && !(is_in_call && is_loaders(target, words[i])) &&
-                follows_call(target, words[i]))
+        for (i = 0; i < size / sizeof *words; i++) {
+            if (outside == OUTSIDE_ALLOCATOR && is_signal_return(target, words[i]))
+                is_handler = true;
+            if (!is_unsafe(target, words[i]) ||
+                (outside != OUTSIDE_NOTHING && is_loaders(target, words[i])) ||
+                !follows_call(target, words[i]))
+                continue;
+            if (outside != OUTSIDE_ALLOCATOR || !is_allocators(target, words[i]))
                 return true;
+            is_left = true;
+        }
     }
-    return false;
+    return is_left && is_handler;
 }

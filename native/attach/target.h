@@ -12,6 +12,15 @@ struct range {
     uint64_t begin, end;
 };
 
+/* What the call that a thread waits in excludes: that the thread is at work in these. */
+enum outside {
+    OUTSIDE_NOTHING,
+    OUTSIDE_LOADER,    /* the loader makes its calls in its own code */
+    OUTSIDE_ALLOCATOR, /* nor is it a call that the C library's allocator makes */
+};
+
+#define N_ALLOCATOR 14 /* functions */
+
 struct target {
     pid_t pid;
     int mem; /* /proc/PID/mem */
@@ -19,6 +28,8 @@ struct target {
     uint64_t gadget;      /* a system call instruction of its C library */
     struct range *unsafe; /* code in which the loader's or the allocator's locks may be held */
     size_t n_unsafe;
+    struct range allocator[N_ALLOCATOR]; /* of these the C library's allocator */
+    size_t n_allocator;
     struct range libc; /* its C library's code, and the loader's */
     struct range loader;
 };
@@ -35,8 +46,9 @@ int target_write(const struct target *target, uint64_t address, const void *data
 uint64_t target_function(const struct target *target, const char *path, const char *name);
 
 /* Whether a thread with this stack pointer and this next instruction may hold a lock that loading a
- * library needs: the loader, the allocator or a fork is on its stack.  is_in_call: it waits in a
- * system call, and what of the loader is on its stack does not count. */
-bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next, bool is_in_call);
+ * library needs: the loader, the allocator or a fork is on its stack.  Of what it is outside of, an
+ * address on the stack is what an earlier call left there, and does not count. */
+bool target_is_busy(const struct target *target, uint64_t stack, uint64_t next,
+                    enum outside outside);
 
 #endif
