@@ -169,6 +169,26 @@ def each_rank_reads(share: float, passes: int = 1, ranks: int = 4) -> Synthetic:
     return run
 
 
+def each_worker_reads(share: float, workers: int = 4, n: int = 24) -> Synthetic:
+    """An IterableDataset whose workers each read so much of the files; each finds its end once."""
+    run = Synthetic()
+    own = round(n * share)
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        number = (process - 2) * own + batch // workers
+        return reads(run, at, process, ms=20, size=1 << 20, offset=0,
+                     path=a_file(run, f"/data/{number % n}.bin", 1 << 20))  # fmt: skip
+
+    end = loop(run, fetch, batches=own * workers, workers=workers, compute_ms=5)
+    for number in range(workers):
+        run.fetch(end - 9, end - 6, own * workers + number, process=2 + number, cpu=1)
+        run.span(
+            "fetch end", end - 5, end - 4, process=2 + number, index=own * workers + number, a=1
+        )
+    run.span("loader", 1000 * MS, end, index=1, a=workers, b=1)
+    return run
+
+
 def with_tail(every: int, factor: float) -> Synthetic:
     run = Synthetic()
 
@@ -317,6 +337,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D8": lambda: unequal(2.5),
     "D9": lambda: with_tail(50, 40),
     "D10": lambda: each_rank_reads(1.0),
+    "D13": lambda: each_worker_reads(1.0),
     "W1": short_of_workers,
     "W2": lambda: decoding(0.9, 0.05),
     "W3": lambda: decoding(0.4, 0.5, cpus=2),

@@ -18,6 +18,7 @@ from findings_examples import (
     crowded,
     decoding,
     each_rank_reads,
+    each_worker_reads,
     example,
     faulting,
     files_of,
@@ -337,6 +338,23 @@ def test_each_rank_reads_all_of_the_data() -> None:
     )
     waited_s = example("D10").data_storage_s
     assert finding.gain.value == pytest.approx(0.75 * waited_s)
+
+
+def test_each_worker_reads_all_of_the_data() -> None:
+    tells(
+        found(example("D13"), "D13"),
+        "of 24 files a pass reads, each of 4 workers reads 24 files",
+        "101 MB were read of 25.2 MB in 1 pass: each item comes 4 times",
+    )
+    shared = fine(measure(each_worker_reads(0.25)), "D13").says
+    assert shared == "of 24 files a pass reads, each of 4 workers reads 0 files"
+
+
+def test_workers_that_read_all_files_of_a_mapped_style_data_set_are_fine() -> None:
+    """Each item may need its whole file, of which it is but one."""
+    run = each_worker_reads(1.0)
+    run.rows["spans/00000"] = [row for row in run.rows["spans/00000"] if row[3] != "fetch end"]
+    assert "no IterableDataset" in fine(measure(run), "D13").says
 
 
 @pytest.mark.parametrize(("share", "passes"), [(0.25, 1), (0.25, 4), (0.5, 2)])

@@ -550,6 +550,50 @@ def each_reads_all(measures: Measures) -> _Said:
     )
 
 
+ALL_BY_WORKERS = Threshold(
+    0.9,
+    "share",
+    "of the bytes of the files that a pass's workers read is in files that each of them read whole",
+    "chosen: with a share of the files each, none is read whole by two workers; some may be an "
+    "index that all need",
+)
+
+
+def each_worker_reads_all(measures: Measures) -> _Said:
+    """Each worker of a DataLoader reads all files of an IterableDataset: it does not ask which
+    worker it is (torch.utils.data.get_worker_info), so each item comes once from each worker, or
+    each worker reads the items of the others too and drops them."""
+    if measures.recording.counters_only:
+        return _Unjudged("which worker read what is not known")
+    seen = next((row for row in measures.worker_sharing if row.workers and row.files), None)
+    if seen is None or not seen.workers or not seen.size_bytes:
+        return _Fine("no IterableDataset was read to its end by several workers")
+    files = count(seen.whole_files, "file")
+    says = (
+        f"of {count(seen.files, 'file')} a pass reads, each of {seen.workers} workers reads {files}"
+    )
+    if seen.whole_bytes < ALL_BY_WORKERS.value * seen.size_bytes:
+        return _Fine(says)
+    gain_s = measures.data_storage_s * (1 - 1 / seen.workers)
+    wall_s = measures.training.wall_s or 0.0
+    return _Found(
+        gain_s if gain_s >= WORTH * wall_s > 0 else None,  # it is wrong where it costs nothing, too
+        (
+            says,
+            f"{show(seen.read_bytes, 'B')} were read of {show(seen.size_bytes, 'B')} in "
+            f"{count(seen.passes or 1, 'pass')}: each item comes {seen.workers} times, unless the "
+            "data set drops those of other workers",
+        ),
+        (
+            Remedy(
+                "loader",
+                "give each worker its share: info = torch.utils.data.get_worker_info() in "
+                "__iter__, then files[info.id::info.num_workers]",
+            ),
+        ),
+    )
+
+
 IN_FAULTS = Threshold(
     0.02,
     "share",
@@ -1461,6 +1505,7 @@ RULES: tuple[Rule, ...] = (
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
     Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE, FEW_IN_TAIL, LEAST_ALIKE)),
     Rule("D10", "each rank reads all of the data", each_reads_all, (ALL_OF_IT,)),
+    Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),
     Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE,)),

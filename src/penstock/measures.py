@@ -64,6 +64,7 @@ __all__ = [
     "TierCeiling",
     "Training",
     "Worker",
+    "WorkerSharing",
     "measure",
 ]
 
@@ -844,6 +845,19 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSharing:
+    """queries/worker_sharing.sql"""
+
+    workers: int | None
+    passes: int | None
+    files: int
+    size_bytes: int
+    read_bytes: int
+    whole_files: int
+    whole_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Restore:
     """queries/restores.sql"""
 
@@ -955,6 +969,7 @@ class Measures:
     clocks: tuple[ClockOfHost, ...] = ()
     rank_cells: tuple[RankCell, ...] = ()
     sharing: tuple[Sharing, ...] = ()
+    worker_sharing: tuple[WorkerSharing, ...] = ()
     endings: tuple[Ending, ...] = ()
     deaths: tuple[Death, ...] = ()
 
@@ -1178,6 +1193,7 @@ def _measured(engine: Engine) -> Measures:
         # Of one there is nothing to compare, and each reads all calls.
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
+        worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
         endings=_rows(engine, "endings", Ending),
         deaths=_rows(engine, "deaths", Death),
     )

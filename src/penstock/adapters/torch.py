@@ -330,6 +330,10 @@ def _end_fetch(fetch: _Fetch | None) -> None:
         told = recorder.begin("fetch delay", fetch.index)
         if told is not None:
             told.end(fetch.id, after_ns - fetch.delay_ns)
+    if isinstance(sys.exc_info()[1], StopIteration):  # an IterableDataset had no more
+        told = recorder.begin("fetch end", fetch.index)
+        if told is not None:
+            told.end(fetch.id)
     if delay is not None and delay.faults > fetch.faults:
         told = recorder.begin("fetch faults", fetch.index)
         if told is not None:

@@ -1,6 +1,6 @@
 -- Epochs: passes of a loader, the n-th of each main process together (the first 200).
 --   workers, batch_size  NULL for a pass that has not ended
---   batches     fetched, or waited for where no fetch was recorded
+--   batches     that came to the loop; where no wait was recorded, those fetched
 --   data_wait_s  in its waits, the first batch included; a mean over main processes
 --   first_wait_s  of it the wait for the pass's first batch: worker start, empty queues
 --   read_bytes  by the thread that fetched and its helpers, during its fetches; NULL where none was recorded
@@ -27,7 +27,9 @@ waited AS (
     GROUP BY process, iterator
 ),
 fetched AS (
-    SELECT main, iterator, count(*) AS fetches FROM fetches GROUP BY main, iterator
+    SELECT main, iterator, count(*) FILTER (WHERE has_batch) AS fetches
+    FROM fetches
+    GROUP BY main, iterator
 ),
 read AS (
     SELECT f.main, f.iterator, sum(c.moved_bytes) AS bytes
@@ -43,7 +45,7 @@ SELECT
     max(o.end_ns - o.start_ns) / 1e9 AS duration_s,
     max(o.workers) AS workers,
     max(o.batch_size) AS batch_size,
-    CAST(sum(coalesce(f.fetches, w.waits, 0)) AS BIGINT) AS batches,
+    CAST(sum(coalesce(nullif(w.waits, 0), f.fetches, 0)) AS BIGINT) AS batches,
     sum(coalesce(w.ns, 0)) / 1e9 / count(*) AS data_wait_s,
     avg(w.first_ns) / 1e9 AS first_wait_s,
     CAST(CASE WHEN count(f.fetches) > 0 THEN sum(coalesce(r.bytes, 0)) END AS BIGINT) AS read_bytes

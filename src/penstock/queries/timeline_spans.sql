@@ -8,7 +8,7 @@ WITH told AS (
     FROM timed_spans
     WHERE kind <> 'span'
         OR name NOT IN (
-            'fetch delay', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu',
+            'fetch delay', 'fetch end', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu',
             'step balance', 'input stretch'
         )
     UNION ALL

@@ -13,7 +13,7 @@ WITH fetched AS (
     SELECT
         process,
         any_value(main) AS main,
-        count(*) AS fetches,
+        count(*) FILTER (WHERE has_batch) AS fetches,
         sum(end_ns - start_ns) AS ns,
         sum(cpu_ns) AS cpu_ns,
         min_by(end_ns - start_ns, start_ns) AS first_ns,
