@@ -14,7 +14,7 @@ WITH told AS (
     WHERE kind = 'step' AND duration_ns IS NOT NULL
 ),
 chosen AS (
-    SELECT * EXCLUDE (origin)
+    SELECT *
     FROM told
     QUALIFY origin = min(origin) OVER (PARTITION BY process)
 ),
