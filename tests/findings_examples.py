@@ -193,7 +193,7 @@ def with_tail(every: int, factor: float) -> Synthetic:
     run = Synthetic()
 
     def fetch(at: int, batch: int, process: int) -> int:
-        path = a_file(run, f"/data/{batch}.bin")
+        path = a_file(run, f"/data/{batch}.bin", 600_000)
         for i in range(10):
             is_slow = every and (batch * 10 + i) % every == 0
             at = reads(run, at, process, ms=factor if is_slow else 1, path=path)
@@ -248,14 +248,15 @@ def saving(
     every: int = 20,
     ms: int = 200,
     other_bps: float = 0,
+    shared: bool = False,
 ) -> Synthetic:
-    """other_bps: what another tier was measured to write."""
+    """other_bps: what another tier was measured to write.  shared: all ranks write one path."""
     run = Synthetic()
     if other_bps:
         run.ceiling("/mnt/nvme", "write", other_bps)
     for rank in range(ranks):
         main = 1 + 10 * rank
-        path = f"/out/{rank}.pt"
+        path = "/out/model.pt" if shared else f"/out/{rank}.pt"
         run.file(path, path_class="output", size=0)
 
         def save(now: int, batch: int, main: int = main, rank: int = rank, path: str = path) -> int:
@@ -325,6 +326,28 @@ def starting_slowly() -> Synthetic:
     return run
 
 
+def scanning(name: str, times: int, *, read_ms: float = 1.0, passes: int = 1) -> Synthetic:
+    """A loader without workers whose fetches read one file so many times in each pass."""
+    run, now = Synthetic(), 1000 * MS
+    path = a_file(run, f"/data/{name}", 40 << 20)
+    begun = now
+    for number in range(passes):
+        for batch in range(40):
+            at = reads(run, now, 1, op="open", path=path, ms=0.01)
+            for n in range(times):
+                place = (batch * times + n) % 40
+                at = reads(run, at, 1, path=path, ms=read_ms, size=1 << 20, offset=place << 20)
+            at += 20 * MS
+            run.fetch(now, at, batch, process=1, a=1 + number, cpu=19 * MS, delay=0)
+            run.wait(now, at + 1000, batch, a=1 + number)
+            now = at + 5 * MS
+            run.step(at + 1000, now, number * 40 + batch)
+    for number in range(passes):
+        run.span("loader", begun + number, now, index=1 + number, a=0, b=1)
+    run.process(1, end=now + MS)
+    return run
+
+
 # By rule: a run in which it finds something.
 EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
@@ -337,6 +360,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D8": lambda: unequal(2.5),
     "D9": lambda: with_tail(50, 40),
     "D10": lambda: each_rank_reads(1.0),
+    "D12": lambda: scanning("train.tar", 20),
     "D13": lambda: each_worker_reads(1.0),
     "W1": short_of_workers,
     "W2": lambda: decoding(0.9, 0.05),
@@ -344,7 +368,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "W4": starting_slowly,
     "C1": saving,
     "C2": lambda: saving(other_bps=2e9),
-    "C3": lambda: saving(ranks=4),
+    "C3": lambda: saving(ranks=4, shared=True),
     "C4": lambda: restarting(40),
     "E1": lambda: asking_again(3),
     "E2": lambda: crowded(0.5),

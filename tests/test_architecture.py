@@ -51,7 +51,8 @@ TABLE = {
     "reduce": May(ours="errors log measures questions report run tables", world="duckdb"),
     "spark": May(ours="errors questions run schema tables", world=""),
     "words": May(ours="", world=""),
-    "findings": May(ours="errors measures words", world=""),
+    "remedies": May(ours="measures words", world=""),
+    "findings": May(ours="errors measures remedies words", world=""),
     "verdict": May(ours="measures words", world=""),
     "incidents": May(ours="endings measures words", world=""),
     "report": May(ours="errors findings incidents measures verdict words", world=""),
@@ -297,7 +298,11 @@ FORBIDDEN_CALLS = {
     "looks up a path": "realpath getcwd",
 }
 INSIDE_A_CALL = [
-    path for path in C_FILES if path.stem.startswith(("hook", "files", "log", "clock", "counters"))
+    path
+    for path in C_FILES
+    if path.stem.startswith(
+        ("hook", "files", "log", "clock", "counters", "burst", "staged", "spread", "imports")
+    )
 ]
 
 

@@ -128,7 +128,7 @@ def test_small_reads_from_memory_are_no_storage() -> None:
     run = Synthetic()
 
     def half(at: int, batch: int, process: int) -> int:
-        path = a_file(run, f"/data/{batch}.jpg")
+        path = a_file(run, f"/data/{batch}.jpg", 6_000_000)
         at = reads(run, at, process, path=path, n=60, ms=0.008)
         return reads(run, at, process, path=path, n=40, ms=1)
 
@@ -175,7 +175,7 @@ def test_random_reads_of_a_large_file() -> None:
     run = example("D4")
     finding = found(run, "D4")
     tells(finding, "480 reads in 1 large file were random", "8.19 kB", "3.00 ms each")
-    tells(finding, "read amplification: not measured")
+    tells(finding, "device bytes per byte requested: not measured")
     assert finding.gain.value == pytest.approx(run.wait_s("read"), rel=0.02)
     assert fine(run, "D2", "suppressed").says.startswith("D4 explains it")
 
@@ -565,7 +565,8 @@ def test_a_slow_checkpoint_target() -> None:
 
 def test_ranks_write_the_same_bytes() -> None:
     finding = found(example("C3"), "C3")
-    tells(finding, "5 saves by 4 ranks", "750 MB too many", "contents are not compared")
+    tells(finding, "5 saves by 4 ranks to /out/model.pt", "750 MB too many")
+    assert "shards, or the same bytes" in fine(saving(ranks=4), "C3", "not judged").says
     assert "different sizes" in fine(saving(ranks=4, grows=5_000_000), "C3").says
     assert "one rank" in fine(saving(), "C3").says
 
@@ -617,6 +618,25 @@ def test_without_steps_a_small_share_of_the_run_is_fine() -> None:
     run = without_steps(read_ms=0.01)
     run.process(2, end=10 * S)
     assert "of the run: 50 reads" in fine(run, "D2").says
+
+
+def test_a_storm_is_much_of_the_wait_or_many_calls_a_file_and_each_alone_is_one() -> None:
+    # Four opens of 5 ms each beside a read of 8: 71 % of the wait, 1 call per open.
+    slow = files_of(8, stat_ms=20, stats=0)(batches=40, workers=1, compute_ms=5)
+    tells(found(slow, "D1"), "1 per open")
+    # Thirty looks of 0.1 ms beside a read of 17: 16 % of the wait, 31 calls per open.
+    many = files_of(17, stat_ms=0.1, stats=30)(batches=40, workers=1, compute_ms=5)
+    tells(found(many, "D1"), "31 per open", "15 % of the wait")
+    assert fine(files_of(17, stat_ms=0.5, stats=3)(batches=40, workers=1, compute_ms=5), "D1")
+
+
+def test_the_finding_that_would_bring_most_comes_first() -> None:
+    findings = judge(example("C1")).findings + judge(example("D1")).findings
+    both = judge(measure(training_job(compute_ms=20, read_ms=9, save_ms=1500))).findings
+    gains = [finding.gain.value for finding in both if finding.gain.value is not None]
+    assert findings
+    assert len(set(gains)) >= 2
+    assert gains == sorted(gains, reverse=True)
 
 
 def test_every_rule_says_something_once() -> None:

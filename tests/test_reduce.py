@@ -183,7 +183,7 @@ def test_the_command_reduces_runs_and_merges_files(whole: Measures, tmp_path: Pa
     assert "Data wait, by rank" in report.stdout
     assert "this is a run reduced by rank" in report.stdout.replace("\n", " ")
     # What it cannot judge it does not call fine.
-    assert "19 rules: a run reduced by rank has no single calls" in report.stdout
+    assert "20 rules: a run reduced by rank has no single calls" in report.stdout
     assert "rank 6 on node3 waits 45.0 ms for data" in report.stdout
     assert "0 checkpoints" not in report.stdout
     assert not list(tmp_path.glob("penstock-*"))

@@ -57,6 +57,27 @@ def test_up_to_a_fifth_is_moderately_io_bound() -> None:
     assert verdict.headline == "MODERATELY I/O BOUND"
 
 
+@pytest.mark.parametrize(
+    ("share", "level"),
+    [(0.0499, "not"), (0.05, "moderately"), (0.20, "moderately"), (0.2001, "highly")],
+)
+def test_a_level_holds_from_its_limit_to_the_next(share: float, level: str) -> None:
+    """5 to 20 % is moderately, both limits included."""
+    run = Synthetic()
+    run.process(1, end=1500 * MS)
+    run.worker(2, start=0, end=1400 * MS)
+    run.wait(0, 10 * MS, 0)
+    run.step(10 * MS, 100 * MS, 0)
+    run.wait(100 * MS, 200 * MS, 1)
+    run.fetch(100 * MS, 200 * MS, 1, cpu=0, delay=0)
+    run.call("read", 100 * MS, 200 * MS, process=2, moved=1)
+    run.step(200 * MS, 1010 * MS, 1)
+    known = measure(run)
+    training = replace(known.training, wall_s=1.0, data_wait_s=share)
+    exact = replace(known, training=training, wait_parts={"read": share})
+    assert report_of(exact).verdict.level == level
+
+
 def test_more_than_a_fifth_is_highly_io_bound_and_says_where() -> None:
     verdict = steps_with(12, 15).verdict
     assert verdict.headline == "HIGHLY I/O BOUND"

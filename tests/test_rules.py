@@ -1,10 +1,21 @@
 """Programs of other kinds than a rule is for: what it may not say of them, and what it has to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from findings_examples import a_file, files_of
+from findings_examples import (
+    a_file,
+    big_reads,
+    example,
+    faulting,
+    files_of,
+    mapped,
+    saving,
+    scanning,
+    twice_over,
+)
 from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
 from penstock.measures import Measures, measure
 from penstock.questions import query
@@ -115,7 +126,7 @@ def few_slow(of: int, slow_ms: float = 60) -> Callable[[Synthetic, int, int, int
 
     def read(run: Synthetic, at: int, batch: int, process: int) -> int:
         for n in range(120):
-            path = a_file(run, f"/data/{n}.pt", 5_000)
+            path = a_file(run, f"/data/{batch * 120 + n}.pt", 5_000)
             is_slow = (batch * 120 + n) % of == of - 1
             at = reads(run, at, process, path=path, ms=slow_ms if is_slow else 0.002, size=5_000)
         return at
@@ -127,7 +138,7 @@ def test_few_reads_that_lost_their_cpu_are_not_bound_by_latency() -> None:
     """24 of 7,200 reads hold nearly all of the time, where nobody measured who lost a CPU."""
     run = job(few_slow(300))
     run.rows["spans/00000"] = [row for row in run.rows["spans/00000"] if row[3] != "fetch delay"]
-    assert "24 of 7,080 small reads in 120 files took longer" in fine(run, "D2").says
+    assert "24 of 7,080 small reads in 7,080 files took longer" in fine(run, "D2").says
     assert 1 / 300 < FEW_SLOW.value < 1 / 32
 
 
@@ -243,3 +254,187 @@ def test_processes_without_a_rank_are_not_called_ranks() -> None:
              workers=0, compute_ms=20, main=1 + 10 * place)  # fmt: skip
     (first, *_) = found(run, "D8").evidence
     assert first.startswith("one of 3 main processes, without a rank, on node1 waits 1.56 s")
+
+
+# --- remedies: in the words of the loader and of the format --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "says", "never"),
+    [
+        ("/d/train.arrow", "read record batches by calls (pyarrow.OSFile)", "lmdb"),
+        ("/d/model.safetensors", "safetensors.torch.load(open(path, 'rb').read())", "lmdb"),
+        ("/d/tokens.bin", "os.pread, numpy.fromfile", "lmdb"),
+        ("/d/x.npy", "os.pread, numpy.fromfile", "lmdb"),
+        ("/d/unheard.of", "by calls at their offsets", "lmdb"),
+        ("/d/train.lmdb/data.mdb", "lmdb readahead=True", "pyarrow"),
+        ("/d/a.sqlite3", "PRAGMA mmap_size=0", "lmdb"),
+    ],
+)
+def test_a_mapped_file_is_advised_in_the_words_of_its_format(
+    path: str, says: str, never: str
+) -> None:
+    told = " ".join(remedy.says for remedy in found(faulting(8, path=path), "D7").remedies)
+    assert says in told
+    assert never not in told
+
+
+def loaded_by(name: str | None, run: Synthetic) -> Measures:
+    """The same, whose loader an adapter noted, if one did."""
+    known = measure(run)
+    return replace(known, loaders=(name,) if name else ())
+
+
+@pytest.mark.parametrize("loader", ["torch", "tensorflow", "grain", None])
+def test_a_loader_is_advised_in_its_own_words(loader: str | None) -> None:
+    words = {"torch": "DataLoader(", "tensorflow": "tf.data.", "grain": "grain."}
+    small = loaded_by(loader, files_of(20)(batches=40, workers=1, compute_ms=5))
+    told = [
+        remedy.says
+        for rule, known in (
+            ("D2", small),
+            ("D9", replace(example("D9"), loaders=small.loaders)),
+            ("D10", replace(example("D10"), loaders=small.loaders)),
+        )
+        for remedy in found(known, rule).remedies
+        if remedy.word == "loader"
+    ]
+    assert len(told) == 3
+    for name, word in words.items():
+        assert all(word in says for says in told) == (name == loader), told
+        assert any(word in says for says in told) == (name == loader), told
+
+
+def test_a_loader_is_known_by_what_its_adapter_notes_and_torch_by_its_fetches() -> None:
+    run = files_of(20)(batches=4, workers=1)
+    assert measure(run).loaders == ("torch",)
+    run = Synthetic()
+    run.wait(1000 * MS, 1010 * MS, 0)
+    run.step(1010 * MS, 1020 * MS, 0)
+    run.process(1, end=1030 * MS)
+    assert measure(run).loaders == ()
+    run = Synthetic()
+    run.wait(1000 * MS, 1010 * MS, 0)
+    run.step(1010 * MS, 1020 * MS, 0)
+    run.note("loader", "grain")
+    run.process(1, end=1030 * MS)
+    assert measure(run).loaders == ("grain",)
+
+
+@pytest.mark.parametrize(("name", "says"), [("a.h5", "create_dataset"), ("a.tar", "penstock.feed")])
+def test_small_reads_of_one_container_are_not_told_to_be_packed(name: str, says: str) -> None:
+    def read(run: Synthetic, at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{name}", 1 << 30)
+        return reads(run, at, process, path=path, ms=4, size=60_000, offset=batch * 60_000)
+
+    told = " ".join(remedy.says for remedy in found(job(read), "D2").remedies)
+    assert says in told
+    assert "pack the files" not in told
+
+
+def test_many_small_files_are_told_to_be_packed() -> None:
+    run = files_of(20)(batches=80, workers=1, compute_ms=5)
+    assert any("pack the files" in remedy.says for remedy in found(run, "D2").remedies)
+
+
+# --- D12: the same bytes again in one epoch ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.h5", "rdcc_nbytes"),
+        ("a.tar", "penstock.feed"),
+        ("a.gz", "a seek in a compressed file"),
+        ("a.npz", "numpy.load"),
+        ("a.unknown", "read only the bytes that a sample needs"),
+    ],
+)
+def test_bytes_read_again_in_an_epoch_are_told_in_the_words_of_the_format(
+    name: str, says: str
+) -> None:
+    finding = found(scanning(name, 20), "D12")
+    assert finding.evidence[0].startswith(f"/data/{name}: 41.9 MB, read 20.0x in an epoch")
+    assert any(says in remedy.says for remedy in finding.remedies)
+
+
+def test_bytes_read_again_from_memory_cost_the_cpu_that_decodes_them() -> None:
+    """Each chunk is in memory: what is lost is decompressing it, and no unknown file says so."""
+    finding = found(scanning("a.h5", 20, read_ms=0.001), "D12")
+    assert 0.3 < (finding.share.value or 0) < 0.9
+    assert "of the wall time" in fine(scanning("a.unknown", 20, read_ms=0.001), "D12").says
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_reading_a_file_once_an_epoch_is_no_reading_again(passes: int) -> None:
+    """Three times what there is a pass, and passes that read it once each, are a way to read."""
+    assert "no process read" in fine(scanning("a.h5", 2, passes=passes), "D12").says
+
+
+def test_how_often_data_should_be_read_is_open_without_a_loader() -> None:
+    run = scanning("a.h5", 20)
+    run.rows["spans/00000"] = [
+        row for row in run.rows["spans/00000"] if row[3] not in ("loader", "fetch", "fetch delay")
+    ]
+    assert "how often it should be" in fine(run, "D12", "not judged").says
+
+
+# --- D1, D3, D6, C2, C3: of other programs -------------------------------------------------------
+
+
+def test_a_storm_of_the_training_thread_itself_is_one() -> None:
+    """A plain loop that looks at each file before it reads it: no loader, no data wait."""
+    run, now = Synthetic(), 1000 * MS
+    for step in range(60):
+        begun = now
+        now = reads(run, now, 1, op="stat", path=a_file(run, f"/data/{step}"), ms=1, n=12)
+        now = reads(run, now, 1, op="open", path=f"/data/{step}", ms=1)
+        now = reads(run, now, 1, path=f"/data/{step}", ms=0.1)
+        now += 5 * MS
+        run.span("step", begun, now, index=step, kind="step", b=1)
+    run.process(1, end=now)
+    finding = found(run, "D1")
+    assert finding.gain.value == pytest.approx(60 * 13e-3, rel=0.03)
+
+
+def test_seeks_in_a_container_are_no_storm() -> None:
+    def read(run: Synthetic, at: int, batch: int, process: int) -> int:
+        path = a_file(run, "/data/a.tar", 1 << 30)
+        at = reads(run, at, process, op="open", path=path, ms=0.01)
+        at = reads(run, at, process, op="lseek", path=path, ms=0.001, n=600)
+        return reads(run, at, process, path=path, ms=4, offset=batch << 20)
+
+    assert "1 calls per open" in fine(job(read), "D1").says
+
+
+def test_bytes_faster_than_the_device_come_from_memory_and_not_from_its_ceiling() -> None:
+    for ceiling, is_found in ((105e6, True), (60e6, False)):
+        run = big_reads(ceiling=ceiling)
+        assert isinstance(said(run)["D3"], Finding) is is_found
+    assert "came from memory" in fine(big_reads(ceiling=60e6), "D3").says
+
+
+def test_each_host_reading_all_of_it_once_reads_nothing_again() -> None:
+    known = measure(twice_over("nfs4"))
+    assert isinstance(said(known)["D6"], Finding)
+    on_two = replace(known, recording=replace(known.recording, hosts=2))
+    assert "by each of 2 hosts" in fine(on_two, "D6").says
+
+
+def test_shards_of_equal_size_are_not_said_to_be_the_same() -> None:
+    assert "shards, or the same bytes" in fine(saving(ranks=4), "C3", "not judged").says
+    assert isinstance(said(saving(ranks=4, shared=True))["C3"], Finding)
+
+
+def test_a_checkpoint_that_no_call_writes_is_not_slow() -> None:
+    assert "mapped files" in fine(saving(size=0, other_bps=2e9), "C2", "not judged").says
+
+
+def test_a_page_fault_that_nobody_timed_bounds_its_gain() -> None:
+    """One fault in a fetch that sleeps for a second on something else."""
+    run = mapped(1)
+    known = measure(run)
+    pages = replace(known.page_faults, faults=3, blocked_s=1.0)
+    finding = said(replace(known, page_faults=pages))["D7"]
+    assert isinstance(finding, Finding)
+    assert finding.gain.value == pytest.approx(0.3)

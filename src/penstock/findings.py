@@ -25,6 +25,27 @@ from penstock.measures import (
     Storage,
     Worker,
 )
+from penstock.remedies import (
+    FASTER_TIER,
+    MANY_FILES,
+    NAME_THE_TIER,
+    ONCE,
+    PACK,
+    PROFILER,
+    RUN,
+    STAGE,
+    Remedy,
+    by_index,
+    fewer_threads,
+    for_metadata,
+    for_small_reads,
+    format_of,
+    further_ahead,
+    mapped_better,
+    more_at_once,
+    once_a_pass,
+    share_each,
+)
 from penstock.words import count, per_cent, show
 
 __all__ = [
@@ -41,26 +62,9 @@ __all__ = [
     "judge",
 ]
 
-# Stands for the run's folder in a command, until a report names it.  No path can hold a NUL, so a
-# user's folder that is called RUN is never taken for it.
-RUN = "\0RUN\0"
-
 # Below this share of the wall time a finding is "checked and fine".  From reading what Drishti and
 # WisIO say of real jobs: without such a limit the first of 248 reasons explained 7 ms.
 WORTH = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """What to do: in words, and as a command in which the value of RUN stands for the run's folder.
-
-    word names the part of Penstock that does it ("whatif", "feed", "stage", "save"), or what the
-    user changes ("loader", "code", "job").  command is "" where there is none.
-    """
-
-    word: str
-    says: str
-    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +153,6 @@ class Rule:
 
 # --- what to do ----------------------------------------------------------------------------------
 
-FASTER_TIER = Remedy(
-    "whatif",
-    "measure what a faster tier would bring: memory first, as the upper bound",
-    f"penstock whatif {RUN} --tier /dev/shm",
-)
-# A plan tells what copies would bring; it makes none.
-NAME_THE_TIER = "; first name a folder there: `penstock tiers add fast FOLDER`"
-STAGE = Remedy(
-    "stage",
-    "read the files that were waited for longest from copies on a faster tier; the program stays "
-    f"as it is{NAME_THE_TIER}",
-    f"penstock stage plan {RUN} --to fast",
-)
 CHECKPOINTER = Remedy(
     "save",
     "save through penstock.save.Checkpointer: the steps stand still for a copy in memory only, "
@@ -173,11 +164,6 @@ BURST = Remedy(
     "write checkpoints to a fast disk first, and drain them to their paths beside the training; "
     f"the program stays as it is{NAME_THE_TIER}",
     "penstock run --burst-buffer fast COMMAND",
-)
-PACK = Remedy("code", "pack the files into few large ones (LMDB, tar, TFRecord), read in order")
-ONCE = Remedy("code", "list and examine files once, keep the list; open each file once")
-PROFILER = Remedy(
-    "code", "not I/O: a CPU profiler shows what decodes; smaller images, fewer transforms"
 )
 NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
 MEASURE_CEILING = f"no ceiling was measured; `penstock ceiling {RUN}` does it"
@@ -194,8 +180,8 @@ METADATA_PER_OPEN = Threshold(
     8,
     "count",
     "calls for each file opened",
-    "Python's own `open(path).read()` makes five (open, fstat, lseek, fstat, close) and is no "
-    "storm; chosen: three more are what a careful loader may still ask",
+    "Python's own `open(path).read()` makes four (open, fstat twice, close; a seek asks nobody and "
+    "is not counted) and is no storm; chosen: twice that is what a careful loader may still ask",
 )
 BLOCKED_FILES = Threshold(
     16,
@@ -243,13 +229,17 @@ FAR_BELOW = Threshold(
 
 def metadata_storm(measures: Measures) -> _Said:
     """Opening, examining and listing files takes much of the wait for storage, or many such calls
-    are made for each file that is opened.  Few opens that take seconds wait for something else."""
+    are made for each file that is opened: of a loader, or of the training thread itself.  Few opens
+    that take seconds wait for something else."""
     seen = measures.metadata
     told = _blocked_opens(seen)
-    wait_s = measures.wait_s("metadata")
+    # Waits know calls of every class, blocked calls also those outside waits: the larger is all.
+    in_steps_s = measures.data_blocking.get("metadata", 0.0)
+    wait_s = max(measures.wait_s("metadata"), in_steps_s)
+    whole_s = max(measures.data_storage_s, sum(measures.data_blocking.values()))
     if told and seen.time_s:
         wait_s *= 1 - min(1.0, seen.blocked_s / seen.time_s)
-    share = wait_s / measures.data_storage_s if measures.data_storage_s else 0.0
+    share = wait_s / whole_s if whole_s else 0.0
     per_open = seen.calls / seen.opens if seen.opens else 0.0
     says = (
         f"{per_cent(share)} of the wait for storage, {show(per_open, 'count')} calls per open{told}"
@@ -266,7 +256,7 @@ def metadata_storm(measures: Measures) -> _Said:
             f"{per_cent(share)} of the wait for storage",
             *_worst_directory(measures),
         ),
-        (*((ONCE, PACK) if per_open > METADATA_PER_OPEN.value else (PACK, ONCE)), FASTER_TIER),
+        (*for_metadata(measures), FASTER_TIER),
         "directories",
     )
 
@@ -312,8 +302,8 @@ def small_reads(measures: Measures) -> _Said:
             f"mean read {show(mean, 'B')}{used}",
         ),
         (
-            Remedy("loader", "more reads at once: more workers, or threads in each"),
-            *(_by_index(measures) or (PACK,)),
+            more_at_once(measures),
+            *for_small_reads(measures, reads.files),
             STAGE,
             FASTER_TIER,
         ),
@@ -334,8 +324,17 @@ NEAR = Threshold(
 )
 
 
+ABOVE = Threshold(
+    1.25,
+    "x",
+    "the measured ceiling, and bytes came from memory too",
+    "two measurements of a disk differ by less",
+)
+
+
 def bandwidth_bound(measures: Measures) -> _Said:
-    """While the step loop waits, data is read nearly as fast as the tier was measured to give."""
+    """While the step loop waits, data is read nearly as fast as the tier was measured to give; what
+    is read faster than that comes from memory."""
     ceiling_bps, used_bps = _read_ceiling(measures), _waiting_bandwidth(measures)
     if not used_bps:
         return _Fine("the step loop hardly waits for reads")
@@ -344,6 +343,8 @@ def bandwidth_bound(measures: Measures) -> _Said:
     says = f"{show(used_bps, 'B/s')} while waiting, {show(ceiling_bps, 'B/s')} measured"
     if used_bps < NEAR.value * ceiling_bps:
         return _Fine(f"{says}: {per_cent(used_bps / ceiling_bps)}")
+    if used_bps > ABOVE.value * ceiling_bps or _from_memory(measures):
+        return _Fine(f"{says}: most bytes came from memory")
     return _Found(
         measures.wait_s("read"),
         (f"{says}: {per_cent(used_bps / ceiling_bps)} of what the tier gives",),
@@ -356,10 +357,28 @@ def bandwidth_bound(measures: Measures) -> _Said:
     )
 
 
+# Types of file systems whose reads the kernel counts for the program that made them.
+COUNTED = {
+    "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "lustre", "nfs", "nfs4", "overlay",
+    "squashfs", "vfat", "xfs",
+}  # fmt: skip
+FROM_DEVICES = 0.5  # of the bytes read at least came from devices, where they did not from memory
+
+
+def _from_memory(measures: Measures) -> bool:
+    """The kernel's account says that less than half of what was read came from devices.  False
+    where there is no such account."""
+    row, given = _main_storage(measures), measures.devices.job_read_bytes
+    if row is None or row.kind not in COUNTED or given is None:
+        return False
+    return given < FROM_DEVICES * measures.reading.read_bytes
+
+
 RANDOM_SHARE = Threshold(
     0.20,
     "share",
-    "of the reads of files of 4 MiB and more",
+    "of the reads of files of 4 MiB and more, reads of 1 MiB and more excepted: reading as much "
+    "takes a disk that seeks about as long as the seek",
     "as Drishti's P11; but the first read of a file and one at offset 0 are not random here, as "
     "they are in the counters of Darshan that Drishti reads",
 )
@@ -380,11 +399,11 @@ def random_reads(measures: Measures) -> _Said:
         seen.random_blocking_s,
         (
             f"{says} were random, {show(mean, 'B')} in the mean",
-            f"{show(seen.random_s / seen.random, 's')} each; read amplification: "
+            f"{show(seen.random_s / seen.random, 's')} each; device bytes per byte requested: "
             + _amplification(measures),
         ),
         (
-            *_by_index(measures),
+            *by_index(measures, seen.path),
             Remedy("code", "shuffle blocks of neighbouring records instead of single ones"),
             Remedy(
                 "whatif",
@@ -434,13 +453,18 @@ def cache_cliff(measures: Measures) -> _Said:
         return _Fine(
             f"a step waits {show(before, 's')}, after the largest change {show(after, 's')}"
         )
-    if memory and data.size_bytes < OF_MEMORY.value * memory:
+    if not memory:
+        return _Unjudged(
+            "whether the data fits the memory is open: the memory's size was not noted"
+        )
+    if data.size_bytes < OF_MEMORY.value * memory:
         return _Fine(f"the data, {show(data.size_bytes, 'B')}, fits the memory")
     mains = max(1, measures.training.mains)
     gain_s = (sum(p.waits_s for p in tail) - before * sum(p.steps for p in tail)) / mains
     first = 1 + sum(piece.steps for piece in head) // mains
-    told = f"{show(data.size_bytes, 'B')} of data"
-    told += f" on {show(memory, 'B')} of memory" if memory else "; the memory's size is not known"
+    if _from_memory(measures):
+        return _Fine("a step waits longer from some moment on, but most bytes came from memory")
+    told = f"{show(data.size_bytes, 'B')} of data on {show(memory, 'B')} of memory"
     return _Found(
         max(0.0, gain_s),
         (
@@ -481,15 +505,19 @@ def reread_remote(measures: Measures) -> _Said:
     if not remote:
         return _Fine("no data was read over a network")
     row = max(remote, key=lambda row: row.read_bytes)
-    times = row.read_bytes / row.size_bytes if row.size_bytes else 0.0
+    hosts = max(1, measures.recording.hosts)  # a copy would be needed on each
+    times = row.read_bytes / row.size_bytes / hosts if row.size_bytes else 0.0
+    each = f" by each of {hosts} hosts" if hosts > 1 else ""
     if times < REREAD.value:
-        return _Fine(f"read {show(times, 'x')} from {row.kind}")
+        return _Fine(f"read {show(times, 'x')}{each} from {row.kind}")
+    if _from_memory(measures):
+        return _Fine(f"read {show(times, 'x')}{each}, but most bytes came from memory")
     share = row.read_bytes / sum(one.read_bytes for one in known)
     return _Found(
         measures.data_storage_s * share * (1 - 1 / times),
         (
-            f"{show(row.size_bytes, 'B')} on {row.mount} ({row.kind}) was read {show(times, 'x')}: "
-            f"{show(row.read_bytes, 'B')}",
+            f"{show(row.size_bytes, 'B')} on {row.mount} ({row.kind}) was read "
+            f"{show(times, 'x')}{each}: {show(row.read_bytes, 'B')}",
         ),
         (
             replace(
@@ -538,14 +566,7 @@ def each_reads_all(measures: Measures) -> _Said:
             f"{count(passes, 'pass')}",
             f"a share each would be {show(size_bytes * passes, 'B')} for all of them together",
         ),
-        (
-            Remedy(
-                "loader",
-                "give each rank its share: DataLoader(sampler=DistributedSampler(data)), or "
-                "shards by rank",
-            ),
-            Remedy("feed", "one reader for the ranks of a node: penstock.adapters.torch.node_feed"),
-        ),
+        share_each(measures),
         "sharing",
     )
 
@@ -594,11 +615,65 @@ def each_worker_reads_all(measures: Measures) -> _Said:
     )
 
 
+AGAIN = Threshold(
+    3.0,
+    "x",
+    "its size does one process read of a file in one epoch",
+    "chosen: once to look at all of it first, once in the epoch; three times is a way of reading",
+)
+
+
+def same_bytes_again(measures: Measures) -> _Said:
+    """One process reads the same bytes of a file several times in one epoch: an archive that is
+    scanned for each sample, a chunk that is read for each sample in it, a seek in a compressed
+    file.  From memory this is CPU time."""
+    rows, data = measures.rereads, measures.reading
+    if not rows:
+        times = data.read_bytes / data.size_bytes if data.size_bytes else 0.0
+        passes = sum(row.batches > 0 for row in measures.epochs)
+        if times >= AGAIN.value and "torch" not in measures.loaders:
+            return _Unjudged(
+                f"data was read {show(times, 'x')}; how often it should be is not known"
+            )
+        if times >= AGAIN.value * max(1, passes) and not measures.page_faults.fetches:
+            return _Unjudged(f"data was read {show(times, 'x')}; by which process is not known")
+        return _Fine("no process read a file's bytes several times in an epoch")
+    row = max(rows, key=lambda row: (row.blocking_s, row.read_bytes - row.size_bytes))
+    kind = format_of(row.path or "")
+    gain_s = sum(one.blocking_s * (1 - 1 / one.times) for one in rows)
+    if kind.is_decoded and data.read_bytes:  # what is read again is decoded again
+        share = min(1.0, sum(one.read_bytes for one in rows) / data.read_bytes)
+        gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
+    more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
+    return _Found(
+        gain_s,
+        (
+            f"{row.path}{more}: {show(row.size_bytes, 'B')}, read {show(row.times, 'x')} in an "
+            f"epoch by one process, {show(row.mean_bytes, 'B')} a read",
+            f"opened {count(row.opens, 'time')} in {count(row.passes, 'epoch')}; "
+            f"{show(sum(one.read_bytes for one in rows), 'B')} read of "
+            f"{count(len(rows), 'such file')}",
+        ),
+        (*once_a_pass(measures, row.path or "", row.size_bytes), PROFILER)
+        if not row.blocking_s
+        else once_a_pass(measures, row.path or "", row.size_bytes),
+        "files",
+    )
+
+
 IN_FAULTS = Threshold(
     0.02,
     "share",
     "of the run, all threads together, and the faults of a run without steps are worth telling",
     "as for every finding: less is no change worth making",
+)
+
+
+LONGEST_FAULT = Threshold(
+    0.1,
+    "s",
+    "a page fault at most, where single ones were not timed",
+    "chosen: ten seeks of a disk; a thread that stood still longer waited for something else",
 )
 
 
@@ -634,21 +709,9 @@ def _faulted(measures: Measures, gain_s: float) -> _Said:
             f"{count(n, 'fault')} of {count(len(files), 'mapped data file')} "
             f"took {show(seen.waited_s, 's')}, all threads together",
         ),
-        (
-            _fed(row.path or ""),
-            Remedy("code", "for reading in order let the kernel read ahead: lmdb readahead=True"),
-        ),
+        mapped_better(row.path or ""),
         "fault_files",
     )
-
-
-def _fed(path: str) -> Remedy:
-    """What reads a mapped file without stopping at each page."""
-    if path.endswith(CONTAINERS):
-        says = "read by an index of its records, many requests at once: penstock.feed"
-        return Remedy("feed", says, f"penstock feed bench {shlex.quote(path)}")
-    says = "read ahead of the program what it will touch, many requests at once: penstock.feed"
-    return Remedy("feed", f"{says}; or records by os.pread at their offsets")
 
 
 def _calls_faulted(measures: Measures) -> _Said:
@@ -672,23 +735,27 @@ def _faulted_fetches(measures: Measures) -> _Said:
         return _Unjudged(f"{mapped} mapped into memory, and page faults were not counted")
     if not seen.faults:
         return _Fine(f"{mapped} mapped into memory, and no fetch stopped at a page")
+    most_s = seen.faults * LONGEST_FAULT.value / max(1, measures.training.mains)
+    gain_s = min(seen.blocked_s, most_s)
     return _Found(
-        seen.blocked_s,
+        gain_s,
         (
             f"{mapped} mapped ({show(known.mapped_bytes, 'B')}); {count(seen.faults, 'page')} not "
             f"in memory stopped {count(seen.faulted, 'fetch')} of {seen.fetches:,}",
-            f"at most {show(seen.blocked_s, 's')}: these fetches were in no call and on no "
+            f"at most {show(gain_s, 's')}: these fetches were in no call and on no "
             "processor; which file it was is not known",
         ),
-        (
-            *(
-                _by_index(measures)
-                or (Remedy("code", "read records by calls: os.pread at their offsets"),)
-            ),
-            Remedy("code", "for reading in order let the kernel read ahead: lmdb readahead=True"),
-        ),
+        _mapped_remedies(measures),
         "epochs",
     )
+
+
+def _mapped_remedies(measures: Measures) -> tuple[Remedy, ...]:
+    """For the largest file that no call reads: which was mapped is not known."""
+    rows = [row for row in measures.files if row.path and row.path_class == "data"]
+    unread = [row for row in rows if row.read_bytes < (row.size_bytes or 0)]
+    row = max(unread or rows, key=lambda row: row.size_bytes or 0, default=None)
+    return mapped_better(row.path or "" if row else "")
 
 
 STRAGGLES = Threshold(
@@ -760,7 +827,7 @@ def tail_latency(measures: Measures) -> _Said:
             f"what few took beyond the median: {per_cent(share)} of the blocking reads' time",
         ),
         (
-            Remedy("loader", "fetch further ahead: DataLoader(prefetch_factor=4 or more)"),
+            further_ahead(measures),
             FASTER_TIER,
         ),
         "latencies",
@@ -831,6 +898,10 @@ def too_many_readers(measures: Measures) -> _Said:
     # Small reads cost calls when there are more of them, not seeks.
     if not falls or min(best.read_bytes, most.read_bytes) < SMALL_READ_BYTES.value:
         return _Fine(says)
+    if _from_memory(measures):
+        return _Fine(f"{says}: most bytes came from memory")
+    if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
+        return _Unjudged(f"{says}, but fetches wait for a processor: W3")
     kept = most.bandwidth_bps / best.bandwidth_bps
     return _Found(
         measures.wait_s("read") * (1 - kept),
@@ -946,11 +1017,7 @@ def oversubscribed(measures: Measures) -> _Said:
         told += ": others use them too"
         remedy = Remedy("job", "leave processors to this job: other programs run on this node")
     else:
-        remedy = Remedy(
-            "job",
-            "ask for more processors (Slurm: --cpus-per-task), or fewer workers and "
-            "torch.set_num_threads(1) in them",
-        )
+        remedy = fewer_threads(measures)
     return _Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
 
 
@@ -1063,7 +1130,10 @@ def slow_checkpoint_target(measures: Measures) -> _Said:
             f"no other tier was measured; `penstock ceiling PATH --write --keep {RUN}` does it"
         )
     best = max(others, key=lambda tier: tier.bandwidth_bps)
-    bandwidth_bps = sum(s.written_bytes for s in saves) / sum(s.call_s for s in saves)
+    written_bytes = sum(s.written_bytes for s in saves)
+    if not written_bytes:
+        return _Unjudged("what was written by calls is not known: mapped files, or another process")
+    bandwidth_bps = written_bytes / sum(s.call_s for s in saves)
     says = (
         f"{show(bandwidth_bps, 'B/s')} in the calls; {best.mount} gives "
         f"{show(best.bandwidth_bps, 'B/s')}"
@@ -1095,22 +1165,30 @@ SAME_BYTES = Threshold(
 
 
 def duplicate_writes(measures: Measures) -> _Said:
-    """Several ranks write a checkpoint of the same size at the same turn: likely the same bytes.
-    Contents are not compared."""
+    """Several ranks write as many bytes to the same file at the same turn: all but one write what
+    is there already.  Files of equal size with other names may be shards; contents are not
+    compared."""
     turns = _turns(measures)
     same = [turn for turn in turns if _is_alike(turn)]
     if not turns:
         return _Fine("one rank saves")
     if not same:
         return _Fine("ranks write checkpoints of different sizes")
-    extra = sum(sum(s.written_bytes for s in turn[1:]) for turn in same)
-    block_s = sum(sum(s.duration_s for s in turn if s.blocks) for turn in same)
+    twice = [turn for turn in same if len({save.path for save in turn}) == 1 and turn[0].path]
+    size = show(same[0][0].written_bytes, "B")
+    if not twice:
+        return _Unjudged(
+            f"{count(len(same[0]), 'rank')} write {size} each to files of their own: shards, or "
+            "the same bytes; contents are not compared"
+        )
+    extra = sum(sum(s.written_bytes for s in turn[1:]) for turn in twice)
+    block_s = sum(sum(s.duration_s for s in turn if s.blocks) for turn in twice)
     mains = max(1, measures.training.mains)
     return _Found(
-        block_s / mains * (1 - len(same) / sum(len(turn) for turn in same)),
+        block_s / mains * (1 - len(twice) / sum(len(turn) for turn in twice)),
         (
-            f"{count(len(same), 'save')} by {len(same[0])} ranks with the same number of bytes: "
-            f"{show(extra, 'B')} too many, if they are the same (contents are not compared)",
+            f"{count(len(twice), 'save')} by {len(twice[0])} ranks to {twice[0][0].path}, as many "
+            f"bytes each: {show(extra, 'B')} too many",
         ),
         (
             Remedy("code", "save on rank 0 only what all ranks hold, or each its own shard"),
@@ -1172,7 +1250,7 @@ def _calls_metadata(measures: Measures) -> _Said:
     return _Found(
         metadata_s,
         (says, NOBODY_WAITED),
-        (ONCE, PACK),
+        (ONCE, *((PACK,) if measures.reading.files >= MANY_FILES else ())),
         "directories",
         measures.recording.life_s,
     )
@@ -1191,7 +1269,7 @@ def _calls_small(measures: Measures) -> _Said:
     return _Found(
         seen.read_s,
         (f"{says}, {show(each_s, 's')} each", NOBODY_WAITED),
-        (PACK, Remedy("loader", "more reads at once: more workers, or threads in each")),
+        (*for_small_reads(measures, measures.reading.files), more_at_once(measures)),
         "request_sizes",
         measures.recording.life_s,
     )
@@ -1267,24 +1345,6 @@ def overhead(measures: Measures) -> _Said:
 
 
 # --- what rules have in common -------------------------------------------------------------------
-
-
-# How files end in which penstock.feed finds single records.
-CONTAINERS = (".mdb", ".lmdb", ".tar", ".tfrecord", ".tfrecords")
-
-
-def _by_index(measures: Measures) -> tuple[Remedy, ...]:
-    """Reading by an index of records, where the job reads a container that has one."""
-    rows = [
-        row
-        for row in measures.files
-        if row.path and row.path_class == "data" and row.path.endswith(CONTAINERS)
-    ]
-    if not rows:
-        return ()
-    row = max(rows, key=lambda row: (row.blocking_s or 0.0, row.read_bytes, row.size_bytes or 0))
-    says = "read by an index of its records, many requests at once: penstock.feed"
-    return (Remedy("feed", says, f"penstock feed bench {shlex.quote(row.path or '')}"),)
 
 
 def _worst_directory(measures: Measures) -> tuple[str, ...]:
@@ -1495,16 +1555,25 @@ RULES: tuple[Rule, ...] = (
         (SMALL_SHARE, SMALL_READ_BYTES, FAR_BELOW, FEW_SLOW),
         of_calls=_calls_small,
     ),
-    Rule("D3", "bandwidth at the tier's ceiling", bandwidth_bound, (NEAR, WAITS), ("D2", "W1")),
+    Rule(
+        "D3", "bandwidth at the tier's ceiling", bandwidth_bound, (NEAR, WAITS, ABOVE), ("D2", "W1")
+    ),
     Rule(
         "D4", "random reads of large files", random_reads, (RANDOM_SHARE,), ("D2",), _calls_random
     ),
     Rule("D5", "cache cliff", cache_cliff, (CLIFF, OF_MEMORY)),
     Rule("D6", "the same data again over the network", reread_remote, (REREAD,)),
-    Rule("D7", "page faults of mapped files", mapped_files, (IN_FAULTS,), of_calls=_calls_faulted),
+    Rule(
+        "D7",
+        "page faults of mapped files",
+        mapped_files,
+        (IN_FAULTS, LONGEST_FAULT),
+        of_calls=_calls_faulted,
+    ),
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
     Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE, FEW_IN_TAIL, LEAST_ALIKE)),
     Rule("D10", "each rank reads all of the data", each_reads_all, (ALL_OF_IT,)),
+    Rule("D12", "the same bytes again", same_bytes_again, (AGAIN,), ("D2", "D4", "D9")),
     Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),

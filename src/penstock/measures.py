@@ -53,6 +53,7 @@ __all__ = [
     "RankCell",
     "Reading",
     "Recording",
+    "Reread",
     "Restore",
     "Sharing",
     "Staged",
@@ -227,6 +228,21 @@ class Reading:
     reread_files: int
     reread_bytes: int
     file_bytes_p50: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """queries/rereads.sql"""
+
+    path: str | None
+    size_bytes: int
+    process: int
+    passes: int
+    times: float
+    opens: int
+    read_bytes: int
+    mean_bytes: float
+    blocking_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,6 +625,7 @@ class Pattern:
     random_s: float
     blocking_s: float
     random_blocking_s: float
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -972,6 +989,8 @@ class Measures:
     worker_sharing: tuple[WorkerSharing, ...] = ()
     endings: tuple[Ending, ...] = ()
     deaths: tuple[Death, ...] = ()
+    rereads: tuple[Reread, ...] = ()
+    loaders: tuple[str, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -1196,6 +1215,8 @@ def _measured(engine: Engine) -> Measures:
         worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
         endings=_rows(engine, "endings", Ending),
         deaths=_rows(engine, "deaths", Death),
+        rereads=_rows(engine, "rereads", Reread),
+        loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
     )
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "end_step",
     "end_wait",
     "iterate",
+    "name_loader",
     "quietly",
     "replace",
     "thread",
@@ -75,6 +76,7 @@ class Thread(threading.local):
 thread = Thread()
 _ids = itertools.count(1)
 _serials = itertools.count()
+_loaders: set[str] = set()  # noted in this process
 _n_steps = [0, 0, 0]  # automatic steps that have ended in this process, by origin
 
 
@@ -147,6 +149,13 @@ class Loader:
             self.end()
         except Exception:
             pass
+
+
+def name_loader(name: str) -> None:
+    """Notes, once a process, the package that a loader is of: findings speak its words."""
+    if name not in _loaders and recorder.is_recording():
+        _loaders.add(name)
+        recorder.note("loader", name)
 
 
 def begin_pass(n_workers: int = 0, batch_items: int = 0) -> Loader | None:
@@ -247,6 +256,7 @@ def _begin_pooled(iterator: Any) -> Wait:
     loader = getattr(iterator, "_penstock", None)
     if loader is None or loader.span is None or not loader.span.is_ours():
         loader = iterator._penstock = Loader()
+        name_loader(type(iterator).__module__.partition(".")[0])
     iterate(thread)
     return begin_wait(loader, loader.next_index, is_pooled=True)
 

@@ -123,6 +123,7 @@ def _begin_pass(loader: Any) -> marks.Loader | None:
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     n_workers = int(getattr(loader, "num_workers", 0) or 0)
+    marks.name_loader("torch")
     return marks.begin_pass(n_workers, size if isinstance(size, int) else 0)
 
 

@@ -1,4 +1,5 @@
--- Calls on data files and folders in the wall time that moved no data: open, close, stat, list, seek ...
+-- Calls on data files and folders in the wall time that moved no data: open, close, stat, list ...  A seek
+-- asks nobody and is none.
 -- Of workers those after their loop began: before it they import.
 --   opens    of them opened a file; failed ended with an error (a path that is not there)
 --   blocked_*  files, opens and seconds of them, of which an open took more than a second in the mean: of
@@ -23,7 +24,7 @@ by_file AS (  -- a million files need no set of those seen
     JOIN ops AS o ON o.op_number = e.op_number
     CROSS JOIN extent AS x
     LEFT JOIN loops AS l ON l.process = e.process
-    WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND e.path_class = 'data'
+    WHERE o.op_group = 'metadata' AND o.layer = 'posix' AND o.op <> 'lseek' AND e.path_class = 'data'
         AND e.start_ns >= greatest(x.from_ns, l.from_ns) AND e.start_ns < x.to_ns
     GROUP BY e.file
 ),

@@ -1,10 +1,12 @@
 -- In what order large data files (4 MiB and more) were read: POSIX reads that moved something.
 --   random    reads that did not go on where the read before them by this thread in this file ended, or
 --             at most 128 KiB further on (what the kernel's read-ahead has fetched already); the first
---             read of a file is none, nor is one at offset 0: a pass begins
+--             read of a file is none, nor is one at offset 0: a pass begins; nor one of 1 MiB and more,
+--             which takes longer than the seek to it
 --   random_s  time in them
 --   blocking_s  of reads of these files, what the step loop waited for; random_blocking_s the part of
 --             it that falls to random reads, by each file's share of time
+--   path      of the file with most of that
 -- Of more than two million such reads, those of evenly spread slices of the time are looked at.
 WITH large AS (
     SELECT file
@@ -36,7 +38,8 @@ placed AS (
     FROM reads
 ),
 judged AS (
-    SELECT *, offset_bytes > 0 AND (gap < 0 OR gap > 131072) AS is_random FROM placed
+    SELECT *, offset_bytes > 0 AND moved_bytes < 1048576
+        AND (gap < 0 OR gap > 131072) AS is_random FROM placed
 ),
 per_file AS (
     SELECT
@@ -66,6 +69,8 @@ SELECT
     coalesce(sum(p.random_ns), 0) / 1e9 AS random_s,
     coalesce(sum(b.ns), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains)) AS blocking_s,
     coalesce(sum(b.ns * p.random_ns / nullif(p.ns, 0)), 0) / 1e9
-        / greatest(1, (SELECT count(*) FROM mains)) AS random_blocking_s
+        / greatest(1, (SELECT count(*) FROM mains)) AS random_blocking_s,
+    arg_max(f.path, coalesce(b.ns, 0) * p.random_ns / greatest(1, p.ns) + p.random / 1e9) AS path
 FROM per_file AS p
+JOIN files AS f ON f.file = p.file
 LEFT JOIN blocking AS b ON b.file = p.file
