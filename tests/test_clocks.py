@@ -193,3 +193,18 @@ def test_one_host_has_one_clock(tmp_path: Path) -> None:
     process.write(tmp_path)
     with open_run(tmp_path) as run:
         assert measure(run).clocks == ()
+
+
+def test_one_long_step_does_not_make_hosts_take_their_steps_together() -> None:
+    """How far apart steps may end is a share of a usual step: a step of an hour (a save, a pause)
+    widens it for none of the others."""
+    n = 60
+    length = np.full(n, 100 * MS)
+    length[30] = HOUR
+    ends = np.cumsum(length)
+    here = Steps(np.arange(n), ends - length, ends)
+    apart = np.where(np.arange(n) % 2, 40 * MS, -40 * MS)  # of no exchange: one is early or late
+    there = Steps(np.arange(n), here.start_ns + apart, here.end_ns + apart)
+    assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
+    near = Steps(np.arange(n), here.start_ns + apart // 20, here.end_ns + apart // 20)
+    assert align({"a": [here], "b": [near]}, "a")["b"].how == "steps"

@@ -363,3 +363,16 @@ def test_windows_from_memory_say_nothing_about_depth() -> None:
 
 GLOBAL_ORDER = [1, 4, 6, 2, 7, 0, 3, 5]
 BLOCK_ORDER = [1, 0, 7, 6, 2, 5, 3, 4]
+
+
+def test_a_block_ends_with_its_file_where_files_hold_many_records() -> None:
+    """Ten files of ten records each, smaller than a block: a block is a file, no matter what its
+    first record's neighbours are.  Files of one record share blocks instead."""
+    table = Table(np.repeat(np.arange(10, dtype=np.uint32), 10), np.tile(np.arange(10) * 100, 10),
+                  np.full(100, 100))  # fmt: skip
+    sequence = plan.order(table, Order("block", 3, block_bytes=1600), 0)
+    files = table.file[sequence].reshape(10, 10)
+    assert (files == files[:, :1]).all()
+    single = Table(np.arange(100, dtype=np.uint32), np.zeros(100, np.int64), np.full(100, 100))
+    sequence = plan.order(single, Order("block", 3, block_bytes=1600), 0)
+    assert np.count_nonzero(np.diff(sequence) != 1) <= 100 // 16 + 1

@@ -281,3 +281,32 @@ def test_past_the_budget_every_count_is_what_it_would_have_been(
     [(folded,)] = thinned.sql("select sum(folded_events) from processes")
     assert kept < 15_000
     assert folded > 30_000
+
+
+SYNCING = """
+import os, sys
+fd = os.open("data", os.O_RDONLY)
+for _ in range(int(sys.argv[1])):
+    os.fsync(fd)
+os.close(fd)
+"""
+
+
+@pytest.mark.usefixtures("data")
+def test_past_the_budget_a_sync_is_no_access_that_moved_nothing(
+    recorded: Callable[..., Any],
+) -> None:
+    """It is counted, and in no size of requests, no place in the file and no empty read or write:
+    those belong to calls that move bytes."""
+    question = """
+        select sum(calls), sum(moved_bytes), sum(sequential), sum(empty), sum(bucket_0)
+        from counters where parse_filename(path) = 'data' and op = 'fsync'
+    """
+    whole = recorded(SYNCING, args=["20000"])
+    thinned = recorded(SYNCING, args=["20000"], options=["--budget", "256KiB"])
+    [(folded,)] = thinned.sql("select sum(folded_events) from processes")
+    assert folded > 1_000
+    assert list(thinned.sql(question)) == list(whole.sql(question))
+    [(calls, *others)] = thinned.sql(question)
+    assert calls == 20_000
+    assert not any(others)

@@ -769,3 +769,13 @@ class NamedPair:
 
     from_: int
     to: int
+
+
+def test_what_disks_gave_and_took_is_not_mixed_up() -> None:
+    run = one_wait(200, 300)
+    for at, read, written, job_read, job_written in ((0, 5, 7, 11, 13), (900, 105, 207, 311, 413)):
+        run.sample(at * MS, "disk", "vda", read_bytes=read, written_bytes=written)
+        run.sample(at * MS, "job", read_bytes=job_read, written_bytes=job_written)
+    known = measure(run).devices
+    assert (known.disk_read_bytes, known.disk_written_bytes) == (100, 200)
+    assert (known.job_read_bytes, known.job_written_bytes) == (300, 400)

@@ -171,6 +171,27 @@ def test_copies_inside_the_kernel_name_both_files(
 
 
 @pytest.mark.usefixtures("data")
+def test_after_a_read_through_syscall_the_position_is_asked_anew(
+    recorded: Callable[..., Any], work: Path
+) -> None:
+    """The recorder keeps a descriptor's position; what moved it otherwise makes it unsure."""
+    (work / "data").write_bytes(bytes(1000))
+    run = recorded("""
+        import ctypes, os, platform
+        libc = ctypes.CDLL(None)
+        number = {"x86_64": 0, "aarch64": 63}[platform.machine()]
+        fd = os.open("data", os.O_RDONLY)
+        os.read(fd, 10)
+        assert libc.syscall(number, fd, ctypes.create_string_buffer(100), 100) == 100
+        os.read(fd, 50)
+    """)
+    rows = run.sql(
+        "select offset_bytes, moved_bytes from events "
+        "where path like '%/data' and op_group = 'read' order by start_ns"
+    )
+    assert [tuple(row) for row in rows] == [(0, 10), (10, 100), (110, 50)]
+
+
 def test_calls_through_syscall_are_decoded(
     recorded_command: Callable[..., Any], workload: Callable[..., Path]
 ) -> None:

@@ -402,3 +402,15 @@ def test_what_cannot_be_swept_keeps_nothing_else(
     assert [one for one in (trash, part.path, draft) if one.exists()] == [bad]
     sweep(tmp_path)
     assert not bad.exists()
+
+
+def test_a_file_that_changed_after_it_was_summed_is_summed_again(tmp_path: Path) -> None:
+    """A program may append to a file of the part: the manifest tells of the file as it is."""
+    part = begin(tmp_path, 4)
+    part.write("model.pt", [b"weights"])
+    with (part.path / "model.pt").open("ab") as file:
+        file.write(b" and more")
+    path = commit(part)
+    (found,) = parse((path / INSIDE).read_bytes(), "manifest").files
+    assert found.size_bytes == len(b"weights and more")
+    assert verify(find(LocalStore(tmp_path))[0], "full").is_whole
