@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "performance.md"
 
 BENCHMARKS = {
     "overhead": "What a recorded call costs",
+    "waits": "What a call that could block costs",
     "dataloader": "What a recorded training costs",
     "attach": "What a window costs to open and close",
     "counts": "Counts, against strace",

@@ -66,7 +66,17 @@ static bool grow(struct counters *counters)
     return true;
 }
 
-enum group { GROUP_metadata, GROUP_read, GROUP_write, GROUP_process, GROUP_app };
+enum group {
+    GROUP_metadata,
+    GROUP_read,
+    GROUP_write,
+    GROUP_process,
+    GROUP_app,
+    GROUP_wait,
+    GROUP_sleep,
+    GROUP_sync,
+    GROUP_exchange
+};
 
 static enum group group_of(uint32_t op)
 {
@@ -263,7 +273,8 @@ static bool count_call(struct counters *counters, const struct finished *call)
     if (call->start + call->ticks > counter->last)
         counter->last = call->start + call->ticks;
     counter->asked += call->asked;
-    counter->moved += call->moved;
+    if (call->op < OP_FIRST_WAIT) /* of a wait, who ended it: no sum */
+        counter->moved += call->moved;
     if (call->ticks > counter->max_ticks) {
         counter->max_ticks = call->ticks;
         if (is_access(call->op))

@@ -17,7 +17,8 @@
 #define BLOCK_MAGIC 0x4b425350u /* "PSBK" */
 
 /* Numbers are on disk and never reused; 127 stays free for page faults, which are no calls.
- * layer: 1 POSIX, 2 STDIO, 3 process, 4 application.
+ * layer: 1 POSIX, 2 STDIO, 3 process, 4 application, 5 wait: calls that only block, recorded where
+ * they blocked for WAIT_RECORDED_NS.
  * group: what a wait is attributed to, and what the fold keeps: read, write, metadata, ... */
 #define OPS(X)                                                                                     \
     X(1, OPEN, posix, metadata)                                                                    \
@@ -81,6 +82,21 @@
     X(96, FORK, process, process)                                                                  \
     X(97, EXEC, process, process)                                                                  \
     X(98, SPAWN, process, process)                                                                 \
+    X(104, SEM_WAIT, wait, wait)                                                                   \
+    X(105, COND_WAIT, wait, wait)                                                                  \
+    X(106, FUTEX, wait, wait)                                                                      \
+    X(107, POLL, wait, wait)                                                                       \
+    X(108, SELECT, wait, wait)                                                                     \
+    X(109, EPOLL, wait, wait)                                                                      \
+    X(110, SLEEP, wait, sleep)                                                                     \
+    X(111, WAITPID, wait, wait)                                                                    \
+    X(112, JOIN, wait, wait)                                                                       \
+    X(113, MUTEX, wait, wait)                                                                      \
+    X(114, BARRIER, wait, wait)                                                                    \
+    X(115, RECEIVE, wait, wait)                                                                    \
+    X(116, SIGNAL, wait, wait)                                                                     \
+    X(117, SYNC, wait, sync)                                                                       \
+    X(118, COLLECTIVE, wait, exchange)                                                             \
     X(128, WINDOW, app, app)                                                                       \
     X(129, STEP, app, app)                                                                         \
     X(130, SPAN, app, app)
@@ -94,16 +110,23 @@ enum op {
 
 #define OP_LIMIT 256
 
+#define OP_FIRST_WAIT 104
 #define OP_FIRST_APP 128 /* the fold past the budget keeps these as single events */
+
+/* The shortest wait that is recorded.  Waking a thread takes 5 to 50 µs, so a shorter wait says
+ * little about what the thread waited for; and a thread records at most 20,000 waits a second. */
+#define WAIT_RECORDED_NS 50000
 
 /* One call.  Opened before it (duration 0), completed after it: an event whose duration is still 0
  * was in flight when the log ends.  A slot without an op holds no event: it was reserved and not
- * yet written, or taken back.  offset is -1 where it is unknown or has no meaning. */
+ * yet written, or taken back.  offset is -1 where it is unknown or has no meaning.  Of a wait, the
+ * file id is that of the loaded object that called (TEXT_OBJECT). */
 struct event {
     uint64_t begun; /* ticks from the block's `first` << 24 | op << 16 | low half of the file id */
     uint64_t done;  /* duration << 24 | errno << 16 | high half of the file id */
-    int64_t offset; /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE */
-    uint32_t asked, moved; /* bytes */
+    int64_t offset; /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE, and of
+                       POLL, SELECT and RECEIVE the descriptor's; of other waits, an address */
+    uint32_t asked, moved; /* bytes; moved of a wait: the thread that ended it, 0 not known */
 };
 
 /* What does not fit an event stands in the slot after it; the event's own fields for it are 0.  An
@@ -140,7 +163,12 @@ struct block {
 
 /* A text defines what an id means.  bytes: name, NUL, resolved name, NUL; padded to 8.
  * A file may have a second text with an empty name: it adds what the first open showed. */
-enum text_kind { TEXT_FILE = 1, TEXT_NAME = 2, TEXT_NOTE = 3 };
+enum text_kind {
+    TEXT_FILE = 1,
+    TEXT_NAME = 2,
+    TEXT_NOTE = 3,
+    TEXT_OBJECT = 4 /* a program or library that waits: base name, path; ids as files have */
+};
 
 struct text {
     uint32_t bytes; /* of the whole record, a multiple of 8 */
@@ -255,9 +283,10 @@ struct log_header {
     char host[64];
     char reason[192];
     char executable[512];
-    char folder[512];   /* working directory at start */
-    char command[2048]; /* arguments, separated by NUL, ended by two */
-    uint64_t opens[16]; /* of staged files, by outcome; [0] is not used */
+    char folder[512];       /* working directory at start */
+    char command[2048];     /* arguments, separated by NUL, ended by two */
+    uint64_t opens[16];     /* of staged files, by outcome; [0] is not used */
+    uint64_t waits_from_ns; /* waits of this length and longer are recorded; 0: none are */
 };
 
 /* Page faults lie in a file of their own, written beside the job: a header, then chunks, each of

@@ -33,7 +33,8 @@ struct level {
 
 /* Folders stand in the same table, under a base that no file id reaches. */
 #define ANY_FOLDER 0xffffffffu
-#define PLACES_BIT 30 /* a file's place is added to the base of its name; ids stay below */
+#define ANY_OBJECT 0xfffffffeu /* nor do loaded objects, which are no files of the job's */
+#define PLACES_BIT 30          /* a file's place is added to the base of its name; ids stay below */
 enum { PLAIN_FOLDER = 1, LINKED_FOLDER };
 
 struct key {
@@ -263,6 +264,21 @@ static uint32_t intern_on(enum file_place place, const char *name, uint32_t base
 static uint32_t intern(const char *name, uint32_t base)
 {
     return intern_on(AT_ITS_PATH, name, base);
+}
+
+uint32_t files_object(const char *path)
+{
+    struct key key = key_of(path, strnlen(path, 4096), ANY_OBJECT);
+    const char *slash = strrchr(path, '/');
+    uint32_t id = find_path(key);
+
+    if (id)
+        return id;
+    id = __atomic_add_fetch(&files_state->last_id, 1, __ATOMIC_RELAXED);
+    if (!log_text(TEXT_OBJECT, id, 0, slash ? slash + 1 : path, path))
+        return 0;
+    insert_path(key, id);
+    return id;
 }
 
 static uint32_t folder_id(void)

@@ -70,6 +70,9 @@ uint32_t files_path(int dirfd, const char *path);
  * are told apart by where they came from or went. */
 uint32_t files_path_on(enum file_place place, int dirfd, const char *path);
 
+/* The id of a loaded object by its path: of a program or library that waits. */
+uint32_t files_object(const char *path);
+
 /* Whether an absolute name is known to lead to what it names without links, or to nothing: then it
  * is that file's only spelling.  Folders are learned from names that the kernel resolved. */
 bool files_leads_straight(const char *name);

@@ -14,10 +14,14 @@
 
 /* The same for a function that a library brings whose file name begins with `provider`. */
 #define HOOK_OF(provider, type, function, parameters)                                              \
+    HOOK_AS(provider, NULL, #function, type, function, parameters)
+
+/* The same for one version of what has several, a name for the wrapper beside its own. */
+#define HOOK_AS(provider, version, name, type, function, parameters)                               \
     static type wrap_##function parameters;                                                        \
     static type(*real_##function) parameters;                                                      \
-    static const struct hook hook_##function = {#function, (void *)wrap_##function,                \
-                                                (void **)&real_##function, provider};              \
+    static const struct hook hook_##function = {name, (void *)wrap_##function,                     \
+                                                (void **)&real_##function, provider, version};     \
     static const struct hook *entry_##function __attribute__((section("penstock_hooks"), used)) =  \
         &hook_##function;                                                                          \
     static type wrap_##function parameters

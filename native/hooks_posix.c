@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "hook_open.h"
+#include "hook_wait.h"
 #include "imports.h"
 
 /* --- open and close -----------------------------------------------------------------------------
@@ -1064,6 +1065,22 @@ static long end_redirected_call(long number, const long *a, struct staged_slot *
     return result;
 }
 
+/* OpenMP's pools, Rust's locks and C++'s atomic waits come this way. */
+static long futex_call(const long *a, const void *caller)
+{
+    struct waiting waiting;
+    long result;
+
+    if (!hooks_futex_waits(a)) {
+        hooks_futex_wakes(a);
+        return real_syscall(SYS_futex, a[0], a[1], a[2], a[3], a[4], a[5]);
+    }
+    waits_begin(&waiting, OP_FUTEX, (uint64_t)a[0], a[0], caller);
+    result = real_syscall(SYS_futex, a[0], a[1], a[2], a[3], a[4], a[5]);
+    waits_end(&waiting, result < 0 ? errno : 0);
+    return result;
+}
+
 HOOK(long, syscall, (long number, ...))
 {
     struct staged_slot *slots[2] = {NULL, NULL};
@@ -1078,6 +1095,8 @@ HOOK(long, syscall, (long number, ...))
     for (i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
+    if (number == SYS_futex && recorder_on)
+        return futex_call(a, CALLER);
     if (redirects()) {
         int place = place_of_path(number);
 

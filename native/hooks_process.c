@@ -16,7 +16,7 @@
     __attribute__((visibility("hidden"))) type(*real_##function) parameters;                       \
     __attribute__((visibility("hidden"))) type wrap_##function parameters;                         \
     static const struct hook hook_##function = {#function, (void *)wrap_##function,                \
-                                                (void **)&real_##function, NULL};                  \
+                                                (void **)&real_##function, NULL, NULL};            \
     static const struct hook *entry_##function __attribute__((section("penstock_hooks"), used)) =  \
         &hook_##function
 
@@ -406,7 +406,9 @@ static const struct hook *hook_asked_for(void *handle, const char *name)
 
     rescan();
     hook = recorder_is_in() && name ? patch_find(name) : NULL;
-    if (!hook || !*hook->real || (handle == RTLD_NEXT && !patch_is_libc(*hook->real)))
+    /* Of several versions, RTLD_NEXT gives the oldest. */
+    if (!hook || !*hook->real ||
+        (handle == RTLD_NEXT && (hook->version || !patch_is_libc(*hook->real))))
         return NULL;
     return hook;
 }

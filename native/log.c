@@ -29,6 +29,7 @@ HOT int recorder_on;
 HOT int recorder_paused;
 _Thread_local struct thread *log_self INITIAL_EXEC;
 char log_folder[3072];
+void (*log_thread_ends)(struct thread *thread);
 
 HOT bool clock_is_counter;
 uint64_t clock_ticks_per_s;
@@ -345,6 +346,7 @@ static void fill_header(struct log_header *header, uint32_t origin)
     header->origin = origin;
     header->ticks_per_s = clock_ticks_per_s;
     header->budget_bytes = budget;
+    header->waits_from_ns = WAIT_RECORDED_NS;
     if (syscall(SYS_getcwd, header->folder, sizeof header->folder) < 0)
         header->folder[0] = 0;
     header->start_unix_ns = clock_ns(CLOCK_REALTIME);
@@ -1037,6 +1039,81 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
                      __ATOMIC_RELEASE);
 }
 
+/* --- waits ------------------------------------------------------------------------------------ */
+
+/* Most waits are short, and their events are taken back: the next wait uses the slot again, so
+ * short waits do not fill the log.  A signal handler that waits in between may have used the slot.
+ * */
+bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset)
+{
+    struct thread *thread = log_self;
+    struct block *block = thread->block;
+    struct event *event = thread->spare;
+    uint64_t since_first;
+
+    if (!event || thread->spare_round != block->round)
+        return log_begin(call, op, file, offset, 0);
+    thread->spare = NULL;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (event->begun)
+        return log_begin(call, op, file, offset, 0);
+    event->done = log_done(0, 0, file);
+    event->offset = offset;
+    event->asked = event->moved = 0;
+    *call = (struct call){thread, block, event, block->round, clock_ticks(), file, op, false};
+    since_first = call->start - block->first;
+    if (since_first >> EVENT_TIME_BITS)
+        return log_begin(call, op, file, offset, 0);
+    __atomic_store_n(&event->begun, log_begun(since_first, op, file), __ATOMIC_RELEASE);
+    return true;
+}
+
+/* A full block in the file shows the event in flight, so the event that was carried must end. */
+bool log_take_back(const struct call *call)
+{
+    struct thread *thread = log_self;
+    struct block *block = thread == call->thread ? thread->block : NULL;
+
+    if (!block || thread->log != log_state->serial)
+        return true;
+    if (block != call->block || block->round != call->round)
+        return !log_event(call);
+    __atomic_store_n(&call->event->begun, 0, __ATOMIC_RELEASE);
+    if (!call->is_wide) {
+        thread->spare_round = block->round;
+        thread->spare = call->event;
+    }
+    return true;
+}
+
+/* Record a call that has ended and has no event yet. */
+void log_past(enum op op, uint32_t file, int64_t offset, uint64_t start, uint64_t ticks, int error,
+              uint64_t moved)
+{
+    struct call call;
+
+    if (!log_begin_wide(&call, op, file, offset, 0))
+        return;
+    call.start = start;
+    ((struct event_rest *)(call.event + 1))->start = start;
+    log_end_slowly(&call, ticks, error, LOG_SAME_OFFSET, moved);
+}
+
+struct thread *log_known(void)
+{
+    int error = errno;
+    struct thread *thread = log_self;
+    sigset_t signals;
+
+    if (UNLIKELY(!thread || !thread->is_used)) {
+        signals_block(&signals);
+        thread = log_thread();
+        signals_restore(&signals);
+        errno = error;
+    }
+    return thread;
+}
+
 /* A vfork child runs on its parent's thread: what it does is neither the parent's nor worth a log.
  */
 void log_borrow(bool is_borrowed)
@@ -1084,8 +1161,11 @@ void log_thread_end(void *argument)
 
     signals_block(&signals);
     if (log_self == thread && thread->is_used) {
-        struct block *block = thread->block;
+        struct block *block;
 
+        if (log_thread_ends)
+            log_thread_ends(thread);
+        block = thread->block;
         log_self = NULL;
         thread->block = NULL;
         thread->is_used = 0;

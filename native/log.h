@@ -24,6 +24,7 @@
 #define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 
 struct thread;
+struct waiter;
 
 /* What a wrapper keeps on its stack between begin and end. */
 struct call {
@@ -35,6 +36,19 @@ struct call {
     uint32_t file;
     enum op op;
     bool is_wide; /* its event has a rest */
+};
+
+/* What a thread is blocked in; see waits.h. */
+struct wait {
+    uint64_t serial; /* 0: in nothing */
+    uint64_t start, address;
+    int64_t shown; /* the event's offset while it is in flight */
+    const void *caller, *frame;
+    struct waiter *waiter; /* NULL: nobody is told who waits */
+    struct call call;      /* where its event is, if it has one already */
+    uint32_t turn;
+    uint8_t op;
+    bool is_open;
 };
 
 /* Lives in memory that a fork wipes, so a child finds no block and begins a log of its own. */
@@ -57,6 +71,10 @@ struct thread {
     struct call fork;                    /* the vfork under way */
     int64_t cpu_ns;                      /* of its clock, and ready without a CPU, when the step */
     int64_t delay_ns;                    /* before ended; -1: not measured */
+    struct wait wait;
+    uint64_t waits;      /* how many there were */
+    struct event *spare; /* a slot of round spare_round that was taken back: for the next wait */
+    uint64_t spare_round;
 };
 
 /* All of the recorder's state that belongs to one process image; zero in a forked child. */
@@ -80,6 +98,7 @@ extern int recorder_on;       /* the window's number while one is open and nothi
 extern int recorder_paused;   /* 1 while a window is open and, as asked, nothing is recorded */
 extern _Thread_local struct thread *log_self INITIAL_EXEC;
 extern char log_folder[3072];
+extern void (*log_thread_ends)(struct thread *thread); /* told by a thread that is about to end */
 
 /* Whether programs and libraries that come are followed: a pause ends, and they would be missed. */
 static inline bool recorder_is_in(void)
@@ -139,6 +158,11 @@ bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset
 struct event *log_event(const struct call *call);          /* where it is now; NULL: gone */
 void log_began_earlier(struct call *call, uint64_t start); /* if its event can say so */
 void log_turned_to(struct call *call, uint32_t file);      /* only now is it known which */
+bool log_open_wait(struct call *call, enum op op, uint32_t file, int64_t offset);
+bool log_take_back(const struct call *call); /* false: its event is in a block that was written */
+void log_past(enum op op, uint32_t file, int64_t offset, uint64_t start, uint64_t ticks, int error,
+              uint64_t moved);
+struct thread *log_known(void); /* the calling thread, with or without a block; NULL: no memory */
 void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
                     uint64_t moved);
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "log.h"
+#include "objects.h"
 
 #if defined(__x86_64__)
 #define SLOT_CALL R_X86_64_JUMP_SLOT
@@ -79,12 +80,22 @@ static int by_name(const void *left, const void *right)
                   (*(const struct hook *const *)right)->name);
 }
 
-const struct hook *patch_find(const char *name)
+/* The first of those of a name, where its versions have one each; NULL: none. */
+static const struct hook **find_hook(const char *name)
 {
-    const struct hook wanted = {name, NULL, NULL, NULL};
+    const struct hook wanted = {.name = name};
     const struct hook *key = &wanted;
     const struct hook **found =
         bsearch(&key, hooks, (size_t)(hooks_end - hooks), sizeof *hooks, by_name);
+
+    while (found && found > hooks && !by_name(found - 1, found))
+        found--;
+    return found;
+}
+
+const struct hook *patch_find(const char *name)
+{
+    const struct hook **found = find_hook(name);
 
     return found ? *found : NULL;
 }
@@ -100,18 +111,23 @@ static bool is_stub(void *address)
            symbol->st_shndx == SHN_UNDEF;
 }
 
-static void *original_of(const char *name)
+static void *look_up(void *handle, const struct hook *hook)
+{
+    return hook->version ? dlvsym(handle, hook->name, hook->version) : dlsym(handle, hook->name);
+}
+
+static void *original_of(const struct hook *hook)
 {
     void *libc;
-    void *address = dlsym(RTLD_DEFAULT, name);
+    void *address = look_up(RTLD_DEFAULT, hook);
 
     if (!address || !is_stub(address))
         return address;
-    address = dlsym(RTLD_NEXT, name);
+    address = look_up(RTLD_NEXT, hook);
     if (address && !is_stub(address))
         return address;
     libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    return libc ? dlsym(libc, name) : NULL;
+    return libc ? look_up(libc, hook) : NULL;
 }
 
 static int find_range(struct dl_phdr_info *info, size_t size, void *argument)
@@ -129,6 +145,77 @@ static int find_range(struct dl_phdr_info *info, size_t size, void *argument)
     range[1] = info->dlpi_addr;
     range[2] = end;
     return 1;
+}
+
+#define PROVIDERS 16
+
+/* Libraries other than libc that have hooked functions: they may come late, or for their importers
+ * only, so no look-up by name alone finds them. */
+static struct provider {
+    const char *name; /* its file name begins with this */
+    const char *path; /* where it is loaded; NULL: not seen */
+    bool is_known;    /* its functions were looked up */
+} providers[PROVIDERS];
+
+static void list_providers(void)
+{
+    const struct hook **hook;
+    size_t i;
+
+    for (hook = hooks; hook < hooks_end; hook++) {
+        for (i = 0; (*hook)->provider && i < PROVIDERS && providers[i].name; i++)
+            if (!strcmp(providers[i].name, (*hook)->provider))
+                break;
+        if ((*hook)->provider && i < PROVIDERS)
+            providers[i].name = (*hook)->provider;
+    }
+}
+
+static int find_providers(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    const char *slash = strrchr(info->dlpi_name, '/');
+    struct provider *one;
+
+    (void)size;
+    for (one = providers; slash && one < providers + PROVIDERS && one->name; one++)
+        if (!one->is_known && !strncmp(slash + 1, one->name, strlen(one->name))) {
+            one->path = info->dlpi_name;
+            *(bool *)argument = true;
+        }
+    return 0;
+}
+
+static bool look_up_all(void *library, const char *provider)
+{
+    const struct hook **hook;
+    bool is_found = false;
+
+    for (hook = hooks; hook < hooks_end; hook++) {
+        if (!(*hook)->provider || *(*hook)->real || strcmp((*hook)->provider, provider))
+            continue;
+        *(*hook)->real = look_up(library, *hook);
+        is_found |= *(*hook)->real != NULL;
+    }
+    return is_found;
+}
+
+/* Asked before objects are patched, so that those that import from a library are patched with it.
+ * */
+static void find_late_originals(void)
+{
+    bool is_new = false;
+    struct provider *one;
+
+    dl_iterate_phdr(find_providers, &is_new);
+    for (one = providers; is_new && one < providers + PROVIDERS; one++) {
+        void *library = one->path ? dlopen(one->path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+
+        one->path = NULL;
+        if (!library)
+            continue;
+        one->is_known = look_up_all(library, one->name);
+        dlclose(library); /* the importers keep it */
+    }
 }
 
 int patch_setup(const struct hook **first, const struct hook **end)
@@ -150,43 +237,12 @@ int patch_setup(const struct hook **first, const struct hook **end)
         qsort(first, (size_t)(end - first), sizeof *first, by_name);
         hooks_end = end;
         hooks = first;
+        list_providers();
     }
     for (hook = first; hook < end; hook++)
-        if (!*(*hook)->real)
-            *(*hook)->real = original_of((*hook)->name);
+        if (!*(*hook)->real && !(*hook)->provider)
+            *(*hook)->real = original_of(*hook);
     return 0;
-}
-
-/* A function of a library that came later, or for its importers only: no look-up by name alone
- * finds it.  Asked before objects are patched, so that those that import it are patched with it. */
-static int find_provider(struct dl_phdr_info *info, size_t size, void *argument)
-{
-    const char **path = argument; /* what its file name begins with; then its path */
-    const char *slash = strrchr(info->dlpi_name, '/');
-
-    (void)size;
-    if (!slash || strncmp(slash + 1, path[0], strlen(path[0])))
-        return 0;
-    path[1] = info->dlpi_name;
-    return 1;
-}
-
-static void find_late_originals(void)
-{
-    const struct hook **hook;
-
-    for (hook = hooks; hook < hooks_end; hook++) {
-        const char *path[2] = {(*hook)->provider, NULL};
-        void *library;
-
-        if (!path[0] || *(*hook)->real || !dl_iterate_phdr(find_provider, path))
-            continue;
-        library = dlopen(path[1], RTLD_LAZY | RTLD_NOLOAD);
-        if (!library)
-            continue;
-        *(*hook)->real = dlsym(library, (*hook)->name);
-        dlclose(library); /* the importers keep it */
-    }
 }
 
 /* --- slots ------------------------------------------------------------------------------------ */
@@ -214,9 +270,12 @@ struct tables {
     const char *names;
     const ElfW(Rela) * calls, *others;
     size_t n_calls, n_others;
+    const ElfW(Half) * versions; /* of each symbol; NULL: it was linked without */
+    const ElfW(Verneed) * needed;
 };
 
-static void read_tables(const ElfW(Dyn) * entry, struct tables *tables)
+/* ld.so turns most entries into addresses, but leaves the needed versions as an offset. */
+static void read_tables(uintptr_t base, const ElfW(Dyn) * entry, struct tables *tables)
 {
     size_t relative = 0;
 
@@ -230,6 +289,11 @@ static void read_tables(const ElfW(Dyn) * entry, struct tables *tables)
         case DT_RELA: tables->others = (void *)entry->d_un.d_ptr; break;
         case DT_RELASZ: tables->n_others = entry->d_un.d_val / sizeof(ElfW(Rela)); break;
         case DT_RELACOUNT: relative = entry->d_un.d_val; break;
+        case DT_VERSYM: tables->versions = (void *)entry->d_un.d_ptr; break;
+        case DT_VERNEED:
+            tables->needed =
+                (void *)(entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr);
+            break;
         default: break;
         }
     }
@@ -239,11 +303,33 @@ static void read_tables(const ElfW(Dyn) * entry, struct tables *tables)
     }
 }
 
+static bool asks_for_version(const struct tables *tables, size_t symbol, const char *version)
+{
+    const char *at = (const char *)tables->needed;
+    uint32_t wanted = tables->versions ? tables->versions[symbol] & 0x7fffu : 0;
+
+    while (wanted && at) {
+        const ElfW(Verneed) *library = (const void *)at;
+        const char *named = at + library->vn_aux;
+        unsigned i;
+
+        for (i = 0; i < library->vn_cnt; i++) {
+            const ElfW(Vernaux) *one = (const void *)named;
+
+            if ((one->vna_other & 0x7fffu) == wanted)
+                return !strcmp(tables->names + one->vna_name, version);
+            named += one->vna_next;
+        }
+        at = library->vn_next ? at + library->vn_next : NULL;
+    }
+    return false;
+}
+
 static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) * relocation)
 {
     uint32_t type = (uint32_t)ELF64_R_TYPE(relocation->r_info);
     const ElfW(Sym) *symbol = &tables->symbols[ELF64_R_SYM(relocation->r_info)];
-    const struct hook *hook;
+    const struct hook **hook;
 
     if (type != SLOT_CALL && type != SLOT_DATA && type != SLOT_ABSOLUTE)
         return NULL;
@@ -251,8 +337,14 @@ static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) 
         return NULL;
     if (type == SLOT_ABSOLUTE && relocation->r_addend)
         return NULL;
-    hook = patch_find(tables->names + symbol->st_name);
-    return hook && *hook->real ? hook : NULL;
+    hook = find_hook(tables->names + symbol->st_name);
+    for (; hook && hook < hooks_end && !strcmp((*hook)->name, tables->names + symbol->st_name);
+         hook++)
+        if (*(*hook)->real &&
+            (!(*hook)->version ||
+             asks_for_version(tables, ELF64_R_SYM(relocation->r_info), (*hook)->version)))
+            return *hook;
+    return NULL;
 }
 
 bool patch_is_libc(const void *function)
@@ -308,7 +400,7 @@ static void patch_object(struct object *object, struct scan *scan)
     struct tables tables;
     size_t n;
 
-    read_tables(object->dynamic, &tables);
+    read_tables(object->base, object->dynamic, &tables);
     if (!tables.symbols || !tables.names)
         return;
     n = count_slots(&tables);
@@ -414,6 +506,7 @@ static struct object *new_object(const struct dl_phdr_info *info)
         }
     }
     n_objects++;
+    objects_add(object->base, object->end, info->dlpi_name);
     return object;
 }
 
@@ -432,14 +525,14 @@ static int visit(struct dl_phdr_info *info, size_t size, void *argument)
     if (object) {
         check_object(object);
     } else {
-        if (!is_ours_to_patch(info))
-            return 0;
         object = new_object(info);
         if (!object)
             return 0;
-        scan->is_new = true;
-        if (object->dynamic)
-            patch_object(object, scan);
+        if (is_ours_to_patch(info)) {
+            scan->is_new = true;
+            if (object->dynamic)
+                patch_object(object, scan);
+        }
     }
     object->seen = scan->pass;
     scan->counts.slots += object->n_slots;
@@ -450,6 +543,7 @@ static void forget(uint32_t i)
 {
     if (objects[i].slots)
         munmap(objects[i].slots, objects[i].slots_bytes);
+    objects_remove(objects[i].base);
     objects[i] = objects[--n_objects];
 }
 

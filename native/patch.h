@@ -13,6 +13,7 @@ struct hook {
     void *wrapper;
     void **real;          /* what the wrapper calls; NULL inside: this libc has no such function */
     const char *provider; /* begins the file name of the library that has it; NULL: libc */
+    const char *version;  /* the wrapper stands for that of several; NULL: for any */
 };
 
 struct patch_counts {

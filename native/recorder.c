@@ -21,6 +21,7 @@
 #include "patch.h"
 #include "spread.h"
 #include "staged.h"
+#include "waits.h"
 
 /* The linker gathers every HOOK into this section. */
 extern const struct hook *__start_penstock_hooks[] __attribute__((visibility("hidden")));
@@ -188,6 +189,8 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     error = log_start(folder, budget_bytes, origin);
     if (!error)
         error = files_start(log_state->serial != serial);
+    if (!error)
+        error = waits_start();
     if (error)
         return error;
     spread_setup(folder, budget_bytes);

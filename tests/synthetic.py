@@ -13,16 +13,13 @@ import numpy as np
 
 from penstock.log import OPS
 from penstock.run import Run
-from penstock.tables import STORED
+from penstock.tables import PARTED, STORED
 
 NUMBERS = {op.name: op.number for op in OPS}
 
 COUNTED = [name for name, kind in STORED["folded"].items() if kind == "BIGINT"]
-# As Run finds them: the parts of events and spans lie in folders.
-WRITTEN = {
-    f"{name}/00000" if name in ("events", "spans") else name: types
-    for name, types in STORED.items()
-}
+# As Run finds them: parts lie in folders.
+WRITTEN = {f"{name}/00000" if name in PARTED else name: types for name, types in STORED.items()}
 
 
 @dataclass
@@ -33,6 +30,7 @@ class Synthetic:
         default_factory=lambda: {name: [] for name in WRITTEN}
     )
     files: dict[str, int] = field(default_factory=dict)
+    objects: dict[str, int] = field(default_factory=dict)
     ceilings: list[dict[str, Any]] = field(default_factory=list)
 
     def process(
@@ -61,6 +59,7 @@ class Synthetic:
             "executable": "/usr/bin/python3",
             "folder": "/work",
             "slots": 900,
+            "waits_from_ns": 50_000,
         } | more
         self.rows["processes"].append(
             (
@@ -78,6 +77,7 @@ class Synthetic:
             + (row["status"],)
             + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
             + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
+            + (row["waits_from_ns"],)
         )
         self.rows["threads"].append((1, process, 1000 + process, "python", True))
         return process
@@ -128,6 +128,31 @@ class Synthetic:
             (process, thread, NUMBERS[op], errno, self.file(path, tier=tier), None, start)
             + (None if end is None else end - start, offset, moved if asked is None else asked)
             + (moved, None, None)
+        )
+
+    def blocked(
+        self,
+        op: str,
+        start: int,
+        end: int | None,
+        *,
+        by: str = "/usr/lib/libpython3.11.so.1.0",
+        process: int = 1,
+        thread: int = 1,
+        waker: int | None = None,
+        address: int | None = None,
+        descriptor: str | None = None,
+        errno: int = 0,
+    ) -> None:
+        """A call that blocked; by: the path of the library that made it."""
+        if by not in self.objects:
+            number = self.objects[by] = len(self.objects)
+            name = by.rpartition("/")[2]
+            self.rows["objects"].append((number, name, by, name.startswith("libpython")))
+        file = None if descriptor is None else self.file(descriptor, path_class="system")
+        self.rows["blocked/00000"].append(
+            (process, thread, NUMBERS[op], errno, self.objects[by], file, address, waker, start)
+            + (None if end is None else end - start, None)
         )
 
     def span(

@@ -41,8 +41,10 @@ TABLE = {
     "log": May(ours="errors", world="numpy"),
     "schema": May(ours="", world=""),
     "clocks": May(ours="", world="numpy"),
+    "waits": May(ours="log", world="numpy"),
     "tables": May(
-        ours="clocks container endings errors faults log schema system", world="numpy duckdb"
+        ours="clocks container endings errors faults log schema system waits",
+        world="numpy duckdb",
     ),
     "run": May(ours="errors container faults log schema system tables", world="numpy duckdb"),
     "gather": May(ours="errors log", world=""),

@@ -21,6 +21,7 @@ from penstock.interop import darshan_counters as counters
 from penstock.questions import PREPARED, VIEWS, query
 from penstock.run import Run, open_run
 from penstock.spark import in_sparks_words, open_on_spark
+from penstock.tables import PARTED
 from synthetic import MS, NUMBERS, Synthetic, training_job
 
 S = 1000 * MS
@@ -145,17 +146,24 @@ def rich_job() -> Synthetic:
     return run
 
 
+def _wait(run: Synthetic) -> None:
+    run.blocked("sem_wait", 3410 * MS, 3490 * MS, process=10, waker=8, address=4096)
+    run.blocked("cond_wait", 3500 * MS, 3505 * MS, process=10, errno=110)
+    run.blocked("poll", 3600 * MS, None, by="/usr/lib/libgloo.so", descriptor="socket:")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The rich job's run, at a path that the workers see."""
     made = rich_job()
+    _wait(made)
     assert made.connection
     folder = tmp_path_factory.mktemp("spark") / "run"
     shutil.copytree(made.run.folder, folder)
     windows = [[-S, S, 4096, True], [S, 2 * S, 0, False], [2 * S, 9 * S, 512, True]]
     told = {"version": 1, "tier": "fast", "limit_bps": 1e6, "windows": windows, "is_whole": False}
     (folder / "fill.json").write_text(json.dumps(told))
-    manifest = {"start_unix_ns": 0, "running": [], "parts": {"events": 1, "spans": 1}}
+    manifest = {"start_unix_ns": 0, "running": [], "parts": dict.fromkeys(PARTED, 1)}
     with Run(folder, folder / "tables", manifest, ()) as opened:
         yield opened
 

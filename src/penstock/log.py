@@ -30,6 +30,7 @@ __all__ = [
     "HEADER",
     "NAME_TEXT",
     "NOTE_TEXT",
+    "OBJECT_TEXT",
     "OPS",
     "OUTCOMES",
     "REST",
@@ -59,7 +60,7 @@ HEADER_BYTES = 65536
 UNIT_BYTES = 65536
 BLOCK_MAGIC = 0x4B425350
 EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
-FILE_TEXT, NAME_TEXT, NOTE_TEXT = 1, 2, 3
+FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT = 1, 2, 3, 4
 REST_OP = 255
 LONG_BIT, LONG_SHIFT = 39, 16
 IN_FLIGHT = -1
@@ -112,6 +113,7 @@ HEADER = _layout(
     "V512 executable folder",
     "V2048 command",
     "(16,)<u8 opens",
+    "u64 waits_from_ns",
 )
 BLOCK = _layout(
     "u32 magic kind",
@@ -192,6 +194,12 @@ OPS: tuple[Op, ...] = tuple(
             *_ops("stdio", "read", fread=68),
             *_ops("stdio", "write", fwrite=69, fflush=71),
             *_ops("process", "process", fork=96, exec=97, spawn=98),
+            *_ops("wait", "wait", sem_wait=104, cond_wait=105, futex=106, poll=107, select=108),
+            *_ops("wait", "wait", epoll=109, waitpid=111, join=112, mutex=113, barrier=114),
+            *_ops("wait", "wait", receive=115, signal=116),
+            *_ops("wait", "sleep", sleep=110),
+            *_ops("wait", "sync", sync=117),
+            *_ops("wait", "exchange", collective=118),
             *_ops("app", "app", window=128, step=129, span=130),
         ]
     )
@@ -207,6 +215,7 @@ class Header:
 
     clock is "ns" or "tsc"; state one of running, stopped, exited, execed, failed ("unknown" where a
     damaged file says something else); rank, local_rank and world_size are None where not known.
+    Waits of waits_from_ns and longer are recorded; 0: the recorder that wrote it recorded none.
     """
 
     version: int
@@ -242,6 +251,7 @@ class Header:
     folder: str
     command: tuple[str, ...]
     opens: tuple[tuple[str, int], ...]  # of staged files, by outcome: those that occurred
+    waits_from_ns: int
 
     @property
     def anchored_ns(self) -> int:

@@ -466,7 +466,7 @@ def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
 def _with_tables(folder: str) -> Path:
     path = _made_here(folder)
     path.chmod(0o755)
-    for name in ("tables", "tables/events", "tables/spans"):
+    for name in ("tables", *(f"tables/{part}" for part in PARTED)):
         (path / name).mkdir()
     return path
 

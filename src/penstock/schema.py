@@ -118,6 +118,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "log": ("VARCHAR", "name of its log in the run folder"),
         "is_torn": ("BOOLEAN", "the log is cut"),
         "damaged_units": ("INTEGER", "64 KiB units of the log that could not be read"),
+        "waits_from_ns": (
+            "BIGINT",
+            "waits of this many ns and longer are in blocked; NULL: its waits were not recorded",
+        ),
     },
     "threads": {
         "thread": ("INTEGER", "number of the thread in this run"),
@@ -125,6 +129,55 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "tid": ("BIGINT", "the kernel's thread id"),
         "name": ("VARCHAR", "its latest name"),
         "is_main": ("BOOLEAN", "the process's first thread"),
+    },
+    "blocked": {
+        "process": ("INTEGER", "the process that waited"),
+        "thread": ("INTEGER", "the thread that waited"),
+        "op": (
+            "VARCHAR",
+            "which call: sem_wait, cond_wait, futex, poll, select, epoll, sleep, waitpid, join, "
+            "mutex, barrier, receive (recv, accept, connect), signal, sync (an accelerator's "
+            "runtime), collective (MPI)",
+        ),
+        "op_group": (
+            "VARCHAR",
+            "wait, sleep, sync, exchange (collectives), or interpreter lock (CPython's cond_wait)",
+        ),
+        "object": (
+            "VARCHAR",
+            "base name of the program or library that called; of a wait in libstdc++, its caller's",
+        ),
+        "object_path": ("VARCHAR", "path of that program or library"),
+        "address": (
+            "BIGINT",
+            "address of the semaphore, condition variable, futex, mutex or barrier; of a join, the "
+            "thread's pthread_t; NULL: the call has none",
+        ),
+        "descriptor": (
+            "VARCHAR",
+            "what poll, select or receive waited for, such as socket: or pipe: (the descriptor "
+            "that was ready, else the first one); NULL: not known",
+        ),
+        "waker": (
+            "INTEGER",
+            "the thread of this process that ended the wait; NULL: not known, or several may have",
+        ),
+        "start_ns": ("BIGINT", "ns from the run's start to the call"),
+        "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),
+        "errno": ("SMALLINT", "0: the call succeeded; 110 (ETIMEDOUT): its time was up"),
+        "step": ("INTEGER", "the training step that was under way in the process that trains"),
+    },
+    "blocked_totals": {
+        "process": ("INTEGER", "the process that waited"),
+        "op": ("VARCHAR", "which call; see blocked"),
+        "op_group": ("VARCHAR", "see blocked"),
+        "object": ("VARCHAR", "see blocked"),
+        "calls": ("BIGINT", "waits past the trace budget, which have no row in blocked"),
+        "errors": ("BIGINT", "waits among them with an errno"),
+        "duration_ns": ("BIGINT", "sum of ns in these waits"),
+        "max_duration_ns": ("BIGINT", "ns of the longest"),
+        "first_ns": ("BIGINT", "ns from the run's start to the first wait"),
+        "last_ns": ("BIGINT", "ns from the run's start to the end of the last wait"),
     },
     "spans": {
         "process": ("INTEGER", "which process"),

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as made_by
+from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import clocks
+from penstock import clocks, waits
 from penstock.container import Mounts, host_path
 from penstock.endings import Ended, ended_by_note, endings_in, signal_name
 from penstock.errors import PenstockError, QueryError, RunError
@@ -31,6 +32,7 @@ from penstock.log import (
     FILE_TEXT,
     NAME_TEXT,
     NOTE_TEXT,
+    OBJECT_TEXT,
     OPS,
     SECOND_FILE_OPS,
     TIME_LIMIT_NS,
@@ -277,6 +279,7 @@ class _Survey:
     steps: _Steps
     started: Events  # fork, exec and spawn
     names: dict[int, str]
+    objects: dict[int, str]  # paths of the programs and libraries that waited
 
 
 class _Build:
@@ -309,7 +312,8 @@ class _Build:
             duckdb.connect(":memory:", config=config) as connection,
         ):
             self.connection = _quiet(connection)
-            _create(connection, "folded", STORED["folded"])
+            for table in ("folded", "blocked_totals", "objects"):
+                _create(connection, table, STORED[table])
             _create(connection, "texts", _TEXT_TYPES)
             for table in ("notes", "processes", "staged", "threads"):
                 _create(connection, table, _types(table))
@@ -319,6 +323,8 @@ class _Build:
             self.total = 3 * sum(len(source.log.event_blocks) for source in self.sources)
             self.done = 0
             self._each(self._survey, [(source,) for source in self.sources])
+            paths = [path for one in self.surveys.values() for path in one.objects.values()]
+            self.objects = waits.Objects(paths)
             start_unix_ns += self._align()
             seen = [read_faults(path) for path in self.surroundings.faults]
             self._name_faulted(seen)
@@ -377,17 +383,19 @@ class _Build:
     # First pass: texts, steps, started programs.
 
     def _survey(self, source: _Source) -> int:
-        names = self._survey_texts(source)
+        names, objects = self._survey_texts(source)
         ops = [_OP_NUMBER[name] for name in ("step", "fork", "exec", "spawn")]
         events = _joined(source.log.events(ns_per_tick=source.ns_per_tick, ops=ops))
         is_step = events.op == _OP_NUMBER["step"]
         steps = _steps(events.where(is_step), source.shift_ns)
-        self.surveys[source.process] = _Survey(steps, events.where(~is_step), names)
+        self.surveys[source.process] = _Survey(steps, events.where(~is_step), names, objects)
         return len(source.log.event_blocks)
 
-    def _survey_texts(self, source: _Source) -> dict[int, str]:
+    def _survey_texts(self, source: _Source) -> tuple[dict[int, str], dict[int, str]]:
+        """Names of spans and paths of objects, by id; files and notes go to their tables."""
         cursor = _quiet(self.connection.cursor())
         names: dict[int, str] = {}
+        objects: dict[int, str] = {}
         folders = _Folders(source.log)
         mounts = self.surroundings.mounts
         rows: list[tuple[Any, ...]] = []
@@ -395,6 +403,8 @@ class _Build:
         for text in source.log.texts():
             if text.kind == NAME_TEXT:
                 names.setdefault(text.id, utf8(text.name))
+            elif text.kind == OBJECT_TEXT:
+                objects.setdefault(text.id, utf8(host_path(mounts, text.resolved)))
             elif text.kind == NOTE_TEXT:
                 notes.append((source.process, utf8(text.name), utf8(text.resolved)))
                 if text.name == "child ended" and (ended := ended_by_note(text.resolved)):
@@ -406,7 +416,7 @@ class _Build:
                     rows = []
         insert_rows(cursor, "texts", _TEXT_TYPES, rows)
         insert_rows(cursor, "notes", _types("notes"), notes)
-        return names
+        return names, objects
 
     # Between them: one time for all hosts.
 
@@ -487,6 +497,7 @@ class _Build:
         cursor = _quiet(self.connection.cursor())
         calls: list[dict[str, Array]] = []
         spans: list[dict[str, Array]] = []
+        blocked: list[dict[str, Array]] = []
         for source, first, last in pieces:
             ids = _Ids(cursor, source.process)
             steps = self._steps_of(source)
@@ -496,11 +507,32 @@ class _Build:
                     app = events.where(is_app)
                     spans.append(_span_columns(source, app, self.surveys[source.process].names))
                     events = events.where(~is_app)
+                is_wait = waits.IS_WAIT[events.op]
+                if is_wait.any():
+                    blocked.append(self._blocked(source, events.where(is_wait), ids, steps))
+                    events = events.where(~is_wait)
                 calls.append(_call_columns(source, events, ids, steps))
         name = f"{number:05}.parquet"
         _copy_columns(cursor, calls, _CALLS_SELECT, self.tables / "events" / name)
         _copy_columns(cursor, spans, _SPANS_SELECT, self.tables / "spans" / name)
+        _copy_columns(cursor, blocked, waits.STORED_SELECT, self.tables / "blocked" / name)
         return 2 * sum(last - first for _, first, last in pieces)
+
+    def _blocked(
+        self, source: _Source, events: Events, ids: "_Ids", steps: _Steps
+    ) -> dict[str, Array]:
+        start_ns = events.start_ns + source.shift_ns
+        none = np.full(len(events), -1)
+        return waits.blocked_columns(
+            events,
+            process=source.process,
+            threads=source.threads,
+            first_thread=source.first_thread,
+            objects=self.objects.of(events.file, self.surveys[source.process].objects),
+            descriptors=ids.files(np.maximum(events.offset, 0).astype(np.uint32)),
+            start_ns=start_ns,
+            steps=steps.at(start_ns) if len(steps.number) else none,
+        )
 
     def _steps_of(self, source: _Source) -> _Steps:
         """The steps of a process, or of its nearest ancestor that has any."""
@@ -588,8 +620,11 @@ class _Build:
     def _write_small(self) -> None:
         connection = self.connection
         for source in self.sources:
-            _insert_counters(connection, source)
-        _copy(connection, "FROM folded", self.tables / "folded.parquet")
+            paths = self.surveys[source.process].objects
+            _insert_counters(connection, source, partial(self.objects.of, paths=paths))
+        insert_rows(connection, "objects", STORED["objects"], self.objects.rows())
+        for table in ("folded", "blocked_totals", "objects"):
+            _copy(connection, f"FROM {table}", self.tables / f"{table}.parquet")
         _make_events(connection, self.tables)
         connection.execute(_OUTPUTS)
         streams = {path for launch in self.surroundings.launches for path in launch.streams}
@@ -835,6 +870,7 @@ def _process_row(
         utf8(Path(log.path).name),
         log.is_torn,
         log.damaged_units,
+        _bounded(header.waits_from_ns) or None,
     )
 
 
@@ -1191,10 +1227,35 @@ def _create(connection: duckdb.DuckDBPyConnection, table: str, types: dict[str, 
     connection.execute(f"CREATE TABLE {table} ({columns})")
 
 
-def _insert_counters(connection: duckdb.DuckDBPyConnection, source: _Source) -> None:
+def _insert_wait_totals(
+    connection: duckdb.DuckDBPyConnection, source: _Source, records: Array, objects: Array
+) -> None:
+    log, rate = source.log, source.ns_per_tick
+    fields = (("calls", "calls"), ("errors", "errors"), ("duration_ns", "ticks"))
+    sums = {
+        name: np.minimum(records[field] * (rate if "ticks" in field else 1), FOLDED_MAX)
+        for name, field in (*fields, ("max_duration_ns", "max_ticks"))
+    }
+    sums = {name: column.astype(np.int64) for name, column in sums.items()} | {
+        name: log.to_ns(records[name.removesuffix("_ns")], rate) + source.shift_ns
+        for name in ("first_ns", "last_ns")
+    }
+    columns = waits.totals_columns(records, process=source.process, objects=objects, sums=sums)
+    _insert_columns(connection, "blocked_totals", columns)
+
+
+def _insert_counters(
+    connection: duckdb.DuckDBPyConnection, source: _Source, objects: Callable[[Array], Array]
+) -> None:
+    """objects: the run's numbers of those that waited, by the log's ids."""
     ids = _Ids(connection, source.process)
     log, shift_ns = source.log, source.shift_ns
-    for records in log.counters():
+    for every in log.counters():
+        is_wait = waits.IS_WAIT[every["op"].astype(np.uint8)]
+        if is_wait.any():
+            waited = every[is_wait]
+            _insert_wait_totals(connection, source, waited, objects(waited["file"]))
+        records = every[~is_wait]
         n = len(records)
         if not n:
             continue
@@ -1308,6 +1369,9 @@ STORED: dict[str, dict[str, str]] = {
         for name, kind in _types("fault_counts").items()
         if name not in ("path", "path_class")
     },
+    "blocked": waits.BLOCKED,
+    "blocked_totals": waits.TOTALS,
+    "objects": waits.OBJECTS,
     **{
         name: _types(name)
         for name in (
@@ -1322,12 +1386,13 @@ STORED: dict[str, dict[str, str]] = {
         )
     },
 }
-PARTED = ("events", "spans")
+PARTED = ("events", "spans", "blocked")
 # Views make of these what users see.
-_COMPLETED = ("files", "folded", "faults", "fault_counts")
+_COMPLETED = ("files", "folded", "faults", "fault_counts", "blocked", "blocked_totals")
 # What the queries that make tables call them.
 _STORED_AS = {
-    name: {"events": "events_raw", "files": "files_given"}.get(name, name) for name in STORED
+    name: {"events": "events_raw", "files": "files_given", "blocked": "blocked_raw"}.get(name, name)
+    for name in STORED
 }
 
 
@@ -1557,7 +1622,8 @@ _BESIDE_LIBRARY = f"""
 _LATEST = """
     SELECT process, max(start_ns + coalesce(duration_ns, 0))
     FROM (SELECT process, start_ns, duration_ns FROM events_raw
-        UNION ALL SELECT process, start_ns, duration_ns FROM spans)
+        UNION ALL SELECT process, start_ns, duration_ns FROM spans
+        UNION ALL SELECT process, start_ns, duration_ns FROM blocked_raw)
     GROUP BY process"""
 
 _UNSEEN_SELECT = f"""
@@ -1598,7 +1664,7 @@ def _make_ops(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _make_events(connection: duckdb.DuckDBPyConnection, tables: Path) -> None:
-    for view, folder in (("events_raw", "events"), ("spans", "spans")):
+    for view, folder in zip(map(stored_view, PARTED), PARTED, strict=True):
         paths = sorted((tables / folder).glob("*.parquet"))
         names = ", ".join(_quoted(_unglobbed(path)) for path in paths)
         connection.execute(f"CREATE VIEW {view} AS FROM read_parquet([{names}])")
@@ -1643,6 +1709,8 @@ def views(rules: Sequence[Rule]) -> list[tuple[str, str]]:
         ("files", f"SELECT {columns} FROM files_raw"),
         ("events", _EVENTS_SELECT),
         ("faults", _FAULTS_SELECT),
+        ("blocked", waits.BLOCKED_SELECT),
+        ("blocked_totals", waits.TOTALS_SELECT),
         ("fault_counts", _FAULT_COUNTS_SELECT),
         ("counters", counters),
     ]

@@ -1,0 +1,288 @@
+#include "waits.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "files.h"
+
+#define TRIES 64 /* places beside its own where a waiter is looked for */
+#define TAKEN 1  /* the address of one that is being filled */
+#define SHARED 0x80000000u
+#define SEVERAL 0x7fffffffu /* more than one may have ended the wait */
+
+/* A second thread that signals within 1 ms of the first did not wake the waiter: it is already
+ * being woken.  After 1 ms the waker is not known. */
+#define SAME_WAKE_PER_S 1000
+
+HOT struct waits *waits_state;
+HOT static uint64_t recorded_ticks, same_wake_ticks;
+
+/* --- who wakes -------------------------------------------------------------------------------- */
+
+static void publish(struct wait *wait)
+{
+    uint32_t place = waits_place(wait->address), i;
+
+    for (i = 0; i < TRIES; i++) {
+        struct waiter *waiter = &waits_state->waiters[(place + i) % WAITERS];
+        uint64_t none = 0;
+
+        if (__atomic_load_n(&waiter->address, __ATOMIC_RELAXED) ||
+            !__atomic_compare_exchange_n(&waiter->address, &none, TAKEN, false, __ATOMIC_ACQUIRE,
+                                         __ATOMIC_RELAXED))
+            continue;
+        wait->turn = (uint32_t)(waiter->mark >> 32) + 1;
+        __atomic_store_n(&waiter->marked, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&waiter->mark, (uint64_t)wait->turn << 32, __ATOMIC_RELAXED);
+        __atomic_store_n(&waiter->address, wait->address, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&waits_state->counts[place], 1, __ATOMIC_SEQ_CST);
+        wait->waiter = waiter;
+        return;
+    }
+}
+
+/* The thread that ended the wait, 0 not known. */
+static uint32_t unpublish(struct wait *wait)
+{
+    uint64_t mark = __atomic_load_n(&wait->waiter->mark, __ATOMIC_ACQUIRE);
+    uint32_t waker = (uint32_t)mark & ~SHARED;
+
+    __atomic_store_n(&wait->waiter->address, 0, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&waits_state->counts[waits_place(wait->address)], 1, __ATOMIC_RELAXED);
+    wait->waiter = NULL;
+    return waker == SEVERAL ? 0 : waker;
+}
+
+struct found {
+    struct waiter *waiter;
+    uint64_t mark;
+};
+
+/* Those that wait on an address, each with the mark that it has. */
+static uint32_t find_waiters(uint64_t address, struct found *found)
+{
+    uint32_t place = waits_place(address), n = 0, others, i;
+
+    others = __atomic_load_n(&waits_state->counts[place], __ATOMIC_ACQUIRE);
+    for (i = 0; i < TRIES && others; i++) {
+        struct waiter *waiter = &waits_state->waiters[(place + i) % WAITERS];
+        uint64_t here = __atomic_load_n(&waiter->address, __ATOMIC_ACQUIRE);
+
+        if (here != address) {
+            others -= here > TAKEN && waits_place(here) == place;
+            continue;
+        }
+        found[n] = (struct found){waiter, __atomic_load_n(&waiter->mark, __ATOMIC_ACQUIRE)};
+        if (__atomic_load_n(&waiter->address, __ATOMIC_ACQUIRE) == address)
+            n++;
+        others--;
+    }
+    return n;
+}
+
+/* is_alone: nobody else waits there. */
+static uint32_t marked_by(uint32_t number, uint32_t before, uint64_t age, bool is_alone,
+                          bool is_shared, bool is_counted)
+{
+    uint32_t marker = before & ~SHARED;
+
+    if (!marker)
+        return number | (is_shared ? SHARED : 0);
+    if (marker == SEVERAL)
+        return SEVERAL;
+    if (marker == number)
+        return before | (is_shared ? SHARED : 0);
+    if (!is_counted && is_alone && !(before & SHARED) && age < same_wake_ticks)
+        return before;
+    return SEVERAL;
+}
+
+static void mark(const struct found *found, uint32_t number, bool is_alone, bool is_shared,
+                 bool is_counted)
+{
+    struct waiter *waiter = found->waiter;
+    uint64_t before = found->mark, now = clock_ticks(), after;
+    uint64_t age = now - __atomic_load_n(&waiter->marked, __ATOMIC_RELAXED);
+    int tries = 4;
+
+    do {
+        after = (before & ~0xffffffffull) |
+                marked_by(number, (uint32_t)before, age, is_alone, is_shared, is_counted);
+        if (after == before)
+            return;
+        if (__atomic_compare_exchange_n(&waiter->mark, &before, after, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE)) {
+            if ((after & ~SHARED & 0xffffffff) == number)
+                __atomic_store_n(&waiter->marked, now, __ATOMIC_RELAXED);
+            return;
+        }
+    } while (before >> 32 == found->mark >> 32 && --tries); /* else it is another's by now */
+}
+
+static void wake(uint64_t address, uint32_t number, uint32_t n, bool is_counted)
+{
+    struct found found[TRIES];
+    uint32_t n_found = find_waiters(address, found), i;
+
+    for (i = 0; i < n_found; i++)
+        mark(&found[i], number, n_found == 1, n < n_found, is_counted);
+}
+
+void waits_wake_slowly(uint64_t address, uint32_t n, bool is_counted)
+{
+    struct thread *thread = log_known();
+
+    if (thread && !thread->is_borrowed)
+        wake(address, thread->number, n, is_counted);
+}
+
+void waits_move(uint64_t address)
+{
+    wake(address, SEVERAL, 0, false);
+}
+
+/* --- who waits -------------------------------------------------------------------------------- */
+
+static bool can_be_woken(enum op op)
+{
+    return op == OP_SEM_WAIT || op == OP_COND_WAIT || op == OP_FUTEX || op == OP_JOIN;
+}
+
+static bool is_on_signal_stack(void)
+{
+    stack_t stack;
+
+    return !sigaltstack(NULL, &stack) && stack.ss_flags & SS_ONSTACK;
+}
+
+/* A signal handler that waits finds the wait of its thread as long as `serial` says so, and leaves
+ * it alone: it is set first and cleared last. */
+static void close_wait(struct wait *wait, uint64_t ticks, int error, int64_t offset, bool is_kept)
+{
+    uint32_t waker = wait->waiter ? unpublish(wait) : 0;
+
+    if (error)
+        waker = 0;
+    if (ticks >> 63)
+        ticks = 0; /* two processors' counters a little apart */
+    is_kept = is_kept && ticks >= recorded_ticks;
+    if (wait->is_open && (is_kept || !log_take_back(&wait->call)))
+        log_end_at(&wait->call, error, offset, waker);
+    else if (is_kept && !wait->is_open && recorder_on)
+        log_past(wait->op, objects_file(wait->caller),
+                 offset == LOG_SAME_OFFSET ? wait->shown : offset, wait->start, ticks, error,
+                 waker);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    wait->serial = 0;
+}
+
+/* Whether the wrapper's struct is still on the stack.  mincore comes first: the stack of a fiber
+ * may have been unmapped. */
+static bool is_intact(const struct wait *wait)
+{
+    const struct waiting *outer = wait->frame;
+    uintptr_t page = getauxval(AT_PAGESZ), first = (uintptr_t)outer & ~(page - 1);
+    unsigned char is_resident[2];
+
+    return !syscall(SYS_mincore, first, (uintptr_t)(outer + 1) - first, is_resident) &&
+           outer->wait == wait && outer->serial == wait->serial;
+}
+
+/* Whether a wait of this thread is still under way further up the stack: a signal handler waits, or
+ * a library such as MPI waits inside its own call.  Otherwise the wait was left by unwinding or by
+ * longjmp at an unknown time, and its event is taken back. */
+static bool is_within(struct wait *wait, const void *frame)
+{
+    bool is_above = (uintptr_t)wait->frame > (uintptr_t)frame;
+
+    if (is_above ? is_intact(wait) : is_on_signal_stack())
+        return true;
+    close_wait(wait, 0, 0, LOG_SAME_OFFSET, false);
+    return false;
+}
+
+void waits_begin(struct waiting *waiting, enum op op, uint64_t address, int64_t shown,
+                 const void *caller)
+{
+    struct thread *thread = log_known();
+    struct wait *wait = &thread->wait;
+    int error = errno;
+
+    waiting->wait = NULL;
+    if (!thread || thread->is_borrowed || (wait->serial && is_within(wait, waiting)))
+        return;
+    waiting->wait = wait;
+    waiting->serial = ++thread->waits;
+    wait->frame = waiting;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    wait->serial = waiting->serial;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    wait->op = (uint8_t)op;
+    wait->address = address;
+    wait->shown = shown;
+    wait->caller = caller;
+    wait->waiter = NULL;
+    wait->is_open = false;
+    if (can_be_woken(op) && address)
+        publish(wait);
+    if (thread->block && thread->log == log_state->serial)
+        wait->is_open = log_open_wait(&wait->call, op, objects_file(caller), shown);
+    wait->start = wait->is_open ? wait->call.start : clock_ticks();
+    errno = error;
+}
+
+static void end_wait(struct waiting *waiting, int error, int fd)
+{
+    struct wait *wait = waiting->wait;
+    uint64_t ticks = clock_ticks();
+    int64_t offset = LOG_SAME_OFFSET;
+    int kept = errno;
+
+    if (!wait || wait->serial != waiting->serial) /* a forked child's memory was wiped */
+        return;
+    ticks -= wait->start;
+    if (fd >= 0 && ticks >= recorded_ticks && recorder_on) { /* it may have to be asked for */
+        struct slot_of_fd *slot = files_slot(fd);
+
+        offset = slot && slot->file ? (int64_t)slot->file : LOG_SAME_OFFSET;
+    }
+    close_wait(wait, ticks, error, offset, true);
+    errno = kept;
+}
+
+void waits_end(struct waiting *waiting, int error)
+{
+    end_wait(waiting, error, -1);
+}
+
+void waits_end_fd(struct waiting *waiting, int error, int fd)
+{
+    end_wait(waiting, error, fd);
+}
+
+/* A thread that ends is awaited by pthread_join, and was cancelled if it is still in a wait. */
+static void thread_ends(struct thread *thread)
+{
+    uint64_t self = (uint64_t)pthread_self();
+
+    if (thread->wait.serial)
+        close_wait(&thread->wait, clock_ticks() - thread->wait.start, ECANCELED, LOG_SAME_OFFSET,
+                   true);
+    if (recorder_on && waits_state->counts[waits_place(self)])
+        wake(self, thread->number, 1, false);
+}
+
+int waits_start(void)
+{
+    if (!waits_state)
+        waits_state = log_map_wiped(sizeof *waits_state);
+    if (!waits_state)
+        return -ENOMEM;
+    recorded_ticks = clock_ticks_per_s / (1000000000 / WAIT_RECORDED_NS);
+    same_wake_ticks = clock_ticks_per_s / SAME_WAKE_PER_S;
+    log_thread_ends = thread_ends;
+    return objects_start();
+}
