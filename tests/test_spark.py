@@ -66,7 +66,9 @@ needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
 
 
 def add_balances(run: Synthetic) -> None:
-    """A second optimizer that goes on with a step; balances and input stretches."""
+    """A second optimizer that goes on with a step; balances and input stretches; a thread that
+    feeds the steps."""
+    run.span("data wait", 3500 * MS, 3510 * MS, process=1, thread=4, index=0, a=7)
     run.span("step", 3580 * MS, 3595 * MS, process=10, index=1, b=3, kind="step")
     run.span("step balance", 3500 * MS, 3595 * MS, process=10, index=1, a=40 * MS, b=5 * MS)
     run.span("step balance", 3595 * MS, 3770 * MS, process=10, index=2, a=40 * MS, b=2**63 - 1)

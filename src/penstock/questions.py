@@ -47,6 +47,7 @@ PREPARED = (
     "main_reads",
     "saves",
     "waits",
+    "helper_waits",
     "step_stretches",
     "fetches",
     "owed_fetches",

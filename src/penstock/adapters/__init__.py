@@ -18,6 +18,7 @@ from penstock import recorder
 from penstock.adapters import (
     grain,
     keras,
+    loaders,
     marks,
     orbax,
     processes,
@@ -38,6 +39,7 @@ ADAPTERS: tuple[dict[str, Patch], ...] = (
     tensorflow.PATCHES,
     keras.PATCHES,
     grain.PATCHES,
+    loaders.PATCHES,
     orbax.PATCHES,
     processes.PATCHES,
 )

@@ -221,11 +221,14 @@ def end_wait(wait: Wait, came: int) -> None:
 
 
 def wrap_next(
-    original: Callable[..., Any], is_end: Callable[[BaseException], bool] | None = None
+    original: Callable[..., Any],
+    is_end: Callable[[BaseException], bool] | None = None,
+    are_steps: bool = True,
 ) -> Callable[..., Any]:
     """Wraps the method that gives an iterator's next batch, where threads unknown to us fetch it.
 
     is_end: of an exception, whether it says that the pass is over; None: StopIteration does.
+    are_steps: batches are the steps of a process that shows no others; False: only beside JAX.
     """
 
     @functools.wraps(original)
@@ -234,7 +237,7 @@ def wrap_next(
         if thread.is_waiting or not recorder.is_recording():
             return original(self, *args, **kwargs)
         thread.is_waiting = True
-        wait = _begin_pooled(self)
+        wait = _begin_pooled(self, are_steps)
         has_batch = False
         try:
             batch = original(self, *args, **kwargs)
@@ -252,18 +255,22 @@ def wrap_next(
 
 
 @quietly
-def _begin_pooled(iterator: Any) -> Wait:
+def _begin_pooled(iterator: Any, are_steps: bool) -> Wait:
     loader = getattr(iterator, "_penstock", None)
     if loader is None or loader.span is None or not loader.span.is_ours():
         loader = iterator._penstock = Loader()
-        name_loader(type(iterator).__module__.partition(".")[0])
-    iterate(thread)
+        name_loader(
+            getattr(iterator, "_penstock_library", type(iterator).__module__).partition(".")[0]
+        )
+    if are_steps or "jax" in sys.modules:
+        iterate(thread)
     return begin_wait(loader, loader.next_index, is_pooled=True)
 
 
 @quietly
 def _end_loader(loader: Loader) -> None:
-    drop_step(thread)
+    if thread.is_iteration:
+        drop_step(thread)
     loader.end()
 
 

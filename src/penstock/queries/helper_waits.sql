@@ -1,0 +1,17 @@
+-- helper_waits: data waits in a main process of other threads than the one that takes the steps.  Such a
+-- thread feeds the steps, as a rule through a queue: its waits may be what the queue was empty for, and
+-- are none of the step loop's (waits).
+--   index, iterator, is_start  as of waits;  in_wall: it ended after the training began
+SELECT
+    s.process,
+    s.thread,
+    s.a AS iterator,
+    s.index,
+    s.start_ns,
+    s.end_ns,
+    s.is_finished,
+    s.name = 'loader start' AS is_start,
+    s.end_ns > m.first_ns AND s.start_ns < m.last_ns AS in_wall
+FROM timed_spans AS s
+JOIN mains AS m ON m.process = s.process AND m.thread <> s.thread
+WHERE s.kind = 'span' AND s.name IN ('data wait', 'loader start') AND s.is_outermost
