@@ -14,7 +14,9 @@ from conftest import PENSTOCK
 from penstock.errors import RunError
 from penstock.measures import Measures, measure
 from penstock.reduce import COLUMNS, families, measures_of, merge, reduce_logs
+from penstock.report import report_of
 from penstock.run import open_run
+from stepping import Ranks, even, now_and_then, one_slow, together
 
 MS = 1_000_000
 RANKS = 7
@@ -150,6 +152,39 @@ def test_what_the_merge_gives_is_what_was_written(files: list[Path], tmp_path: P
     assert heat_s == pytest.approx(waits_s, abs=1e-7)
 
 
+def reduced_and_whole(ranks: Ranks, place: Path) -> tuple[Measures, Measures]:
+    folder = ranks.logs(place / "run")
+    merge(reduced(folder, place / "reduced"), place / "all.reduced")
+    with open_run(folder) as run:
+        return measures_of(place / "all.reduced"), measure(run)
+
+
+def test_what_a_straggler_costs_the_job_is_in_the_sums(tmp_path: Path) -> None:
+    ranks = together(6, 40, one_slow(60, rank=2), even(20, 24))
+    merged, whole = reduced_and_whole(ranks, tmp_path)
+    assert merged.coupling == whole.coupling
+    assert merged.coupling.how == "together"
+    assert merged.stall_fraction.value == pytest.approx(ranks.lost, rel=0.02)
+    for name in ("stall_fraction", "mean_stall", "stall_most"):
+        assert getattr(merged, name).value == pytest.approx(getattr(whole, name).value), name
+    # Longest in most steps, not in all: what others were longest in counts as the slow one's.
+    assert merged.wait_parts == pytest.approx(whole.wait_parts, rel=0.01)
+    assert merged.data_storage_s == whole.data_storage_s == 0
+    verdicts = [report_of(one).verdict.sentence.split("; ")[-1] for one in (merged, whole)]
+    assert verdicts[0] == verdicts[1]
+    assert "rank 2's data wait" in verdicts[0]
+
+
+def test_stragglers_by_turns_are_in_the_sums_and_their_causes_are_not(tmp_path: Path) -> None:
+    ranks = together(6, 80, now_and_then(20), even(20, 24))
+    merged, whole = reduced_and_whole(ranks, tmp_path)
+    assert merged.coupling == whole.coupling
+    assert merged.stall_fraction.value == pytest.approx(whole.stall_fraction.value)
+    assert merged.stall_fraction.value == pytest.approx(ranks.lost, rel=0.02)
+    assert list(merged.wait_parts) == ["not observed"]
+    assert merged.storage_fraction.state == "incomplete"
+
+
 def test_a_rank_in_two_files_is_refused(files: list[Path], tmp_path: Path) -> None:
     merge(files[:3], tmp_path / "some.reduced")
     with pytest.raises(RunError, match=r"rank 2 \(node1 102 .* would count twice"):
@@ -238,4 +273,4 @@ def test_ranks_of_mpi_reduce_and_merge_in_a_tree(whole: Measures, tmp_path: Path
 
 def test_the_columns_are_stable() -> None:
     """A file of another shape is refused: a change here needs its runs reduced again."""
-    assert len(COLUMNS) == 23
+    assert len(COLUMNS) == 24

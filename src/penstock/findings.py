@@ -293,7 +293,7 @@ def small_reads(measures: Measures) -> _Said:
     used = f", {show(used_bps, 'B/s')} while waiting{limit}" if used_bps else ""
     if ceiling_bps and used_bps and used_bps >= FAR_BELOW.value * ceiling_bps:
         return _Fine(f"reads are small, but {show(used_bps, 'B/s')}{limit}")
-    each_s = reads.small_s * max(1, measures.training.mains) / reads.slow_calls
+    each_s = reads.small_all_s / reads.slow_calls
     mean = reads.read_bytes / reads.calls if reads.calls else None
     return _Found(
         reads.small_s,
@@ -1639,7 +1639,7 @@ OF_NO_WAIT = (*OF_THE_RECORDING, "W4", "C1", "C2", "C3", "C4")
 def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
     """Withdraw "fine" where data waits that were not seen may be a finding."""
     state, why = measures.spans_state
-    told = f"waits may be missing: {why}" if state != "measured" else measures.unfed
+    told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
     if not told:
         return {}
     exempt = OF_THE_RECORDING if state != "measured" else OF_NO_WAIT

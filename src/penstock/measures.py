@@ -24,6 +24,7 @@ __all__ = [
     "ClassTotal",
     "ClockOfHost",
     "Concurrency",
+    "Coupling",
     "Death",
     "Devices",
     "DirectoryTotal",
@@ -143,6 +144,8 @@ class Training:
     training_calls_s: float | None
     unfed_steps: int = 0
     unfed_s: float | None = None
+    mean_stall_s: float | None = None
+    most_stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,6 +614,7 @@ class BlockingReads:
     reads: int
     p50_s: float | None
     p99_s: float | None
+    small_all_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -813,6 +817,7 @@ class Rank:
     barrier_s: float | None
     own_s: float
     read_bytes: int
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -825,6 +830,16 @@ class RankCell:
     bin: int
     bin_s: float
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """queries/coupling.sql"""
+
+    mains: int = 1
+    steps: int = 0
+    how: Literal["one", "together", "apart", "not known"] = "one"
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -983,6 +998,7 @@ class Measures:
     checkpointers: tuple[CheckpointerLife, ...] = ()
     tiered_saves: tuple[TieredSave, ...] = ()
     job: Job = Job(None, 0, None, None)
+    coupling: Coupling = Coupling()
     clocks: tuple[ClockOfHost, ...] = ()
     rank_cells: tuple[RankCell, ...] = ()
     sharing: tuple[Sharing, ...] = ()
@@ -1082,9 +1098,42 @@ class Measures:
         return f"{whose} took data from no loader that Penstock knows"
 
     @property
+    def unjoined_share(self) -> float:
+        """Wall time that main processes lose beyond the mean if they wait for each other, where it
+        is not known whether they do."""
+        training = self.training
+        if self.coupling.how != "not known" or not training.wall_s:
+            return 0.0
+        most_s = min(training.most_stall_s or 0.0, training.wall_s)
+        return max(0.0, most_s - (training.mean_stall_s or 0.0)) / training.wall_s
+
+    @property
+    def unjoined(self) -> str:
+        """Why the mean over main processes may be too little; "" where it is not."""
+        if self.unjoined_share < UNFED_SHARE:
+            return ""
+        n = self.coupling.mains
+        return f"whether the {n:,} main processes wait for each other in their steps is not known"
+
+    @property
+    def doubt(self) -> str:
+        """Why the stall is not known to the point; "" where it is."""
+        return "; ".join(filter(None, (self.unfed, self.unjoined)))
+
+    @property
+    def doubt_share(self) -> float:
+        """Wall time that may be stall beyond the stall fraction."""
+        return min(1.0, self.unfed_share + self.unjoined_share)
+
+    @property
+    def mean_stall(self) -> Number:
+        """The mean of the main processes' own stall fractions, whoever waits for whom."""
+        return self._of_wall(self.training.mean_stall_s or 0.0, self.spans_state)
+
+    @property
     def stall_fraction(self) -> Number:
-        """(data wait + checkpoint block) / wall; at least, where steps took data from no known
-        loader."""
+        """(data wait + checkpoint block) / wall.  Where main processes wait for each other, of the
+        one that holds up all; at least, where some of it is not known."""
         training = self.training
         stall_s = (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0)
         return self._at_least(self._of_wall(stall_s, self.spans_state))
@@ -1095,13 +1144,13 @@ class Measures:
         stall = self.stall_fraction
         if stall.value is None:
             return stall
-        return replace(stall, value=min(1.0, stall.value + self.unfed_share), state="derived")
+        return replace(stall, value=min(1.0, stall.value + self.doubt_share), state="derived")
 
     def _at_least(self, share: Number) -> Number:
-        if not self.unfed or share.value is None or share.state == "not measured":
+        if not self.doubt or share.value is None or share.state == "not measured":
             return share
         return replace(
-            share, state="incomplete", why="; ".join(filter(None, (share.why, self.unfed)))
+            share, state="incomplete", why="; ".join(filter(None, (share.why, self.doubt)))
         )
 
     @property
@@ -1208,6 +1257,7 @@ def _measured(engine: Engine) -> Measures:
         checkpointers=_rows(engine, "checkpointers", CheckpointerLife),
         tiered_saves=_rows(engine, "tiered_saves", TieredSave),
         job=job,
+        coupling=_row(engine, "coupling", Coupling),
         clocks=_rows(engine, "clocks", ClockOfHost),
         # Of one there is nothing to compare, and each reads all calls.
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),

@@ -23,6 +23,7 @@ from penstock.measures import (
     BlindSpot,
     BlockingReads,
     CallTimes,
+    Coupling,
     Job,
     Machine,
     Measures,
@@ -65,7 +66,7 @@ _SUMS = ("calls", "moved_bytes", "duration_ns", "steps", "wall_ns", "wait_ns", "
 COLUMNS = (
     dict.fromkeys(_TEXTS, "VARCHAR")
     | {"rank": "INTEGER", "world_size": "INTEGER", "width": "INTEGER", "bin": "BIGINT"}
-    | dict.fromkeys((*_SUMS, "barrier_ns", "errors", "asked_bytes", "max_ns"), "BIGINT")
+    | dict.fromkeys((*_SUMS, "barrier_ns", "errors", "asked_bytes", "max_ns", "least_ns"), "BIGINT")
 )
 # Logs whose tables are made at once; and files that are merged at once.  Both bound memory.
 BATCH_LOGS = 400
@@ -312,9 +313,10 @@ def _merge_once(files: Sequence[Path], target: Path) -> None:
         )
         _write(
             engine,
-            f"SELECT {keys}, {sums}, {of_files}, max(max_ns) AS max_ns FROM (SELECT * REPLACE ("
+            f"SELECT {keys}, {sums}, {of_files}, max(max_ns) AS max_ns,"
+            " min(least_ns) AS least_ns FROM (SELECT * REPLACE ("
             f" CASE WHEN kind = 'heat' THEN bin >> ({width} - width) ELSE bin END AS bin,"
-            f" CASE WHEN kind = 'heat' THEN {width} END AS width) FROM every)"
+            f" CASE WHEN kind = 'heat' THEN {width} ELSE width END AS width) FROM every)"
             f" GROUP BY {keys} ORDER BY kind, rank, name, bin",
             target,
         )
@@ -340,6 +342,10 @@ def _quoted(path: Path) -> str:
     for letter in "[*?":  # in brackets they are themselves, and no patterns
         name = name.replace(letter, f"[{letter}]") if letter != "[" else name.replace("[", "[[]")
     return "'" + name.replace("'", "''") + "'"
+
+
+def _text(words: str) -> str:
+    return "'" + words.replace("'", "''") + "'"
 
 
 def _write(engine: duckdb.DuckDBPyConnection, select: str, target: Path) -> None:
@@ -398,35 +404,111 @@ def report_of_reduced(path: Path, name: str) -> Report:
 
 
 def _measured(engine: duckdb.DuckDBPyConnection) -> Measures:
-    mains = _all(engine, "SELECT count(*) FROM every WHERE kind = 'rank'")[0][0]
-    parts: dict[str, dict[str, int]] = {"wait": {}, "before": {}, "save": {}}
-    for of, name, ns in _all(
-        engine, "SELECT layer, name, duration_ns FROM every WHERE kind = 'part'"
-    ):
-        parts.setdefault(of, {})[name] = ns
-    block_ns = parts["save"].pop("block", 0)
-    if block_ns:
-        parts["save"]["other"] = max(0, block_ns - sum(parts["save"].values()))
-    means = {
-        of: {name: ns / 1e9 / max(1, mains) for name, ns in found.items()}
-        for of, found in parts.items()
-    }
+    engine.execute(f"CREATE VIEW step_bins AS {_STEP_BINS}")
+    coupling = Coupling(*_all(engine, query("coupling"))[0])
+    training, ranks, parts = _training(engine), _ranks(engine), _parts(engine)
+    if coupling.how == "together":
+        training, ranks, parts = _held_up(engine, coupling, training, ranks, parts)
     return Measures(
         program=_program(engine),
-        training=_training(engine),
+        training=training,
         recording=_recording(engine),
-        wait_parts=means["wait"],
-        first_batch_parts=means["before"],
-        checkpoint_parts=means["save"],
+        wait_parts=parts["wait"],
+        first_batch_parts=parts["before"],
+        checkpoint_parts=parts["save"],
         data_blocking={},
         operations=_operations(engine),
-        ranks=_ranks(engine),
+        ranks=ranks,
+        coupling=coupling,
         job=_job(engine),
         rank_cells=_cells(engine),
         sharing=_sharing(engine),
         blind_spots=(BlindSpot("not measured", LACKS, 1),),
         **_EMPTY,
     )
+
+
+_STEP_BINS = (
+    "SELECT CAST(name AS BIGINT) AS generation, width AS size, bin, waits AS mains, calls AS whole,"
+    " duration_ns // 1000 AS d_us, asked_bytes AS hi, moved_bytes AS lo, wait_ns AS stall_ns,"
+    " max_ns AS most_ns, least_ns FROM every WHERE kind = 'step'"
+)
+# Of what the job lost: one rank that held up the others for less of it does not stand for all.
+MOST_OF_IT = 0.8
+
+
+def _parts(
+    engine: duckdb.DuckDBPyConnection, main: str | None = None
+) -> dict[str, dict[str, float]]:
+    """What waits and checkpoints were made of, in seconds: of one main process, or in the mean."""
+    parts: dict[str, dict[str, int]] = {"wait": {}, "before": {}, "save": {}}
+    of_main = f" AND command = {_text(main)}" if main is not None else ""
+    for of, name, ns in _all(
+        engine,
+        "SELECT layer, name, sum(duration_ns)::BIGINT FROM every WHERE kind = 'part'"
+        f"{of_main} GROUP BY layer, name ORDER BY layer, name",
+    ):
+        parts.setdefault(of, {})[name] = ns
+    block_ns = parts["save"].pop("block", 0)
+    if block_ns:
+        parts["save"]["other"] = max(0, block_ns - sum(parts["save"].values()))
+    ((mains,),) = _all(engine, "SELECT count(*) FROM every WHERE kind = 'rank'")
+    n = 1 if main is not None else max(1, mains)
+    return {of: {name: ns / 1e9 / n for name, ns in found.items()} for of, found in parts.items()}
+
+
+def _held_up(
+    engine: duckdb.DuckDBPyConnection,
+    coupling: Coupling,
+    training: Training,
+    ranks: tuple[Rank, ...],
+    parts: dict[str, dict[str, float]],
+) -> tuple[Training, tuple[Rank, ...], dict[str, dict[str, float]]]:
+    """The same where ranks wait for each other: what held up all, as queries/shares.sql has it.
+
+    The bins know how long, not whose; the parts are those of the slowest rank, where it is most of
+    that, and not observed elsewhere."""
+    lost_s = _lost_s(engine, coupling.size or 1, training.mains)
+    ((slow, place),) = _all(
+        engine,
+        "SELECT name, place FROM (SELECT name, wait_ns + save_ns AS ns, row_number() OVER"
+        " (ORDER BY rank, name) - 1 AS place FROM every WHERE kind = 'rank')"
+        " ORDER BY ns DESC, place LIMIT 1",
+    )
+    row = next(rank for rank in ranks if rank.process == place)
+    own_s = row.data_wait_s + row.checkpoint_block_s
+    save_share = row.checkpoint_block_s / own_s if own_s else 0.0
+    if own_s < MOST_OF_IT * lost_s:
+        wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
+        save_share = save_s / (wait_s + save_s) if wait_s + save_s else 0.0
+        held = {"wait": {"not observed": lost_s * (1 - save_share)}, "save": {}}
+        if save_share:
+            held["save"] = {"other": lost_s * save_share}
+    else:
+        scale = lost_s / own_s if own_s else 1.0
+        held = {
+            of: {name: s * scale for name, s in found.items()}
+            for of, found in _parts(engine, slow).items()
+        }
+        ranks = tuple(replace(one, lost_s=lost_s if one is row else 0.0) for one in ranks)
+    training = replace(
+        training,
+        data_wait_s=lost_s * (1 - save_share),
+        checkpoint_block_s=lost_s * save_share,
+    )
+    return training, ranks, parts | {"wait": held["wait"], "save": held["save"]}
+
+
+def _lost_s(engine: duckdb.DuckDBPyConnection, size: int, mains: int) -> float:
+    """The longest stalls in bins of `size` steps; in larger ones beyond those that are kept."""
+    ((ns,),) = _all(
+        engine,
+        "WITH counted AS (SELECT generation, max(mains) AS mains FROM step_bins WHERE size = 1"
+        " GROUP BY generation) SELECT coalesce(sum(c.mains * b.most_ns), 0)::BIGINT"
+        " FROM step_bins AS b JOIN counted AS c ON c.generation = b.generation"
+        f" WHERE b.size = {size} OR (b.size > {size} AND b.bin > 1024)",
+    )
+    return float(ns) / 1e9 / max(1, mains)
 
 
 _EMPTY: dict[str, Any] = {
@@ -481,9 +563,11 @@ def _training(engine: duckdb.DuckDBPyConnection) -> Training:
         "SELECT coalesce(sum(calls), 0)::BIGINT, coalesce(sum(duration_ns), 0)::BIGINT"
         " FROM every WHERE kind = 'part' AND layer = 'unfed'",
     )
-    unfed_s = unfed_ns / 1e9 / max(1, mains)
     return Training(
-        mains, steps, None, None, wall, None, wait, waits, 0, save, own, unfed_steps, unfed_s
+        *(mains, steps, None, None, wall, None, wait, waits, 0, save, own, unfed_steps),
+        unfed_s=unfed_ns / 1e9 / max(1, mains),
+        mean_stall_s=(wait or 0.0) + (save or 0.0),
+        most_stall_s=_lost_s(engine, 1, mains),
     )
 
 

@@ -515,7 +515,19 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
     told = [Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts]
     if measures.unfed:
         told[2] = _data_wait_seen(measures, told[2])
-    return (*told, *_idle_waiting(measures))
+    return (*told, *_of_ranks(measures), *_idle_waiting(measures))
+
+
+def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
+    """What the ranks waited in the mean, beside what the job lost."""
+    how = {
+        "together": "ranks wait for each other: the times above are of the one that holds up all",
+        "apart": "ranks do not wait for each other: the times above are means",
+        "not known": "whether ranks wait for each other is not known: the times above are means",
+    }.get(measures.coupling.how)
+    if how is None or measures.training.mains < 2:
+        return ()
+    return (Fact("mean_stall", "stall, mean over ranks", measures.mean_stall, how),)
 
 
 def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:

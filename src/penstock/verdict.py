@@ -6,7 +6,7 @@ Knows no medium, no rule and no table.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number
+from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
 from penstock.words import count, per_cent, show
 
 __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "verdict_of"]
@@ -45,9 +45,14 @@ def verdict_of(measures: Measures) -> Verdict:
     A level is stated only where the least and the most that the training can have waited agree on
     it.
     """
+    verdict, of_ranks = _verdict_between_bounds(measures), _of_ranks(measures)
+    return replace(verdict, sentence=f"{verdict.sentence}; {of_ranks}") if of_ranks else verdict
+
+
+def _verdict_between_bounds(measures: Measures) -> Verdict:
     verdict = _verdict_as_seen(measures)
     is_whole = measures.spans_state[0] == "measured"
-    if is_whole and measures.unfed and verdict.stall.value is not None:
+    if is_whole and measures.doubt and verdict.stall.value is not None:
         return _between(measures, verdict)
     if verdict.stall.state != "incomplete":
         return verdict
@@ -63,13 +68,14 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
     own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
     least = min(1.0, (verdict.stall.value or 0.0) + own)
     # Calls of the training thread lie in the steps: they are not counted twice.
-    most = min(1.0, max(least, (verdict.stall.value or 0.0) + max(own, measures.unfed_share)))
+    more = max(own, measures.unfed_share) + measures.unjoined_share
+    most = min(1.0, max(least, (verdict.stall.value or 0.0) + more))
     if _level(least) == _level(most):
         return replace(
             verdict,
             stall_least=replace(verdict.stall, state="derived"),
             stall_most=measures.stall_most,
-            sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.unfed}",
+            sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.doubt}",
         )
     share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
     if least < 0.01 and most > 0.99:
@@ -78,13 +84,53 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
         level="unknown",
         bound="unknown",
         headline="NOT JUDGED",
-        sentence=f"the training waits for {share}: {measures.unfed}",
-        storage=Number(None, "share", "not measured", measures.unfed),
-        stall=Number(None, "share", "not measured", measures.unfed),
-        max_speedup=Number(None, "x", "not measured", measures.unfed),
+        sentence=f"the training waits for {share}: {measures.doubt}",
+        storage=Number(None, "share", "not measured", measures.doubt),
+        stall=Number(None, "share", "not measured", measures.doubt),
+        max_speedup=Number(None, "x", "not measured", measures.doubt),
         stall_least=Number(verdict.stall.value, "share", "derived"),
         stall_most=measures.stall_most,
     )
+
+
+# Of the wall time: ranks whose stalls differ by less are not worth a clause.
+WORTH_TELLING = 0.01
+
+
+def _of_ranks(measures: Measures) -> str:
+    """What the job lost and what its ranks waited in the mean, where these differ; "" elsewhere."""
+    how, stall, mean = measures.coupling.how, measures.stall_fraction, measures.mean_stall
+    ranks = [row for row in measures.ranks if row.wall_s]
+    if how == "one" or not ranks or stall.value is None or mean.value is None:
+        return ""
+    told = f"mean over ranks {_percent_of_run(mean.value)}"
+    if how == "together":
+        if stall.value - mean.value < WORTH_TELLING:
+            return ""
+        return f"the job lost {_percent_of_run(stall.value)} to {_loser(measures)}, {told}"
+    slow = max(ranks, key=_stall_share)
+    if _stall_share(slow) - mean.value < WORTH_TELLING:
+        return ""
+    told = f"{_name(slow)} waits {_percent_of_run(_stall_share(slow))} of its time, {told}"
+    return told if how == "not known" else f"ranks do not wait for each other: {told}"
+
+
+def _loser(measures: Measures) -> str:
+    """Which rank held up the others, and by what."""
+    ranks = sorted(measures.ranks, key=lambda row: row.lost_s or 0.0)
+    slow = ranks[-1]
+    if not slow.lost_s or slow.lost_s < 0.5 * sum(row.lost_s or 0.0 for row in ranks):
+        return "the rank that was held up longest, not the same one in all steps"
+    by = "data wait" if slow.data_wait_s >= slow.checkpoint_block_s else "checkpoints"
+    return f"{_name(slow)}'s {by}"
+
+
+def _stall_share(row: Rank) -> float:
+    return (row.data_wait_s + row.checkpoint_block_s) / row.wall_s
+
+
+def _name(row: Rank) -> str:
+    return f"process {row.process}" if row.rank is None else f"rank {row.rank}"
 
 
 def _verdict_as_seen(measures: Measures) -> Verdict:

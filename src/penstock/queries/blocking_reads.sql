@@ -1,5 +1,5 @@
 -- What kind of POSIX reads of data files, and of files that the job had made, blocked the step loop;
--- seconds are means over main processes.
+-- seconds are means over main processes, or of those that held up all (see shares).
 --   calls, read_bytes  of the reads that moved something, and were under way while it was blocked; one
 --             that was in two waits counts twice
 --   files     that they read
@@ -8,6 +8,7 @@
 --   small_s   in reads that moved less than 256 KiB, empty ones excepted
 --   small_calls, slow_calls  of calls, those that moved less than 256 KiB; of these, those that took
 --             longer than one served from memory (10 µs, and copying at 10 GB/s)
+--   small_all_s  the same of all processes together
 --   tail_s    in reads that took more than ten times the median of reads of like size (like_reads), what
 --             they took longer than this median; only of sizes of which 20 reads and more are known and
 --             at most a tenth took so long
@@ -27,7 +28,7 @@ WITH reads AS (
 ),
 tails AS (
     SELECT r.moved_bin, any_value(l.p50_ns) AS p50_ns, any_value(l.p99_ns) AS p99_ns,
-        sum(greatest(0, r.ns - l.p50_ns)) AS ns
+        coalesce(sum(greatest(0, r.ns - l.p50_ns) * r.held_ns / nullif(r.ns, 0)), 0) AS ns
     FROM reads AS r
     JOIN like_reads AS l ON l.moved_bin = r.moved_bin
     WHERE l.calls >= 20 AND l.p90_ns <= 10 * l.p50_ns AND r.duration_ns > 10 * l.p50_ns
@@ -41,9 +42,10 @@ sums AS (
         count(*) FILTER (WHERE moved_bytes > 0) AS calls,
         sum(moved_bytes) AS bytes,
         count(DISTINCT file) FILTER (WHERE moved_bytes > 0) AS files,
-        sum(ns) AS ns,
-        sum(ns) FILTER (WHERE moved_bytes = 0) AS empty_ns,
-        sum(ns) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_ns,
+        sum(held_ns) AS ns,
+        sum(held_ns) FILTER (WHERE moved_bytes = 0) AS empty_ns,
+        sum(held_ns) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_ns,
+        sum(ns) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_all_ns,
         count(*) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143) AS small_calls,
         count(*) FILTER (WHERE moved_bytes BETWEEN 1 AND 262143 AND is_slow) AS slow_calls,
         1e9 * greatest(1, (SELECT count(*) FROM mains)) AS per
@@ -64,6 +66,7 @@ SELECT
     (SELECT p99_ns FROM longest) / 1e9 AS tail_p99_s,
     CAST(coalesce(q.calls, 0) AS BIGINT) AS reads,
     q.p50_ns / 1e9 AS p50_s,
-    q.p99_ns / 1e9 AS p99_s
+    q.p99_ns / 1e9 AS p99_s,
+    coalesce(s.small_all_ns, 0) / 1e9 AS small_all_s
 FROM sums AS s
 CROSS JOIN read_quantiles AS q

@@ -1,14 +1,19 @@
 -- What the checkpoint block was made of: seconds in file calls of the saving thread, by group, and the
--- rest ('other': collecting, serialising, copying from the accelerator); a mean over main processes.
+-- rest ('other': collecting, serialising, copying from the accelerator); a mean over main processes, or of what
+-- held up all of them (see shares).
 WITH parts AS (
-    SELECT c.op_group AS part, sum(c.ns) AS ns
+    SELECT c.op_group AS part, sum(c.ns * coalesce(h.share, 1)) AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    LEFT JOIN shares AS h ON h.save_id = s.save_id
     WHERE s.kind = 'checkpoint'
     GROUP BY c.op_group
 ),
 block AS (
-    SELECT sum(to_ns - from_ns) AS ns FROM stretches WHERE kind = 'checkpoint'
+    SELECT sum((s.to_ns - s.from_ns) * coalesce(h.share, 1)) AS ns
+    FROM stretches AS s
+    LEFT JOIN shares AS h ON h.save_id = s.save_id
+    WHERE s.kind = 'checkpoint'
 )
 SELECT part, ns / 1e9 / (SELECT count(*) FROM mains) AS s FROM parts
 UNION ALL

@@ -1,6 +1,6 @@
 -- Seconds in which the step loop was blocked by POSIX calls on data files, by what the calls did: read,
--- metadata, write; means over main processes.  What another tier, or other hints, can change at most.
-SELECT o.op_group, CAST(sum(b.ns) AS DOUBLE) / 1e9 / greatest(1, (SELECT count(*) FROM mains)) AS s
+-- metadata, write; means over main processes, or of those that held up all (see shares).  What another tier, or other hints, can change at most.
+SELECT o.op_group, CAST(sum(b.held_ns) AS DOUBLE) / 1e9 / greatest(1, (SELECT count(*) FROM mains)) AS s
 FROM blocking_files AS b
 JOIN ops AS o ON o.op_number = b.op_number
 LEFT JOIN file_kinds AS k ON k.file = b.file

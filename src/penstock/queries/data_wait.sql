@@ -1,11 +1,12 @@
--- What the data wait was made of: seconds by part, a mean over main processes; in_wall is false for the
--- first batch.  The parts of the waits in the wall sum to the data wait.
+-- What the data wait was made of: seconds by part, a mean over main processes, or of what held up all of them
+-- (see shares); in_wall is false for the first batch.  The parts of the waits in the wall sum to the data wait.
 SELECT
     w.in_wall,
     p.part,
-    sum(p.ns) / 1e9 / (SELECT count(*) FROM mains) AS s
+    sum(p.ns * coalesce(h.share, 1)) / 1e9 / (SELECT count(*) FROM mains) AS s
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
+LEFT JOIN shares AS h ON h.wait_id = p.wait_id
 WHERE w.in_wall OR NOT w.is_start
 GROUP BY w.in_wall, p.part
 ORDER BY w.in_wall, s DESC

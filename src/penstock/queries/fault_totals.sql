@@ -19,7 +19,7 @@ SELECT
     CAST(coalesce(sum(minor) FILTER (WHERE path_class = 'data'), 0) AS BIGINT) AS minor,
     CAST(coalesce(sum(waited) FILTER (WHERE path_class = 'data'), 0) AS BIGINT) AS waited,
     coalesce(sum(major_ns + waited_ns) FILTER (WHERE path_class = 'data'), 0) / 1e9 AS waited_s,
-    (SELECT coalesce(sum(b.ns), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains))
+    (SELECT coalesce(sum(b.held_ns), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains))
         FROM blocking_files AS b
         JOIN ops AS o ON o.op_number = b.op_number
         LEFT JOIN file_kinds AS k ON k.file = b.file

@@ -54,7 +54,7 @@ per_file AS (
     GROUP BY file
 ),
 blocking AS (
-    SELECT b.file, sum(b.ns) AS ns
+    SELECT b.file, sum(b.held_ns) AS ns
     FROM blocking_files AS b
     JOIN ops AS o ON o.op_number = b.op_number
     WHERE o.layer = 'posix' AND o.op_group = 'read'

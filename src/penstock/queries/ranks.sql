@@ -2,6 +2,8 @@
 --   barrier_s   in barriers that are known as such: spans of that name, on the thread that takes the steps
 --   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
 --               makes ranks wait for each other and is not known, that is in it
+--   lost_s      of the job's time, what all lost to this one's data waits and blocking checkpoints; where
+--               main processes are not known to wait for each other, its part of the mean (see shares)
 --   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
 WITH parts AS (
     SELECT
@@ -10,13 +12,28 @@ WITH parts AS (
         m.wall_ns,
         coalesce(w.ns, 0) AS wait_ns,
         coalesce(s.ns, 0) AS save_ns,
+        coalesce(w.lost_ns, 0) + coalesce(s.lost_ns, 0) AS lost_ns,
         b.ns AS barrier_ns
     FROM mains AS m
     LEFT JOIN (
-        SELECT process, sum(end_ns - start_ns) AS ns FROM waits WHERE in_wall GROUP BY process
+        SELECT
+            w.process,
+            sum(w.end_ns - w.start_ns) AS ns,
+            sum((w.end_ns - w.start_ns) * coalesce(h.share, 1)) AS lost_ns
+        FROM waits AS w
+        LEFT JOIN shares AS h ON h.wait_id = w.wait_id
+        WHERE w.in_wall
+        GROUP BY w.process
     ) AS w ON w.process = m.process
     LEFT JOIN (
-        SELECT process, sum(end_ns - start_ns) AS ns FROM saves WHERE blocks GROUP BY process
+        SELECT
+            s.process,
+            sum(s.end_ns - s.start_ns) AS ns,
+            sum((s.end_ns - s.start_ns) * coalesce(h.share, 1)) AS lost_ns
+        FROM saves AS s
+        LEFT JOIN shares AS h ON h.save_id = s.save_id
+        WHERE s.blocks
+        GROUP BY s.process
     ) AS s ON s.process = m.process
     LEFT JOIN barriers AS b ON b.process = m.process
 )
@@ -30,7 +47,8 @@ SELECT
     m.save_ns / 1e9 AS checkpoint_block_s,
     m.barrier_ns / 1e9 AS barrier_s,
     greatest(0, m.wall_ns - m.wait_ns - m.save_ns - coalesce(m.barrier_ns, 0)) / 1e9 AS own_s,
-    CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes
+    CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes,
+    m.lost_ns / 1e9 / (SELECT count(*) FROM mains) AS lost_s
 FROM parts AS m
 JOIN processes AS p ON p.process = m.process
 LEFT JOIN main_reads AS r ON r.main = m.process

@@ -4,7 +4,10 @@
 --   about    the run's other counts, one row
 --   op       calls by op: what queries/operations sums up
 --   latency  calls by op and bin of 1/16 octave
---   part     what waits (before: those of the first batch) and checkpoints were made of; unfed: see training
+--   part     what waits (before: those of the first batch) and checkpoints were made of, by main process
+--            (command: its name as in rank); unfed: see training
+--   step     see step_bins: name is the generation, width the size, duration_ns 1000 * d_us, waits mains,
+--            calls whole, asked_bytes hi, moved_bytes lo, max_ns most_ns
 --   file     regular files that are no library's: size, what ranks read, how many did, did one write it
 --   heat     data wait by rank and bin of 2^width ns of the time since 1970
 WITH own AS (
@@ -63,7 +66,15 @@ heat AS (
     GROUP BY process, width, bin
 ),
 block AS (
-    SELECT sum(to_ns - from_ns) AS ns FROM stretches WHERE kind = 'checkpoint'
+    SELECT process, sum(to_ns - from_ns) AS ns FROM stretches WHERE kind = 'checkpoint' GROUP BY process
+),
+main_names AS (
+    SELECT
+        m.process,
+        p.host || ' ' || CAST(p.pid AS VARCHAR) || ' '
+            || CAST(getvariable('start_unix_ns') + p.start_ns AS VARCHAR) AS name
+    FROM mains AS m
+    JOIN processes AS p ON p.process = m.process
 )
 SELECT
     'rank' AS kind,
@@ -133,21 +144,41 @@ SELECT
     'part' AS kind,
     CASE WHEN w.in_wall THEN 'wait' ELSE 'before' END AS layer,
     p.part AS name,
+    k.name AS command,
     CAST(round(sum(p.ns)) AS BIGINT) AS duration_ns
 FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
+JOIN main_names AS k ON k.process = w.process
 WHERE w.in_wall OR NOT w.is_start
-GROUP BY w.in_wall, p.part
+GROUP BY w.in_wall, p.part, k.name
 UNION ALL BY NAME
-SELECT 'part' AS kind, 'save' AS layer, c.op_group AS name, CAST(round(sum(c.ns)) AS BIGINT) AS duration_ns
+SELECT 'part' AS kind, 'save' AS layer, c.op_group AS name, k.name AS command,
+    CAST(round(sum(c.ns)) AS BIGINT) AS duration_ns
 FROM stretch_calls AS c
 JOIN stretches AS s ON s.stretch_id = c.stretch_id
+JOIN main_names AS k ON k.process = s.process
 WHERE s.kind = 'checkpoint'
-GROUP BY c.op_group
+GROUP BY c.op_group, k.name
 UNION ALL BY NAME
-SELECT 'part' AS kind, 'save' AS layer, 'block' AS name, CAST(ns AS BIGINT) AS duration_ns
-FROM block
-WHERE ns > 0
+SELECT 'part' AS kind, 'save' AS layer, 'block' AS name, k.name AS command, CAST(b.ns AS BIGINT) AS duration_ns
+FROM block AS b
+JOIN main_names AS k ON k.process = b.process
+WHERE b.ns > 0
+UNION ALL BY NAME
+SELECT
+    'step' AS kind,
+    CAST(generation AS VARCHAR) AS name,
+    CAST(size AS INTEGER) AS width,
+    CAST(bin AS BIGINT) AS bin,
+    CAST(mains AS BIGINT) AS waits,
+    CAST(whole AS BIGINT) AS calls,
+    d_us * 1000 AS duration_ns,
+    hi AS asked_bytes,
+    lo AS moved_bytes,
+    stall_ns AS wait_ns,
+    most_ns AS max_ns,
+    least_ns
+FROM step_bins
 UNION ALL BY NAME
 SELECT
     'part' AS kind,

@@ -2,6 +2,9 @@
 -- shares of the wall time mean the same for one process and for many.
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
+--                     Of both, where main processes wait for each other: what held up all (see shares)
+--   mean stall        both together, a mean over main processes in any case; most stall: if all of them
+--                     wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   unfed             steps, and their time without checkpoints, in which no loader was seen to hand over
 --                     a batch: how much of it is data wait is not known
@@ -13,23 +16,39 @@ SELECT
     sum(m.first_batch_ns) / 1e9 / count(*) AS first_batch_s,
     sum(m.wall_ns) / 1e9 / count(*) AS wall_s,
     sum(m.after_ns) / 1e9 / count(*) AS after_s,
-    sum(w.ns) / 1e9 / count(*) AS data_wait_s,
+    sum(w.share_ns) / 1e9 / count(*) AS data_wait_s,
     CAST(coalesce(sum(w.waits), 0) AS BIGINT) AS waits,
     CAST(coalesce(sum(w.pooled), 0) AS BIGINT) AS pooled_waits,
-    sum(coalesce(s.ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
+    sum(coalesce(s.share_ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
     sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s,
     CAST(coalesce(sum(u.steps), 0) AS BIGINT) AS unfed_steps,
-    sum(coalesce(u.ns, 0)) / 1e9 / count(*) AS unfed_s
+    sum(coalesce(u.ns, 0)) / 1e9 / count(*) AS unfed_s,
+    sum(coalesce(w.ns, 0) + coalesce(s.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
+    sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0)) / 1e9 / count(*) AS most_stall_s
 FROM mains AS m
 LEFT JOIN (
-    SELECT process, sum(end_ns - start_ns) AS ns, count(index) AS waits,
-        count(index) FILTER (WHERE is_pooled) AS pooled
-    FROM waits
-    WHERE in_wall
-    GROUP BY process
+    SELECT
+        w.process,
+        sum(w.end_ns - w.start_ns) AS ns,
+        sum((w.end_ns - w.start_ns) * coalesce(h.share, 1)) AS share_ns,
+        sum((w.end_ns - w.start_ns) * coalesce(h.most, 1)) AS most_ns,
+        count(w.index) AS waits,
+        count(w.index) FILTER (WHERE w.is_pooled) AS pooled
+    FROM waits AS w
+    LEFT JOIN shares AS h ON h.wait_id = w.wait_id
+    WHERE w.in_wall
+    GROUP BY w.process
 ) AS w ON w.process = m.process
 LEFT JOIN (
-    SELECT process, sum(end_ns - start_ns) AS ns FROM saves WHERE blocks GROUP BY process
+    SELECT
+        s.process,
+        sum(s.end_ns - s.start_ns) AS ns,
+        sum((s.end_ns - s.start_ns) * coalesce(h.share, 1)) AS share_ns,
+        sum((s.end_ns - s.start_ns) * coalesce(h.most, 1)) AS most_ns
+    FROM saves AS s
+    LEFT JOIN shares AS h ON h.save_id = s.save_id
+    WHERE s.blocks
+    GROUP BY s.process
 ) AS s ON s.process = m.process
 LEFT JOIN (
     SELECT s.process, sum(c.ns) AS ns

@@ -1,0 +1,52 @@
+-- shares: how much of the job's time a data wait of the training stretch or a blocking checkpoint takes, as a
+-- multiple of its part in the mean over main processes.
+--   share  1: main processes do not wait for each other, or it is not known.  Where they do, all wait for the
+--          one that is held up longest in a bin of steps: its stalls count for all, those of others not
+--   most   the same if all met in every step; where they are known not to meet, or there is one, 1
+WITH counted AS (
+    SELECT generation, count(*) AS mains
+    FROM generations
+    WHERE process IN (SELECT process FROM step_stretches)
+    GROUP BY generation
+),
+sizes AS (
+    SELECT CAST(1 AS BIGINT) AS size, false AS is_share FROM coupling WHERE how IN ('together', 'not known')
+    UNION ALL
+    SELECT size, true FROM coupling WHERE how = 'together'
+),
+of_each AS (
+    SELECT
+        z.is_share,
+        s.generation,
+        (s.step + z.size - 2) // z.size AS bin,
+        s.process,
+        sum(s.ns) AS ns
+    FROM step_stalls AS s
+    CROSS JOIN sizes AS z
+    GROUP BY z.is_share, s.generation, (s.step + z.size - 2) // z.size, s.process
+),
+longest AS (
+    SELECT is_share, generation, bin, process
+    FROM of_each
+    QUALIFY row_number() OVER (PARTITION BY is_share, generation, bin ORDER BY ns DESC, process) = 1
+),
+weighed AS (
+    SELECT
+        s.wait_id,
+        s.save_id,
+        z.is_share,
+        CASE WHEN l.process = s.process THEN c.mains ELSE 0 END AS share
+    FROM step_stalls AS s
+    CROSS JOIN sizes AS z
+    JOIN counted AS c ON c.generation = s.generation
+    JOIN longest AS l
+        ON l.is_share = z.is_share AND l.generation = s.generation
+            AND l.bin = (s.step + z.size - 2) // z.size
+)
+SELECT
+    wait_id,
+    save_id,
+    CAST(coalesce(max(share) FILTER (WHERE is_share), 1) AS DOUBLE) AS share,
+    CAST(coalesce(max(share) FILTER (WHERE NOT is_share), 1) AS DOUBLE) AS most
+FROM weighed
+GROUP BY wait_id, save_id

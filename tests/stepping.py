@@ -1,0 +1,124 @@
+"""Ranks that step and wait as they are told: which of them wait for each other is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import logwriter
+from synthetic import Synthetic
+
+Array = NDArray[np.float64]
+MS = 1_000_000
+# What all ranks wait for data, or compute, in a step, in ms.
+Of = Callable[[np.random.Generator, int], Array]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Data waits and ends of steps in ms, by step and rank; the ends of step 0 are the begin."""
+
+    waits: Array
+    ends: Array
+
+    @property
+    def lost(self) -> float:
+        """What all lose where they meet in each step: the longest wait of each, as a share."""
+        return float(self.waits[1:].max(axis=1).sum() / self.walls.mean())
+
+    @property
+    def mean(self) -> float:
+        return float((self.waits[1:].sum(axis=0) / self.walls).mean())
+
+    @property
+    def walls(self) -> Array:
+        """From the first step's begin, which its batch opens, to the end."""
+        return np.asarray(self.ends[-1] - self.ends[0] - self.waits[0])
+
+    def run(self, size: int | None = None, lacks: int | None = None) -> Synthetic:
+        """A recording of them; size: how many ranks the job has; lacks: one that left no log."""
+        run = Synthetic()
+        for rank in range(self.ends.shape[1]):
+            if rank == lacks:
+                continue
+            process = 1 + rank
+            at = (self.ends[:, rank] * MS).astype(int)
+            waits = (self.waits[:, rank] * MS).astype(int)
+            run.process(process, end=int(at[-1]) + MS, rank=rank,
+                        world_size=size or self.ends.shape[1])  # fmt: skip
+            for step, wait in enumerate(waits):
+                run.wait(int(at[step]), int(at[step] + wait), step, process=process)
+                run.step(int(at[step] + wait), int(at[step + 1]), step, process=process)
+        return run
+
+    def logs(self, folder: Path) -> Path:
+        """The same as the logs of a run folder."""
+        folder.mkdir()
+        for rank in range(self.ends.shape[1]):
+            process = logwriter.Process(
+                pid=100 + rank,
+                header={"rank": rank, "world_size": self.ends.shape[1], "host": b"node1"},
+            )
+            at = (self.ends[:, rank] * MS).astype(int)
+            waits = (self.waits[:, rank] * MS).astype(int)
+            for step, wait in enumerate(waits):
+                process.span("data wait", int(at[step]), int(wait), step, 1, 1000)
+                process.step(step, int(at[step] + wait), int(at[step + 1] - at[step] - wait), b=1)
+            process.write(folder, rank)
+        return folder
+
+
+def even(least: float, most: float) -> Of:
+    return lambda rng, n: rng.uniform(least, most, n)
+
+
+def one_slow(ms: float, rank: int = 0) -> Of:
+    """One rank waits so long, the others hardly."""
+
+    def wait(rng: np.random.Generator, n: int) -> Array:
+        of_all = rng.uniform(0.5, 1.5, n)
+        of_all[rank] = ms
+        return of_all
+
+    return wait
+
+
+def now_and_then(ms: float) -> Of:
+    return lambda rng, n: rng.exponential(ms, n)
+
+
+def together(
+    n: int,
+    steps: int,
+    wait: Of,
+    compute: Of,
+    *,
+    every: int = 1,
+    late_ms: float = 0.3,
+    seed: int = 1,
+) -> Ranks:
+    """Ranks that meet after so many steps, and then go on, each a little later."""
+    rng = np.random.default_rng(seed)
+    at, ends, waits = np.full(n, 10.0), [np.full(n, 10.0)], []
+    for step in range(steps):
+        waits.append(wait(rng, n))
+        at = at + waits[-1] + compute(rng, n)
+        if (step + 1) % every == 0:
+            at = at.max() + rng.uniform(0, late_ms, n)
+        ends.append(at)
+    return Ranks(np.array(waits), np.array(ends))
+
+
+def apart(n: int, steps: int, wait: Of, compute: Of, seed: int = 1) -> Ranks:
+    return together(n, steps, wait, compute, every=steps + 1, seed=seed)
+
+
+def in_pace(n: int, steps: int, pace_ms: float, compute: Of, seed: int = 1) -> Ranks:
+    """Ranks whose loaders hand over a batch at a rate: they keep pace, and do not meet."""
+    rng = np.random.default_rng(seed)
+    ends = 10 + pace_ms * np.arange(1, steps + 1)[:, None] + rng.uniform(0, 2, (steps, n))
+    ends = np.concatenate([np.full((1, n), 10.0), ends])
+    computes = np.array([compute(rng, n) for _ in range(steps)])
+    return Ranks(np.diff(ends, axis=0) - computes, ends)
