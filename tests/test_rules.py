@@ -17,7 +17,7 @@ from findings_examples import (
     twice_over,
 )
 from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
-from penstock.measures import Measures, measure
+from penstock.measures import Measures, Storage, measure
 from penstock.questions import query
 from synthetic import MS, Synthetic, loop, reads
 
@@ -438,3 +438,32 @@ def test_a_page_fault_that_nobody_timed_bounds_its_gain() -> None:
     finding = said(replace(known, page_faults=pages))["D7"]
     assert isinstance(finding, Finding)
     assert finding.gain.value == pytest.approx(0.3)
+
+
+def test_reads_that_the_kernel_served_from_memory_are_bound_by_no_device() -> None:
+    """Its account of a local file system says so, whatever single calls took."""
+    for rule in ("D2", "D9"):
+        known = example(rule)
+        ext4 = (Storage("/", "ext4", "data", 1, 1, known.devices.asked_bytes, 0, None, None),)
+        devices = replace(known.devices, job_read_bytes=known.devices.asked_bytes // 10)
+        held = replace(known, storage=ext4, devices=devices)
+        assert "came from memory" in fine(held, rule).says
+        cold = replace(held, devices=replace(devices, job_read_bytes=known.devices.asked_bytes))
+        assert found(cold, rule)
+        fuse = replace(held, storage=(replace(ext4[0], kind="fuse"),))  # which nobody counts
+        assert found(fuse, rule)
+
+
+def test_a_tail_is_not_judged_where_threads_have_no_cpu() -> None:
+    known = example("D9")
+    waits = known.wait_parts | {"not scheduled": 0.3 * (known.training.data_wait_s or 0)}
+    assert "wait for a processor" in fine(replace(known, wait_parts=waits), "D9", "not judged").says
+
+
+def test_a_file_that_the_job_made_is_read_again_too() -> None:
+    """A cache that the program wrote before it trains is of class output."""
+    run = scanning("a.h5", 20)
+    run.rows["files"] = [
+        tuple("output" if cell == "data" else cell for cell in row) for row in run.rows["files"]
+    ]
+    assert any("rdcc_nbytes" in one.says for one in found(run, "D12").remedies)

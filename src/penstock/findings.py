@@ -288,6 +288,8 @@ def small_reads(measures: Measures) -> _Said:
         return _Fine(slow if reads.small_calls else "no small read blocked the step loop")
     if share < SMALL_SHARE.value:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
+    if _from_memory(measures):
+        return _Fine(f"{slow}, but most bytes came from memory")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
     limit = f" of {show(ceiling_bps, 'B/s')} measured" if ceiling_bps else ""
     used = f", {show(used_bps, 'B/s')} while waiting{limit}" if used_bps else ""
@@ -368,10 +370,11 @@ FROM_DEVICES = 0.5  # of the bytes read at least came from devices, where they d
 def _from_memory(measures: Measures) -> bool:
     """The kernel's account says that less than half of what was read came from devices.  False
     where there is no such account."""
-    row, given = _main_storage(measures), measures.devices.job_read_bytes
-    if row is None or row.kind not in COUNTED or given is None:
+    kinds = {row.kind for row in measures.storage if row.read_bytes}
+    given = measures.devices.job_read_bytes
+    if not kinds or not kinds <= COUNTED or given is None:
         return False
-    return given < FROM_DEVICES * measures.reading.read_bytes
+    return given < FROM_DEVICES * measures.devices.asked_bytes
 
 
 RANDOM_SHARE = Threshold(
@@ -627,22 +630,20 @@ def same_bytes_again(measures: Measures) -> _Said:
     """One process reads the same bytes of a file several times in one epoch: an archive that is
     scanned for each sample, a chunk that is read for each sample in it, a seek in a compressed
     file.  From memory this is CPU time."""
-    rows, data = measures.rereads, measures.reading
+    rows = measures.rereads
     if not rows:
-        times = data.read_bytes / data.size_bytes if data.size_bytes else 0.0
-        passes = sum(row.batches > 0 for row in measures.epochs)
+        times = max((row.read_times or 0.0 for row in measures.files), default=0.0)
         if times >= AGAIN.value and "torch" not in measures.loaders:
             return _Unjudged(
-                f"data was read {show(times, 'x')}; how often it should be is not known"
+                f"a file was read {show(times, 'x')}; how often it should be is not known"
             )
-        if times >= AGAIN.value * max(1, passes) and not measures.page_faults.fetches:
-            return _Unjudged(f"data was read {show(times, 'x')}; by which process is not known")
         return _Fine("no process read a file's bytes several times in an epoch")
     row = max(rows, key=lambda row: (row.blocking_s, row.read_bytes - row.size_bytes))
     kind = format_of(row.path or "")
     gain_s = sum(one.blocking_s * (1 - 1 / one.times) for one in rows)
-    if kind.is_decoded and data.read_bytes:  # what is read again is decoded again
-        share = min(1.0, sum(one.read_bytes for one in rows) / data.read_bytes)
+    if kind.is_decoded:  # what is read again is decoded again
+        again = sum(one.read_bytes for one in rows)
+        share = again / max(again, measures.reading.read_bytes)
         gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
     more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
     return _Found(
@@ -820,6 +821,10 @@ def tail_latency(measures: Measures) -> _Said:
     says = f"{sizes}: 99th percentile {show(ratio, 'x')} the median"
     if ratio < TAIL.value or share < TAIL_SHARE.value:
         return _Fine(says)
+    if _from_memory(measures):
+        return _Fine(f"{says}, but most bytes came from memory")
+    if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
+        return _Unjudged(f"{says}, but fetches wait for a processor: W3")
     return _Found(
         reads.tail_s,
         (

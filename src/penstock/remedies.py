@@ -253,9 +253,9 @@ def format_of(path: str) -> Format:
 
 
 def _waited_for(measures: Measures) -> FileTotal | None:
-    """The data file that the step loop waited for longest; where it waited for none, the one that
-    most was read of."""
-    rows = [row for row in measures.files if row.path and row.path_class == "data"]
+    """The file that was read and that the step loop waited for longest; where it waited for none,
+    the one that most was read of."""
+    rows = [row for row in measures.files if row.path and row.read_bytes]
     return max(
         rows,
         key=lambda row: (row.blocking_s or 0.0, row.read_bytes, row.size_bytes or 0),

@@ -1,5 +1,5 @@
--- Data files of which one process read the same bytes again within a pass of its loader, one row each (the
--- first 50, most bytes read again first).  Looked at are regular files that were read three times as often as
+-- Data files, and files that the job had made, of which one process read the same bytes again within a pass of its loader, one row each (the
+-- first 50, most bytes read again first).  Looked at are those that were read three times as often as
 -- there were passes and main processes: of these, processes that fetch batches.
 --   process, passes  one that read it most often a pass, and how many passes it served
 --   times      bytes that process read / size / passes;  opens  its opens of the file
@@ -15,7 +15,7 @@ most AS (
 candidates AS (
     SELECT file, max(size_bytes) AS size_bytes
     FROM file_totals
-    WHERE path_class = 'data' AND kind = 'regular' AND size_bytes > 0
+    WHERE path_class IN ('data', 'output') AND kind = 'regular' AND size_bytes > 0
         AND read_times >= 3 * (SELECT passes FROM most)
     GROUP BY file
 ),
