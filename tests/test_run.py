@@ -741,6 +741,8 @@ def test_where_standard_output_goes_is_output_though_nothing_was_written(opened,
         ("/logs/err", "output"),
         ("/logs/it's.out", "output"),
     ]
+    noted = run.sql("SELECT value FROM notes WHERE key = 'stream' ORDER BY value")
+    assert list(noted) == [("/logs/it's.out",), ("/mnt/err",)]
 
 
 def test_a_file_of_which_a_mapping_was_synced_is_output(opened):

@@ -639,6 +639,7 @@ class _Build:
         whys = self.surroundings.skipped.values()
         notes = [(None, "skipped", utf8(why)) for why in whys]
         notes += [(None, key, value) for key, value in self.surroundings.machine]
+        notes += [(None, "stream", utf8(path)) for path in sorted(streams)]
         insert_rows(connection, "notes", _types("notes"), notes)
         _copy(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
 

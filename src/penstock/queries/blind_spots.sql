@@ -5,7 +5,7 @@ SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
     'burst tier', 'drained', 'drain left', 'drain paused', 'clock',
-    'checkpointer', 'save', 'ended', 'child ended')
+    'checkpointer', 'save', 'stream', 'ended', 'child ended')
     AND NOT starts_with(key, 'page faults') AND NOT starts_with(key, 'resident ')
 GROUP BY key, value
 ORDER BY processes DESC, key, value

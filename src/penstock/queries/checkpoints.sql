@@ -1,9 +1,15 @@
 -- Checkpoints, one row each (the first 500).
 --   written_bytes  meanwhile by the saving thread, or by the other threads of its process where that
---                  one wrote nothing; of POSIX and STDIO the layer that moved more
+--                  one wrote nothing; of POSIX and STDIO the layer that moved more.  What goes to the
+--                  program's standard output and error is no part of it
 --   call_s         the saving thread's time in file calls that write, syncs included; sync_s of those
 --   files, path    files written, and the one with the most bytes
-WITH writes AS (
+WITH streams AS (
+    SELECT DISTINCT f.file
+    FROM files AS f
+    JOIN notes AS n ON n.key = 'stream' AND (n.value = f.path OR n.value = f.resolved_path)
+),
+writes AS (
     SELECT
         s.save_id,
         e.thread = s.thread AS is_own,
@@ -17,7 +23,8 @@ WITH writes AS (
     JOIN file_calls AS e
         ON e.process = s.process AND e.start_ns >= s.start_ns AND e.start_ns < s.end_ns
     JOIN ops AS o ON o.op_number = e.op_number
-    WHERE o.op_group = 'write'
+    LEFT JOIN streams AS t ON t.file = e.file
+    WHERE o.op_group = 'write' AND t.file IS NULL
     GROUP BY s.save_id, is_own, o.layer, e.file
 ),
 layers AS (
