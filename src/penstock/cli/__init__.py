@@ -10,17 +10,14 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from penstock import recorder
-from penstock.cli.bench import bench
-from penstock.cli.burst import DrainedBeside, burst_of
-from penstock.cli.feed import feed
-from penstock.cli.save import save
 from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
@@ -48,7 +45,6 @@ from penstock.cli.shell import (
     size,
     write_text,
 )
-from penstock.cli.stage import stage_group, tiers_group
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
 
 if TYPE_CHECKING:
@@ -110,8 +106,43 @@ HEADINGS = {
 }
 
 
+# Groups with a module each, which a `penstock run` does not need: module and name there.
+GROUPS = {
+    "feed": ("feed", "feed"),
+    "tiers": ("stage", "tiers_group"),
+    "stage": ("stage", "stage_group"),
+    "save": ("save", "save"),
+    "bench": ("bench", "bench"),
+}
+
+
 class _Group(click.Group):
-    """Commands under headings, whose reader may stop reading: click itself would exit with 1."""
+    """Commands under headings, whose reader may stop reading: click itself would exit with 1.
+
+    A group with a module of its own is imported when it, or the list of all commands, is needed.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._here: MutableMapping[str, click.Command] = {}
+        super().__init__(*args, **options)
+
+    @property
+    def commands(self) -> MutableMapping[str, click.Command]:
+        for name in GROUPS.keys() - self._here.keys():
+            self._here[name] = _imported(name)
+        return self._here
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, click.Command]) -> None:
+        self._here = commands
+
+    def add_command(self, command: click.Command, name: str | None = None) -> None:
+        self._here[name or str(command.name)] = command
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in GROUPS and name not in self._here:
+            self._here[name] = _imported(name)
+        return self._here.get(name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         told = [name for names in HEADINGS.values() for name in names]
@@ -131,6 +162,12 @@ class _Group(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         return result
+
+
+def _imported(name: str) -> click.Command:
+    module, variable = GROUPS[name]
+    found: click.Command = getattr(import_module(f"penstock.cli.{module}"), variable)
+    return found
 
 
 @click.group(
@@ -269,7 +306,7 @@ def run_command(
         raise click.UsageError("--container goes without tiers: their paths are those of this side")
     box = container.Container.parse(inside) if inside is not None else None
     copies = _map_of(staged, verify) if staged is not None else None
-    burst = burst_of(burst_buffer, patterns) if burst_buffer is not None else None
+    burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
     folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job)
     started: Sequence[str] = command
@@ -282,6 +319,8 @@ def run_command(
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
     draining: Any = contextlib.nullcontext()
     if burst is not None and folder is not None:
+        from penstock.cli.burst import DrainedBeside
+
         draining = DrainedBeside(burst[0].parent, folder, budget, burst_limit)
     try:
         status = _run_beside(folder, started, environ, facts, draining, box, job, data)
@@ -295,6 +334,12 @@ def run_command(
     if folder is not None:
         _finish(folder, facts, status, quiet, job, is_reduced)
     _exit_like(status or getattr(draining, "status", 0))
+
+
+def _burst_of(name: str, patterns: tuple[str, ...]) -> Any:
+    from penstock.cli.burst import burst_of
+
+    return burst_of(name, patterns)
 
 
 def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:
@@ -1473,10 +1518,6 @@ def import_command(sources: tuple[Path, ...], output: Path) -> None:
     say(f"made {short(folder)}; penstock report {short(folder)}")
 
 
-for group in (feed, tiers_group, stage_group, save, bench):
-    cli.add_command(group)
-
-
 @cli.command("version")
 def version_command() -> None:
     """Print the version."""
@@ -1484,6 +1525,11 @@ def version_command() -> None:
 
 
 def _version() -> str:
+    # The folder beside an installed package has the version in its name; importlib.metadata would
+    # read mail headers for it, which is a tenth of what `penstock run` takes of a CPU.
+    beside = [path.name for path in Path(__file__).parents[2].glob("penstock-*.dist-info")]
+    if len(beside) == 1:
+        return beside[0].removesuffix(".dist-info").partition("-")[2]
     from importlib import metadata
 
     try:
