@@ -322,7 +322,7 @@ def short_of_workers() -> Synthetic:
 def starting_slowly() -> Synthetic:
     run = Synthetic()
     loop(run, lambda at, batch, process: at + (3 * S if not batch else MS), batches=100,
-         workers=1, compute_ms=10)  # fmt: skip
+         workers=1, compute_ms=10, busy=0.5)  # fmt: skip
     return run
 
 

@@ -397,7 +397,7 @@ def loop(
     main: int = 1,
     start: int = 1000 * MS,
     between: Callable[[int, int], int] | None = None,
-    busy: float = 0.5,
+    busy: float = 0.0,
     delay: float = 0.0,
     **process: Any,
 ) -> int:

@@ -504,6 +504,9 @@ def test_fetches_without_a_processor() -> None:
     assert "wait for a processor already" in fine(run, "W1").says
     assert "fewer workers" in found(decoding(0.4, 0.5, cpus=1), "W3").remedies[0].says
     assert fine(decoding(0.9, 0.05), "W3")
+    blocked = found(decoding(0.1, 0.3, cpus=1), "W3").remedies[0].says  # 60 % of it elsewhere
+    assert "more processors" in blocked
+    assert "fewer workers" not in blocked
 
 
 def test_workers_of_each_pass_are_judged_by_their_own_pass() -> None:

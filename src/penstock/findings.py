@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from penstock.measures import (
+    STORAGE_PARTS,
     CallTimes,
     Checkpoint,
     Measures,
@@ -166,6 +167,7 @@ BURST = Remedy(
     "penstock run --burst-buffer fast COMMAND",
 )
 NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
+MORE_CPUS = Remedy("job", "ask for more processors (Slurm: --cpus-per-task)")
 MEASURE_CEILING = f"no ceiling was measured; `penstock ceiling {RUN}` does it"
 ASYNC_SAVE = Remedy(
     "code",
@@ -276,7 +278,7 @@ def small_reads(measures: Measures) -> _Said:
     """Most of the time of blocking reads is in small ones that did not come from memory, while the
     tier gives little of the bandwidth that was measured for it."""
     reads = measures.blocking_reads
-    if not reads.blocking_s:
+    if not reads.blocking_s and not reads.calls:
         return _Fine("no read of data blocked the step loop")
     moving_s = reads.blocking_s - reads.empty_s  # empty reads are E1's
     share = reads.small_s / moving_s if moving_s > 0 else 0.0
@@ -945,15 +947,26 @@ QUEUE_SHARE = Threshold(
 )
 
 
+MOSTLY = Threshold(
+    0.50,
+    "share",
+    "of the data wait is blocked, on storage or elsewhere, and fewer workers are no remedy",
+    "chosen: then most of the wait is for something that one worker does not have from another",
+)
+
+
 def too_few_workers(measures: Measures) -> _Said:
     """While the step loop waits all workers fetch, or it fetches itself, and there is a processor
     for another worker."""
     training = measures.training
-    wait_s = measures.wait_s("read", "write", "metadata", "cpu", "blocked", "not scheduled")
+    wait_s = measures.wait_s(
+        "read", "write", "metadata", "cpu", "cached", "blocked", "not scheduled"
+    )
     left_s = (training.wall_s or 0.0) - (training.data_wait_s or 0.0)
     mains = max(1, training.mains)
     workers, cpus = measures.workers, measures.machine.cpus
     each = _workers(measures)
+    on_cpu_s = measures.wait_s("cpu", "cached")
     fetch_s = sum(row.fetch_s for row in workers) / mains if workers else wait_s
     if not wait_s:
         return _Fine("the step loop does not wait for fetches")
@@ -971,7 +984,7 @@ def too_few_workers(measures: Measures) -> _Said:
         if per_cent(busy) == per_cent(BUSY.value):  # 89.96 % is no 90 %
             says = says.replace(per_cent(busy), f"less than {per_cent(busy)}")
         return _Fine(says)
-    cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else measures.wait_s("cpu")
+    cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else on_cpu_s
     # Computing takes a processor of its own; what a worker needs is its time on one.
     of_one = min(1.0, cpu_s / fetch_s) if fetch_s else 0.0
     room = None if cpus is None else int((cpus / mains - 1) / max(of_one, 0.05))
@@ -1022,7 +1035,9 @@ def oversubscribed(measures: Measures) -> _Said:
         told += ": others use them too"
         remedy = Remedy("job", "leave processors to this job: other programs run on this node")
     else:
-        remedy = fewer_threads(measures)
+        # Fewer workers would make each wait longer that is not for a CPU.
+        is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
+        remedy = MORE_CPUS if is_elsewhere else fewer_threads(measures)
     return _Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
 
 
@@ -1582,7 +1597,7 @@ RULES: tuple[Rule, ...] = (
     Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),
-    Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE,)),
+    Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE, MOSTLY)),
     Rule("W4", "slow start-up", slow_startup, (STARTUP_SHARE,)),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),

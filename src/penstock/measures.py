@@ -80,6 +80,7 @@ PARTS = (
     "metadata",
     "page fault",
     "cpu",
+    "cached",
     "not scheduled",
     "blocked",
     "idle",

@@ -22,6 +22,7 @@ VIEWS = (
     "calls",
     "data_reads",
     "inside",
+    "held",
     "blocking_calls",
 )
 PREPARED = (
@@ -63,6 +64,8 @@ PREPARED = (
     "pool_members",
     "pool_calls",
     "inside",
+    "bounds",
+    "held",
     "helped",
     "stretch_calls",
     "fits",

@@ -68,6 +68,7 @@ PART_LABELS = {
     "metadata": "open, stat, list",
     "page fault": "page fault",
     "cpu": "CPU (decode)",
+    "cached": "file calls from memory",
     "not scheduled": "not scheduled",
     "blocked": "blocked elsewhere",
     "idle": "worker idle",
@@ -599,7 +600,7 @@ def _parts(
     parts = []
     for key, s in sorted(seconds.items(), key=lambda item: -item[1]):
         state, why = quality
-        if state == "measured" and key in ("cpu", "not scheduled", "blocked"):
+        if state == "measured" and key in ("cpu", "cached", "not scheduled", "blocked"):
             state, why = "derived", "spread evenly over the fetch's time outside file calls"
         parts.append(Part(key, labels[key], s, s / whole, key in STORAGE_PARTS, state, why))
     return tuple(parts)
@@ -1532,15 +1533,18 @@ start-up: before it, since the recording began: imports, listing, worker start, 
 data wait: the consumer is blocked in the outermost next() of a loader, or in making its iterator
 checkpoint block: the step loop cannot advance because of a save
 stall: data wait and checkpoint block
-waits on storage: what of the stall passes in file calls, and the training thread's own file calls
+waits on storage: what of the stall is spent held up in file calls, and the training thread's own \
+file calls: not the time in them on a CPU, nor without one
 not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall time
 at most 1.26x as fast: if all waiting on storage went away and nothing else changed
-read, write, open/stat/list: the worker that owed the batch was in a file call: the thread that \
-fetches, or a helper thread that it was blocked for
+read, write, open/stat/list: the worker that owed the batch was held up in a file call: the thread \
+that fetches, or a helper thread that it was blocked for; never longer than the fetch was neither on \
+a CPU nor waiting for one
 page fault: the same of a page of a mapped file that was not in memory
-CPU (decode): it was in a fetch, in no file call, on a processor
-not scheduled: the same, ready to run, without a processor
-blocked elsewhere: the same, asleep on something else
+CPU (decode): it was in a fetch, in no file call, on a CPU
+file calls from memory: it was in a fetch, in a file call, on a CPU: copying, looking up names
+not scheduled: it was in a fetch, in a file call or not, ready to run, but had no CPU
+blocked elsewhere: it was in a fetch, none of these: asleep on something that is no file call
 worker idle: it was in no fetch and had not begun the one that was owed
 loader start: the loader made its iterator: data set pickled, workers started
 worker start: the worker that owed the batch was not running yet

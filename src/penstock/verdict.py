@@ -192,6 +192,7 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
 # How the largest part that is not storage reads in the verdict: "31 % ...".
 OFF_STORAGE = {
     "cpu": "decoding on the CPU",
+    "cached": "in file calls served from memory",
     "not scheduled": "because workers were not scheduled",
     "blocked": "on something that is no file call",
     "idle": "on workers that were idle",

@@ -4,7 +4,8 @@ usage: known_wait.py JOB TRUTH.json, in a folder with files slow/0 ... slow/63 a
 
 Each item hands over when it read and when it decoded; the loop notes its waits, steps and saves.
 From these the truth is made at the end, in a way that shares nothing with Penstock: intervals,
-intersected.
+intersected.  Time inside a call in which the thread was ready and had no CPU is no wait for
+storage.
 """
 
 import json
@@ -38,6 +39,25 @@ def spin(ms):
         pass
 
 
+def delayed_s():
+    """How long this thread has been ready without a CPU, as the kernel counts it."""
+    if delayed_s.pid != os.getpid():
+        delayed_s.pid, delayed_s.fd = (
+            os.getpid(),
+            os.open("/proc/thread-self/schedstat", os.O_RDONLY),
+        )
+    return int(os.pread(delayed_s.fd, 96, 0).split()[1]) / 1e9
+
+
+delayed_s.pid = 0
+
+
+def split(kind, start, end, delay_s):
+    """A call's two marks: what it waited, and how long it had no CPU."""
+    middle = max(start, end - delay_s)
+    return [(kind, start, middle), ("delay", middle, end)]
+
+
 class Files(Dataset):
     def __len__(self):
         return BATCHES * ITEMS
@@ -49,13 +69,15 @@ class Files(Dataset):
         for _ in range(reads):
             is_warm = job == "warm" and index >= len(self) // 2
             name = f"{'fast' if is_warm else 'slow'}/{index % 64}"
-            start = now()
+            before_s, start = delayed_s(), now()
             fd = os.open(name, os.O_RDONLY)
-            opened = now()
+            opened, between_s = now(), delayed_s()
+            begun = now()
             os.read(fd, 1 << 20)
             done = now()
+            marks += split("metadata", start, opened, between_s - before_s)
+            marks += split("read", begun, done, delayed_s() - between_s)
             os.close(fd)
-            marks += [("metadata", start, opened), ("read", opened, done)]
         start = now()
         spin(DECODE_MS)
         marks.append(("cpu", start, now()))
@@ -123,7 +145,7 @@ def main():
                 torch.save({"net": net.state_dict(), "pad": torch.zeros(50_000)}, Timed(file))
             last = now()
             saves.append((start, last))
-    parts = {"read": 0.0, "metadata": 0.0, "cpu": 0.0}
+    parts = {"read": 0.0, "metadata": 0.0, "cpu": 0.0, "delay": 0.0}
     for wait, done in zip(waits, marks, strict=True):
         for kind, s in overlap([wait], done).items():
             parts[kind] += s

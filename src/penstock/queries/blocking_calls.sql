@@ -3,11 +3,12 @@
 -- the steps itself.
 --   ns  the part of the call's time in which the step loop was blocked by it
 --   held_ns  the same; where main processes wait for each other, as often as it held them up (see shares)
-SELECT i.op_number, i.file, i.path_class, i.moved_bytes, i.duration_ns, i.begins, i.to_ns - i.from_ns AS ns,
-    (i.to_ns - i.from_ns) * coalesce(u.share, 1) AS held_ns
-FROM inside AS i
-LEFT JOIN held_up AS u ON u.stretch_id = i.stretch_id
-WHERE i.is_own AND i.is_blocking
+SELECT h.op_number, h.file, h.path_class, h.moved_bytes, h.duration_ns, h.begins, h.ns * f.fit AS ns,
+    h.ns * f.fit * coalesce(u.share, 1) AS held_ns
+FROM held AS h
+JOIN fits AS f ON f.stretch_id = h.stretch_id
+LEFT JOIN held_up AS u ON u.stretch_id = h.stretch_id
+WHERE h.is_own AND h.is_blocking
 UNION ALL
 SELECT h.op_number, h.file, h.path_class, h.moved_bytes, h.duration_ns, h.begins, h.ns * f.helped_fit,
     h.ns * f.helped_fit * coalesce(u.share, 1)

@@ -2,9 +2,10 @@
 -- rest ('other': collecting, serialising, copying from the accelerator); a mean over main processes, or of what
 -- held up all of them (see shares).
 WITH parts AS (
-    SELECT c.op_group AS part, sum(c.ns * coalesce(h.share, 1)) AS ns
+    SELECT c.op_group AS part, sum(c.ns * f.fit * coalesce(h.share, 1)) AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    JOIN fits AS f ON f.stretch_id = c.stretch_id
     LEFT JOIN shares AS h ON h.save_id = s.save_id
     WHERE s.kind = 'checkpoint'
     GROUP BY c.op_group

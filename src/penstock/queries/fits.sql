@@ -1,30 +1,44 @@
--- fits: how the time of each stretch of a wait or a fetch is shared out, so that its parts sum to it.
---   fit          of the time of its own calls; less than 1 only where a log says that calls of one
---                thread overlap
+-- fits: how the time of each stretch is shared out, so that the parts of a wait or a fetch sum to it.
+--   fit          of the time of its own calls (stretch_calls.ns): less than 1 where a log says that calls
+--                of one thread overlap, or where together they exceed what bounds leaves them
 --   helped_fit   of the time of helpers' calls: a fetch waits for them while its thread is neither in a
---                call nor on a processor nor waiting for one.  Processor time and run-queue delay are
---                known as sums, so helpers get at most what these leave of the fetch; nothing where they
---                are not known.  A pooled wait waits for nothing else, and the processor time that is
---                known is that of all threads, in calls and outside: calls come first
+--                call nor on a CPU nor waiting for one.  CPU time and run-queue delay are known as sums, so
+--                helpers get at most what these leave of the fetch; nothing where they are not known.  A
+--                pooled wait waits for nothing else, and the CPU time that is known is that of all threads,
+--                in calls and outside: calls come first
 --   rest_ns      what calls leave
---   cpu_share, delay_share  of rest_ns: a fetch tells both as a whole; they are spread evenly over its
---                rest, and shrunk in proportion where their sum exceeds it (a call uses the processor too)
+--   cpu_share, cached_share, delay_share  of rest_ns: a fetch tells CPU time and delay as a whole; they are
+--                spread evenly over its rest, and shrunk in proportion where clocks say more than there is.
+--                cached is the CPU time inside file calls, see bounds; cpu the rest of it
+--   blocked_ns   what all that leaves of rest_ns
 WITH calls AS (
     SELECT stretch_id, sum(ns) AS own_ns, sum(helped_ns) AS helped_ns
     FROM stretch_calls
     GROUP BY stretch_id
 ),
-filled AS (
+sums AS (
     SELECT
         s.stretch_id,
         CASE WHEN s.kind = 'pool' THEN -s.wait_id ELSE s.fetch_id END AS whole_id,
         s.to_ns - s.from_ns AS length_ns,
         coalesce(c.own_ns, 0) AS own_ns,
         coalesce(c.helped_ns, 0) AS helped_ns,
-        greatest(0, s.to_ns - s.from_ns - coalesce(c.own_ns, 0)) AS rest_ns
+        b.held_ns,
+        b.cached_ns
     FROM stretches AS s
     LEFT JOIN calls AS c ON c.stretch_id = s.stretch_id
-    WHERE s.fetch_id IS NOT NULL OR s.wait_id IS NOT NULL
+    LEFT JOIN bounds AS b ON b.stretch_id = s.stretch_id
+),
+filled AS (
+    SELECT
+        *,
+        least(1, length_ns / nullif(own_ns, 0))
+            * least(1, coalesce(held_ns / nullif(sum(least(own_ns, length_ns)) OVER whole, 0), 1)) AS fit
+    FROM sums
+    WINDOW whole AS (PARTITION BY whole_id)
+),
+rests AS (
+    SELECT *, greatest(0, length_ns - own_ns * coalesce(fit, 0)) AS rest_ns FROM filled
 ),
 helpable AS (
     SELECT
@@ -33,7 +47,7 @@ helpable AS (
         coalesce(f.delay_ns, 0) AS delay_ns,
         least(1, greatest(0, sum(i.rest_ns) - f.cpu_ns - coalesce(f.delay_ns, 0))
             / nullif(sum(least(i.helped_ns, i.rest_ns)), 0)) AS helped_share
-    FROM filled AS i
+    FROM rests AS i
     JOIN fetches AS f ON f.fetch_id = i.whole_id
     WHERE f.cpu_ns IS NOT NULL
     GROUP BY i.whole_id, f.cpu_ns, f.delay_ns
@@ -44,20 +58,28 @@ fitted AS (
     SELECT
         i.stretch_id,
         i.whole_id,
-        least(1, i.length_ns / nullif(i.own_ns, 0)) AS fit,
+        i.fit,
         coalesce(h.helped_share, 0) * least(1, i.rest_ns / nullif(i.helped_ns, 0)) AS helped_fit,
         i.rest_ns - coalesce(h.helped_share, 0) * least(i.helped_ns, i.rest_ns) AS rest_ns,
         h.cpu_ns,
+        least(h.cpu_ns, coalesce(i.cached_ns, 0)) AS cached_ns,
         h.delay_ns
-    FROM filled AS i
+    FROM rests AS i
     LEFT JOIN helpable AS h ON h.whole_id = i.whole_id
+),
+shared AS (
+    SELECT
+        stretch_id,
+        coalesce(fit, 0) AS fit,
+        coalesce(helped_fit, 0) AS helped_fit,
+        rest_ns,
+        (cpu_ns - cached_ns) / nullif(greatest(sum(rest_ns) OVER whole, cpu_ns + delay_ns), 0) AS cpu_share,
+        cached_ns / nullif(greatest(sum(rest_ns) OVER whole, cpu_ns + delay_ns), 0) AS cached_share,
+        delay_ns / nullif(greatest(sum(rest_ns) OVER whole, cpu_ns + delay_ns), 0) AS delay_share
+    FROM fitted
+    WINDOW whole AS (PARTITION BY whole_id)
 )
 SELECT
-    stretch_id,
-    coalesce(fit, 0) AS fit,
-    coalesce(helped_fit, 0) AS helped_fit,
-    rest_ns,
-    cpu_ns / nullif(greatest(sum(rest_ns) OVER whole, cpu_ns + delay_ns), 0) AS cpu_share,
-    delay_ns / nullif(greatest(sum(rest_ns) OVER whole, cpu_ns + delay_ns), 0) AS delay_share
-FROM fitted
-WINDOW whole AS (PARTITION BY whole_id)
+    *,
+    rest_ns * greatest(0, 1 - coalesce(cpu_share + cached_share + delay_share, 0)) AS blocked_ns
+FROM shared

@@ -1,7 +1,8 @@
 -- helped: single calls of helpers inside stretches.  Savers and loggers are threads too, so
 -- only reads count, and metadata calls on what is no output.
---   ns  the time in which the stretch's own thread was in no file call and the helper was; of an instant
---       with calls of several helpers each gets an equal part, so that no instant counts twice
+--   ns  the time in which the stretch's own thread was in no file call and the helper was, as far as
+--       storage may have held it up; of an instant with calls of several helpers each gets an equal
+--       part, so that no instant counts twice
 -- Counted by sweeping over the begins and ends of the calls of a stretch: `passed_ns` is how much each
 -- helper that is in a call has got since the stretch began.
 WITH pieces AS MATERIALIZED (
@@ -39,7 +40,9 @@ passing AS (
         ), 0) AS passed_ns
     FROM moments
 )
-SELECT p.* EXCLUDE (is_own, from_ns, to_ns), t.passed_ns - f.passed_ns AS ns
+SELECT
+    p.* EXCLUDE (is_own, from_ns, to_ns),
+    (t.passed_ns - f.passed_ns) * p.held_ns / greatest(1, p.duration_ns) AS ns
 FROM pieces AS p
 JOIN passing AS f ON f.stretch_id = p.stretch_id AND f.ns = p.from_ns
 JOIN passing AS t ON t.stretch_id = p.stretch_id AND t.ns = p.to_ns

@@ -13,7 +13,7 @@ WITH told AS (
     GROUP BY f.fetch_id
 ),
 blocked AS (
-    SELECT sum(f.rest_ns * greatest(0, 1 - coalesce(f.cpu_share + f.delay_share, 0))) AS ns
+    SELECT sum(f.blocked_ns) AS ns
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
     WHERE s.kind = 'fetch' AND s.wait_id IS NOT NULL AND s.is_blocking

@@ -11,9 +11,10 @@
 --   file     regular files that are no library's: size, what ranks read, how many did, did one write it
 --   heat     data wait by rank and bin of 2^width ns of the time since 1970
 WITH own AS (
-    SELECT s.process, sum(c.ns) AS ns
+    SELECT s.process, sum(c.ns * f.fit) AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    JOIN fits AS f ON f.stretch_id = c.stretch_id
     WHERE s.kind = 'step'
     GROUP BY s.process
 ),
@@ -153,9 +154,10 @@ WHERE w.in_wall OR NOT w.is_start
 GROUP BY w.in_wall, p.part, k.name
 UNION ALL BY NAME
 SELECT 'part' AS kind, 'save' AS layer, c.op_group AS name, k.name AS command,
-    CAST(round(sum(c.ns)) AS BIGINT) AS duration_ns
+    CAST(round(sum(c.ns * f.fit)) AS BIGINT) AS duration_ns
 FROM stretch_calls AS c
 JOIN stretches AS s ON s.stretch_id = c.stretch_id
+JOIN fits AS f ON f.stretch_id = c.stretch_id
 JOIN main_names AS k ON k.process = s.process
 WHERE s.kind = 'checkpoint'
 GROUP BY c.op_group, k.name

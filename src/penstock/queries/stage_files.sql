@@ -55,7 +55,7 @@ faults AS (
     SELECT
         greatest(0, coalesce(sum(s.rest), 0)) AS ns
     FROM (
-        SELECT f.rest_ns * greatest(0, 1 - coalesce(f.cpu_share + f.delay_share, 0)) AS rest
+        SELECT f.blocked_ns AS rest
         FROM stretches AS s
         JOIN fits AS f ON f.stretch_id = s.stretch_id
         JOIN fetches AS h ON h.fetch_id = s.fetch_id

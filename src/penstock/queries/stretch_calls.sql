@@ -1,10 +1,11 @@
 -- stretch_calls: file calls inside each stretch, by layer and group.
---   ns           the part of the calls' time that lies inside the stretch, of its own thread
+--   ns           the part of the calls' time that lies inside the stretch, of its own thread, as far as
+--                storage may have held it up: see held; fits says how much of it counts
 --   helped_ns    the same of its helpers; see helped
 --   calls, moved_bytes  of the calls that began inside it, helpers' included
 WITH single AS (
-    SELECT stretch_id, op_number, to_ns - from_ns AS ns, 0.0 AS helped_ns, begins, moved_bytes
-    FROM inside
+    SELECT stretch_id, op_number, ns, 0.0 AS helped_ns, begins, moved_bytes
+    FROM held
     WHERE is_own
     UNION ALL
     SELECT stretch_id, op_number, 0, ns, begins, moved_bytes FROM helped
@@ -24,7 +25,7 @@ SELECT
     s.stretch_id,
     o.layer,
     o.op_group,
-    CAST(sum(s.ns) AS BIGINT) AS ns,
+    sum(s.ns) AS ns,
     sum(s.helped_ns) AS helped_ns,
     CAST(sum(s.calls) AS BIGINT) AS calls,
     CAST(coalesce(sum(s.moved_bytes) FILTER (WHERE o.is_access), 0) AS BIGINT) AS moved_bytes

@@ -51,9 +51,10 @@ LEFT JOIN (
     GROUP BY s.process
 ) AS s ON s.process = m.process
 LEFT JOIN (
-    SELECT s.process, sum(c.ns) AS ns
+    SELECT s.process, sum(c.ns * f.fit) AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    JOIN fits AS f ON f.stretch_id = c.stretch_id
     WHERE s.kind = 'step'
     GROUP BY s.process
 ) AS c ON c.process = m.process

@@ -1,11 +1,13 @@
 -- wait_parts: each data wait, split into what the worker that owed the batch was doing; the parts of a
 -- wait sum to the wait.
---   read, write, metadata  the thread that fetches is inside a file call of that group; or it is blocked
---                  and a helper, another thread of its process, is inside one (see helped and fits)
+--   read, write, metadata  the thread that fetches is inside a file call of that group that may have held
+--                  it up (see file_waits and bounds); or it is blocked and a helper, another thread of its
+--                  process, is inside one (see helped and fits)
 --   page fault     the same of page faults of mapped files that waited: see file_waits
---   cpu            in a fetch, outside file calls, on a processor: decoding, augmenting
---   not scheduled  in a fetch, outside file calls, ready to run but without a processor
---   blocked        in a fetch, neither: asleep on something that is no file call
+--   cpu            in a fetch, outside file calls, on a CPU: decoding, augmenting
+--   cached         in a fetch, in a file call and on a CPU: the bytes came from memory
+--   not scheduled  in a fetch, in file calls or outside, ready to run but without a CPU
+--   blocked        in a fetch, none of these: asleep on something that is no file call
 --   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
 --   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
@@ -18,7 +20,10 @@ WITH split AS (
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
     JOIN fits AS f ON f.stretch_id = c.stretch_id
     UNION ALL
-    SELECT wait_id, unnest(['cpu', 'not scheduled']), rest_ns * unnest([cpu_share, delay_share])
+    SELECT
+        wait_id,
+        unnest(['cpu', 'cached', 'not scheduled']),
+        rest_ns * unnest([cpu_share, cached_share, delay_share])
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
     UNION ALL
@@ -33,7 +38,7 @@ WITH split AS (
                 AND s.main NOT IN (SELECT main FROM pool_members WHERE process <> main) THEN 'blocked'
             ELSE 'not observed'
         END,
-        f.rest_ns * greatest(0, 1 - coalesce(f.cpu_share + f.delay_share, 0))
+        f.blocked_ns
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
 )

@@ -1,0 +1,89 @@
+-- bounds: the longest that storage can have held up the file calls of a fetch: what the fetch's CPU time
+-- and run-queue delay leave of it.  One row per stretch of a fetch that has calls of its own thread.
+--   low_ns, high_ns  a call counts for the time beyond low_ns and up to high_ns.  Delay is taken from the
+--              longest calls: a thread that loses its CPU shows as one long call.  CPU time is taken from
+--              all calls alike
+--   held_ns    what all calls of the fetch may have waited, together
+--   cached_ns  CPU time inside them, at least: copying from memory, looking up names
+WITH pieces AS (
+    SELECT
+        s.fetch_id,
+        CASE WHEN i.held_ns > 0 THEN CAST(floor(16 * log2(i.held_ns)) AS INTEGER) END AS bin,
+        sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns)) AS calls,  -- one that is cut in two is one
+        sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns) * i.held_ns) AS ns,
+        sum(i.to_ns - i.from_ns) AS call_ns
+    FROM inside AS i
+    JOIN stretches AS s ON s.stretch_id = i.stretch_id
+    WHERE i.is_own AND s.kind = 'fetch'
+    GROUP BY s.fetch_id, 2
+),
+sums AS (
+    SELECT
+        f.fetch_id,
+        f.cpu_ns,
+        coalesce(f.delay_ns, 0) AS delay_ns,
+        f.end_ns - f.start_ns AS length_ns,
+        least(f.end_ns - f.start_ns, p.ns) AS held_ns,
+        least(f.end_ns - f.start_ns, p.call_ns) AS call_ns
+    FROM (SELECT fetch_id, sum(ns) AS ns, sum(call_ns) AS call_ns FROM pieces GROUP BY fetch_id) AS p
+    JOIN fetches AS f ON f.fetch_id = p.fetch_id
+    WHERE f.cpu_ns IS NOT NULL
+),
+excess AS (
+    SELECT
+        *,
+        least(held_ns, greatest(0, held_ns + cpu_ns + delay_ns - length_ns)) AS over_ns,
+        least(held_ns, delay_ns, greatest(0, held_ns + cpu_ns + delay_ns - length_ns)) AS late_ns
+    FROM sums
+),
+from_longest AS (
+    SELECT
+        p.fetch_id,
+        (sum(p.ns) OVER longest - e.late_ns) / sum(p.calls) OVER longest AS level_ns,
+        coalesce(lead(p.ns / p.calls) OVER longest, 0) AS next_ns
+    FROM pieces AS p
+    JOIN excess AS e ON e.fetch_id = p.fetch_id
+    WHERE p.bin IS NOT NULL AND p.calls > 0 AND e.late_ns > 0
+    WINDOW longest AS (PARTITION BY p.fetch_id ORDER BY p.bin DESC)
+),
+highs AS (
+    SELECT fetch_id, max(level_ns) FILTER (WHERE level_ns >= next_ns) AS high_ns
+    FROM from_longest
+    GROUP BY fetch_id
+),
+from_shortest AS (
+    SELECT
+        fetch_id,
+        each_ns,
+        (busy_ns - (sum(calls * each_ns) OVER shortest - calls * each_ns))
+            / (sum(calls) OVER (PARTITION BY fetch_id) - (sum(calls) OVER shortest - calls)) AS level_ns
+    FROM (
+        SELECT
+            p.fetch_id,
+            p.bin,
+            p.calls,
+            least(p.ns / p.calls, coalesce(h.high_ns, p.ns / p.calls)) AS each_ns,
+            e.over_ns - e.late_ns AS busy_ns
+        FROM pieces AS p
+        JOIN excess AS e ON e.fetch_id = p.fetch_id
+        LEFT JOIN highs AS h ON h.fetch_id = p.fetch_id
+        WHERE p.bin IS NOT NULL AND p.calls > 0 AND e.over_ns > e.late_ns
+    ) AS p
+    WINDOW shortest AS (PARTITION BY fetch_id ORDER BY bin)
+),
+lows AS (
+    SELECT fetch_id, max(level_ns) FILTER (WHERE level_ns <= each_ns) AS low_ns
+    FROM from_shortest
+    GROUP BY fetch_id
+)
+SELECT
+    s.stretch_id,
+    coalesce(l.low_ns, 0) AS low_ns,
+    h.high_ns,
+    e.held_ns - e.over_ns AS held_ns,
+    least(e.cpu_ns, e.call_ns - e.held_ns + e.over_ns - e.late_ns) AS cached_ns
+FROM stretches AS s
+JOIN excess AS e ON e.fetch_id = s.fetch_id
+LEFT JOIN highs AS h ON h.fetch_id = s.fetch_id
+LEFT JOIN lows AS l ON l.fetch_id = s.fetch_id
+WHERE s.kind = 'fetch'
