@@ -1538,8 +1538,8 @@ file calls: not the time in them on a CPU, nor without one
 not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall time
 at most 1.26x as fast: if all waiting on storage went away and nothing else changed
 read, write, open/stat/list: the worker that owed the batch was held up in a file call: the thread \
-that fetches, or a helper thread that it was blocked for; never longer than the fetch was neither on \
-a CPU nor waiting for one
+that fetches, or a helper thread that it was blocked for; never longer than the fetch was neither \
+on a CPU nor waiting for one
 page fault: the same of a page of a mapped file that was not in memory
 CPU (decode): it was in a fetch, in no file call, on a CPU
 file calls from memory: it was in a fetch, in a file call, on a CPU: copying, looking up names
