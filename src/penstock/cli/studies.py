@@ -258,6 +258,30 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     _carried_out(folder, "training", lambda say: control.measured(folder, settings, say))
 
 
+@_study(
+    "diagnosis", "Jobs with a known wait: is the report right?",
+    ("disk", "latency", "seek", "throttled"),
+)  # fmt: skip
+def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
+    """Train with each loader, storage and fault, and compare the report with the job's own clocks.
+
+    The faults: none, slow storage, decoding, mapped files, a remote server, checkpoints, busy CPUs.
+    FOLDER gets diagnosis.md, .csv, .json and .png: the level, the seconds and the main cause that
+    the report states beside the true ones, and how many jobs it is confidently wrong about.  Needs
+    PyTorch; `throttled` needs root.
+
+    \b
+      penstock bench diagnosis diagnosis
+      penstock bench diagnosis quick --scale ci --repeats 1      # 20 jobs
+    """
+    from penstock.bench import diagnosis
+
+    settings = diagnosis.Settings(**options)
+    ready(folder, diagnosis.needs(settings), settings.places)
+    asked(folder, diagnosis.needed_bytes(folder, settings), yes)
+    _carried_out(folder, "training", lambda say: diagnosis.measured(folder, settings, say))
+
+
 @_study("window", "Windows beside the device, and what they cost (tf-Darshan 2020).", ("seek",))
 def window_command(folder: Path, yes: bool, **options: Any) -> None:
     """Windows of a recording beside the device's own counters, and what recording costs.

@@ -1,0 +1,272 @@
+"""`bench diagnosis`: jobs whose wait is known by construction, and whether the report says so.
+
+Each job is a loader on a storage with a fault.  The truth is the job's own clocks and the fault
+itself.  A job is *confidently wrong* where the report asserts a level or a cause that is false; not
+to judge is no such fault, and is counted apart.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.bench import data, places, study
+from penstock.bench.diagnosed import LOADERS
+from penstock.bench.folders import work_in
+from penstock.bench.inputs import PICTURES
+from penstock.bench.pipeline import files_below
+from penstock.bench.places import Place
+from penstock.bench.study import Case, Found, Measure, Progress, Row, Study
+from penstock.report import Report
+from penstock.verdict import HIGHLY, MODERATELY
+
+__all__ = ["STUDY", "Settings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
+
+# The fault of a job, on the places where it makes one.  busy: four other programs use the CPUs.
+ON_PLACE = {
+    "disk": ("none", "decode", "remote", "checkpoint", "busy"),
+    "latency": ("storage", "mapped"),
+    "seek": ("storage",),
+    "throttled": ("storage",),
+}
+FILES = {"ci": 80, "small": 160, "full": 400}
+# Twenty jobs: each loader with a fault that it once hid, and the controls.
+IN_CI = tuple(
+    (place, loader, fault)
+    for place, fault, loaders in (
+        ("disk", "none", ("DataLoader", "threads", "generator")),
+        ("disk", "decode", ("DataLoader, 2 workers", "background thread")),
+        ("disk", "remote", tuple(LOADERS)[:7]),
+        ("disk", "busy", ("DataLoader", "threads")),
+        ("disk", "checkpoint", ("DataLoader",)),
+        ("latency", "storage", ("threads", "asyncio", "process and queue", "pipe", "DataLoader")),
+    )
+    for loader in loaders
+)
+NEIGHBOURS = 4
+
+# What a wait is made of where its cause is this fault.  Two are right where both take part: a page
+# of a slow file is a page fault or a read, and with busy CPUs any part may be the largest.
+CAUSES = {
+    "storage": {"read", "metadata", "page fault"},
+    "mapped": {"page fault", "read", "metadata"},
+    "decode": {"cpu", "not scheduled"},
+    "remote": {"network"},
+}
+# Parts that assert no cause.
+OPEN = {"blocked", "not observed", "idle", "hand-over"}
+FROM_STORAGE = {"D1", "D2", "D3", "D4", "D9", "E2"}
+# A level is right this close to the truth, in shares of the wall time.
+NEAR = 0.02
+CAUSE_FROM = 0.10  # a smaller wait has no main cause that matters
+
+STUDY = Study(
+    "diagnosis",
+    "Jobs with a known wait, and what the report says of them",
+    ("place", "loader", "fault"),
+    (
+        Measure("truth", "waits, by its own clocks", "share"),
+        Measure("told", "waits, reported", "share"),
+        Measure("off", "difference", "share", -1),
+        Measure("is_judged", "judged", "count", 1),
+        Measure("is_level", "level right", "count", 1),
+        Measure("is_cause", "cause right", "count", 1),
+        Measure("is_wrong", "confidently wrong", "count", -1),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See study."""
+
+    scale: str = "small"
+    places: tuple[str, ...] = ("disk", "latency", "seek", "throttled")
+    repeats: int = 3
+    seed: int = 1
+
+
+def needed_bytes(folder: Path, settings: Settings) -> int:
+    """Room that `measured` takes at most: the files, and the checkpoints of a job."""
+    files = data.needed_bytes(
+        {"imagenet-alexnet": FILES[settings.scale]}, folder / "data", settings.seed
+    )
+    return files + 40 * FILES[settings.scale] * 1_000_000
+
+
+def needs(settings: Settings) -> dict[str, str]:
+    """See needs.look_for."""
+    return PICTURES | {"torch": "the jobs"}
+
+
+def cases_of(settings: Settings) -> list[Case]:
+    """Every job that is run, as its place, loader and fault."""
+    every = [
+        {"place": place, "loader": loader, "fault": fault}
+        for place in settings.places
+        for fault in ON_PLACE.get(place, ())
+        for loader in LOADERS
+    ]
+    if settings.scale != "ci":
+        return every
+    return [case for case in every if tuple(case.values()) in IN_CI]
+
+
+def measured(folder: Path, settings: Settings, progress: Progress | None = None) -> Found:
+    """Run each job under `penstock run` and compare its report with the truth.
+
+    Raises TierError: no room, FOLDER holds other settings; MissingDependency.
+    """
+    mark = {"study": "diagnosis", "scale": settings.scale, "seed": settings.seed}
+    kept = study.Kept(folder, mark)
+    machine = kept.machine()
+    root = data.made(
+        "imagenet-alexnet", folder / "data", FILES[settings.scale], settings.seed, progress
+    )
+    cases = cases_of(settings)
+
+    def run(place: Place, case: Case) -> Row:
+        with work_in(folder) as work:
+            return _measured(place, work, case, settings)
+
+    rows, remarks = study.carried_out(
+        kept, cases, run, lambda name: places.at(name, root),
+        repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
+    )  # fmt: skip
+    points = study.points_of(STUDY, rows, cases)
+    remarks = [*_scorecard(rows), *remarks, *places.remarks_of(settings.places, rows)]
+    return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
+
+
+def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
+    files = files_below(place.path)
+    recorded = work / "recorded"
+    fault = "none" if case["fault"] == "busy" else case["fault"]
+    job = {
+        "files": [str(path) for path in files], "work": str(work), "loader": case["loader"],
+        "fault": fault,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "penstock", "run", "-q", "-o", str(recorded), "--"]
+
+    def make_ready() -> None:
+        if place.name == "disk":
+            places.warmed(files)
+        else:
+            places.made_cold(files, place)
+
+    with _neighbours(NEIGHBOURS if case["fault"] == "busy" else 0):
+        clocks = places.answer_of("penstock.bench.diagnosed", job, place, make_ready, 600, command)
+    return judged(_report(recorded), clocks, case["fault"])
+
+
+@contextmanager
+def _neighbours(n: int) -> Iterator[None]:
+    """n programs that use a CPU each, for as long as the block runs."""
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(timeout=60)
+
+
+def _report(recorded: Path) -> Report:
+    from penstock.measures import measure
+    from penstock.report import report_of
+    from penstock.run import open_run
+
+    with open_run(recorded) as run:
+        return report_of(measure(run))
+
+
+# --- the judge -----------------------------------------------------------------------------------
+
+
+def _levels(share: float) -> set[str]:
+    """The levels that are right for a share, as near as clocks can tell."""
+    limits = (share - NEAR, share, share + NEAR)
+    return {
+        "not" if one < MODERATELY else "moderately" if one <= HIGHLY else "highly" for one in limits
+    }
+
+
+def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
+    """Compare a report with the job's clocks (seconds) and its fault.
+
+    is_judged, is_level, is_cause, is_wrong: 1 or 0; None where there is nothing to be right about.
+    """
+    truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
+    verdict = report.verdict
+    own = {segment.key: segment.share for segment in report.wall}.get("own", 0.0)
+    told = None if verdict.stall.value is None else min(1.0, verdict.stall.value + own)
+    is_judged = verdict.level != "unknown"
+    is_level = verdict.level in _levels(truth) if is_judged else None
+    parts = {part.key: part.share or 0.0 for part in report.wait}
+    cause = _cause(report, parts, own)
+    is_cause = None
+    if is_judged and truth >= CAUSE_FROM and fault in CAUSES:
+        is_cause = cause in CAUSES[fault]
+    is_wrong = is_level is False or (is_cause is False and cause not in OPEN)
+    return {
+        "truth": truth, "told": told, "off": None if told is None else abs(told - truth),
+        "is_judged": int(is_judged),
+        "is_level": None if is_level is None else int(is_level),
+        "is_cause": None if is_cause is None else int(is_cause),
+        "is_wrong": int(is_wrong),
+        "cause": cause, "headline": verdict.headline,
+        "first": report.findings[0].rule if report.findings else "",
+        "is_harmless": int(_is_harmless(report, fault, truth)),
+    }  # fmt: skip
+
+
+def _cause(report: Report, parts: dict[str, float], own: float) -> str:
+    """The main cause that the report asserts: its largest part, or the training thread's calls."""
+    waits = {segment.key: segment.share for segment in report.wall}
+    data_wait = sum(share for key, share in waits.items() if key.startswith("data "))
+    if own > data_wait:
+        return "read"
+    return max(parts, key=lambda key: parts[key], default="")
+
+
+def _is_harmless(report: Report, fault: str, truth: float) -> bool:
+    """The first finding names the fault, or does not send the user to buy storage for nothing."""
+    if not report.findings:
+        return True
+    rule = report.findings[0].rule
+    return rule not in FROM_STORAGE or fault in ("storage", "mapped")
+
+
+def _scorecard(rows: Sequence[Row]) -> list[str]:
+    """The bars of the study, in words."""
+    n = len(rows)
+    if not n:
+        return []
+    known = [row for row in rows if row["is_judged"]]
+    causes = [row for row in rows if row["is_cause"] is not None]
+    wrong = [row for row in rows if row["is_wrong"]]
+    offs = sorted(row["off"] for row in rows if row["off"] is not None)
+    told = [
+        f"{n} jobs; judged: {len(known)} ({len(known) / n:.0%})",
+        f"level right where judged: {sum(row['is_level'] for row in known)} of {len(known)}",
+        f"confidently wrong: {len(wrong)}",
+        f"main cause right where the job waits for {CAUSE_FROM:.0%} or more: "
+        f"{sum(row['is_cause'] for row in causes)} of {len(causes)}",
+        f"first finding right or harmless: {sum(row['is_harmless'] for row in rows)} of {n}",
+    ]
+    if offs:
+        told.append(
+            f"difference to the job's clocks, points of the wall time: median "
+            f"{100 * offs[len(offs) // 2]:.1f}, nine in ten within "
+            f"{100 * offs[min(len(offs) - 1, int(0.9 * len(offs)))]:.1f}"
+        )
+    kinds = Counter(f"{row['place']}, {row['loader']}, {row['fault']}" for row in wrong)
+    told += [f"confidently wrong: {kind} ({count} times)" for kind, count in kinds.items()]
+    return [line.replace("%", " %") for line in told]
