@@ -126,7 +126,7 @@ def test_a_loop_that_reads_its_data_itself_waits_on_storage_too() -> None:
     report = report_of(measure(run))
     assert report.verdict.sentence == (
         "30 % of the training waits on storage (the training thread's own calls 30 %); at most "
-        "100 %: every step took data from no loader that Penstock knows"
+        "100 %: steps took data from no loader that Penstock knows"
     )
 
 

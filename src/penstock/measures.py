@@ -5,7 +5,7 @@ and their rows become values.  Times are seconds, sizes bytes, shares fractions 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import duckdb
@@ -83,6 +83,7 @@ PARTS = (
     "cached",
     "not scheduled",
     "blocked",
+    "network",
     "idle",
     "loader start",
     "worker start",
@@ -94,7 +95,7 @@ STORAGE_PARTS = ("read", "write", "metadata", "page fault")
 
 # Of the wall time.  Less in steps without a known loader is a first or last step, and changes the
 # stall by less than a finding has to be worth.
-UNFED_SHARE = 0.02
+UNSURE_SHARE = 0.02
 
 
 class Tables(Protocol):
@@ -147,6 +148,9 @@ class Training:
     unfed_s: float | None = None
     mean_stall_s: float | None = None
     most_stall_s: float | None = None
+    maybe_s: float | None = None
+    hidden_s: float | None = None
+    inferred_waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -946,7 +950,10 @@ class TierCeiling:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """All that is known of a run.  Parts of waits are seconds, means over main processes."""
+    """All that is known of a run.  Parts of waits are seconds, means over main processes.
+
+    standing: seconds of the training thread by what it waited for, in no data wait: standing.sql.
+    """
 
     program: Program | None
     training: Training
@@ -1008,6 +1015,7 @@ class Measures:
     deaths: tuple[Death, ...] = ()
     rereads: tuple[Reread, ...] = ()
     loaders: tuple[str, ...] = ()
+    standing: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def has_training(self) -> bool:
@@ -1080,23 +1088,30 @@ class Measures:
         return sum(self.checkpoint_parts.get(part, 0.0) for part in STORAGE_PARTS)
 
     @property
-    def unfed_share(self) -> float:
-        """Wall time of steps that no known loader fed: any part of it may be data wait."""
-        wall_s = self.training.wall_s
-        return min(1.0, (self.training.unfed_s or 0.0) / wall_s) if wall_s else 0.0
+    def unsure_share(self) -> float:
+        """Wall time that may be data wait beyond the data waits that were seen."""
+        training, wall_s = self.training, self.training.wall_s
+        if not wall_s:
+            return 0.0
+        parts = (training.unfed_s, training.maybe_s, training.hidden_s)
+        return min(1.0, sum(part or 0.0 for part in parts) / wall_s)
 
     @property
-    def unfed(self) -> str:
+    def unsure(self) -> str:
         """Why part of the data wait is not known; "" where all of it is."""
         training = self.training
-        if self.unfed_share < UNFED_SHARE:
+        if self.unsure_share < UNSURE_SHARE:
             return ""
-        whose = (
-            "every step"
-            if training.unfed_steps >= training.steps
-            else (f"{training.unfed_steps:,} of {training.steps:,} steps")
-        )
-        return f"{whose} took data from no loader that Penstock knows"
+        reasons = {
+            "took data from no loader that Penstock knows": training.unfed_s,
+            "slept, or waited inside a computation": training.maybe_s,
+            "left the training thread off the CPU in no recorded call": training.hidden_s,
+        }
+        what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
+        whose = "steps"
+        if what.startswith("took") and training.unfed_steps < training.steps:
+            whose = f"{training.unfed_steps:,} of {training.steps:,} steps"
+        return f"{whose} {what}"
 
     @property
     def unjoined_share(self) -> float:
@@ -1111,7 +1126,7 @@ class Measures:
     @property
     def unjoined(self) -> str:
         """Why the mean over main processes may be too little; "" where it is not."""
-        if self.unjoined_share < UNFED_SHARE:
+        if self.unjoined_share < UNSURE_SHARE:
             return ""
         n = self.coupling.mains
         return f"whether the {n:,} main processes wait for each other in their steps is not known"
@@ -1119,12 +1134,12 @@ class Measures:
     @property
     def doubt(self) -> str:
         """Why the stall is not known to the point; "" where it is."""
-        return "; ".join(filter(None, (self.unfed, self.unjoined)))
+        return "; ".join(filter(None, (self.unsure, self.unjoined)))
 
     @property
     def doubt_share(self) -> float:
         """Wall time that may be stall beyond the stall fraction."""
-        return min(1.0, self.unfed_share + self.unjoined_share)
+        return min(1.0, self.unsure_share + self.unjoined_share)
 
     @property
     def mean_stall(self) -> Number:
@@ -1172,6 +1187,7 @@ class Measures:
         wall_s = self.training.wall_s or 0.0
         hidden = (
             (self.wait_s("not observed"), "s of the data wait: the cause was not observed"),
+            (self.wait_s("network"), "s of the data wait on the network, in no file call"),
             (
                 0.0 if self.faults.is_measured else self.page_faults.blocked_s,
                 "s at most in page faults of mapped files",
@@ -1268,6 +1284,7 @@ def _measured(engine: Engine) -> Measures:
         deaths=_rows(engine, "deaths", Death),
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
+        standing=dict(_ask(engine, "standing")[1]),
     )
 
 

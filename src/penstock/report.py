@@ -27,6 +27,7 @@ from penstock.measures import (
     Measures,
     Number,
     State,
+    Training,
 )
 from penstock.verdict import Verdict, verdict_of
 from penstock.words import Cell, count, show
@@ -71,6 +72,7 @@ PART_LABELS = {
     "cached": "file calls from memory",
     "not scheduled": "not scheduled",
     "blocked": "blocked elsewhere",
+    "network": "network",
     "idle": "worker idle",
     "loader start": "loader start",
     "worker start": "worker start",
@@ -452,6 +454,16 @@ def _subtitle(measures: Measures) -> tuple[str, ...]:
     return tuple(words)
 
 
+# What the training thread waits for that is no data; each has a segment of its own.
+STANDING = (
+    ("accelerator", "waits for the accelerator"),
+    ("exchange", "waits for other ranks"),
+    ("save", "waits for a save in the background"),
+    ("interpreter lock", "interpreter lock"),
+    ("no CPU", "ready without a CPU"),
+)
+
+
 def _wall(measures: Measures) -> tuple[Segment, ...]:
     if not measures.has_training:
         return ()
@@ -459,19 +471,26 @@ def _wall(measures: Measures) -> tuple[Segment, ...]:
     wall_s = training.wall_s or 1.0
     wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
     own_s = training.training_calls_s or 0.0
-    # The training thread's own calls lie in its steps.
-    unfed_s = (
-        min(training.unfed_s or 0.0, wall_s - wait_s - save_s - own_s) if measures.unfed else 0.0
-    )
+    left_s = max(0.0, wall_s - wait_s - save_s - own_s)
+    unsure_s = min(left_s, measures.unsure_share * wall_s) if measures.unsure else 0.0
+    compute_s = left_s - unsure_s
+    stood = []
+    for key, label in STANDING:
+        s = min(compute_s, measures.standing.get(key, 0.0))
+        stood.append((key, label, s))
+        compute_s -= s
     storage_s, cpu_s = measures.data_storage_s, measures.wait_s("cpu")
+    network_s = measures.wait_s("network")
     save_storage_s = min(save_s, measures.checkpoint_storage_s)
     seconds = [
-        ("compute", "compute", max(0.0, wall_s - wait_s - save_s - own_s - unfed_s)),
-        ("unfed", "compute or data wait: not known which", unfed_s),
+        ("compute", "compute", compute_s),
+        *stood,
+        ("unfed", "compute or data wait: not known which", unsure_s),
         ("own", "file calls of the training thread", own_s),
         ("data storage", "data wait: storage", storage_s),
         ("data cpu", "data wait: CPU (decode)", cpu_s),
-        ("data other", "data wait: other", max(0.0, wait_s - storage_s - cpu_s)),
+        ("data network", "data wait: network", network_s),
+        ("data other", "data wait: other", max(0.0, wait_s - storage_s - network_s - cpu_s)),
         ("checkpoint storage", "checkpoint: storage", save_storage_s),
         ("checkpoint other", "checkpoint: other", save_s - save_storage_s),
     ]
@@ -490,7 +509,7 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
     if not measures.has_training:
         life = Fact("life_s", "life", Number(known.life_s, "s"), "")
         return (life, _moved(measures, "read"), _moved(measures, "written"))
-    waits = count(training.waits, "wait")
+    waits = _waits(training)
     saves = count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
     if training.checkpoint_block_s and not measures.checkpoints:
         saves = ""  # a run reduced by rank knows the time, not how many
@@ -514,7 +533,7 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
     ]
     quality = measures.spans_state
     told = [Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts]
-    if measures.unfed:
+    if measures.unsure:
         told[2] = _data_wait_seen(measures, told[2])
     return (*told, *_of_ranks(measures), *_idle_waiting(measures))
 
@@ -531,11 +550,19 @@ def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
     return (Fact("mean_stall", "stall, mean over ranks", measures.mean_stall, how),)
 
 
+def _waits(training: Training) -> str:
+    """How many data waits there were, and who told them."""
+    told = [count(training.waits, "wait")] if training.waits else []
+    if training.inferred_waits:
+        told.append(f"{count(training.inferred_waits, 'wait')} in no known loader")
+    return ", ".join(told) or "no loader seen"
+
+
 def _data_wait_seen(measures: Measures, fact: Fact) -> Fact:
     """The data wait of a run in which some of it may not have been seen: never a zero."""
-    if not measures.training.waits:
-        return replace(fact, number=Number(None, "s", "not measured", measures.unfed), remark="")
-    number = replace(fact.number, state="incomplete", why=measures.unfed)
+    if not measures.training.waits and not fact.number.value:
+        return replace(fact, number=Number(None, "s", "not measured", measures.unsure), remark="")
+    number = replace(fact.number, state="incomplete", why=measures.unsure)
     return replace(fact, number=number, remark=f"at least, {fact.remark}")
 
 
@@ -1020,6 +1047,17 @@ def _pictures(measures: Measures) -> tuple[Picture, ...]:
     return tuple(picture for picture in pictures if picture is not None)
 
 
+def _unsure_of_steps(measures: Measures) -> tuple[float, ...]:
+    """Seconds of a step that may be data wait, by point: the run's, where no loader was seen."""
+    points = measures.step_times
+    if not measures.unsure:
+        return (0.0,) * len(points)
+    unfed_s = sum(point.unfed_s * point.steps for point in points)
+    unsure_s = measures.unsure_share * (measures.training.wall_s or 0.0) * measures.training.mains
+    share = min(1.0, unsure_s / unfed_s) if unfed_s else 0.0
+    return tuple(point.unfed_s * share for point in points)
+
+
 def _step_picture(measures: Measures) -> Picture | None:
     points = measures.step_times
     if not points:
@@ -1029,17 +1067,17 @@ def _step_picture(measures: Measures) -> Picture | None:
         point.steps for point in points
     )
     per = max(point.steps for point in points)
+    unsure = _unsure_of_steps(measures)
     series = (
         Series(
             "compute",
             "compute",
-            tuple(max(0.0, p.step_s - p.data_wait_s - p.checkpoint_s - p.unfed_s) for p in points),
+            tuple(
+                max(0.0, p.step_s - p.data_wait_s - p.checkpoint_s - unsure_s)
+                for p, unsure_s in zip(points, unsure, strict=True)
+            ),
         ),
-        *(
-            [Series("unfed", "compute or data wait", tuple(p.unfed_s for p in points))]
-            if measures.unfed
-            else []
-        ),
+        *([Series("unfed", "compute or data wait", unsure)] if measures.unsure else []),
         Series("data", "data wait", tuple(p.data_wait_s for p in points)),
         Series("checkpoint", "checkpoint", tuple(p.checkpoint_s for p in points)),
     )
@@ -1343,6 +1381,15 @@ def _imported_gap(why: str | None, has_events: bool) -> tuple[Gap, ...]:
     )
 
 
+NETWORK = "in calls on sockets: their endpoints, requests and bytes are not recorded"
+
+
+def _of_network(measures: Measures) -> tuple[Gap, ...]:
+    network_s = measures.wait_s("network")
+    why = f"{show(network_s, 's')} of the data wait {NETWORK}"
+    return (Gap("network requests", "not measured", why),) if network_s else ()
+
+
 def _gaps(measures: Measures) -> tuple[Gap, ...]:
     """What this run lacks, then what every run of this version lacks."""
     known = measures.recording
@@ -1379,6 +1426,7 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
     ]
     return (
         *_paused(measures),
+        *_of_network(measures),
         *(Gap(count(n, what), "incomplete", why) for n, what, why in incomplete if n),
         *(
             Gap(
@@ -1544,7 +1592,12 @@ page fault: the same of a page of a mapped file that was not in memory
 CPU (decode): it was in a fetch, in no file call, on a CPU
 file calls from memory: it was in a fetch, in a file call, on a CPU: copying, looking up names
 not scheduled: it was in a fetch, in a file call or not, ready to run, but had no CPU
+network: it was in a fetch, blocked in a call on a socket
 blocked elsewhere: it was in a fetch, none of these: asleep on something that is no file call
+no known loader: the training thread was blocked, while it computed nothing, for another thread or \
+program; the parts are what that one did meanwhile
+compute or data wait, not known which: steps without a known loader, in which nothing shows what \
+the training thread did
 worker idle: it was in no fetch and had not begun the one that was owed
 loader start: the loader made its iterator: data set pickled, workers started
 worker start: the worker that owed the batch was not running yet

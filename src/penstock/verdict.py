@@ -40,6 +40,16 @@ class Verdict:
 
 
 def verdict_of(measures: Measures) -> Verdict:
+    """Return the verdict, and how long the training thread had no CPU where that is much of it."""
+    verdict = _judged(measures)
+    share = measures.standing.get("no CPU", 0.0) / (measures.training.wall_s or 1.0)
+    if share < HIGHLY:
+        return verdict
+    told = f"; for {_percent_of_run(share)} the training thread was ready but had no CPU"
+    return replace(verdict, sentence=verdict.sentence + told)
+
+
+def _judged(measures: Measures) -> Verdict:
     """Return the verdict, or say that the run does not allow one.
 
     A level is stated only where the least and the most that the training can have waited agree on
@@ -67,9 +77,7 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
     """The verdict of a run of which some data waits may not have been seen."""
     own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
     least = min(1.0, (verdict.stall.value or 0.0) + own)
-    # Calls of the training thread lie in the steps: they are not counted twice.
-    more = max(own, measures.unfed_share) + measures.unjoined_share
-    most = min(1.0, max(least, (verdict.stall.value or 0.0) + more))
+    most = min(1.0, least + measures.doubt_share)
     if _level(least) == _level(most):
         return replace(
             verdict,
@@ -176,7 +184,12 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     if also_s >= 0.01 * wall_s:  # the level is of both together
         told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
     also = "not I/O bound" if share < MODERATELY else f"{_level(share)} I/O bound"
-    if share < MODERATELY and storage.state == "incomplete":
+    if share < MODERATELY and measures.wait_s("network") >= MODERATELY * wall_s:
+        also = "waits on the network"
+        told += ", its requests not measured"
+    elif share < MODERATELY and (
+        storage.state == "incomplete" or measures.wait_s(*UNSEEN) >= MODERATELY * wall_s
+    ):
         also = "I/O not fully seen"
     return Verdict(
         level=level,
@@ -189,12 +202,16 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     )
 
 
+# Parts of a wait that may be I/O which no file call shows.
+UNSEEN = ("blocked", "not observed")
+
 # How the largest part that is not storage reads in the verdict: "31 % ...".
 OFF_STORAGE = {
     "cpu": "decoding on the CPU",
     "cached": "in file calls served from memory",
     "not scheduled": "because workers were not scheduled",
     "blocked": "on something that is no file call",
+    "network": "on the network",
     "idle": "on workers that were idle",
     "loader start": "on starting the loader and its workers",
     "worker start": "on worker start",

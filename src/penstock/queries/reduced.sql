@@ -186,10 +186,9 @@ SELECT
     'part' AS kind,
     'unfed' AS layer,
     'time' AS name,
-    count(*) AS calls,
-    CAST(coalesce(sum(greatest(0, to_ns - from_ns - save_ns)), 0) AS BIGINT) AS duration_ns
-FROM step_stretches
-WHERE waits = 0
+    CAST(coalesce(sum(unfed_steps), 0) AS BIGINT) AS calls,
+    CAST(coalesce(sum(unfed_ns + maybe_ns + coalesce(hidden_ns, 0)), 0) AS BIGINT) AS duration_ns
+FROM unsure
 UNION ALL BY NAME
 SELECT
     'file' AS kind,

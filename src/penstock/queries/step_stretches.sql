@@ -3,7 +3,7 @@
 -- to that; what was paused to none.
 --   step      number in its process, from 1
 --   wait_ns, save_ns  data waits and blocking checkpoints that begin in it
---   waits     data waits that begin in it; those before the first step count for the first
+--   waits     data waits that a loader told and that begin in it; those before the first step count for the first
 WITH ends AS (
     SELECT
         s.process,
@@ -27,7 +27,7 @@ stalls AS (
         start_ns,
         CASE WHEN in_wall THEN end_ns - start_ns ELSE 0 END AS wait_ns,
         0 AS save_ns,
-        1 AS waits
+        CASE WHEN is_inferred THEN 0 ELSE 1 END AS waits
     FROM waits
     UNION ALL
     SELECT process, start_ns, 0, end_ns - start_ns, 0 FROM saves WHERE blocks

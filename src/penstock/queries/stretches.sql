@@ -9,6 +9,7 @@
 --   'loader start'  the whole wait, where the loader's iterator is made and its workers are started
 --   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
 --                   process, or of its workers, may have made it
+--   'made'          the whole of an inferred wait, in the thread that ended it
 --   'unknown'       the whole wait, in the waiting thread, where a fetch is missing, or of a part of
 --                   the wait its process was paused; what follows a fetch that never ended
 -- and of the thread that takes the steps:
@@ -32,6 +33,8 @@ candidates AS (
         w.is_finished,
         w.is_pooled,
         w.is_start,
+        w.is_inferred,
+        w.made_by,
         w.index,
         f.fetch_id,
         f.process,
@@ -131,6 +134,8 @@ pieces AS (
     SELECT
         CASE
             WHEN is_start THEN 'loader start'
+            WHEN made_by IS NOT NULL THEN 'made'
+            WHEN is_inferred THEN 'pool'
             WHEN index IS NULL AND is_finished THEN 'pass end'
             WHEN is_pooled THEN 'pool'
             ELSE 'unknown'
@@ -140,7 +145,7 @@ pieces AS (
         NULL,
         main,
         main,
-        main_thread,
+        coalesce(made_by, main_thread),
         start_ns,
         end_ns
     FROM candidates

@@ -6,8 +6,8 @@
 --   mean stall        both together, a mean over main processes in any case; most stall: if all of them
 --                     wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
---   unfed             steps, and their time without checkpoints, in which no loader was seen to hand over
---                     a batch: how much of it is data wait is not known
+--   inferred waits    those that no loader told (see waits)
+--   unfed, maybe, hidden  steps without a known loader, and time that may be data wait: see unsure
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,
@@ -21,8 +21,11 @@ SELECT
     CAST(coalesce(sum(w.pooled), 0) AS BIGINT) AS pooled_waits,
     sum(coalesce(s.share_ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
     sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s,
-    CAST(coalesce(sum(u.steps), 0) AS BIGINT) AS unfed_steps,
-    sum(coalesce(u.ns, 0)) / 1e9 / count(*) AS unfed_s,
+    CAST(coalesce(sum(u.unfed_steps), 0) AS BIGINT) AS unfed_steps,
+    sum(coalesce(u.unfed_ns, 0)) / 1e9 / count(*) AS unfed_s,
+    sum(coalesce(u.maybe_ns, 0)) / 1e9 / count(*) AS maybe_s,
+    sum(coalesce(u.hidden_ns, 0)) / 1e9 / count(*) AS hidden_s,
+    CAST(coalesce(sum(w.inferred), 0) AS BIGINT) AS inferred_waits,
     sum(coalesce(w.ns, 0) + coalesce(s.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
     sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0)) / 1e9 / count(*) AS most_stall_s
 FROM mains AS m
@@ -33,7 +36,8 @@ LEFT JOIN (
         sum((w.end_ns - w.start_ns) * coalesce(h.share, 1)) AS share_ns,
         sum((w.end_ns - w.start_ns) * coalesce(h.most, 1)) AS most_ns,
         count(w.index) AS waits,
-        count(w.index) FILTER (WHERE w.is_pooled) AS pooled
+        count(w.index) FILTER (WHERE w.is_pooled) AS pooled,
+        count(*) FILTER (WHERE w.is_inferred) AS inferred
     FROM waits AS w
     LEFT JOIN shares AS h ON h.wait_id = w.wait_id
     WHERE w.in_wall
@@ -58,9 +62,4 @@ LEFT JOIN (
     WHERE s.kind = 'step'
     GROUP BY s.process
 ) AS c ON c.process = m.process
-LEFT JOIN (
-    SELECT process, count(*) AS steps, sum(greatest(0, to_ns - from_ns - save_ns)) AS ns
-    FROM step_stretches
-    WHERE waits = 0
-    GROUP BY process
-) AS u ON u.process = m.process
+LEFT JOIN unsure AS u ON u.process = m.process

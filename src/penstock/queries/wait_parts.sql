@@ -8,13 +8,36 @@
 --   cached         in a fetch, in a file call and on a CPU: the bytes came from memory
 --   not scheduled  in a fetch, in file calls or outside, ready to run but without a CPU
 --   blocked        in a fetch, none of these: asleep on something that is no file call
+--   network        in a fetch, blocked in a call on a socket
 --   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
 --   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
+-- Of an inferred wait that another thread ended ('made'): the same of that thread, where cpu is all time in
+-- no call that blocks, with or without a CPU.
 -- Of a pooled wait, whose loader does not say who makes a batch, read and metadata are the time in which
 -- any thread was in such a call (pool_calls), cpu what the whole process used outside them, blocked what
 -- is left; not observed what is left where workers' processor time, or all of it, is not known.
-WITH split AS (
+WITH stands AS (
+    SELECT
+        t.stretch_id,
+        sum(CASE WHEN t.what = 'network' THEN t.ns ELSE 0 END) AS network_ns,
+        sum(t.ns) AS ns
+    FROM stretch_stands AS t
+    GROUP BY t.stretch_id
+),
+-- Of a fetch the time that was blocked is known as a sum: calls on sockets get at most that, and the rest
+-- stays blocked.  Of what another thread made, time in no call that blocks is on a CPU.
+asleep AS (
+    SELECT
+        s.stretch_id,
+        least(f.blocked_ns, t.network_ns) AS network_ns,
+        CASE WHEN s.kind = 'made' THEN least(f.blocked_ns, t.ns) - least(f.blocked_ns, t.network_ns) ELSE 0 END
+            AS blocked_ns
+    FROM stretches AS s
+    JOIN fits AS f ON f.stretch_id = s.stretch_id
+    JOIN stands AS t ON t.stretch_id = s.stretch_id
+),
+split AS (
     SELECT s.wait_id, c.op_group AS part, c.ns * f.fit + c.helped_ns * f.helped_fit AS ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
@@ -33,14 +56,20 @@ WITH split AS (
             WHEN s.kind IN ('loader start', 'worker start', 'pass end', 'hand-over') THEN s.kind
             WHEN s.kind = 'gap' AND s.process = s.main THEN 'hand-over'
             WHEN s.kind = 'gap' THEN 'idle'
+            WHEN s.kind = 'made' THEN 'cpu'
             WHEN s.kind = 'fetch' AND f.cpu_share IS NOT NULL THEN 'blocked'
             WHEN s.kind = 'pool' AND f.cpu_share IS NOT NULL
                 AND s.main NOT IN (SELECT main FROM pool_members WHERE process <> main) THEN 'blocked'
             ELSE 'not observed'
         END,
-        f.blocked_ns
+        f.blocked_ns - coalesce(a.network_ns, 0) - coalesce(a.blocked_ns, 0)
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
+    LEFT JOIN asleep AS a ON a.stretch_id = s.stretch_id
+    UNION ALL
+    SELECT s.wait_id, unnest(['network', 'blocked']), unnest([a.network_ns, a.blocked_ns])
+    FROM stretches AS s
+    JOIN asleep AS a ON a.stretch_id = s.stretch_id
 )
 SELECT wait_id, part, sum(ns) AS ns
 FROM split

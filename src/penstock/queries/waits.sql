@@ -1,71 +1,15 @@
--- waits: one row per data wait: a stretch in which the thread that takes the steps is blocked in the
--- outermost `next` of a loader or in making its iterator, or a graph that it called asks a tf.data
--- iterator.
---   index     number of the batch waited for: as announced when the wait began, unless a 'delivered'
---             after it says that another one came; NULL: none came, the pass was over or only begins
---   is_start  the iterator is being made, its workers are started
---   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
---   in_wall   false for the first batch, which belongs to start-up
---   is_pooled  its loader does not say who makes a batch (tf.data, Grain): no fetch is to be expected
---   cpu_ns    of a pooled one, processor time of the whole process meanwhile; NULL: not measured
-WITH marks AS (
-    SELECT
-        *,
-        lead(name) OVER next AS next_name,
-        lead(index) OVER next AS next_index,
-        lead(b) OVER next AS next_b,
-        lead(name, 2) OVER next AS second_name,
-        lead(b, 2) OVER next AS second_b
-    FROM timed_spans
-    WHERE kind = 'span' AND name IN ('data wait', 'delivered', 'wait cpu')
-    WINDOW next AS (PARTITION BY process, thread ORDER BY start_ns)
-),
-told AS (
-    SELECT
-        process,
-        thread,
-        CASE WHEN next_name = 'delivered' THEN next_index ELSE index END AS index,
-        a AS iterator,
-        start_ns,
-        end_ns,
-        is_finished,
-        coalesce(
-            next_name = 'wait cpu' OR (next_name = 'delivered' AND second_name = 'wait cpu'), false
-        ) AS is_told,
-        CASE WHEN next_name = 'wait cpu' THEN next_b ELSE second_b END AS cpu_ns,
-        false AS is_start
-    FROM marks
-    WHERE name = 'data wait' AND is_outermost
+-- waits: one row per data wait: those that a known loader told (loader_waits, which defines the columns that
+-- are not named here), and stretches in which the thread that takes the steps was blocked for another
+-- thread, another process or the network while it computed nothing (stood).
+--   is_inferred  no loader told it: index and iterator are NULL
+--   made_by      of an inferred one: the thread of its process that ended it, or, where that waited for the
+--                network itself, the waiting one; NULL: not known
+WITH told AS (
+    SELECT *, false AS is_inferred, CAST(NULL AS INTEGER) AS made_by FROM loader_waits
     UNION ALL
-    SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns, false FROM graph_waits
-    UNION ALL
-    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, true
-    FROM timed_spans
-    WHERE kind = 'span' AND name = 'loader start'
-),
-begun AS (
-    SELECT w.process, w.thread, w.start_ns, max(o.index) AS iterator
-    FROM told AS w
-    JOIN spans AS o
-        ON o.process = w.process AND o.kind = 'span' AND o.name = 'loader' AND o.start_ns <= w.start_ns
-    WHERE w.iterator IS NULL
-    GROUP BY w.process, w.thread, w.start_ns
+    SELECT process, thread, NULL, NULL, start_ns, end_ns, true, true, made_by IS NULL,
+        NULL, false, true, made_by
+    FROM stood
+    WHERE is_data
 )
-SELECT
-    row_number() OVER (ORDER BY w.process, w.start_ns) AS wait_id,
-    w.process,
-    w.thread,
-    w.index,
-    coalesce(w.iterator, b.iterator) AS iterator,
-    w.start_ns,
-    w.end_ns,
-    w.is_finished,
-    w.start_ns >= m.first_ns AS in_wall,
-    w.is_told OR (NOT w.is_finished AND bool_or(w.is_told) OVER (PARTITION BY w.process, w.thread))
-        AS is_pooled,
-    CASE WHEN w.is_told THEN w.cpu_ns END AS cpu_ns,
-    w.is_start
-FROM told AS w
-JOIN mains AS m ON m.process = w.process AND m.thread = w.thread
-LEFT JOIN begun AS b
-    ON b.process = w.process AND b.thread = w.thread AND b.start_ns = w.start_ns
+SELECT row_number() OVER (ORDER BY process, start_ns) AS wait_id, * FROM told

@@ -37,10 +37,16 @@ NARROWEST = 60
 # Letter and colour of each segment of the wall bar.  The letters say it all; colours repeat it.
 SEGMENTS = {
     "compute": ("#", "green"),
+    "accelerator": ("^", "green"),
+    "exchange": ("*", "green"),
+    "save": ("-", "cyan"),
+    "interpreter lock": ("o", "yellow"),
+    "no CPU": ("_", "yellow"),
     "unfed": ("?", "blue"),
     "own": ("+", "red"),
     "data storage": ("=", "red"),
     "data cpu": (":", "yellow"),
+    "data network": ("w", "blue"),
     "data other": (".", "bright_black"),
     "checkpoint storage": ("%", "magenta"),
     "checkpoint other": ("~", "cyan"),

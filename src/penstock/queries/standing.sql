@@ -1,0 +1,23 @@
+-- What the thread that takes the steps waited for outside data waits and blocking checkpoints, without being in
+-- a file call: seconds, a mean over main processes.  See standstills; and 'no CPU': it was ready to run, but
+-- had no CPU (step_balances), and was in no fetch of its own.
+WITH delays AS (
+    SELECT b.delay_ns AS ns
+    FROM step_balances AS b
+    JOIN mains AS m ON m.process = b.process AND m.thread = b.thread
+    WHERE b.start_ns >= m.first_ns AND b.end_ns <= m.last_ns AND b.delay_ns IS NOT NULL
+    UNION ALL
+    SELECT -f.delay_ns
+    FROM fetches AS f
+    JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
+    WHERE f.start_ns >= m.first_ns AND f.delay_ns IS NOT NULL
+),
+told AS (
+    SELECT what, end_ns - start_ns AS ns FROM stood WHERE NOT is_data
+    UNION ALL
+    SELECT 'no CPU', ns FROM delays
+)
+SELECT what, greatest(0, sum(ns)) / 1e9 / (SELECT count(*) FROM mains) AS s
+FROM told
+GROUP BY what
+ORDER BY s DESC

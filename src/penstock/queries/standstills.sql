@@ -1,0 +1,43 @@
+-- standstills: one row per call in which a thread was blocked for 50 us or longer and that is no file call,
+-- by what it waited for.
+--   what  'accelerator': its runtime; 'exchange': other ranks; 'compute': a thread pool of a computation;
+--         'interpreter lock'; 'sleep'; 'program': the end of another process; 'network': a socket;
+--         'pipe'; 'other thread': all that is left, such as locks, queues and events
+--   waker  the thread of the process that ended it; NULL: not known
+-- Libraries that compute are known by name; what their threads wait for is never data.
+WITH calls AS (
+    SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, start_ns,
+        duration_ns
+    FROM blocked
+    UNION ALL
+    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns
+    FROM events_raw AS e
+    JOIN ops AS o ON o.op_number = e.op_number
+    JOIN files AS f ON f.file = e.file
+    WHERE o.layer = 'posix' AND o.op_group = 'read' AND f.kind IN ('pipe', 'socket')
+        AND coalesce(e.duration_ns, 50000) >= 50000
+)
+SELECT
+    c.process,
+    c.thread,
+    CASE
+        WHEN c.op_group = 'sync' THEN 'accelerator'
+        WHEN c.op_group IN ('exchange', 'interpreter lock', 'sleep') THEN c.op_group
+        WHEN c.op = 'waitpid' THEN 'program'
+        WHEN regexp_matches(c.object, '^lib(nccl|gloo|mpi|ucp|ucs|rccl|oneccl)')
+            OR (regexp_matches(c.object, '^lib(torch|c10)') AND c.op IN ('poll', 'epoll', 'receive'))
+            THEN 'exchange'
+        WHEN regexp_matches(
+            c.object,
+            '^(lib(gomp|iomp|omp|mkl|openblas|scipy_openblas|blis|dnnl|tbb|torch|c10|tensorflow|jax|xla|cuda|'
+            || 'cudnn|cublas|cusolver|nvrtc|amdhip|hsa|rocblas|onnxruntime)|_pywrap_tensorflow|xla_extension)'
+        ) THEN 'compute'
+        WHEN c.op = 'receive' OR starts_with(c.descriptor, 'socket:') THEN 'network'
+        WHEN starts_with(c.descriptor, 'pipe:') THEN 'pipe'
+        ELSE 'other thread'
+    END AS what,
+    c.waker,
+    c.start_ns,
+    coalesce(c.start_ns + c.duration_ns, greatest(l.end_ns, c.start_ns)) AS end_ns
+FROM calls AS c
+JOIN lives AS l ON l.process = c.process

@@ -1,0 +1,112 @@
+-- unsure: for each main process the time of its training stretch of which it is not known whether it is data
+-- wait, beyond the data waits that were seen.
+--   unfed_steps, unfed_ns  steps in which no loader told a wait, and their time: where the framework told when
+--              it computes only the input stretches in them, less what the thread was known to wait for and
+--              its file calls; else all of it but checkpoints, inferred waits and standstills that are no
+--              data wait
+--   maybe_ns   standstills in such steps that may be data waits: see stood
+--   hidden_ns  time off the CPU that no recorded call explains, as far as it may lie in an input stretch: a
+--              computation's own threads (OpenMP) wait for each other by system calls that pass no import
+--              slot; NULL: the balance of its steps was not measured
+WITH unfed AS (
+    SELECT * FROM step_stretches WHERE waits = 0
+),
+told AS (
+    SELECT DISTINCT process FROM input_time
+),
+-- What of an unfed step may be data wait before anything is taken off: the whole step, or its input stretches.
+wide AS (
+    SELECT u.process, u.from_ns, u.to_ns
+    FROM unfed AS u
+    WHERE u.process NOT IN (SELECT process FROM told)
+    UNION ALL
+    SELECT i.process, greatest(i.start_ns, u.from_ns), least(i.end_ns, u.to_ns)
+    FROM input_time AS i
+    ASOF JOIN unfed AS u ON u.process = i.process AND u.from_ns <= i.start_ns
+    WHERE u.to_ns > i.start_ns
+),
+-- What is known of it.  None of these overlaps another one, but for calls inside a checkpoint.
+known AS (
+    SELECT process, start_ns, end_ns FROM waits WHERE in_wall
+    UNION ALL
+    SELECT process, start_ns, end_ns FROM stood WHERE NOT is_data
+    UNION ALL
+    SELECT process, start_ns, end_ns FROM saves WHERE blocks
+    UNION ALL
+    SELECT s.process, i.from_ns, i.to_ns
+    FROM inside AS i
+    JOIN stretches AS s ON s.stretch_id = i.stretch_id
+    WHERE s.kind = 'step' AND i.is_own
+),
+known_in_input AS (
+    SELECT i.process, sum(least(k.end_ns, i.end_ns) - k.start_ns) AS ns
+    FROM known AS k
+    ASOF JOIN input_time AS i ON i.process = k.process AND i.start_ns <= k.start_ns
+    WHERE i.end_ns > k.start_ns
+    GROUP BY i.process
+),
+off_in_input AS (
+    SELECT
+        i.process,
+        greatest(0, least(
+            sum(i.end_ns - i.start_ns) - coalesce(max(k.ns), 0),
+            sum(greatest(0, i.end_ns - i.start_ns - coalesce(i.cpu_ns, 0)))
+        )) AS ns
+    FROM input_time AS i
+    LEFT JOIN known_in_input AS k ON k.process = i.process
+    GROUP BY i.process
+),
+taken AS (
+    SELECT k.process, sum(least(k.end_ns, w.to_ns) - k.start_ns) AS ns
+    FROM known AS k
+    ASOF JOIN wide AS w ON w.process = k.process AND w.from_ns <= k.start_ns
+    WHERE w.to_ns > k.start_ns
+    GROUP BY k.process
+),
+widths AS (
+    SELECT process, sum(greatest(0, to_ns - from_ns)) AS ns FROM wide GROUP BY process
+),
+balances AS (
+    SELECT b.process, sum(b.blocked_ns) AS ns
+    FROM step_balances AS b
+    JOIN mains AS m ON m.process = b.process AND m.thread = b.thread
+    WHERE b.start_ns >= m.first_ns AND b.end_ns <= m.last_ns
+    GROUP BY b.process
+),
+explained AS (
+    SELECT process, sum(ns) AS ns
+    FROM (
+        SELECT s.process, s.end_ns - s.start_ns AS ns
+        FROM standstills AS s
+        JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+        WHERE s.start_ns >= m.first_ns AND s.end_ns <= m.last_ns
+        UNION ALL
+        SELECT f.process, coalesce(f.duration_ns, 0)
+        FROM file_waits AS f
+        JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
+        WHERE f.start_ns >= m.first_ns AND f.start_ns < m.last_ns
+    )
+    GROUP BY process
+),
+maybe AS (
+    SELECT s.process, sum(s.end_ns - s.start_ns) AS ns
+    FROM stood AS s
+    ASOF JOIN unfed AS u ON u.process = s.process AND u.from_ns <= s.start_ns
+    WHERE NOT s.is_data AND NOT s.is_sure AND s.start_ns < u.to_ns
+    GROUP BY s.process
+)
+SELECT
+    m.process,
+    (SELECT count(*) FROM unfed AS u WHERE u.process = m.process) AS unfed_steps,
+    greatest(0, coalesce(w.ns, 0) - coalesce(t.ns, 0)) AS unfed_ns,
+    coalesce(y.ns, 0) AS maybe_ns,
+    CASE
+        WHEN b.ns IS NOT NULL THEN greatest(0, least(b.ns - coalesce(e.ns, 0), coalesce(o.ns, b.ns)))
+    END AS hidden_ns
+FROM mains AS m
+LEFT JOIN widths AS w ON w.process = m.process
+LEFT JOIN taken AS t ON t.process = m.process
+LEFT JOIN maybe AS y ON y.process = m.process
+LEFT JOIN balances AS b ON b.process = m.process
+LEFT JOIN explained AS e ON e.process = m.process
+LEFT JOIN off_in_input AS o ON o.process = m.process

@@ -1,0 +1,216 @@
+"""Data waits that no loader told, found in what blocked the training thread, explained by who
+ended them."""
+
+import pytest
+
+from penstock.measures import Measures, measure
+from penstock.report import Report, report_of
+from synthetic import MS, Synthetic
+
+STEP = 100 * MS
+TORCH = "/usr/lib/python3/site-packages/torch/lib/libtorch_cpu.so"
+OPENMP = "/usr/lib/libgomp.so.1"
+CUDA = "/usr/lib/libcudart.so.12"
+READER = 7  # a thread of the training process
+
+
+def job(
+    op: str = "sem_wait",
+    *,
+    blocked_ms: float = 70,
+    at_ms: float = 0,
+    steps: int = 40,
+    has_stretches: bool = True,
+    is_loader: bool = False,
+    **of_the_wait: object,
+) -> Synthetic:
+    """Steps of 100 ms whose first 80 ms are an input stretch; at at_ms the thread blocks."""
+    run = Synthetic()
+    run.process(1, end=steps * STEP + MS)
+    for number in range(steps):
+        start = number * STEP
+        if is_loader:
+            run.wait(start, start + MS, number)
+        if has_stretches:
+            run.span("input stretch", start, start + 80 * MS, index=0, a=1, b=2 * MS)
+        begin = start + MS + int(at_ms * MS)
+        run.blocked(op, begin, begin + int(blocked_ms * MS), **of_the_wait)  # type: ignore[arg-type]
+        run.step(start, start + STEP, number)
+    return run
+
+
+def measured(run: Synthetic) -> Measures:
+    return measure(run)
+
+
+def reported(run: Synthetic) -> Report:
+    return report_of(measure(run))
+
+
+def read_by(run: Synthetic, thread: int, *, ms: float = 60, steps: int = 40) -> None:
+    """What thread READER reads during each wait."""
+    for number in range(steps):
+        start = number * STEP + 5 * MS
+        run.call("read", start, start + int(ms * MS), thread=thread, moved=100_000)
+
+
+def test_a_wait_for_a_thread_that_reads_waits_on_storage() -> None:
+    run = job(waker=READER)
+    read_by(run, READER)
+    measures = measured(run)
+    assert measures.training.data_wait_s == pytest.approx(40 * 0.07, rel=0.03)
+    assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.02)
+    assert measures.wait_share("cpu") == pytest.approx(10 / 70, abs=0.02)
+    assert report_of(measures).verdict.headline == "HIGHLY I/O BOUND"
+
+
+def test_of_several_threads_the_one_that_ended_the_wait_counts() -> None:
+    run = job(waker=READER + 1)
+    read_by(run, READER)
+    measures = measured(run)
+    assert measures.wait_s("read") == 0
+    assert measures.wait_share("cpu") == pytest.approx(1, abs=0.01)
+
+
+def test_a_wait_of_which_nobody_knows_who_ended_it_is_of_all_threads() -> None:
+    run = job()
+    read_by(run, READER)
+    measures = measured(run)
+    assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.02)
+    assert measures.wait_share("not observed") == pytest.approx(10 / 70, abs=0.02)
+
+
+def test_a_wait_for_a_thread_that_waits_for_a_socket_waits_on_the_network() -> None:
+    run = job(waker=READER)
+    for number in range(40):
+        start = number * STEP + 5 * MS
+        run.blocked("receive", start, start + 60 * MS, thread=READER, descriptor="socket:")
+    report = reported(run)
+    assert report.verdict.headline == "HIGHLY INPUT BOUND, waits on the network"
+    assert {part.key for part in report.wait} == {"network", "cpu"}
+    assert "network requests" in [gap.what for gap in report.gaps]
+
+
+@pytest.mark.parametrize("op", ["poll", "receive"])
+def test_the_training_thread_s_own_wait_for_a_socket_is_a_wait_on_the_network(op: str) -> None:
+    measures = measured(job(op, descriptor="socket:"))
+    assert measures.wait_share("network") == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("op", "by"),
+    [
+        ("futex", OPENMP),
+        ("cond_wait", TORCH),
+        ("epoll", TORCH),
+        ("sync", CUDA),
+        ("collective", "/usr/lib/libmpi.so.40"),
+        ("cond_wait", "/usr/lib/libpython3.11.so.1.0"),
+    ],
+)
+def test_waits_of_a_computation_are_no_data_wait(op: str, by: str) -> None:
+    measures = measured(job(op, by=by))
+    assert measures.training.data_wait_s in (None, 0)
+    assert measures.training.unfed_s == pytest.approx(40 * 0.01, rel=0.05)  # of its input stretches
+
+
+@pytest.mark.parametrize(
+    ("op", "by", "key"),
+    [
+        ("sync", CUDA, "accelerator"),
+        ("collective", "/usr/lib/libmpi.so.40", "exchange"),
+        ("epoll", TORCH, "exchange"),
+        ("cond_wait", "/usr/lib/libpython3.11.so.1.0", "interpreter lock"),
+    ],
+)
+def test_waits_of_a_computation_have_a_segment_of_their_own(op: str, by: str, key: str) -> None:
+    shares = {segment.key: segment.share for segment in reported(job(op, by=by)).wall}
+    assert shares[key] == pytest.approx(0.7, abs=0.02)
+
+
+def test_a_wait_inside_a_computation_may_be_a_data_wait_and_is_not_judged() -> None:
+    """DataParallel joins threads inside a step; a GAN may fetch there."""
+    run = job(at_ms=79, blocked_ms=15, waker=READER)
+    measures = measured(run)
+    assert measures.training.data_wait_s in (None, 0)
+    assert measures.training.maybe_s == pytest.approx(40 * 0.015, rel=0.03)
+    assert report_of(measures).verdict.level == "unknown"
+
+
+def test_a_wait_inside_the_computation_of_a_step_with_a_loader_is_none() -> None:
+    measures = measured(job(at_ms=79, blocked_ms=15, waker=READER, is_loader=True))
+    assert measures.training.maybe_s == 0
+    assert measures.unsure == ""
+
+
+def test_a_sleep_in_an_input_stretch_may_wait_for_data() -> None:
+    report = reported(job("sleep"))
+    assert report.verdict.level == "unknown"
+    assert report.verdict.stall_most.value == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_sleep_of_a_step_with_a_loader_is_no_data_wait() -> None:
+    assert reported(job("sleep", is_loader=True)).verdict.level == "not"
+
+
+def test_waiting_for_a_thread_that_saves_is_no_data_wait() -> None:
+    run = job(waker=READER)
+    run.span("checkpoint", 5 * MS, 30 * MS, thread=READER, index=0)
+    report = reported(run)
+    shares = {segment.key: segment.share for segment in report.wall}
+    assert shares["save"] == pytest.approx(0.7, abs=0.02)
+
+
+def test_a_process_that_never_told_when_it_computes_waits_at_least_for_its_queue() -> None:
+    report = reported(job(has_stretches=False))
+    assert report.verdict.level == "highly"
+    assert report.verdict.stall.value == pytest.approx(0.7, abs=0.02)
+    assert report.verdict.stall_most.value == pytest.approx(1, abs=0.02)
+
+
+def test_time_off_the_cpu_that_no_call_explains_is_not_judged() -> None:
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        run.wait(start, start + MS, number)
+        run.span("step balance", start, start + STEP, index=number, a=30 * MS, b=10 * MS)
+        run.step(start, start + STEP, number)
+    report = reported(run)
+    assert report.verdict.level == "unknown"
+    assert "off the CPU" in report.verdict.sentence
+    assert report.verdict.stall_most.value == pytest.approx(0.6, abs=0.03)
+
+
+def test_time_off_the_cpu_that_calls_explain_is_judged() -> None:
+    run = job("futex", by=OPENMP, blocked_ms=60, is_loader=True)
+    for number in range(40):
+        start = number * STEP
+        run.span("step balance", start, start + STEP, index=number, a=30 * MS, b=9 * MS)
+    assert reported(run).verdict.level == "not"
+
+
+def test_a_thread_that_consumes_a_loader_hands_on_what_the_workers_made() -> None:
+    """A thread in front of a DataLoader: the training waits for it, and it waits for a worker."""
+    run = job(waker=READER)
+    for number in range(40):
+        start = number * STEP + 2 * MS
+        run.span("data wait", start, start + 65 * MS, thread=READER, index=number, a=1)
+        run.call("read", start, start + 60 * MS, process=2, moved=100_000)
+    run.worker(2, start=0, end=40 * STEP)
+    measures = measured(run)
+    assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.03)
+
+
+def test_reading_a_pipe_waits_for_the_program_that_writes_it() -> None:
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    run.process(2, end=40 * STEP, parent=1, command="reader")
+    for number in range(40):
+        start = number * STEP
+        run.fetch(start, start + 70 * MS, number, process=1, cpu=5 * MS, delay=0)
+        run.wait(start, start + 70 * MS, number)
+        run.call("read", start + 2 * MS, start + 62 * MS, process=2, moved=100_000)
+        run.step(start, start + STEP, number)
+    measures = measured(run)
+    assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.03)
