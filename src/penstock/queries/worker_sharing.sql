@@ -1,6 +1,6 @@
 -- What the workers of IterableDatasets read, where two or more serve one pass: whether each reads all.
 --   workers      of a pass, at most;  passes: how many of them were read to their end
---   files, size_bytes  data files that they read, and their size together
+--   files, size_bytes  data files, also of the job's own making, that they read, and their size together
 --   read_bytes   what all of them read of these files, in all passes
 --   whole_files, whole_bytes  the files of which each worker of a pass read 90 % or more, and their size
 WITH served AS (
@@ -46,7 +46,7 @@ by_team AS (
         count(*) FILTER (WHERE b.pass_bytes >= 0.9 * f.size_bytes) AS readers
     FROM by_worker AS b
     JOIN files AS f ON f.file = b.file
-    WHERE f.path_class = 'data' AND f.kind = 'regular' AND f.size_bytes > 0
+    WHERE f.path_class IN ('data', 'output') AND f.kind = 'regular' AND f.size_bytes > 0
     GROUP BY b.main, b.team, b.file
 ),
 by_file AS (
