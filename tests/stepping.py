@@ -53,13 +53,14 @@ class Ranks:
                 run.step(int(at[step] + wait), int(at[step + 1]), step, process=process)
         return run
 
-    def logs(self, folder: Path) -> Path:
+    def logs(self, folder: Path, *, launched: bool = True) -> Path:
         """The same as the logs of a run folder."""
         folder.mkdir()
         for rank in range(self.ends.shape[1]):
             process = logwriter.Process(
                 pid=100 + rank,
-                header={"rank": rank, "world_size": self.ends.shape[1], "host": b"node1"},
+                header={"host": b"node1"}
+                | ({"rank": rank, "world_size": self.ends.shape[1]} if launched else {}),
             )
             at = (self.ends[:, rank] * MS).astype(int)
             waits = (self.waits[:, rank] * MS).astype(int)

@@ -1316,7 +1316,8 @@ def _calls_random(measures: Measures) -> _Said:
 
 
 def incomplete(measures: Measures) -> _Said:
-    """Events are only counted, lost, or cut off, so that numbers which need them are too small."""
+    """Events are only counted, lost, or cut off, or ranks are missing, so that numbers which need
+    them are too small."""
     state, why = measures.events_state
     if state == "measured":
         state, why = measures.spans_state
@@ -1324,19 +1325,21 @@ def incomplete(measures: Measures) -> _Said:
         return _Fine("nothing was lost")
     if measures.recording.counters_only or measures.recording.imported_lacks:
         return _Unjudged(why)  # another tool's recording: what it lacks is among the gaps
-    return _Found(
-        None,
-        (why,),
-        (
-            Remedy(
-                "job",
-                "a larger budget keeps more single events",
-                "penstock run --budget 8GiB COMMAND",
-            ),
+    if measures.missing:
+        remedy = Remedy(
+            "job",
+            "bring the folders of all nodes together; numbers of the job need all of its ranks",
+            "penstock gather FOLDER... -o NEW",
         )
-        if measures.recording.folded
-        else (Remedy("job", "the notes say what ended the recording", f"penstock report {RUN}"),),
-    )
+    elif measures.recording.folded:
+        remedy = Remedy(
+            "job",
+            "a larger budget keeps more single events",
+            "penstock run --budget 8GiB COMMAND",
+        )
+    else:
+        remedy = Remedy("job", "the notes say what ended the recording", f"penstock report {RUN}")
+    return _Found(None, (why,), (remedy,))
 
 
 OVERHEAD = Threshold(
@@ -1662,7 +1665,7 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
     told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
     if not told:
         return {}
-    exempt = OF_THE_RECORDING if state != "measured" else OF_NO_WAIT
+    exempt = OF_THE_RECORDING if state != "measured" or measures.missing else OF_NO_WAIT
     return {
         rule: replace(check, state="not judged", says=told)
         for rule, check in checks.items()

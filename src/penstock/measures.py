@@ -420,6 +420,8 @@ class Recording:
     counters_only: str | None
     imported_lacks: str | None
     has_events: bool
+    unread: int = 0
+    orphans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -1025,7 +1027,7 @@ class Measures:
     @property
     def counts_state(self) -> tuple[State, str]:
         """Of numbers that come from counters: these are exact as long as every log is whole."""
-        lacks = self._lacks
+        lacks = [*filter(None, (self.missing, self._unread)), *self._lacks]
         lacks += [self.recording.imported_lacks] if self.recording.imported_lacks else []
         return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
 
@@ -1034,9 +1036,26 @@ class Measures:
         """Of steps, data waits and checkpoints: these are kept past the trace budget, but where a
         log is not whole some may be missing, or the text that says which they are."""
         lacks, nameless = self._lacks, self.recording.nameless_spans
+        if self._unread and self.job.size is None:
+            lacks.insert(0, self._unread)  # it may be that of a process that trains
         if nameless:
             lacks.append(f"{nameless:,} {'spans have' if nameless > 1 else 'span has'} no name")
         return ("incomplete", ", ".join(lacks)) if lacks else ("measured", "")
+
+    @property
+    def missing(self) -> str:
+        """Which of the job's ranks left no log here; "" where all did, or their number is not
+        known."""
+        job = self.job
+        if job.size is None or job.ranks >= job.size:
+            return ""
+        n = job.size - job.ranks
+        return f"{n:,} of {job.size:,} ranks left no log here"
+
+    @property
+    def _unread(self) -> str:
+        n = self.recording.unread
+        return f"{n:,} {'logs' if n > 1 else 'log'} cannot be read" if n else ""
 
     @property
     def _lacks(self) -> list[str]:
@@ -1048,6 +1067,11 @@ class Measures:
                 (known.lost, "events were lost", "event was lost"),
                 (known.damaged_units, "parts of logs are damaged", "part of a log is damaged"),
                 (known.torn, "logs are cut short", "log is cut short"),
+                (
+                    known.orphans,
+                    "loader workers have a training process that left no log",
+                    "loader worker has a training process that left no log",
+                ),
             )
             if count
         ]
@@ -1134,12 +1158,21 @@ class Measures:
     @property
     def doubt(self) -> str:
         """Why the stall is not known to the point; "" where it is."""
-        return "; ".join(filter(None, (self.unsure, self.unjoined)))
+        return "; ".join(filter(None, (self.unsure, self.unjoined, self.missing)))
+
+    @property
+    def missing_share(self) -> float:
+        """Wall time that may be stall because of ranks that are missing: all of it where the others
+        may wait for them, else their own."""
+        size = self.job.size
+        if not self.missing or not size:
+            return 0.0
+        return (size - self.job.ranks) / size if self.coupling.how == "apart" else 1.0
 
     @property
     def doubt_share(self) -> float:
         """Wall time that may be stall beyond the stall fraction."""
-        return min(1.0, self.unsure_share + self.unjoined_share)
+        return min(1.0, self.unsure_share + self.unjoined_share + self.missing_share)
 
     @property
     def mean_stall(self) -> Number:
@@ -1153,6 +1186,16 @@ class Measures:
         training = self.training
         stall_s = (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0)
         return self._at_least(self._of_wall(stall_s, self.spans_state))
+
+    @property
+    def stall_least(self) -> Number:
+        """The stall fraction if no time of unknown use is stall."""
+        stall, size = self.stall_fraction, self.job.size
+        if stall.value is None:
+            return stall
+        is_mean = bool(self.missing and size and self.coupling.how != "together")
+        value = stall.value * self.job.ranks / size if is_mean and size else stall.value
+        return replace(stall, value=value, state="derived")
 
     @property
     def stall_most(self) -> Number:

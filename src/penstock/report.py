@@ -532,6 +532,8 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         ("after_s", "after the last step", training.after_s, ""),
     ]
     quality = measures.spans_state
+    if quality[0] == "measured" and measures.missing:
+        quality = "incomplete", measures.missing
     told = [Fact(key, label, Number(s, "s", *quality), remark) for key, label, s, remark in facts]
     if measures.unsure:
         told[2] = _data_wait_seen(measures, told[2])

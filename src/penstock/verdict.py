@@ -76,12 +76,12 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
 def _between(measures: Measures, verdict: Verdict) -> Verdict:
     """The verdict of a run of which some data waits may not have been seen."""
     own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
-    least = min(1.0, (verdict.stall.value or 0.0) + own)
-    most = min(1.0, least + measures.doubt_share)
+    least = min(1.0, (measures.stall_least.value or 0.0) + own)
+    most = min(1.0, (verdict.stall.value or 0.0) + own + measures.doubt_share)
     if _level(least) == _level(most):
         return replace(
             verdict,
-            stall_least=replace(verdict.stall, state="derived"),
+            stall_least=measures.stall_least,
             stall_most=measures.stall_most,
             sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.doubt}",
         )
@@ -96,7 +96,7 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
         storage=Number(None, "share", "not measured", measures.doubt),
         stall=Number(None, "share", "not measured", measures.doubt),
         max_speedup=Number(None, "x", "not measured", measures.doubt),
-        stall_least=Number(verdict.stall.value, "share", "derived"),
+        stall_least=measures.stall_least,
         stall_most=measures.stall_most,
     )
 
@@ -109,9 +109,16 @@ def _of_ranks(measures: Measures) -> str:
     """What the job lost and what its ranks waited in the mean, where these differ; "" elsewhere."""
     how, stall, mean = measures.coupling.how, measures.stall_fraction, measures.mean_stall
     ranks = [row for row in measures.ranks if row.wall_s]
-    if how == "one" or not ranks or stall.value is None or mean.value is None:
+    if not ranks or mean.value is None:
         return ""
-    told = f"mean over ranks {_percent_of_run(mean.value)}"
+    if measures.missing and len(ranks) == 1:
+        return f"{_name(ranks[0])} waits {_percent_of_run(_stall_share(ranks[0]))} of its time"
+    of_all = f"the {len(ranks):,} recorded ranks" if measures.missing else "ranks"
+    told = f"mean over {of_all} {_percent_of_run(mean.value)}"
+    if measures.missing and how != "together":
+        return told
+    if how == "one" or stall.value is None:
+        return ""
     if how == "together":
         if stall.value - mean.value < WORTH_TELLING:
             return ""

@@ -12,6 +12,8 @@
 --                itself marked as incomplete; NULL: nothing
 --   has_events   single calls are there
 --   in_flight    calls that had not returned when the log ended
+--   unread       logs that cannot be read; an empty one, whose process died as it began, is none
+--   orphans      workers of a loader whose training process left no log
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,
@@ -53,4 +55,7 @@ SELECT
     (SELECT any_value(value) FROM notes WHERE key = 'counters only') AS counters_only,
     (SELECT string_agg(DISTINCT value, '; ' ORDER BY value) FROM notes WHERE key = 'imported incomplete')
         AS imported_lacks,
-    (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1)) AS has_events
+    (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1)) AS has_events,
+    (SELECT count(*) FROM notes WHERE key = 'skipped' AND NOT contains(value, ': empty, ')) AS unread,
+    (SELECT count(*) FROM roles WHERE role = 'worker'
+        AND (main IS NULL OR main NOT IN (SELECT process FROM mains))) AS orphans
