@@ -348,6 +348,28 @@ def scanning(name: str, times: int, *, read_ms: float = 1.0, passes: int = 1) ->
     return run
 
 
+def full_disk() -> Synthetic:
+    """The last of five saves found no room; a shard could not be read."""
+    run = Synthetic()
+    run.file("/out/step-50.pt", path_class="output")
+
+    def save(now: int, batch: int) -> int:
+        if batch % 10 != 9:
+            return now
+        is_bad = batch > 40
+        run.span("checkpoint", now, now + 8 * MS, index=batch, a=28 * is_bad, b=int(is_bad))
+        path = "/out/step-50.pt"
+        run.call("write", now, now + 5 * MS, path=path, moved=3_000_000)
+        if is_bad:
+            for n in range(3):
+                run.call("write", now + (5 + n) * MS, now + (6 + n) * MS, path=path, errno=28)
+        return now + 8 * MS
+
+    loop(run, lambda at, batch, process: at + MS, batches=50, compute_ms=40, between=save)
+    run.call("pread", 900 * MS, 930 * MS, path="/data/shard-7.tar", errno=5)
+    return run
+
+
 # By rule: a run in which it finds something.
 EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
@@ -370,8 +392,10 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "C2": lambda: saving(other_bps=2e9),
     "C3": lambda: saving(ranks=4, shared=True),
     "C4": lambda: restarting(40),
+    "C5": full_disk,
     "E1": lambda: asking_again(3),
     "E2": lambda: crowded(0.5),
+    "F1": full_disk,
     "X1": lambda: files_of(20)(batches=20, folded_events=5000),
     "X2": lambda: costly(200_000),
 }

@@ -49,6 +49,7 @@ class Synthetic:
             "state": "exited",
             "reason": "",
             "status": None,
+            "read": None,
             "folded_events": 0,
             "lost_events": 0,
             "unseen_calls": 0,
@@ -74,7 +75,7 @@ class Synthetic:
                 "run",
             )
             + (row["executable"], command, row["folder"], start, end, row["state"], row["reason"])
-            + (row["status"],)
+            + (row["status"], row["read"])
             + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
             + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
             + (row["waits_from_ns"],)

@@ -67,13 +67,33 @@ needs_spark = pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())
 
 def add_balances(run: Synthetic) -> None:
     """A second optimizer that goes on with a step; balances and input stretches; a thread that
-    feeds the steps."""
+    feeds the steps; failures."""
     run.span("data wait", 3500 * MS, 3510 * MS, process=1, thread=4, index=0, a=7)
+    add_failures(run)
     run.span("step", 3580 * MS, 3595 * MS, process=10, index=1, b=3, kind="step")
     run.span("step balance", 3500 * MS, 3595 * MS, process=10, index=1, a=40 * MS, b=5 * MS)
     run.span("step balance", 3595 * MS, 3770 * MS, process=10, index=2, a=40 * MS, b=2**63 - 1)
     run.span("input stretch", 3500 * MS, 3510 * MS, process=10, index=0, a=1, b=MS)
     run.span("input stretch", 3520 * MS, 3530 * MS, process=10, index=2, a=5, b=MS)
+
+
+def add_failures(run: Synthetic) -> None:
+    """A rank that runs and waits, a worker that was killed, calls and saves that failed."""
+    run.process(20, state="running", read=20 * S, rank=2, world_size=3)
+    run.wait(4 * S, 4100 * MS, 0, process=20)
+    run.step(4100 * MS, 4200 * MS, 0, process=20)
+    run.wait(4200 * MS, None, 1, process=20)
+    run.note("doing", "1020\tS\t0.001\t\tpoll\tpython\t", process=20)
+    run.process(21, state="killed", reason="by SIGKILL", status=-9, end=5 * S, parent=20)
+    run.note("child ended", "1021\t-9\t0\t5\t10\t20\t30", process=20)
+    run.sample(5 * S, "process", "1021", silent_s=0.5, rss_bytes=1e6, oom_kills=1)
+    run.process(22, end=5 * S, status=1)
+    run.call("open", 4900 * MS, 4901 * MS, path="/data/none", errno=2, process=22)
+    run.call("write", 4910 * MS, 4911 * MS, path="/out/full", errno=28, process=22)
+    run.span("checkpoint", 4900 * MS, 4950 * MS, index=9, a=28, b=1, process=22)
+    run.span("save failed", 4960 * MS, 4960 * MS + 1, index=10, a=5, b=1, process=22)
+    run.note("ended", "1\t2\t7\tnode1", process=None)
+    run.note("still", "00 it slept", process=None)
 
 
 def rich_job() -> Synthetic:

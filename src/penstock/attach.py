@@ -21,6 +21,7 @@ from pathlib import Path
 from penstock import launch
 from penstock.errors import LogError, RunError
 from penstock.log import Header, is_alive, read_header
+from penstock.threads import Look, doing, in_words
 
 __all__ = [
     "Joined",
@@ -32,6 +33,7 @@ __all__ = [
     "leave",
     "leave_all",
     "recorded",
+    "standing",
     "why_apart",
 ]
 
@@ -49,6 +51,8 @@ SCRIPT_S, SCRIPT_ALONE_S = 0.5, 5.0
 STARTING_S, LEAVING_S, LOOK_S = 1.0, 10.0, 0.02
 BEGUN_S = 60.0  # in which one that has begun ends, however loaded the machine is
 ELF64, X86_64 = 2, 62
+# What waits for work wakes up now and then: its watchdogs take less than this.
+LOOKED_S, IDLE_CPU, MOST_TOLD = 1.0, 0.01, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,23 @@ def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
     for pid in recorded(folder):
         errors.setdefault(pid, f"process {pid} was asked to end its recording, and has not")
     return {pid: error for pid, error in sorted(errors.items()) if is_running(pid)}
+
+
+def standing(look: Look) -> list[str]:
+    """Where all processes of an earlier look have hardly run since: what each is in, and since
+    when.  Empty: one of them worked, or that was too short to tell."""
+    passed_s = (time.monotonic_ns() - look.ns) / 1e9
+    found = doing(look)
+    if passed_s < LOOKED_S or not found or sum(one.cpu for one in found) >= IDLE_CPU:
+        return []
+    if any(one.state == "R" for one in found):
+        return []
+    told = [f"used less than {IDLE_CPU:.0%} of a CPU in {passed_s:.1f} s".replace("%", " %")]
+    for one in found:
+        if one.pid == one.tid and len(told) <= MOST_TOLD:
+            since = f" for {one.still_s:.1f} s" if one.still_s is not None else ""
+            told.append(f"process {one.pid} {in_words(one.state, one.call, one.path)}{since}")
+    return told
 
 
 def has_recorder(pid: int) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from penstock import failures
 from penstock.measures import (
     STORAGE_PARTS,
     CallTimes,
@@ -47,6 +48,7 @@ from penstock.remedies import (
     once_a_pass,
     share_each,
 )
+from penstock.standing import still_of
 from penstock.words import count, per_cent, show
 
 __all__ = [
@@ -98,7 +100,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """All findings, largest gain first; all checks, in the order of RULES."""
+    """All findings, failures first, then the largest gain; all checks, in the order of RULES."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
@@ -1094,9 +1096,12 @@ def slow_startup(measures: Measures) -> _Said:
 def checkpoint_blocks(measures: Measures) -> _Said:
     """The step loop stands still while a checkpoint is saved."""
     block_s = measures.training.checkpoint_block_s or 0.0
-    saves = [save for save in measures.checkpoints if save.blocks]
+    saves = [save for save in measures.checkpoints if save.blocks and save.is_good]
+    failed = sum(save.blocks and not save.is_good for save in measures.checkpoints)
     if not saves:
-        return _Fine("no checkpoint stops the steps")
+        return _Fine(
+            "no checkpoint stops the steps" if not failed else "only saves that failed did"
+        )
     mean_s = sum(save.duration_s for save in saves) / len(saves)
     size = sum(save.written_bytes for save in saves) / len(saves)
     in_calls = measures.checkpoint_storage_s / block_s if block_s else 0.0
@@ -1107,6 +1112,7 @@ def checkpoint_blocks(measures: Measures) -> _Said:
         (
             f"{count(len(saves), 'save')} of {show(mean_s, 's')}{bytes_each}{speed}",
             f"{per_cent(in_calls)} of it in file calls",
+            *([f"the time of {count(failed, 'failed save')} is in it"] if failed else []),
             *(f"with files on the fast tier {one.tier} already" for one in measures.burst),
         ),
         (
@@ -1132,7 +1138,7 @@ def _saved_otherwise(measures: Measures, burst: Remedy) -> tuple[Remedy, ...]:
 
 def slow_checkpoint_target(measures: Measures) -> _Said:
     """Checkpoints are written at a fraction of what another mounted tier was measured to give."""
-    saves = [save for save in measures.checkpoints if save.blocks and save.call_s]
+    saves = [save for save in measures.checkpoints if save.blocks and save.call_s and save.is_good]
     if not saves:
         return _Fine("no checkpoint stops the steps in file calls")
     here = max(
@@ -1228,7 +1234,7 @@ RESTORE_S = Threshold(
 
 def slow_restore(measures: Measures) -> _Said:
     """Loading checkpoints takes long."""
-    loads = measures.restores
+    loads = [load for load in measures.restores if not load.is_failed]
     mains = max(1, measures.training.mains)
     load_s = sum(load.duration_s for load in loads) / mains
     if not loads:
@@ -1244,6 +1250,50 @@ def slow_restore(measures: Measures) -> _Said:
         "checkpoints",
         (measures.training.startup_s or 0.0) + (measures.training.wall_s or 0.0),
     )
+
+
+# --- what failed ---------------------------------------------------------------------------------
+
+
+def failed_io(measures: Measures) -> _Said:
+    """Calls on files failed as none does where storage, space, rights and limits are in order: EIO,
+    ENOSPC, ESTALE, EDQUOT, ETIMEDOUT, EMFILE and their like; EACCES and EROFS of data and output.
+    What fails in any program is none of it: paths that are looked for in vain, EEXIST, EAGAIN,
+    ENOTTY, and calls on pipes and sockets."""
+    failed = measures.failures
+    if not failed:
+        return _Fine(failures.usual(measures))
+    cures = failures.cures([failure.errno for failure in failed])
+    return _Found(
+        None,
+        failures.calls_that_failed(failed),
+        tuple(Remedy("job", cure) for cure in cures)
+        or (Remedy("job", "look at the storage there, and at the job's own output"),),
+        "failures",
+    )
+
+
+def failed_saves(measures: Measures) -> _Said:
+    """Saves ended in an exception, were cut off with their process, or failed in the background
+    after they had returned: they are no checkpoint, whatever lies at their path."""
+    told = failures.saves_that_failed(measures)
+    if not told:
+        return _Fine("no save failed")
+    numbers = [save.errno for save in failures.bad_saves(measures) if save.errno]
+    cures = failures.cures([*numbers, *(one.errno for one in measures.late_failures if one.errno)])
+    return _Found(
+        None,
+        told,
+        (*(Remedy("job", cure) for cure in cures), *_saved_otherwise(measures, VERIFY)),
+        "checkpoints",
+    )
+
+
+VERIFY = Remedy(
+    "save",
+    "see which checkpoints of a folder are whole before one is restored",
+    "penstock save verify FOLDER",
+)
 
 
 # --- runs without steps: by the time in calls ----------------------------------------------------
@@ -1606,6 +1656,7 @@ RULES: tuple[Rule, ...] = (
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),
     Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),
     Rule("C4", "slow restart", slow_restore, (RESTORE_S,)),
+    Rule("C5", "saves that failed", failed_saves, of_calls=failed_saves),
     Rule("E1", "empty reads at end of file", empty_reads, (EMPTY_SHARE,)),
     Rule(
         "E2",
@@ -1614,6 +1665,7 @@ RULES: tuple[Rule, ...] = (
         (CROWDED, CROWD, SMALL_READ_BYTES, LEAST_SLOTS),
         ("W1",),
     ),
+    Rule("F1", "file calls that failed", failed_io, of_calls=failed_io),
     Rule("X1", "recording incomplete", incomplete, of_calls=incomplete),
     Rule("X2", "cost of recording", overhead, (OVERHEAD,), of_calls=overhead),
 )
@@ -1621,6 +1673,7 @@ RULES: tuple[Rule, ...] = (
 
 # These judge no wait.
 OF_THE_RECORDING = ("X1", "X2")
+OF_FAILURES = ("F1", "C5")  # and come first: what is lost matters more than what is slow
 
 
 def judge(measures: Measures) -> Judgement:
@@ -1650,7 +1703,12 @@ def judge(measures: Measures) -> Judgement:
                 told = f"{rule.rule} explains it: {silenced.evidence[0]}"
                 checks[other] = Check(other, silenced.title, "suppressed", told)
     return Judgement(
-        tuple(sorted(found.values(), key=lambda finding: -(finding.gain.value or 0.0))),
+        tuple(
+            sorted(
+                found.values(),
+                key=lambda one: (one.rule not in OF_FAILURES, -(one.gain.value or 0.0)),
+            )
+        ),
         tuple(checks[rule.rule] for rule in RULES if rule.rule in checks),
     )
 
@@ -1663,13 +1721,15 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
     """Withdraw "fine" where data waits that were not seen may be a finding."""
     state, why = measures.spans_state
     told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
+    if not told and (still := still_of(measures)):
+        told = "the job is suspended" if still.is_suspended else "the job stands still"
     if not told:
         return {}
     exempt = OF_THE_RECORDING if state != "measured" or measures.missing else OF_NO_WAIT
     return {
         rule: replace(check, state="not judged", says=told)
         for rule, check in checks.items()
-        if check.state == "fine" and rule not in exempt
+        if check.state == "fine" and rule not in (*exempt, *OF_FAILURES)
     }
 
 

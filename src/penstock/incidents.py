@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.endings import signal_name
+from penstock.failures import error_name
 from penstock.measures import Death, Ending, Measures
+from penstock.standing import ended_in, still_of
 from penstock.words import count, show
 
 __all__ = ["Incident", "incidents_of", "who"]
@@ -37,7 +39,17 @@ class Incident:
 
 def incidents_of(measures: Measures) -> tuple[Incident, ...]:
     """All of a run, the gravest first."""
-    return (*_failed(measures), *_killed(measures))
+    return (*_failed(measures), *_still(measures), *_killed(measures))
+
+
+def _still(measures: Measures) -> tuple[Incident, ...]:
+    still = still_of(measures)
+    if still is not None:
+        return (Incident("still", still.headline, still.sentence),)
+    if not measures.still:
+        return ()
+    said = "; ".join(measures.still)
+    return (Incident("still", "IT STOOD STILL while it was attached to", said),)
 
 
 def _failed(measures: Measures) -> tuple[Incident, ...]:
@@ -46,8 +58,20 @@ def _failed(measures: Measures) -> tuple[Incident, ...]:
     if not bad:
         return ()
     told = _deaths(measures)
-    why = "; ".join(told) if told else "no recorded process was killed: its own output says why"
+    told = told or ["no recorded process was killed: its own output says why"]
+    why = "; ".join([*told, *_last_call(measures), *ended_in(measures)])
     return (Incident("failed", _headline(measures.endings, bad), why),)
+
+
+def _last_call(measures: Measures) -> list[str]:
+    """The latest call on its data that failed before the first process ended: it may be why."""
+    known = {one.process: one for one in measures.last_failures}
+    ended = [known[death.process] for death in measures.deaths if death.process in known]
+    return [
+        f"its latest call that failed: {one.op} {one.path} ({error_name(one.errno)}), "
+        f"{show(one.before_s, 's')} before that"
+        for one in ended[:1]
+    ]
 
 
 def _headline(every: Sequence[Ending], bad: Sequence[Ending]) -> str:

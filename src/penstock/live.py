@@ -34,6 +34,7 @@ from penstock.log import (
     is_alive,
     read_header,
 )
+from penstock.threads import Look, doing, in_words
 
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
 
@@ -44,6 +45,7 @@ WINDOW_S = 60  # long enough for a save every half minute to show
 BINS = 64  # seconds kept; the ones beyond the window are still being filled
 BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
 BLOCKED_SHOWN = 5
+STILL_NS = 10_000_000_000  # a wait that is open for longer is named, with what its processes do
 BACKLOG_UNITS = 256  # of a log, on the first look: 400,000 events, half a second of work
 CALLS_KEPT = 1 << 19  # of a thread, 8 MiB: a wait of ten seconds at 50,000 calls/s
 MARKS_KEPT = 100_000
@@ -158,7 +160,8 @@ class Live:
 
     state: starting (no log yet), running, paused (nothing is being recorded), over.
     recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
-    WINDOW_S, oldest first.  gaps: what these numbers lack, in words.
+    WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
+    for long, with what the processes do that are waited for, in words.
     """
 
     run: str
@@ -179,6 +182,7 @@ class Live:
     seconds: tuple[Second, ...]
     blocked: tuple[Blocked, ...]
     gaps: tuple[str, ...]
+    still: tuple[str, ...] = ()
 
 
 # --- small state ----------------------------------------------------------------------------------
@@ -411,6 +415,7 @@ class Monitor:
         self._paths: dict[tuple[str, int], str | None] = {}
         self._begun_ns: int | None = None
         self._quiet_looks = 0
+        self._looked: Look | None = None
         if not os.path.isdir(self.folder):  # noqa: PTH112 - one spelling for str and Path
             raise RunError(f"{self.folder}: no such folder; `penstock run` says where a run goes")
 
@@ -719,7 +724,40 @@ class Monitor:
             seconds=_seconds(recent, step_bins, self._traffic.last(until_s)),
             blocked=self._blocked(alive, now_ns),
             gaps=(*(() if is_fed else (NOT_FED,)), *self._gaps(processes, is_over)),
+            still=() if is_over else self._still(mains, now_ns),
         )
+
+    def _still(self, mains: list[tuple[_Process, int, _Trainer]], now_ns: int) -> tuple[str, ...]:
+        """Waits that are open for long, and what the kernel says of the main process and of its
+        workers since the look before."""
+        looked, self._looked = self._looked, None
+        waiting = []
+        for main, _, trainer in mains:
+            oldest = min(trainer.open, key=lambda mark: mark.start_ns, default=None)
+            if oldest and is_alive(main.header) and now_ns - oldest.start_ns > STILL_NS:
+                waiting.append((main, oldest))
+        if not waiting:
+            return ()
+        alive = [one for one in self._processes.values() if is_alive(one.header)]
+        self._looked = Look(one.header.pid for one in alive)
+        does = {one.tid: one for one in (doing(looked) if looked else ())}
+        told = []
+        for main, mark in waiting[:BLOCKED_SHOWN]:
+            pid, s = main.header.pid, (now_ns - mark.start_ns) / 1e9
+            kind = "waits for data" if mark.kind == "wait" else "saves a checkpoint"
+            said = [f"process {pid} {kind} for {s:.0f} s"]
+            workers = [
+                one.header.pid
+                for one in alive
+                if one.worker_ns is not None and self._main_of(one) is main
+            ]
+            for other in (workers or [pid])[:BLOCKED_SHOWN]:
+                if other in does:
+                    who = "it" if other == pid else f"worker {other}"
+                    it = does[other]
+                    said.append(f"{who} {in_words(it.state, it.call, it.path)}")
+            told.append(", ".join(said))
+        return tuple(told)
 
     def _unsettled(self, main: _Process, thread: int, trainer: _Trainer, until_ns: int) -> "_Extra":
         """What goes on: the wait or the checkpoint under way, else computing."""

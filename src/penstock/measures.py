@@ -28,9 +28,12 @@ __all__ = [
     "Death",
     "Devices",
     "DirectoryTotal",
+    "Doing",
     "Drift",
     "Ending",
     "Epoch",
+    "ExpectedFailure",
+    "Failure",
     "FaultFile",
     "FaultTotals",
     "FileTotal",
@@ -40,6 +43,8 @@ __all__ = [
     "Job",
     "Lane",
     "LaneCell",
+    "LastFailure",
+    "LateFailure",
     "Machine",
     "Measures",
     "MetadataCalls",
@@ -58,6 +63,7 @@ __all__ = [
     "Restore",
     "Sharing",
     "Staged",
+    "Standing",
     "State",
     "StepTimes",
     "Storage",
@@ -353,6 +359,13 @@ class Checkpoint:
     call_s: float
     sync_s: float
     path: str | None
+    outcome: str | None = None
+    errno: int | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """It may count as a checkpoint: it ended, and in no exception."""
+        return self.outcome is None
 
     @property
     def blocked_s(self) -> float | None:
@@ -568,6 +581,89 @@ class Death:
     shm_bytes: int | None
     available_bytes: int | None
     oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """queries/doing.sql"""
+
+    process: int
+    pid: int
+    role: str
+    worker: int | None
+    rank: int | None
+    main: int
+    is_first: bool
+    takes_steps: bool
+    state: str
+    cpu: float
+    still_s: float | None
+    call: str | None
+    name: str | None
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """queries/hung.sql"""
+
+    process: int
+    pid: int
+    rank: int | None
+    is_running: bool
+    doing: str | None
+    number: int | None
+    path: str | None
+    open_s: float | None
+    longest_s: float
+    quiet_s: float | None
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """queries/failures.sql"""
+
+    op: str
+    errno: int
+    path: str | None
+    path_class: str
+    calls: int
+    first_s: float
+    last_s: float
+    processes: int
+    role: str
+    worker: int | None
+    rank: int | None
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedFailure:
+    """queries/expected_failures.sql"""
+
+    errno: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastFailure:
+    """queries/last_failures.sql"""
+
+    process: int
+    op: str
+    errno: int
+    path: str | None
+    before_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LateFailure:
+    """queries/late_failures.sql"""
+
+    process: int
+    start_s: float
+    errno: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -905,6 +1001,7 @@ class Restore:
     duration_s: float
     in_startup: bool
     read_bytes: int
+    is_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -1018,6 +1115,13 @@ class Measures:
     rereads: tuple[Reread, ...] = ()
     loaders: tuple[str, ...] = ()
     standing: Mapping[str, float] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    expected_failures: tuple[ExpectedFailure, ...] = ()
+    last_failures: tuple[LastFailure, ...] = ()
+    late_failures: tuple[LateFailure, ...] = ()
+    doing: tuple[Doing, ...] = ()
+    hung: tuple[Standing, ...] = ()
+    still: tuple[str, ...] = ()
 
     @property
     def has_training(self) -> bool:
@@ -1323,12 +1427,26 @@ def _measured(engine: Engine) -> Measures:
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
         worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
-        endings=_rows(engine, "endings", Ending),
-        deaths=_rows(engine, "deaths", Death),
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
         standing=dict(_ask(engine, "standing")[1]),
+        **_of_failures(engine),
     )
+
+
+def _of_failures(engine: Engine) -> dict[str, Any]:
+    """How processes ended, which calls and saves failed, and what stands still."""
+    return {
+        "endings": _rows(engine, "endings", Ending),
+        "deaths": _rows(engine, "deaths", Death),
+        "failures": _rows(engine, "failures", Failure),
+        "expected_failures": _rows(engine, "expected_failures", ExpectedFailure),
+        "last_failures": _rows(engine, "last_failures", LastFailure),
+        "late_failures": _rows(engine, "late_failures", LateFailure),
+        "doing": _rows(engine, "doing", Doing),
+        "hung": _rows(engine, "hung", Standing),
+        "still": tuple(str(said) for (said,) in _ask(engine, "still")[1]),
+    }
 
 
 def _ask(engine: Engine, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:

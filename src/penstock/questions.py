@@ -35,6 +35,7 @@ PREPARED = (
     "op_totals",
     "process_totals",
     "file_sums",
+    "failed_calls",
     "lives",
     "timed_spans",
     "pauses",

@@ -551,8 +551,12 @@ class Span:
     def __enter__(self) -> None:
         self.begin()
 
-    def __exit__(self, *error: object) -> None:
-        self.end()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.end()
+        else:  # as adapters.marks tells of a save that failed
+            number = getattr(error, "errno", None) if isinstance(error, OSError) else 0
+            self.end(number if isinstance(number, int) and 0 <= number < 1 << 16 else 0, 1)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return _decorated(self._name, self._index, function)

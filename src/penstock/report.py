@@ -16,10 +16,12 @@ from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
+from penstock.failures import error_name
 from penstock.findings import RUN, Check, Finding, Remedy, judge
 from penstock.incidents import Incident, incidents_of
 from penstock.measures import (
     STORAGE_PARTS,
+    Checkpoint,
     FileTotal,
     HistogramBin,
     InFlight,
@@ -510,7 +512,10 @@ def _stretches(measures: Measures) -> tuple[Fact, ...]:
         life = Fact("life_s", "life", Number(known.life_s, "s"), "")
         return (life, _moved(measures, "read"), _moved(measures, "written"))
     waits = _waits(training)
-    saves = count(sum(save.blocks for save in measures.checkpoints), "checkpoint")
+    blocking = [save for save in measures.checkpoints if save.blocks]
+    saves = count(sum(save.is_good for save in blocking), "checkpoint")
+    if failed := sum(save.outcome in ("failed", "cut off") for save in blocking):
+        saves += f", {failed} failed"
     if training.checkpoint_block_s and not measures.checkpoints:
         saves = ""  # a run reduced by rank knows the time, not how many
     per = ", a mean over main processes" if training.mains > 1 else ""
@@ -756,8 +761,10 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "durable_mean_s": ("durable after", "s", False),
     "durable_s": ("durable after", "s", False),
     "duration_s": ("duration", "s", False),
+    "ended": ("ended", "text", False),
     "end_risk_s": ("at risk at the end", "s", False),
     "epoch": ("pass", "count", False),
+    "errno": ("error", "text", False),
     "error_s": ("wrong by at most", "s", False),
     "errors": ("errors", "count", False),
     "fast": ("fast tier", "path", False),
@@ -765,6 +772,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "fetches": ("batches", "count", False),
     "files": ("files", "count", False),
     "filling": ("filling", "text", False),
+    "first_s": ("first at", "s", False),
     "first_wait_s": ("of it first batch", "s", False),
     "folders": ("folders", "count", False),
     "good": ("of them good", "count", False),
@@ -772,6 +780,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "how": ("aligned by", "text", False),
     "is_finished": ("finished", "text", False),
     "kind": ("file system", "text", False),
+    "last_s": ("last at", "s", False),
     "layer": ("layer", "text", False),
     "left_bytes": ("left", "B", False),
     "left_files": ("files left", "count", False),
@@ -868,8 +877,14 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "checkpoints": (
         "Checkpoints",
         "save start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s files path"
-        " is_finished",
+        " is_finished ended",
         f"{OFF_THE_LOOP}The path is that of the largest file.",
+    ),
+    "failures": (
+        "Calls that failed",
+        "errno op path calls first_s last_s pid path_class",
+        "What fails in any program (a path that is looked for in vain, EEXIST, EAGAIN, ENOTTY) is"
+        " not here. The process is the first that met it.",
     ),
     "epochs": (
         "Passes of the loader",
@@ -966,6 +981,8 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
     "asked_bytes": lambda row: row.asked_bytes or None,
     "busy_share": lambda row: _ratio(row.busy_s, row.waited_s),
     "mean_fetch_s": lambda row: _ratio(row.fetch_s, row.fetches),
+    "ended": lambda row: _ended(row),
+    "errno": lambda row: error_name(row.errno),
     "errors": lambda row: row.errors or None,
     "layer": lambda row: row.layer.upper(),
     "moved_bytes": lambda row: row.moved_bytes or None,
@@ -979,6 +996,14 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
         else f"{row.role}, rank {row.rank}"
     ),
 }
+
+
+def _ended(save: Checkpoint) -> str | None:
+    """How a save ended, unless well."""
+    error = error_name(save.errno) if save.errno else None
+    if save.outcome is None and error:
+        return f"well, after {error}"
+    return ", ".join(filter(None, (save.outcome, error))) or None
 
 
 def _tables(measures: Measures) -> tuple[Table, ...]:

@@ -365,6 +365,7 @@ _LAUNCHED: dict[str, type] = {
     "end_monotonic_ns": int,
     "status": int,
     "rank": int,
+    "still": list,
     "streams": list,
     "machine": list,
     "page_faults": str,
@@ -423,9 +424,11 @@ def _noted(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         pairs |= {tuple(pair): None for pair in known.get("machine", ()) if _is_words(pair)}
         if "page_faults" in known:
             pairs["page faults", known["page_faults"]] = None
+        for number, words in enumerate(known.get("still", ())[:20]):
+            pairs["still", f"{number:02} {words}"[:400]] = None
         if "status" in known:  # queries/endings.sql
-            words = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
-            pairs["ended", "\t".join(map(str, words))[:200]] = None
+            told = [known.get(key, "") for key in ("status", "rank", "launcher_pid", "host")]
+            pairs["ended", "\t".join(map(str, told))[:200]] = None
         for moment in ("before", "after"):
             # Queries/residency.sql takes them apart, and passes over what is no number.
             words = known.get("residency", {}).get(moment)

@@ -107,6 +107,10 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "why the recording failed, what ended the process, or what is not known of its end",
         ),
         "status": ("INTEGER", "its exit status, −N: signal N ended it; NULL: not known"),
+        "read_ns": (
+            "BIGINT",
+            "ns from the run's start to when the log of a running process was read; NULL: it ended",
+        ),
         "folded_events": ("BIGINT", "calls past the budget that live on only in counters"),
         "lost_events": ("BIGINT", "calls of which only this count is left"),
         "unseen_calls": (

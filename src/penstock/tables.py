@@ -9,6 +9,7 @@ import posixpath
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from penstock.log import (
 )
 from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule
 from penstock.system import read_system
+from penstock.threads import Look, doing
 
 __all__ = [
     "OP_TYPES",
@@ -299,6 +301,7 @@ class _Build:
         self.progress = progress
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, _Survey] = {}
+        self.read_ns = time.monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and what was seen of an end
 
     def make(self) -> int:
@@ -329,9 +332,11 @@ class _Build:
             seen = [read_faults(path) for path in self.surroundings.faults]
             self._name_faulted(seen)
             connection.execute(_INTERN)
+            look = Look(source.log.header.pid for source in self.sources if source.is_alive)
             self._write_faults(seen)
             self._write_system()
             self._each(self._write_part, list(enumerate(self._parts())))
+            self._note_doing(look)
             self._write_small()
         shutil.rmtree(config["temp_directory"], ignore_errors=True)
         return start_unix_ns
@@ -615,6 +620,17 @@ class _Build:
             self.ended += [(boot_id, host, ended) for ended in gone]
         _copy(self.connection, "FROM system ORDER BY ALL", self.tables / "system.parquet")
 
+    def _note_doing(self, look: Look) -> None:
+        """A note for each thread of the processes that are alive: queries/doing.sql."""
+        last = {source.log.header.pid: source.process for source in self.sources if source.is_alive}
+        rows: list[tuple[Any, ...]] = []
+        for one in doing(look):
+            still_s = "" if one.still_s is None else f"{one.still_s:.3f}"
+            words = [one.tid, one.state, f"{one.cpu:.3f}", still_s, one.call, one.name, one.path]
+            text = "\t".join(str(word).replace("\t", " ") for word in words)
+            rows.append((last[one.pid], "doing", utf8(text)))
+        insert_rows(self.connection, "notes", _types("notes"), rows)
+
     # Last: what is small, or needs all events.
 
     def _write_small(self) -> None:
@@ -657,7 +673,9 @@ class _Build:
                 status: int | None = launch.status
             else:
                 status = seen.status if seen and state in ("killed", "exited") else None
-            processes.append(_process_row(source, state, reason, end_ns, status))
+            # Of one that is alive on this host, whose clock ours is too.
+            read_ns = self.read_ns + source.shift_ns if source.is_alive else None
+            processes.append(_process_row(source, state, reason, end_ns, status, read_ns))
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)
@@ -845,7 +863,12 @@ def _ending(
 
 
 def _process_row(
-    source: _Source, state: str, reason: str, end_ns: int | None, status: int | None
+    source: _Source,
+    state: str,
+    reason: str,
+    end_ns: int | None,
+    status: int | None,
+    read_ns: int | None,
 ) -> tuple[Any, ...]:
     header, log = source.log.header, source.log
     return (
@@ -866,6 +889,7 @@ def _process_row(
         state,
         utf8(reason) or None,
         status,
+        read_ns if state == "running" else None,
         *map(_bounded, (header.folded, header.lost, header.unseen, header.attach_ns)),
         header.slots,
         utf8(Path(log.path).name),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
+from penstock.standing import Still, still_of
 from penstock.words import count, per_cent, show
 
 __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "verdict_of"]
@@ -60,6 +61,9 @@ def _judged(measures: Measures) -> Verdict:
 
 
 def _verdict_between_bounds(measures: Measures) -> Verdict:
+    still = still_of(measures)
+    if still is not None and measures.has_training and not still.on_storage:
+        return _verdict_of_still(measures, still)
     verdict = _verdict_as_seen(measures)
     is_whole = measures.spans_state[0] == "measured"
     if is_whole and measures.doubt and verdict.stall.value is not None:
@@ -71,6 +75,22 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
             verdict, level="unknown", bound="unknown", headline="TRAINING NOT FULLY SEEN"
         )
     return replace(verdict, sentence=f"{verdict.sentence}, of what is left: {verdict.stall.why}")
+
+
+def _verdict_of_still(measures: Measures, still: Still) -> Verdict:
+    """No verdict: a wait that does not end says nothing of the waits that did."""
+    why = "the job is suspended" if still.is_suspended else "the job stands still"
+    share = measures.stall_fraction
+    waited = "" if share.value is None else f"; {_percent_of_run(share.value)} of it was waiting"
+    return Verdict(
+        level="unknown",
+        bound="unknown",
+        headline="NOT JUDGED",
+        sentence=f"{why}: its training so far is no sample of what it does{waited}",
+        storage=replace(measures.storage_fraction, state="incomplete", why=why),
+        stall=replace(share, state="incomplete", why=why),
+        max_speedup=Number(None, "x", "not measured", why),
+    )
 
 
 def _between(measures: Measures, verdict: Verdict) -> Verdict:

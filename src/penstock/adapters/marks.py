@@ -34,6 +34,7 @@ __all__ = [
     "end_optimizer",
     "end_step",
     "end_wait",
+    "failed_later",
     "iterate",
     "name_loader",
     "quietly",
@@ -42,12 +43,14 @@ __all__ = [
     "wrap",
     "wrap_next",
     "wrap_save",
+    "wrap_wait_for_save",
 ]
 
 ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those made from a seed
 
 # What a step span says of its origin, in b; 1 is one that the program marked itself.
 BY_ADAPTER = 0
+FAILED = 1  # in b of a checkpoint or a restore: it ended in an exception
 BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
 BY_CONTINUATION = 3  # by an adapter, and no step of its own: it makes the one before it longer
 
@@ -354,7 +357,8 @@ def drop_step(own: Thread) -> None:
 
 
 def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One span per outermost call in a thread; the events inside name the files.
+    """One span per outermost call in a thread; the events inside name the files.  A call that ends
+    in an exception is no checkpoint: its span says so.
 
     name: checkpoint, or restore."""
 
@@ -365,14 +369,19 @@ def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             if own.saves or not recorder.is_recording():
                 return original(*args, **kwargs)
             own.saves = 1
-            span = None
+            span, ended = None, (0, 0)
             try:
                 span = _begin_save(name)
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                _watch_later(result)
+                return result
+            except BaseException as error:
+                ended = _failure(error) or (0, FAILED)
+                raise
             finally:
                 own.saves = 0
                 if span is not None:
-                    span.end()
+                    span.end(*ended)
 
         return saved
 
@@ -382,3 +391,55 @@ def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @quietly
 def _begin_save(name: str) -> recorder.Span | None:
     return recorder.begin(name, next(_serials))
+
+
+@quietly
+def _failure(error: BaseException) -> tuple[int, int]:
+    """What a span says of it in a and b: the errno of the first error that has one, and FAILED.
+    The error is marked: whoever meets it again has no second failure."""
+    known: BaseException | None = error
+    for _ in range(8):  # deeper than any that was seen
+        if known is None or isinstance(known, OSError):
+            break
+        known = known.__cause__ or known.__context__
+    number = known.errno if isinstance(known, OSError) and known.errno else 0
+    error._penstock_told = True  # type: ignore[attr-defined]
+    return number & 0xFFFF, FAILED
+
+
+@quietly
+def _watch_later(result: Any) -> None:
+    """Of a save that goes on in the background, a future may say that it failed."""
+    future = getattr(result, "upload_completion", result)  # of torch's AsyncSaveResponse
+    if hasattr(future, "add_done_callback"):
+        future.add_done_callback(_ended_later)
+
+
+@quietly
+def _ended_later(future: Any) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        failed_later(error)
+
+
+@quietly
+def failed_later(error: BaseException) -> None:
+    """A save that had returned has failed: one tick, where its caller may learn of it."""
+    if getattr(error, "_penstock_told", False):
+        return
+    span = recorder.begin("save failed", next(_serials))
+    if span is not None:
+        span.end(*_failure(error))
+
+
+def wrap_wait_for_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what waits for a save in the background, and raises if that failed."""
+
+    @functools.wraps(original)
+    def waited(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except Exception as error:
+            failed_later(error)
+            raise
+
+    return waited

@@ -1,7 +1,7 @@
 """Checkpoints that Orbax writes for JAX.  Imports nothing of it.
 
 Of an asynchronous save the part that blocks the caller is the checkpoint; what a thread of Orbax
-writes afterwards are file calls like others.
+writes afterwards are file calls like others, and that it failed is known where it is waited for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from penstock.adapters.marks import wrap, wrap_save
+from penstock.adapters.marks import wrap, wrap_save, wrap_wait_for_save
 
 __all__ = ["PATCHES"]
 
@@ -18,6 +18,9 @@ def _patch(owner: str) -> Callable[[ModuleType], None]:
     def patch(module: ModuleType) -> None:
         wrap("orbax", module, f"{owner}.save", wrap_save("checkpoint"))
         wrap("orbax", module, f"{owner}.restore", wrap_save("restore"))
+        for name in ("wait_until_finished", "check_for_errors"):
+            if hasattr(getattr(module, owner, None), name):
+                wrap("orbax", module, f"{owner}.{name}", wrap_wait_for_save)
 
     return patch
 

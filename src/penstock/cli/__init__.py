@@ -717,6 +717,7 @@ def attach_command(
     from penstock import attach, launch
     from penstock.beside import PageFaults
     from penstock.faultwatch import MEASURED
+    from penstock.threads import Look
 
     if stop:
         return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
@@ -732,7 +733,10 @@ def attach_command(
             launch.give_up(folder)
             raise
         say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+        look = Look([pid, *attach.descendants(pid)])
         _watch_attached(pid, family, folder, seconds, budget)
+        if still := attach.standing(look):
+            facts["still"] = still
         left = _leave_all(folder, [pid, *family])
     if faults.state != MEASURED:
         facts["page_faults"] = faults.state

@@ -670,7 +670,7 @@ def _plain(column: Array) -> Array:
 
 
 def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
-    kind, name, number, cpu_ns, delay_ns, start_ns, _, is_in_flight = span
+    kind, name, number, cpu_ns, delay_ns, start_ns, _, is_in_flight, is_failed = span
     facts: dict[str, int | str] = {}
     shown, category = name, "span"
     if kind in ("step", "window"):
@@ -687,6 +687,8 @@ def _slice(row: int, span: tuple[Any, ...], end_ns: int) -> Slice:
         facts["cpu ns"] = cpu_ns
     if delay_ns is not None:
         facts["ns ready without a processor"] = delay_ns
+    if is_failed:
+        shown, facts["failed"] = f"{name} failed", "it ended in an exception"
     if is_in_flight:
         facts["in flight"] = "not ended when the log ends"
     return Slice(row, shown, category, start_ns, end_ns, facts)

@@ -4,6 +4,9 @@
 --                  program's standard output and error is no part of it
 --   call_s         the saving thread's time in file calls that write, syncs included; sync_s of those
 --   files, path    files written, and the one with the most bytes
+--   outcome        NULL: it ended well, as far as is known; failed: in an exception; cut off: with its
+--                  process; under way: the process runs
+--   errno          of the exception, else of the latest call of its process in failed_calls meanwhile
 WITH streams AS (
     SELECT DISTINCT f.file
     FROM files AS f
@@ -40,6 +43,14 @@ layers AS (
     FROM writes
     GROUP BY save_id, is_own, layer
 ),
+broken AS (
+    SELECT s.save_id, arg_max(e.errno, e.start_ns) AS errno
+    FROM saves AS s
+    JOIN failed_calls AS e
+        ON e.process = s.process AND e.start_ns >= s.start_ns AND e.start_ns < s.end_ns
+    WHERE e.op_group IN ('write', 'metadata')
+    GROUP BY s.save_id
+),
 chosen AS (
     SELECT *
     FROM layers
@@ -56,9 +67,18 @@ SELECT
     coalesce(c.files, 0) AS files,
     coalesce(c.ns, 0) / 1e9 AS call_s,
     coalesce(c.sync_ns, 0) / 1e9 AS sync_s,
-    f.path
+    f.path,
+    CASE
+        WHEN s.is_failed THEN 'failed'
+        WHEN s.is_finished THEN NULL
+        WHEN p.state IN ('running', 'unknown') THEN 'under way'
+        ELSE 'cut off'
+    END AS outcome,
+    CAST(coalesce(s.errno, b.errno) AS INTEGER) AS errno
 FROM saves AS s
+JOIN processes AS p ON p.process = s.process
 LEFT JOIN chosen AS c ON c.save_id = s.save_id
 LEFT JOIN files AS f ON f.file = c.file
+LEFT JOIN broken AS b ON b.save_id = s.save_id
 ORDER BY s.start_ns, s.save_id
 LIMIT 500

@@ -6,7 +6,8 @@
 --             batch is there (the first batch belongs to start-up)
 --   last_ns   where it ends: the end of the last step, data wait or checkpoint of that thread, so that
 --             a save after the last step counts; a step in flight is not a step yet, a wait in flight
---             is a wait (until the process's last sign of life)
+--             is a wait (until the process's last sign of life), and of a process that runs a file call in
+--             flight is one until now
 --   wall_ns   first_ns to last_ns, less the time in which no window was open or recording was paused
 --   startup_ns, first_batch_ns, after_ns  before first_ns; the first data wait in it; after last_ns
 WITH told AS (
@@ -17,6 +18,12 @@ WITH told AS (
     SELECT process, thread, 'data wait', start_ns, end_ns FROM graph_waits
     UNION ALL
     SELECT process, thread, 'step', start_ns, end_ns FROM steps
+    UNION ALL
+    SELECT e.process, e.thread, 'call', e.start_ns, greatest(e.start_ns, l.end_ns)
+    FROM file_calls AS e
+    JOIN processes AS p ON p.process = e.process AND p.state = 'running'
+    JOIN lives AS l ON l.process = e.process
+    WHERE e.duration_ns IS NULL
 ),
 marks AS (
     FROM told

@@ -9,7 +9,8 @@ WITH told AS (
     WHERE kind <> 'span'
         OR name NOT IN (
             'fetch delay', 'fetch end', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu',
-            'step balance', 'input stretch'
+            'step balance', 'input stretch',
+            'save failed'
         )
     UNION ALL
     SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true
@@ -25,7 +26,8 @@ SELECT
     f.delay_ns,
     s.start_ns,
     s.end_ns,
-    NOT s.is_finished AS is_in_flight
+    NOT s.is_finished AS is_in_flight,
+    coalesce(s.kind = 'span' AND s.name IN ('checkpoint', 'restore') AND s.b = 1, false) AS is_failed
 FROM told AS s
 LEFT JOIN waits AS w
     ON s.kind = 'span' AND s.name = 'data wait' AND w.process = s.process AND w.thread = s.thread

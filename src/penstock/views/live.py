@@ -61,7 +61,7 @@ def _lines(lives: Iterable[Live], stream: TextIO, every: int) -> Live | None:
     told_steps, told_s, told_state, has_told_block = 0, -QUIET_S, "", False
     for last in lives:
         is_due = last.steps >= told_steps + every or last.elapsed_s >= told_s + QUIET_S
-        is_blocked = any(call.s >= BLOCKED_S for call in last.blocked)
+        is_blocked = any(call.s >= BLOCKED_S for call in last.blocked) or bool(last.still)
         if is_due or last.state != told_state or (is_blocked and not has_told_block):
             stream.write(line(last, has_stepped=last.steps > told_steps or not told_state) + "\n")
             stream.flush()
@@ -86,6 +86,7 @@ def line(live: Live, has_stepped: bool = True) -> str:
     told += _rates(live)
     if live.blocked:
         told.append(_blocked(live.blocked[0]))
+    told += live.still[:1]
     return f"io: step {live.steps:,}, {', '.join(told)}" if live.mains else f"io: {', '.join(told)}"
 
 
@@ -153,6 +154,7 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
         lines.append(bar([(key, share) for key, _, share in segments], inner.width))
         lines += legend(told, inner.width)
     lines += [Text(), *_minute(live, inner), *_totals(live, inner)]
+    lines += [Text(row, "red") for said in live.still for row in inner.wrap(inner.clean(said))]
     lines += _long_calls(live.blocked, inner)
     lines += [Text(row, "yellow") for gap in live.gaps for row in inner.wrap(f"Incomplete: {gap}")]
     foot = (

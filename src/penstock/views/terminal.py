@@ -49,7 +49,8 @@ COLUMNS = {
     "directories": "path blocking_s time_s read_bytes written_bytes files calls",
     "files": "path blocking_s time_s read_bytes written_bytes read_times opens size_bytes",
     "operations": "op calls moved_bytes time_s p50_s p99_s max_s errors layer",
-    "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps call_s sync_s path",
+    "checkpoints": "start_s blocked_s background_s written_bytes bandwidth_bps ended call_s path",
+    "failures": "errno op path calls first_s last_s pid",
     "epochs": "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers",
     "workers": "worker pid owed_s fetches mean_fetch_s cpu_s busy_share rank",
     "fault_files": "path blocking_s waited_s major waited minor max_s",
@@ -68,6 +69,7 @@ ROWS = {
     "files": 6,
     "operations": 8,
     "checkpoints": 6,
+    "failures": 6,
     "epochs": 6,
     "workers": 4,
     "fault_files": 6,
@@ -259,12 +261,14 @@ def _legend(report: Report, paper: _Paper) -> list["Text"]:
 
 def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
     if _is_trivial(report):
+        failures = _table(report, report.table("failures"), paper)
         files = _table(report, report.table("files"), paper)
         staged = _table(report, report.table("staged"), paper)
         filling = _table(report, report.table("filling"), paper)
         burst = _table(report, report.table("burst"), paper)
         saves = [_table(report, report.table(key), paper) for key in SAVES]
         return [
+            failures,
             files,
             staged,
             filling,
@@ -279,6 +283,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _parts(f"What the job waited for: {show(data_s, 's')} of data wait", report.wait, paper),
         _parts("What the first batch waited for", report.first_batch, paper),
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
+        _table(report, report.table("failures"), paper),
         _table(report, report.table("directories"), paper),
         _table(report, report.table("files"), paper),
         _table(report, report.table("fault_files"), paper),

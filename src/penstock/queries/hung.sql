@@ -1,0 +1,78 @@
+-- Main processes that run, or were killed, and what the thread that takes the steps is in, or was: the
+-- longest first.
+--   doing, number  the outermost span of it that is open (data wait, loader start, checkpoint, restore,
+--                  barrier), else the file call under way; NULL: neither
+--   path           of a file call
+--   open_s         for how long;  longest_s  of those of its name that ended the longest; 0: none did
+--   quiet_s        since the latest step ended; NULL: none has
+--   calls          file calls on data or output of it and its workers that ended in the ten seconds before
+WITH running AS (
+    SELECT m.process, m.thread, l.end_ns, p.state = 'running' AS is_running
+    FROM mains AS m
+    JOIN processes AS p ON p.process = m.process
+    JOIN lives AS l ON l.process = m.process
+    WHERE p.state IN ('running', 'killed')
+),
+spans_of AS (
+    SELECT s.*, r.end_ns AS now_ns
+    FROM timed_spans AS s
+    JOIN running AS r ON r.process = s.process AND r.thread = s.thread
+    WHERE s.kind = 'span' AND s.name IN ('data wait', 'loader start', 'checkpoint', 'restore', 'barrier')
+),
+open_ones AS (
+    SELECT process, name, index AS number, CAST(NULL AS VARCHAR) AS path, start_ns, 0 AS turn
+    FROM spans_of
+    WHERE NOT is_finished AND is_outermost
+    UNION ALL
+    SELECT e.process, o.op, NULL, f.path, e.start_ns, 1
+    FROM file_calls AS e
+    JOIN running AS r ON r.process = e.process AND r.thread = e.thread
+    JOIN ops AS o ON o.op_number = e.op_number
+    LEFT JOIN files AS f ON f.file = e.file
+    WHERE e.duration_ns IS NULL
+),
+chosen AS (
+    SELECT *
+    FROM open_ones
+    QUALIFY row_number() OVER (PARTITION BY process ORDER BY turn, start_ns) = 1
+),
+longest AS (
+    SELECT process, name, max(end_ns - start_ns) AS ns
+    FROM spans_of
+    WHERE is_finished
+    GROUP BY process, name
+),
+stepped AS (
+    SELECT s.process, max(s.end_ns) AS ns FROM steps AS s GROUP BY s.process
+),
+family AS (
+    SELECT o.process, coalesce(o.main, o.process) AS main FROM roles AS o
+),
+lately AS (
+    SELECT a.main, count(*) AS calls
+    FROM file_calls AS e
+    JOIN family AS a ON a.process = e.process
+    JOIN running AS r ON r.process = a.main
+    WHERE e.path_class IN ('data', 'output') AND e.start_ns + e.duration_ns > r.end_ns - 10000000000
+    GROUP BY a.main
+)
+SELECT
+    r.process,
+    p.pid,
+    p.rank,
+    r.is_running,
+    c.name AS doing,
+    c.number,
+    c.path,
+    greatest(0, r.end_ns - c.start_ns) / 1e9 AS open_s,
+    coalesce(l.ns, 0) / 1e9 AS longest_s,
+    greatest(0, r.end_ns - s.ns) / 1e9 AS quiet_s,
+    coalesce(y.calls, 0) AS calls
+FROM running AS r
+JOIN processes AS p ON p.process = r.process
+LEFT JOIN chosen AS c ON c.process = r.process
+LEFT JOIN longest AS l ON l.process = r.process AND l.name = c.name
+LEFT JOIN stepped AS s ON s.process = r.process
+LEFT JOIN lately AS y ON y.main = r.process
+ORDER BY open_s DESC NULLS LAST, r.process
+LIMIT 1000
