@@ -128,8 +128,9 @@ class _Group(click.Group):
 
     @property
     def commands(self) -> MutableMapping[str, click.Command]:
-        for name in GROUPS.keys() - self._here.keys():
-            self._here[name] = _imported(name)
+        for name in GROUPS:  # in their order: a set has another one in each process
+            if name not in self._here:
+                self._here[name] = _imported(name)
         return self._here
 
     @commands.setter
