@@ -192,6 +192,7 @@ def test_after_a_read_through_syscall_the_position_is_asked_anew(
     assert [tuple(row) for row in rows] == [(0, 10), (10, 100), (110, 50)]
 
 
+@pytest.mark.usefixtures("data")
 def test_calls_through_syscall_are_decoded(
     recorded_command: Callable[..., Any], workload: Callable[..., Path]
 ) -> None:

@@ -1714,7 +1714,7 @@ def judge(measures: Measures) -> Judgement:
 
 
 # These judge what is seen without any data wait.
-OF_NO_WAIT = (*OF_THE_RECORDING, "W4", "C1", "C2", "C3", "C4")
+OF_NO_WAIT = (*OF_THE_RECORDING, *OF_FAILURES, "W4", "C1", "C2", "C3", "C4")
 
 
 def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check]:
@@ -1729,7 +1729,7 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
     return {
         rule: replace(check, state="not judged", says=told)
         for rule, check in checks.items()
-        if check.state == "fine" and rule not in (*exempt, *OF_FAILURES)
+        if check.state == "fine" and rule not in exempt
     }
 
 
