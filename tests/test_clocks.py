@@ -80,6 +80,19 @@ def test_steps_that_only_keep_pace_are_not_taken_together() -> None:
     assert align({"a": [here], "b": [there]}, "a")["b"].how == "wall clock"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_of_one_pace_that_begin_apart_keep_their_clocks(seed: int) -> None:
+    """Steps of 50 ms and a little, on clocks that are right, two seconds apart: they end together
+    only by number."""
+    rng = np.random.default_rng(seed)
+    hosts = []
+    for late_ms in (0, 2000):
+        ends = (late_ms + np.cumsum(50 + rng.uniform(0, 2, 60))) * MS
+        start = np.concatenate([[late_ms * MS], ends[:-1]])
+        hosts.append(Steps(np.arange(60), start.astype(np.int64), ends.astype(np.int64)))
+    assert align({"a": [hosts[0]], "b": [hosts[1]]}, "a")["b"] == Clock("wall clock")
+
+
 @pytest.mark.parametrize("n", [0, 4])
 def test_few_steps_tell_nothing(n: int) -> None:
     here, there = trained(n) if n else ([], [])
@@ -199,7 +212,7 @@ def test_one_long_step_does_not_make_hosts_take_their_steps_together() -> None:
     """How far apart steps may end is a share of a usual step: a step of an hour (a save, a pause)
     widens it for none of the others."""
     n = 60
-    length = np.full(n, 100 * MS)
+    length = np.random.default_rng(1).integers(70 * MS, 130 * MS, n)
     length[30] = HOUR
     ends = np.cumsum(length)
     here = Steps(np.arange(n), ends - length, ends)

@@ -18,9 +18,12 @@ __all__ = ["Clock", "Measured", "Steps", "align"]
 Array = NDArray[Any]
 
 # Fewer steps may end together by chance.
-LEAST_STEPS = 5
+LEAST_STEPS = 10
 # Of a step's length: steps that end further apart than this are not taken together.
 TOGETHER = 0.25
+# Of what a host's steps differ in length by themselves: ranks that wait for each other have long
+# and short steps together; of independent ones the differences spread 1.4 times as wide.
+ALIKE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +100,23 @@ def _by_steps(there: Sequence[Steps], here: Sequence[Steps]) -> Clock | None:
     length_ns = float(np.median(ended_there - begun_there))
     if least > most or not least <= middle <= most or high - low > TOGETHER * length_ns:
         return None
+    if not _vary_together(usual_there, usual_here):
+        return None
     error_ns = max(most - middle, middle - least)
     return Clock("steps", middle, error_ns, high - low, n)
+
+
+def _vary_together(there: Array, here: Array) -> bool:
+    """Whether steps are long and short on both hosts at once: that ranks only keep the same pace is
+    no sign that they wait for each other, and then their ends tell nothing of the clocks."""
+
+    def spread(ns: Array) -> float:
+        low, high = np.percentile(ns, (10, 90))
+        return float(high - low)
+
+    lengths_there, lengths_here = np.diff(there), np.diff(here)
+    own = min(spread(lengths_there), spread(lengths_here))
+    return spread(lengths_there - lengths_here) <= ALIKE * own
 
 
 def _common(*processes: Steps) -> Array:
