@@ -58,7 +58,8 @@ BENCHMARKS = {
 PREFACE = """# Performance
 
 Written by `make bench`; `missed` stands here as plainly as `met`. Each section is one run on one
-machine that did nothing else.
+machine that did nothing else. The section on calls that could block measures CPU time, and
+other programs ran beside it.
 
 A difference is the median of paired differences, its range the quartiles: the command with the
 recorder and the one without alternate, and each is compared with its neighbours in time. What the

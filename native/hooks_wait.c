@@ -259,14 +259,14 @@ static void put_sets(const struct sets *sets, int n, fd_set *reads, fd_set *writ
         waits_end_fd(&waiting, fd < 0 && !result ? 0 : READY(result), fd);                         \
         return result;                                                                             \
     }
+#define IS_AT_ONCE(time)                                                                           \
+    ((time) && ((time)->tv_sec < 0 || (time)->tv_usec < 0 || (!(time)->tv_sec && !(time)->tv_usec)))
 #define SELECT_TYPES int n, fd_set *reads, fd_set *writes, fd_set *others
 #define AT_ONCE n, COPY_OF(reads), COPY_OF(writes), COPY_OF(others)
 HOOK_SELECT(select, (SELECT_TYPES, struct timeval *timeout), (n, reads, writes, others, timeout),
-            (AT_ONCE, &(struct timeval){0, 0}),
-            timeout && timeout->tv_sec <= 0 && timeout->tv_usec <= 0)
+            (AT_ONCE, &(struct timeval){0, 0}), IS_AT_ONCE(timeout))
 HOOK_SELECT(__select, (SELECT_TYPES, struct timeval *timeout), (n, reads, writes, others, timeout),
-            (AT_ONCE, &(struct timeval){0, 0}),
-            timeout && timeout->tv_sec <= 0 && timeout->tv_usec <= 0)
+            (AT_ONCE, &(struct timeval){0, 0}), IS_AT_ONCE(timeout))
 HOOK_SELECT(pselect, (SELECT_TYPES, const struct timespec *timeout, const sigset_t *mask),
             (n, reads, writes, others, timeout, mask), (AT_ONCE, &no_time, mask),
             IS_NO_TIME(timeout) || (timeout && !IS_TIME(timeout)))
