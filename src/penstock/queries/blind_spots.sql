@@ -6,7 +6,8 @@ SELECT key, value, count(DISTINCT process) AS processes
 FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
     'burst tier', 'drained', 'drain left', 'drain paused', 'clock',
-    'checkpointer', 'save', 'stream', 'ended', 'child ended', 'doing', 'still')
+    'checkpointer', 'save', 'stream', 'ended', 'child ended', 'doing', 'still',
+    'loader')
     AND NOT starts_with(key, 'page faults') AND NOT starts_with(key, 'resident ')
 GROUP BY key, value
 ORDER BY processes DESC, key, value
