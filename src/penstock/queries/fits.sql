@@ -81,5 +81,10 @@ shared AS (
 )
 SELECT
     *,
-    rest_ns * greatest(0, 1 - coalesce(cpu_share + cached_share + delay_share, 0)) AS blocked_ns
+    -- Shares that sum to one leave nothing; what rounding leaves is no time.
+    CASE
+        WHEN coalesce(cpu_share + cached_share + delay_share, 0) < 1 - 1e-12
+        THEN rest_ns * (1 - coalesce(cpu_share + cached_share + delay_share, 0))
+        ELSE 0
+    END AS blocked_ns
 FROM shared
