@@ -428,13 +428,13 @@ def test_small_reads_do_not_seek_each_other_away() -> None:
 def test_too_few_workers() -> None:
     finding = found(example("W1"), "W1")
     # 60 fetches of 30 ms while 60 steps take 5 ms: six and one to spare.
-    tells(finding, "2 workers, busy", "the steps 30", "16 processors")
+    tells(finding, "2 workers, busy", "the steps 30", "16 CPUs")
     assert finding.remedies[0].says == "DataLoader(num_workers=8)"
 
 
 def test_no_workers_at_all() -> None:
     finding = found(files_of(30)(batches=60, workers=0, compute_ms=30), "W1")
-    tells(finding, "no workers", "how many processors there are was not noted")
+    tells(finding, "no workers", "how many CPUs there are was not noted")
     assert finding.remedies[0].says == "DataLoader(num_workers=2)"
 
 
@@ -455,7 +455,7 @@ def test_decode_bound() -> None:
 
 
 def test_waiting_for_files_is_not_decoding() -> None:
-    assert "on the processor" in fine(files_of(30)(batches=30, workers=1), "W2").says
+    assert "on a CPU" in fine(files_of(30)(batches=30, workers=1), "W2").says
 
 
 def test_waiting_for_a_processor_to_decode_is_decoding() -> None:
@@ -498,15 +498,47 @@ def test_without_steps_an_open_that_waits_for_another_program_is_no_storm() -> N
 def test_fetches_without_a_processor() -> None:
     run = example("W3")
     finding = found(run, "W3")
-    tells(
-        finding, "50 % of the data wait", "2 workers and ranks want one, 2 processors: others use"
-    )
-    assert "wait for a processor already" in fine(run, "W1").says
+    tells(finding, "50 % of the data wait", "2 workers and ranks want one, 2 CPUs: others use")
+    assert "wait for a CPU already" in fine(run, "W1").says
     assert "fewer workers" in found(decoding(0.4, 0.5, cpus=1), "W3").remedies[0].says
     assert fine(decoding(0.9, 0.05), "W3")
     blocked = found(decoding(0.1, 0.3, cpus=1), "W3").remedies[0].says  # 60 % of it elsewhere
-    assert "more processors" in blocked
+    assert "more CPUs" in blocked
     assert "fewer workers" not in blocked
+
+
+def test_a_quota_is_how_many_cpus_there_are() -> None:
+    run = decoding(0.3, 0.6, cpus=16)
+    run.note("cpus of process", "16\tffff\t0.5\t/sys/fs/cgroup/job")
+    run.note("cpu throttled", "120\t3.2\t/sys/fs/cgroup/job")
+    finding = found(run, "W3")
+    tells(finding, "quota is 0.5 CPUs: it stopped the job 120 times, 3.20 s")
+    assert "raise the CPU quota" in finding.remedies[0].says
+    idle = decoding(0.3, 0.6, cpus=16)  # a quota that hardly ever stopped it is not why
+    idle.note("cpus of process", "16\tffff\t8\t/sys/fs/cgroup/job")
+    idle.note("cpu throttled", "1\t0.002\t/sys/fs/cgroup/job")
+    finding = found(idle, "W3")
+    tells(finding, "2 workers and ranks want one, 8 CPUs: others use them too")
+    assert "quota" not in finding.remedies[0].says
+    short = files_of(30)(batches=60, workers=1, compute_ms=5, busy=0.4)
+    short.note("cpus of process", "16\tffff\t1\t/sys/fs/cgroup/job")
+    assert "1 CPU leave no room for more" in fine(short, "W1").says
+
+
+def test_threads_of_a_loader_that_have_no_cpu_are_told_as_workers_are() -> None:
+    run = Synthetic()
+    now = S
+    for batch in range(20):
+        run.wait(now, now + 100 * MS, batch)
+        run.span("wait cpu", now + 100 * MS + 1, now + 100 * MS + 2, index=batch, a=1, b=40 * MS)
+        run.span("wait delay", now + 100 * MS + 3, now + 100 * MS + 4, index=batch, b=120 * MS)
+        run.step(now + 100 * MS, now + 110 * MS, batch)
+        now += 110 * MS
+    run.process(1, end=now)
+    run.note("cpus", "2")
+    finding = found(run, "W3")
+    tells(finding, "for 75 % of the data wait", "the loader's threads share 2 CPUs")
+    assert "workers" not in finding.remedies[0].says
 
 
 def test_workers_of_each_pass_are_judged_by_their_own_pass() -> None:

@@ -323,6 +323,89 @@ def test_memory_is_what_the_smallest_control_group_around_leaves(
     assert dict(machine.facts())["memory_bytes"] == str(4 << 30)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_smallest_cpu_quota_around_is_how_many_cpus_there_are(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"/proc/self/cgroup": ["", "3:cpuacct:/\n2:cpu:/job/step\n", "0::/job/step\n"][version]}
+    top = tmp_path / ("cpu" if version == 1 else "")
+    (top / "job" / "step").mkdir(parents=True)
+    (tmp_path / "cpuacct").mkdir(exist_ok=True)
+    for folder, quota in (("job/step", 300_000), ("job", 150_000), (".", None)):
+        if version == 1:
+            (top / folder / "cpu.cfs_quota_us").write_text(f"{quota or -1}\n")
+            (top / folder / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            (top / folder / "cpu.max").write_text(f"{quota or 'max'} 100000\n")
+    real = machine._text
+    monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
+    monkeypatch.setattr(machine, "_text", lambda path: texts.get(path) or real(path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 5, 6})
+    assert machine.cpu_quota() == (1.5, f"{top}/job")
+    assert machine.cpus() == f"4\t63\t1.5\t{top}/job"
+    assert dict(machine.facts())["cpu quota"] == "1.5"
+    (top / "job" / "cpu.max").write_text("max 100000\n")
+    (top / "job" / "cpu.cfs_quota_us").write_text("-1\n")
+    quota = machine.cpu_quota()
+    assert quota is not None
+    assert quota[0] == 3
+
+
+def test_without_a_quota_nothing_is_said_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
+    assert machine.cpu_quota() is None
+    assert machine.cpus().endswith("\t\t")
+    assert "cpu quota" not in dict(machine.facts())
+
+
+def test_how_often_a_quota_stopped_a_group_is_read_of_both_versions(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000\n")
+    assert machine.throttled(str(tmp_path)) == (3, 2.5)
+    (tmp_path / "cpu.stat").write_text("usage_usec 7\nnr_throttled 4\nthrottled_usec 1500000\n")
+    assert machine.throttled(str(tmp_path)) == (4, 1.5)
+    (tmp_path / "cpu.stat").write_text("usage_usec 7\n")  # the root of version 2
+    assert machine.throttled(str(tmp_path)) is None
+
+
+def cpus_of(*told: tuple[str, str], **notes: str) -> Any:
+    """Of a job with a main process for each of `told`: its host and what it says of its CPUs."""
+    run = Synthetic()
+    for number, (host, value) in enumerate(told, 1):
+        run.process(number, end=S, host=host, rank=number - 1)
+        run.step(0, S // 2, 0, process=number)
+        run.note("cpus of process", value, process=number)
+    if not told:
+        run.process(1, end=S)
+    for key, value in notes.items():
+        run.note(key.replace("_", " "), value, None)
+    return measure(run).machine
+
+
+@pytest.mark.parametrize(
+    ("told", "notes", "cpus", "quota"),
+    [
+        ([], {"cpus": "8"}, 8, None),
+        ([], {"cpus": "8", "cpu_quota": "1.5"}, 1.5, 1.5),
+        ([], {"cpus": "2", "cpu_quota": "4"}, 2, None),
+        ([("a", "4\tf\t\t")], {"cpus": "16"}, 4, None),  # bound by what the launcher started
+        ([("a", "4\tf\t\t"), ("a", "4\tf\t\t")], {}, 4, None),  # shared
+        ([("a", "4\tf\t\t"), ("a", "4\tf0\t\t")], {}, 8, None),  # each its own
+        ([("a", "4\tf\t\t"), ("b", "4\tf\t\t")], {}, 8, None),  # of two hosts
+        ([("a", "4\tf\t0.5\t/x"), ("a", "4\tf\t0.5\t/x")], {}, 0.5, 0.5),
+        ([("a", "4\tf\t1.5\t/x"), ("a", "4\tf\t1.5\t/y")], {}, 3, 3),
+        ([("a", "2\t3\t8\t/x")], {}, 2, None),
+        ([("a", "much")], {"cpus": "3"}, 3, None),
+    ],
+)
+def test_the_cpus_of_a_job_are_those_that_its_processes_may_use(
+    told: list[tuple[str, str]], notes: dict[str, str], cpus: float, quota: float | None
+) -> None:
+    seen = cpus_of(*told, **notes)
+    assert (seen.cpus, seen.quota_cpus) == (cpus, quota)
+
+
 class Sys:
     """A /sys of our own: devices, what they are made of, their controllers."""
 

@@ -169,7 +169,7 @@ BURST = Remedy(
     "penstock run --burst-buffer fast COMMAND",
 )
 NOBODY_WAITED = "by the time in calls: without steps nobody is known to have waited for it"
-MORE_CPUS = Remedy("job", "ask for more processors (Slurm: --cpus-per-task)")
+MORE_CPUS = Remedy("job", "ask for more CPUs (Slurm: --cpus-per-task)")
 MEASURE_CEILING = f"no ceiling was measured; `penstock ceiling {RUN}` does it"
 ASYNC_SAVE = Remedy(
     "code",
@@ -938,7 +938,7 @@ BUSY = Threshold(
 CPU_SHARE = Threshold(
     0.50,
     "share",
-    "of the data wait that is not for a processor",
+    "of the data wait that is not for a CPU",
     "chosen: then a faster disk would end less than half of it",
 )
 QUEUE_SHARE = Threshold(
@@ -958,8 +958,8 @@ MOSTLY = Threshold(
 
 
 def too_few_workers(measures: Measures) -> _Said:
-    """While the step loop waits all workers fetch, or it fetches itself, and there is a processor
-    for another worker."""
+    """While the step loop waits all workers fetch, or it fetches itself, and there is a CPU for
+    another worker."""
     training = measures.training
     wait_s = measures.wait_s(
         "read", "write", "metadata", "cpu", "cached", "blocked", "not scheduled"
@@ -974,9 +974,9 @@ def too_few_workers(measures: Measures) -> _Said:
         return _Fine("the step loop does not wait for fetches")
     if measures.training.pooled_waits:
         return _Fine("the loader does not say who makes a batch")
-    # Whoever uses the processors: another worker would wait for one too.
+    # Whoever uses the CPUs: another worker would wait for one too.
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
-        return _Fine("fetches wait for a processor already: there is none for another worker")
+        return _Fine("fetches wait for a CPU already: there is none for another worker")
     waited_s = sum(row.waited_s for row in workers)
     busy = sum(row.busy_s for row in workers) / waited_s if waited_s else 1.0
     says = (
@@ -987,14 +987,14 @@ def too_few_workers(measures: Measures) -> _Said:
             says = says.replace(per_cent(busy), f"less than {per_cent(busy)}")
         return _Fine(says)
     cpu_s = sum(row.cpu_s or 0.0 for row in workers) / mains if workers else on_cpu_s
-    # Computing takes a processor of its own; what a worker needs is its time on one.
+    # Computing takes a CPU of its own; what a worker needs is its time on one.
     of_one = min(1.0, cpu_s / fetch_s) if fetch_s else 0.0
     room = None if cpus is None else int((cpus / mains - 1) / max(of_one, 0.05))
     wanted = -(-fetch_s // max(left_s, 1e-9)) + 1
     wanted = int(min(wanted, 64 if room is None else room))
     if wanted <= each:
-        return _Fine(f"{says}, and {count(cpus or 0, 'processor')} leave no room for more")
-    told = "how many processors there are was not noted" if cpus is None else ""
+        return _Fine(f"{says}, and {_cpus(cpus or 0.0)} leave no room for more")
+    told = "how many CPUs there are was not noted" if cpus is None else ""
     return _Found(
         max(0.0, wait_s - max(0.0, fetch_s / wanted - left_s)),
         tuple(
@@ -1002,8 +1002,8 @@ def too_few_workers(measures: Measures) -> _Said:
                 None,
                 (
                     f"{says}; fetching takes {show(fetch_s, 's')}, the steps {show(left_s, 's')}",
-                    f"a fetch is {per_cent(of_one)} on the processor"
-                    + (f", {count(cpus, 'processor')}" if cpus else ""),
+                    f"a fetch is {per_cent(of_one)} on a CPU"
+                    + (f", {_cpus(cpus)}" if cpus else ""),
                     told,
                 ),
             )
@@ -1014,38 +1014,54 @@ def too_few_workers(measures: Measures) -> _Said:
 
 
 def decode_bound(measures: Measures) -> _Said:
-    """Most of the data wait is workers' time on a processor, outside file calls: decoding,
-    augmenting.  A faster disk would not help."""
+    """Most of the data wait is workers' time on a CPU, outside file calls: decoding, augmenting.  A
+    faster disk would not help."""
     share, queued = measures.wait_share("cpu"), measures.wait_share("not scheduled")
-    says = f"{per_cent(share)} of the data wait is on the processor, outside file calls"
+    says = f"{per_cent(share)} of the data wait is on a CPU, outside file calls"
     if share < CPU_SHARE.value * (1 - queued) or not share:  # to wait for one is to wait for it
         return _Fine(says)
     return _Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
 
 
 def oversubscribed(measures: Measures) -> _Said:
-    """Much of the data wait is workers ready to run without a processor."""
+    """For much of the data wait the threads that make batches are ready to run and have no CPU."""
     share = measures.wait_share("not scheduled")
-    says = f"{per_cent(share)} of the data wait is fetches without a processor"
+    says = f"for {per_cent(share)} of the data wait fetches were ready to run and had no CPU"
     if share < QUEUE_SHARE.value:
         return _Fine(says)
-    wants, cpus = _processors_wanted(measures), measures.machine.cpus
-    told = f"{wants:,} workers and ranks want one" if wants > 1 else "one rank wants one"
-    if cpus:
-        told += f", {count(cpus, 'processor')}"
-    if cpus and wants <= cpus:
-        told += ": others use them too"
-        remedy = Remedy("job", "leave processors to this job: other programs run on this node")
-    else:
-        # Fewer workers would make each wait longer that is not for a CPU.
-        is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
-        remedy = MORE_CPUS if is_elsewhere else fewer_threads(measures)
+    told, remedy = _short_of_cpus(measures)
     return _Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
 
 
-def _processors_wanted(measures: Measures) -> int:
-    """Workers of all ranks at one time, and the ranks."""
-    return max(1, measures.training.mains) * (_workers(measures) + 1)
+def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
+    """Who wants the CPUs that there are, and what to do about it."""
+    seen = measures.machine
+    has = _cpus(seen.cpus) if seen.cpus else "how many CPUs there are was not noted"
+    stopped_s, waited_s = seen.throttled_s, measures.wait_s("not scheduled")
+    if seen.quota_cpus is not None and (
+        stopped_s is None or stopped_s >= QUEUE_SHARE.value * waited_s
+    ):
+        told = f"the control group's quota is {has}"
+        if seen.throttled and stopped_s is not None:
+            told += f": it stopped the job {seen.throttled:,} times, {show(stopped_s, 's')}"
+        return told, Remedy("job", "raise the CPU quota (Kubernetes: limits.cpu; Docker: --cpus)")
+    if measures.training.pooled_waits:
+        told = f"the loader's threads share {has}"
+        return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
+    wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at one time
+    told = f"{wants:,} workers and ranks want one" if wants > 1 else "one rank wants one"
+    told += f", {has}" if seen.cpus else f"; {has}"
+    if seen.cpus and wants <= seen.cpus:
+        remedy = Remedy("job", "leave CPUs to this job: other programs run on this node")
+        return f"{told}: others use them too", remedy
+    # Fewer workers would make each wait longer that is not for a CPU.
+    is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
+    return told, MORE_CPUS if is_elsewhere else fewer_threads(measures)
+
+
+def _cpus(n: float) -> str:
+    """In words; a quota may be half a CPU."""
+    return f"{n:,.6g} CPU{'' if n == 1 else 's'}"
 
 
 def _workers(measures: Measures) -> int:
@@ -1649,8 +1665,8 @@ RULES: tuple[Rule, ...] = (
     Rule("D12", "the same bytes again", same_bytes_again, (AGAIN,), ("D2", "D4", "D9")),
     Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
-    Rule("W2", "decoding on the processor, not I/O", decode_bound, (CPU_SHARE,)),
-    Rule("W3", "fetches without a processor", oversubscribed, (QUEUE_SHARE, MOSTLY)),
+    Rule("W2", "decoding on the CPU, not I/O", decode_bound, (CPU_SHARE,)),
+    Rule("W3", "fetches without a CPU", oversubscribed, (QUEUE_SHARE, MOSTLY)),
     Rule("W4", "slow start-up", slow_startup, (STARTUP_SHARE,)),
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),

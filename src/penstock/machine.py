@@ -10,6 +10,8 @@ import re
 # ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120
 
 __all__ = [
+    "cpu_quota",
+    "cpus",
     "facts",
     "flash",
     "group_moved",
@@ -19,6 +21,7 @@ __all__ = [
     "nfs_mounts",
     "own_group",
     "striping",
+    "throttled",
 ]
 
 # File systems without files of anyone's: what the kernel shows of itself.
@@ -36,11 +39,14 @@ LEAST_FREE_BYTES = 10 << 30
 
 
 def facts(may_start: bool = False) -> list[tuple[str, str]]:
-    """(key, value) for notes: cpus, memory_bytes, one mount for each file system, as
+    """(key, value) for notes: cpus, cpu quota, memory_bytes, one mount for each file system, as
     "MOUNT POINT<tab>TYPE<tab>SOURCE", beneath: what is known of its device, in words, and flash:
     those on NVMe of this node, as "MOUNT POINT<tab>DEVICE<tab>FREE BYTES".  What cannot be read is
     left out.  may_start: `lfs` may be run for Lustre's striping: not in a job."""
     known = [("cpus", str(len(os.sched_getaffinity(0))))]
+    quota = cpu_quota()
+    if quota is not None:
+        known.append(("cpu quota", f"{quota[0]:g}"))
     memory_bytes = _memory_bytes()
     if memory_bytes:
         known.append(("memory_bytes", str(memory_bytes)))
@@ -258,6 +264,45 @@ def nfs_mounts(text: str) -> dict[str, list[float]]:
         again = reads[1] - reads[0] + writes[1] - writes[0]
         found[_unescaped(head[1])] = [of[4], of[5], reads[0], writes[0], max(0, again), reads[6]]
     return found
+
+
+def cpus() -> str:
+    """The CPUs of this process: "COUNT<tab>MASK<tab>QUOTA<tab>GROUP".  MASK: the numbers of those
+    it may run on, a hexadecimal mask.  QUOTA: how many of them its control group GROUP may use in
+    the mean; both are empty where it has none."""
+    numbers = os.sched_getaffinity(0)
+    quota, group = cpu_quota() or ("", "")
+    words = (len(numbers), f"{sum(1 << number for number in numbers):x}", quota, group)
+    return "\t".join(str(word).replace("\t", " ") for word in words)
+
+
+def cpu_quota() -> tuple[float, str] | None:
+    """How many CPUs the control group of this process may use in the mean, and that group's folder:
+    of the groups around it, the one that allows least.  None: as many as there are."""
+    found = []
+    for folder in _groups():
+        limit, _, period = _text(f"{folder}/cpu.max").strip().partition(" ")
+        found.append((limit, period, folder))
+    for folder in _groups("cpu"):
+        limit = _text(f"{folder}/cpu.cfs_quota_us").strip()
+        found.append((limit, _text(f"{folder}/cpu.cfs_period_us").strip(), folder))
+    quotas = [
+        (int(limit) / int(period), folder)
+        for limit, period, folder in found
+        if limit.isdigit() and period.isdigit() and int(period)
+    ]
+    return min(quotas, default=None)
+
+
+def throttled(group: str) -> tuple[int, float] | None:
+    """How often the kernel has stopped a control group until its quota's next period, and for how
+    many seconds, its CPUs together.  None: it does not say."""
+    known = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/cpu.stat"), re.MULTILINE))
+    if "nr_throttled" not in known:
+        return None
+    usec, ns = known.get("throttled_usec"), known.get("throttled_time")  # of versions 2 and 1
+    seconds = int(usec) / 1e6 if usec else int(ns) / 1e9 if ns else 0.0
+    return int(known["nr_throttled"]), seconds
 
 
 def _memory_bytes() -> int | None:

@@ -529,7 +529,7 @@ _EMPTY: dict[str, Any] = {
     ),
     "pattern": Pattern(0, 0, 0, 0, 0, 0.0, 0.0, 0.0),
     "page_faults": PageFaults(0, 0, 0, 0.0),
-    "machine": Machine(None, None),
+    "machine": Machine(None, None, None, None, None),
 }
 
 

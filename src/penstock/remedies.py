@@ -92,9 +92,9 @@ SHARE_EACH = {
     "grain": "give each rank its share: grain.ShardOptions(shard_index=…, shard_count=…)",
 }
 FEWER_THREADS = {
-    "torch": "ask for more processors (Slurm: --cpus-per-task), or fewer workers and "
+    "torch": "ask for more CPUs (Slurm: --cpus-per-task), or fewer workers and "
     "torch.set_num_threads(1) in them",
-    "tensorflow": "ask for more processors (Slurm: --cpus-per-task), or fewer threads: "
+    "tensorflow": "ask for more CPUs (Slurm: --cpus-per-task), or fewer threads: "
     "tf.data.Options().threading.private_threadpool_size",
 }
 
@@ -128,10 +128,8 @@ def share_each(measures: Measures) -> tuple[Remedy, ...]:
 
 
 def fewer_threads(measures: Measures) -> Remedy:
-    """More processors, or fewer that want one."""
-    neutral = (
-        "ask for more processors (Slurm: --cpus-per-task), or fewer reader threads and processes"
-    )
+    """More CPUs, or fewer that want one."""
+    neutral = "ask for more CPUs (Slurm: --cpus-per-task), or fewer reader threads and processes"
     return Remedy("job", _in_words(measures, FEWER_THREADS, neutral))
 
 
