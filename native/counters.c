@@ -71,6 +71,7 @@ enum group {
     GROUP_read,
     GROUP_write,
     GROUP_process,
+    GROUP_account,
     GROUP_app,
     GROUP_wait,
     GROUP_sleep,

@@ -82,6 +82,7 @@
     X(96, FORK, process, process)                                                                  \
     X(97, EXEC, process, process)                                                                  \
     X(98, SPAWN, process, process)                                                                 \
+    X(99, ACCOUNT, process, account)                                                               \
     X(104, SEM_WAIT, wait, wait)                                                                   \
     X(105, COND_WAIT, wait, wait)                                                                  \
     X(106, FUTEX, wait, wait)                                                                      \
@@ -120,7 +121,9 @@ enum op {
 /* One call.  Opened before it (duration 0), completed after it: an event whose duration is still 0
  * was in flight when the log ends.  A slot without an op holds no event: it was reserved and not
  * yet written, or taken back.  offset is -1 where it is unknown or has no meaning.  Of a wait, the
- * file id is that of the loaded object that called (TEXT_OBJECT). */
+ * file id is that of the loaded object that called (TEXT_OBJECT).  An ACCOUNT is of the call of its
+ * thread that began when it does: asked is how many ns of the call the thread was on a CPU, moved
+ * how many it was ready and had none. */
 struct event {
     uint64_t begun; /* ticks from the block's `first` << 24 | op << 16 | low half of the file id */
     uint64_t done;  /* duration << 24 | errno << 16 | high half of the file id */

@@ -16,6 +16,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "counters.h"
 
 #define POOL_BYTES 65536
@@ -133,6 +134,7 @@ void clock_choose(uint64_t known_ticks_per_s)
         while (elapsed < 1000000);
         clock_ticks_per_s = (uint64_t)((double)(clock_counter() - ticks) * 1e9 / (double)elapsed);
     }
+    log_look_ticks = clock_ticks_per_s / (1000000000u / ACCOUNT_NS);
 }
 
 void log_anchor(void)
@@ -940,7 +942,10 @@ bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset
     call->file = file;
     call->op = op;
     call->is_wide = true;
-    rest->start = call->start = clock_ticks();
+    call->start = clock_ticks();
+    if (call->start - call->thread->looked > log_look_ticks)
+        call->start = log_look(call->thread);
+    rest->start = call->start;
     __atomic_store_n(&event->begun, log_begun(0, op, file), __ATOMIC_RELEASE);
     return true;
 }
@@ -1010,7 +1015,7 @@ static struct event *widen(struct event *event, const struct call *call)
 void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t offset,
                     uint64_t moved)
 {
-    uint64_t is_long = ticks >> EVENT_LONG_BIT != 0;
+    uint64_t is_long = ticks >> EVENT_LONG_BIT != 0, length = ticks;
     struct event *event = log_event(call);
     struct event_rest *rest;
     int kept = errno;
@@ -1037,6 +1042,8 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
         event->offset = offset;
     __atomic_store_n(&event->done, log_done(ticks ? ticks : 1, error, call->file),
                      __ATOMIC_RELEASE);
+    if (length >= log_look_ticks && call->op < OP_FORK)
+        account_call(call, length);
 }
 
 /* --- waits ------------------------------------------------------------------------------------ */

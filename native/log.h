@@ -53,7 +53,9 @@ struct wait {
 
 /* Lives in memory that a fork wipes, so a child finds no block and begins a log of its own. */
 struct thread {
-    struct block *block;  /* NULL: none yet, or another log began */
+    struct block *block; /* NULL: none yet, or another log began */
+    uint64_t looked;     /* ticks when the next two were read: see account.h */
+    uint64_t looked_cpu_ns, looked_delay_ns;
     struct block *parked; /* the parent's block while a vfork child borrows the thread */
     void *address;        /* where the latest block was mapped; the next one goes there too */
     uint64_t unit;        /* of the file that is mapped there */
@@ -154,6 +156,9 @@ static inline uint32_t log_reserve(uint32_t *used, uint32_t n)
 #endif
 }
 
+extern uint64_t log_look_ticks; /* how old what a thread looked at may be when a call begins */
+uint64_t log_look(struct thread *thread); /* the thread's CPU time and run-queue delay; the clock */
+
 bool log_begin_wide(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t asked);
 struct event *log_event(const struct call *call);          /* where it is now; NULL: gone */
 void log_began_earlier(struct call *call, uint64_t start); /* if its event can say so */
@@ -223,6 +228,8 @@ log_begin(struct call *call, enum op op, uint32_t file, int64_t offset, uint64_t
     call->op = op;
     call->is_wide = false;
     call->start = clock_ticks();
+    if (UNLIKELY(call->start - thread->looked > log_look_ticks))
+        call->start = log_look(thread);
     since_first = call->start - block->first;
     if (UNLIKELY(since_first >> EVENT_TIME_BITS))
         goto wide;
@@ -243,7 +250,7 @@ __attribute__((always_inline)) static inline void log_end_at(const struct call *
     uint64_t ticks = clock_ticks() - call->start;
 
     if (UNLIKELY(call->thread->block != call->block || call->block->round != call->round ||
-                 call->is_wide || ticks >> EVENT_LONG_BIT || moved >> 32)) {
+                 call->is_wide || ticks >= log_look_ticks || moved >> 32)) {
         log_end_slowly(call, ticks, error, offset, moved);
         return;
     }

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "burst.h"
 #include "files.h"
 #include "hook_open.h"
@@ -175,7 +176,7 @@ static void measure_event(void)
 static int open_window(const char *folder, uint64_t budget_bytes)
 {
     const char *ticks = getenv("PENSTOCK_TICKS");
-    uint64_t start_ns = clock_ns(CLOCK_MONOTONIC);
+    uint64_t start_ns = clock_ns(CLOCK_MONOTONIC), delay_ns;
     uint32_t serial, name;
     int error;
 
@@ -197,8 +198,11 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     log_switch_on();
     is_open = true;
     apply_patches(start_ns);
-    if (log_state->serial != serial)
+    if (log_state->serial != serial) {
         measure_event();
+        log_text(TEXT_NOTE, 0, 0, "run-queue delay",
+                 account_delay(&delay_ns) ? "measured" : "not measured");
+    }
     if (staged_is_on())
         log_text(TEXT_NOTE, 0, 0, "tier", staged_tier());
     if (burst_is_on())
@@ -518,24 +522,6 @@ void penstock_note(const char *key, const char *value)
 {
     if (recorder_on && log_ready())
         log_text(TEXT_NOTE, 0, 0, key, value);
-}
-
-/* The second number of schedstat, by direct system calls: no event comes of it.  No descriptor is
- * kept (1.6 us against 0.4 us): the program may close it, or open a file under its number. */
-int64_t penstock_run_delay(void)
-{
-    char text[96];
-    char *number;
-    long fd = syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-    long got;
-
-    if (fd < 0)
-        return -1;
-    got = syscall(SYS_read, fd, text, sizeof text - 1);
-    syscall(SYS_close, fd);
-    text[got > 0 ? got : 0] = 0;
-    /* A kernel that does not count shows zeros; a thread that reads this has run. */
-    return strtoull(text, &number, 10) && *number == ' ' ? strtoll(number, NULL, 10) : -1;
 }
 
 static uint64_t since(int64_t now, int64_t before)

@@ -72,6 +72,12 @@ PENSTOCK_API int64_t penstock_run_delay(void);
  * thread (a) and its ns ready to run without a CPU (b) since the span began, 2^63-1: not measured,
  * and begins the next one.  Returns the handle of that; 0: not recording. */
 PENSTOCK_API uint64_t penstock_balance(uint64_t handle, uint32_t name, int64_t index);
+/* The same of all threads of this process together, since the first time: to be asked before and
+ * after a wait.  Asking takes 2 us a thread; before a wait the answer is -1 where a hundred times
+ * as long has not passed since.  What a thread had that has ended is left out.  Before a graph: the
+ * recorder itself asks after each wait in it. */
+enum { PENSTOCK_AFTER = 0, PENSTOCK_BEFORE = 1, PENSTOCK_BEFORE_GRAPH = 2 };
+PENSTOCK_API int64_t penstock_run_delays(int when);
 
 /* For tests: slots patched now; whether the calling thread is inside a recorded call;
  * the names that are hooked, one by one until NULL. */

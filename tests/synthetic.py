@@ -41,6 +41,7 @@ class Synthetic:
         end: int | None = None,
         parent: int | None = None,
         command: str = "python train.py",
+        tells_delay: bool = True,
         **more: Any,
     ) -> int:
         row = {
@@ -81,6 +82,8 @@ class Synthetic:
             + (row["waits_from_ns"],)
         )
         self.rows["threads"].append((1, process, 1000 + process, "python", True))
+        if tells_delay:
+            self.note("run-queue delay", "measured", process)
         return process
 
     def worker(
@@ -198,6 +201,21 @@ class Synthetic:
         self.span("fetch", start, end, process=process, index=index, a=a, b=cpu)
         if delay is not None and end is not None:
             self.span("fetch delay", end, end + 1, process=process, index=index, a=a, b=delay)
+
+    def account(
+        self,
+        start: int,
+        end: int,
+        *,
+        cpu: int = 0,
+        delay: int = 0,
+        process: int = 1,
+        thread: int = 1,
+    ) -> None:
+        """What the thread did in its call from start to end."""
+        self.rows["spans/00000"].append(
+            (process, thread, "account", None, None, cpu, delay, start, end - start)
+        )
 
     def note(self, key: str, value: str, process: int | None = 1) -> None:
         self.rows["notes"].append((process, key, value))

@@ -53,6 +53,67 @@ def test_what_several_threads_do_at_once_is_shared_and_counts_once() -> None:
     }
 
 
+def delayed(*waits: tuple[int, int, int, int | None]) -> Synthetic:
+    """Waits after the first batch: from, to, CPU time and delay of all threads (ms)."""
+    run = Synthetic()
+    run.process(1, end=9000 * MS)
+    run.wait(20 * MS, 100 * MS, 0)
+    run.span("wait cpu", 100 * MS + 1, 100 * MS + 2, index=0, a=1, b=0)
+    run.step(20 * MS, 150 * MS, 0)
+    for number, (first, last, cpu, delay) in enumerate(waits, 1):
+        run.wait(first * MS, last * MS, number)
+        run.span("wait cpu", last * MS + 1, last * MS + 2, index=number, a=1, b=cpu * MS)
+        if delay is not None:
+            run.span("wait delay", last * MS + 3, last * MS + 4, index=number, a=1, b=delay * MS)
+        run.step(last * MS, (last + 50) * MS, number)
+    return run
+
+
+def test_time_in_which_the_loaders_threads_had_no_cpu_is_not_scheduled() -> None:
+    run = delayed((200, 300, 30, 20))
+    run.call("pread", 200 * MS, 210 * MS, thread=7, moved=1)
+    assert parts(run) == {"read": 10, "cpu": 30, "not scheduled": 20, "blocked": 40}
+
+
+def test_of_many_threads_that_want_a_cpu_the_wait_is_shared_as_their_times_are() -> None:
+    assert parts(delayed((200, 300, 100, 300))) == {"cpu": 25, "not scheduled": 75}
+
+
+def test_a_wait_whose_delay_was_not_asked_for_is_as_the_others() -> None:
+    run = delayed((200, 300, 40, 20), (400, 500, 20, None), (600, 700, 60, 30))
+    # Half as much delay as CPU time in the two waits that tell it.
+    assert parts(run) == {"cpu": 120, "not scheduled": 60, "blocked": 120}
+    assert measure(run).cpu_unknown.waits == 0
+
+
+def test_without_any_delay_time_without_a_cpu_may_be_in_what_is_blocked() -> None:
+    run = delayed((200, 300, 40, None))
+    assert parts(run) == {"cpu": 40, "blocked": 60}
+    assert measure(run).cpu_unknown.waits == 2
+    (gap,) = [gap for gap in report_of(measure(run)).gaps if gap.what == "2 data waits"]
+    assert "without a run-queue delay" in gap.why
+
+
+def test_a_call_of_the_loaders_threads_that_lost_the_cpu_did_not_read_so_long() -> None:
+    run = delayed((200, 300, 10, 50))
+    run.call("pread", 200 * MS, 260 * MS, thread=7, path="/data/a", moved=1)
+    run.account(200 * MS, 260 * MS, delay=50 * MS, thread=7)
+    assert parts(run) == {"read": 10, "cpu": 10, "not scheduled": 50, "blocked": 30}
+    (row,) = [row for row in measure(run).files if row.path == "/data/a"]
+    assert row.blocking_s == pytest.approx(0.010)
+
+
+def test_a_graph_tells_the_delay_of_all_threads_since_it_was_called() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS)
+    for number, (call, got, us) in enumerate(((0, 40, 30_000), (100, 200, 100_000))):
+        run.span("graph", call * MS, call * MS + 1, a=0, b=1 + 500 * MS)
+        run.span("get next", got * MS, got * MS + 1, thread=9, a=us, b=20 * MS)
+        run.span("get next delay", got * MS + 2, got * MS + 3, thread=9, b=1 + 560 * MS)
+        run.step(call * MS, (got + 50) * MS, number)
+    assert parts(run) == {"cpu": 20, "not scheduled": 60, "blocked": 20}
+
+
 def test_the_waiting_threads_own_calls_count_too() -> None:
     run = pooled(200, 300, cpu=0)
     run.call("pread", 200 * MS, 250 * MS, thread=1, moved=1)

@@ -146,6 +146,55 @@ def test_a_read_of_4_kib_that_takes_100_us_is_a_wait() -> None:
     assert parts(run) == {"read": 10, "cpu": 20, "blocked": 70}
 
 
+def test_the_account_of_a_long_call_says_how_much_of_it_was_waiting() -> None:
+    """In whatever thread: no fetch has to tell anything."""
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=100 * MS, delay=0)
+    run.call("read", 400 * MS, 500 * MS, path="/data/a", moved=1)
+    run.account(400 * MS, 500 * MS, cpu=10 * MS, delay=60 * MS)
+    run.call("read", 500 * MS, 520 * MS, path="/data/b", moved=1)
+    run.span("checkpoint", 600 * MS, 800 * MS)
+    run.call("write", 600 * MS, 700 * MS, path="/out/a", moved=1)
+    run.account(600 * MS, 700 * MS, cpu=80 * MS, delay=5 * MS)
+    known = measure(run)
+    assert known.training.training_calls_s == pytest.approx(0.050)
+    assert known.checkpoint_parts == pytest.approx({"write": 0.015, "other": 0.185})
+    blocking = {row.path: round(row.blocking_s * 1000, 6) for row in known.files}
+    assert blocking == {"/data/a": 30, "/data/b": 20, "/out/a": 15}
+    assert known.storage_fraction.state == "derived"
+
+
+def test_a_fetch_takes_no_delay_twice_from_a_call_with_an_account() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=10 * MS, delay=60 * MS)
+    run.call("read", 200 * MS, 270 * MS, process=2, moved=1)
+    run.account(200 * MS, 270 * MS, delay=60 * MS, process=2)
+    assert parts(run) == {"read": 10, "cpu": 10, "not scheduled": 60, "blocked": 20}
+
+
+def test_an_account_is_of_the_call_of_its_own_thread() -> None:
+    run = one_wait(200, 300)
+    run.fetch(200 * MS, 300 * MS, 1, cpu=0, delay=0)
+    run.call("read", 200 * MS, 300 * MS, process=2, moved=1)
+    run.account(200 * MS, 300 * MS, delay=100 * MS, process=2, thread=2)
+    assert parts(run) == {"read": 100}
+
+
+def test_where_no_delay_is_told_long_calls_are_waits_at_most() -> None:
+    run = Synthetic()
+    run.process(1, end=2000 * MS, tells_delay=False)
+    run.worker(2, start=10 * MS, end=1900 * MS)
+    run.rows["notes"].clear()
+    for number in range(10):
+        run.step(number * 100 * MS, (number + 1) * 100 * MS, number)
+        run.call("read", number * 100 * MS, (number * 100 + 50) * MS, moved=1)
+    known = measure(run)
+    assert known.cpu_unknown.call_s == pytest.approx(0.500)
+    assert known.storage_fraction.value == pytest.approx(0.5)
+    assert known.storage_fraction.state == "incomplete"
+    assert "time without a CPU was not measured" in known.storage_fraction.why
+
+
 def test_without_a_measured_delay_cpu_time_alone_bounds_the_calls_of_a_fetch() -> None:
     run = one_wait(200, 300)
     run.fetch(200 * MS, 300 * MS, 1, cpu=60 * MS)

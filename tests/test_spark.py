@@ -71,6 +71,7 @@ def add_balances(run: Synthetic) -> None:
     feeds the steps; failures."""
     run.span("data wait", 3500 * MS, 3510 * MS, process=1, thread=4, index=0, a=7)
     add_failures(run)
+    short_of_cpus(run)
     run.span("step", 3580 * MS, 3595 * MS, process=10, index=1, b=3, kind="step")
     run.span("step balance", 3500 * MS, 3595 * MS, process=10, index=1, a=40 * MS, b=5 * MS)
     run.span("step balance", 3595 * MS, 3770 * MS, process=10, index=2, a=40 * MS, b=2**63 - 1)
@@ -95,6 +96,16 @@ def add_failures(run: Synthetic) -> None:
     run.span("save failed", 4960 * MS, 4960 * MS + 1, index=10, a=5, b=1, process=22)
     run.note("ended", "1\t2\t7\tnode1", process=None)
     run.note("still", "00 it slept", process=None)
+
+
+def short_of_cpus(run: Synthetic) -> None:
+    """A quota that stopped it, a call whose thread had no CPU, waits that tell their delay."""
+    for index, end in ((0, 3500), (2, 3960)):
+        run.span("wait delay", end * MS + 3, end * MS + 4, process=10, index=index, b=9 * MS)
+    run.account(3300 * MS, 3380 * MS, cpu=MS, delay=30 * MS, process=2, thread=5)
+    run.note("cpus of process", "4\tf\t1.5\t/sys/fs/cgroup/job")
+    run.note("cpus of process", "2\t30\t\t", process=10)
+    run.note("cpu throttled", "7\t1.25\t/sys/fs/cgroup/job")
 
 
 def rich_job() -> Synthetic:

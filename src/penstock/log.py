@@ -194,6 +194,7 @@ OPS: tuple[Op, ...] = tuple(
             *_ops("stdio", "read", fread=68),
             *_ops("stdio", "write", fwrite=69, fflush=71),
             *_ops("process", "process", fork=96, exec=97, spawn=98),
+            *_ops("process", "account", account=99),
             *_ops("wait", "wait", sem_wait=104, cond_wait=105, futex=106, poll=107, select=108),
             *_ops("wait", "wait", epoll=109, waitpid=111, join=112, mutex=113, barrier=114),
             *_ops("wait", "wait", receive=115, signal=116),

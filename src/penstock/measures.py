@@ -25,6 +25,7 @@ __all__ = [
     "ClockOfHost",
     "Concurrency",
     "Coupling",
+    "CpuUnknown",
     "Death",
     "Devices",
     "DirectoryTotal",
@@ -1008,8 +1009,19 @@ class Restore:
 class Machine:
     """queries/machine.sql"""
 
-    cpus: int | None
+    cpus: float | None
+    quota_cpus: float | None
+    throttled: int | None
+    throttled_s: float | None
     memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUnknown:
+    """queries/cpu_unknown.sql"""
+
+    call_s: float
+    waits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -1112,6 +1124,7 @@ class Measures:
     worker_sharing: tuple[WorkerSharing, ...] = ()
     endings: tuple[Ending, ...] = ()
     deaths: tuple[Death, ...] = ()
+    cpu_unknown: CpuUnknown = CpuUnknown(0.0, 0)
     rereads: tuple[Reread, ...] = ()
     loaders: tuple[str, ...] = ()
     standing: Mapping[str, float] = field(default_factory=dict)
@@ -1339,6 +1352,7 @@ class Measures:
                 0.0 if self.faults.is_measured else self.page_faults.blocked_s,
                 "s at most in page faults of mapped files",
             ),
+            (self.cpu_unknown.call_s, "s in long file calls: time without a CPU was not measured"),
         )
         lacks = [f"{s:.2f} {what}" for s, what in hidden if wall_s and s >= 0.02 * wall_s]
         if self.recording.nameless_spans:
@@ -1427,6 +1441,7 @@ def _measured(engine: Engine) -> Measures:
         rank_cells=_rows(engine, "rank_heat", RankCell) if len(ranks) > 1 else (),
         sharing=_rows(engine, "sharing", Sharing) if job.ranks > 1 else (),
         worker_sharing=_rows(engine, "worker_sharing", WorkerSharing),
+        cpu_unknown=_row(engine, "cpu_unknown", CpuUnknown),
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
         standing=dict(_ask(engine, "standing")[1]),

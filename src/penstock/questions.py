@@ -29,6 +29,7 @@ PREPARED = (
     "file_kinds",
     "file_calls",
     "waited_faults",
+    "accounts",
     "file_waits",
     "calls",
     "data_reads",

@@ -45,6 +45,7 @@ __all__ = [
     "on_stretch",
     "record",
     "run_delay_reader",
+    "run_delays",
     "span",
     "step",
     "unburst",
@@ -92,6 +93,7 @@ class _Native:
         self.pause: Callable[[int], int] | None = None  # these are absent from older libraries
         self.run_delay: Callable[[], int] | None = None
         self.balance: Callable[[int, int, int], int] | None = None
+        self.run_delays: Callable[[int], int] | None = None
         self.staged: Callable[[bytes], int] | None = None
         self.unburst: Callable[[], None] | None = None
         if hasattr(library, "penstock_pause"):
@@ -102,6 +104,8 @@ class _Native:
             self.run_delay = bound("run_delay", ctypes.c_int64)
         if hasattr(library, "penstock_balance"):
             self.balance = bound("balance", wide, wide, ctypes.c_uint32, ctypes.c_int64)
+        if hasattr(library, "penstock_run_delays"):
+            self.run_delays = bound("run_delays", ctypes.c_int64, number)
         if hasattr(library, "penstock_staged"):
             self.staged = bound("staged", number, text)
         if hasattr(library, "penstock_unburst"):
@@ -122,6 +126,7 @@ class _Process:
         self.names: dict[str, int] = {}
         self.next_step = 0
         self.has_explicit_steps = False
+        self.has_told = False  # which CPUs it has
         self.starters: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.is_paused = False
         self.page: Sequence[int] = NOT_LOOKED  # what the run is asked; see control.py
@@ -152,7 +157,41 @@ def look() -> bool:
     _process.is_on, _process.is_paused = state == 1, state == 3
     window = _process.window
     _process.is_run = state in (1, 3) and (window is None or window.is_mark)
+    if _process.is_run and _process.is_on and not _process.has_told:
+        _process.has_told = True  # a forked child is as its parent
+        _tell_cpus(native)
     return _process.is_on
+
+
+def _tell_cpus(native: _Native) -> None:
+    """Which CPUs this process has: a launcher does not know what binds what it starts."""
+    from penstock import machine
+
+    try:
+        value = machine.cpus()
+        native.note(b"cpus of process", _bytes(value))
+        group = value.rpartition("\t")[2]
+        if group:
+            _follow_quota(native, group)
+    except (OSError, ValueError, RecursionError):
+        pass
+
+
+def _follow_quota(native: _Native, group: str) -> None:
+    """When the process ends, says how often its control group's quota stopped it."""
+    import atexit
+
+    from penstock import machine
+
+    before, pid = machine.throttled(group), os.getpid()
+
+    def tell() -> None:
+        after = machine.throttled(group) if os.getpid() == pid else None
+        if before is not None and after is not None:
+            times, seconds = after[0] - before[0], after[1] - before[1]
+            native.note(b"cpu throttled", _bytes(f"{times}\t{seconds:.6f}\t{group}"))
+
+    atexit.register(tell)
 
 
 def unburst() -> None:
@@ -324,6 +363,19 @@ def _number(name: str, native: _Native) -> int:
     return number
 
 
+AFTER, BEFORE, BEFORE_GRAPH = range(3)  # of native/recorder.h
+
+
+def run_delays(when: int) -> int:
+    """Return how many ns the threads of this process have been ready without a CPU, all together,
+    since the first call; to be asked BEFORE and AFTER a wait.  -1: not known, or before a wait: it
+    was asked a moment ago, and asking takes time."""
+    native = _process.native
+    if native is None or native.run_delays is None:
+        return -1
+    return native.run_delays(when)
+
+
 def begin(name: str, index: int = -1, op: int = OP_SPAN) -> Span | None:
     """Opens a span, to be ended by its end(); None when not recording.  For adapters."""
     if not is_recording():
@@ -466,7 +518,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         from penstock import machine
 
         # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
-        facts = machine.facts()
+        facts = [*machine.facts(), ("cpus of process", machine.cpus())]
         if faults:
             from penstock.faultwatch import MEASURED, FaultWatch
 

@@ -1450,6 +1450,11 @@ def _gaps(measures: Measures) -> tuple[Gap, ...]:
             "fetch",
             "without a run-queue delay: not scheduled counts as blocked elsewhere",
         ),
+        (
+            measures.cpu_unknown.waits,
+            "data wait",
+            "without a run-queue delay: not scheduled counts as blocked elsewhere",
+        ),
     ]
     return (
         *_paused(measures),

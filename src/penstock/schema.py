@@ -186,7 +186,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
     "spans": {
         "process": ("INTEGER", "which process"),
         "thread": ("INTEGER", "which thread"),
-        "kind": ("VARCHAR", "window, step or span"),
+        "kind": (
+            "VARCHAR",
+            "window, step or span; account: of the call of this thread that began when it does, "
+            "a: ns of it on a CPU, b: ns ready to run without one",
+        ),
         "name": ("VARCHAR", "what the stretch is called: data wait, fetch, checkpoint …"),
         "index": ("BIGINT", "number of the step or batch"),
         "a": ("BIGINT", "first number, by name: docs/FORMAT.md"),

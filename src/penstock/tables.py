@@ -84,7 +84,8 @@ _OP_NUMBER = {op.name: op.number for op in OPS}
 # wait in a call.  Kept free in native/events.h.
 _FAULT = Op(127, "page fault", "fault", "page fault")
 _FIRST_APP = min(op.number for op in OPS if op.layer == "app")
-_APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"}
+_ACCOUNT = next(op.number for op in OPS if op.name == "account")  # of a call; it is none
+_APP_KINDS = {op.number: op.name for op in OPS if op.layer == "app"} | {_ACCOUNT: "account"}
 
 # Of the read and write groups, but they move no bytes of their own.
 _SYNC_OPS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
@@ -507,7 +508,7 @@ class _Build:
             ids = _Ids(cursor, source.process)
             steps = self._steps_of(source)
             for events in source.log.events(first, last, source.ns_per_tick):
-                is_app = events.op >= _FIRST_APP
+                is_app = (events.op >= _FIRST_APP) | (events.op == _ACCOUNT)
                 if is_app.any():
                     app = events.where(is_app)
                     spans.append(_span_columns(source, app, self.surveys[source.process].names))
@@ -1137,7 +1138,13 @@ def _span_columns(source: _Source, events: Events, names: dict[int, str]) -> dic
         "process": np.full(len(events), source.process, np.int32),
         "thread": _threads(source, events),
         "kind": events.op,
-        "name": np.array([names.get(int(number)) for number in events.file], object),
+        "name": np.array(
+            [
+                None if op == _ACCOUNT else names.get(int(number))
+                for op, number in zip(events.op, events.file, strict=True)
+            ],
+            object,
+        ),
         "index": events.offset,
         "a": events.asked,
         "b": events.moved,
@@ -1280,7 +1287,7 @@ def _insert_counters(
         if is_wait.any():
             waited = every[is_wait]
             _insert_wait_totals(connection, source, waited, objects(waited["file"]))
-        records = every[~is_wait]
+        records = every[~is_wait & (every["op"] != _ACCOUNT)]
         n = len(records)
         if not n:
             continue

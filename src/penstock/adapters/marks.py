@@ -183,11 +183,12 @@ def attend(own: Thread) -> None:
 class Wait:
     """The outermost next() of a loader in one thread."""
 
-    __slots__ = ("announced", "cpu_ns", "loader", "process_cpu_ns", "span")
+    __slots__ = ("announced", "cpu_ns", "delays_ns", "loader", "process_cpu_ns", "span")
 
     def __init__(self, loader: Loader, announced: int, is_pooled: bool) -> None:
         self.loader = loader
         self.announced = announced
+        self.delays_ns = recorder.run_delays(recorder.BEFORE) if is_pooled else -1
         self.process_cpu_ns = time.process_time_ns() if is_pooled else -1
         self.cpu_ns = time.thread_time_ns()
         self.span = recorder.begin("data wait", announced)
@@ -195,7 +196,7 @@ class Wait:
 
 def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
     """index: of the batch waited for, -1 for none.  is_pooled: threads that nobody names fetch it,
-    so that the processor time of the whole process is told with the wait."""
+    so that the CPU time and the run-queue delay of the whole process are told with the wait."""
     if not loader.is_begun:
         loader.span, loader.is_begun = recorder.begin("loader", loader.id), True
     if thread.step is None or not thread.step.is_ours():
@@ -219,8 +220,16 @@ def end_wait(wait: Wait, came: int) -> None:
         told = recorder.begin("wait cpu", wait.announced)
         if told is not None:
             told.end(wait.loader.id, process_cpu_ns - wait.process_cpu_ns)
+        _end_delays(wait)
     if came < 0 and isinstance(sys.exc_info()[1], StopIteration):
         wait.loader.end()
+
+
+def _end_delays(wait: Wait) -> None:
+    after_ns = recorder.run_delays(recorder.AFTER) if wait.delays_ns >= 0 else -1
+    told = recorder.begin("wait delay", wait.announced) if after_ns >= 0 else None
+    if told is not None:
+        told.end(wait.loader.id, after_ns - wait.delays_ns)
 
 
 def wrap_next(

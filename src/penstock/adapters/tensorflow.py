@@ -76,7 +76,7 @@ def _begin_call() -> None:
     marks.iterate(thread)
     told = recorder.begin("graph")
     if told is not None:
-        told.end(time.process_time_ns())
+        told.end(time.process_time_ns(), recorder.run_delays(recorder.BEFORE_GRAPH) + 1)
 
 
 @quietly

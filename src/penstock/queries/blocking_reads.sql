@@ -6,12 +6,12 @@
 --   blocking_s  the time of these reads in which the step loop was blocked by them
 --   empty_s   of it in reads that moved nothing: at the end of a file
 --   small_s   in reads that moved less than 256 KiB, empty ones excepted
---   small_calls, slow_calls  of calls, those that moved less than 256 KiB; of these, those that took
---             longer than one served from memory (10 µs, and copying at 10 GB/s)
+--   small_calls, slow_calls  of calls, those that moved less than 256 KiB; of these, those that were
+--             held up longer than one served from memory takes (10 µs, and copying at 10 GB/s)
 --   small_all_s  the same of all processes together
---   tail_s    in reads that took more than ten times the median of reads of like size (like_reads), what
---             they took longer than this median; only of sizes of which 20 reads and more are known and
---             at most a tenth took so long
+--   tail_s    in reads that were held up more than ten times the median of reads of like size
+--             (like_reads), what they took longer than this median; only of sizes of which 20 reads and
+--             more are known and at most a tenth took so long
 --   tail_bytes, tail_p50_s, tail_p99_s  of the octave of sizes that has most of tail_s: 2^n bytes it
 --             begins with, median and 99th percentile; NULL: there is none
 --   reads, p50_s, p99_s  of all such reads that moved something, blocking or not
@@ -19,7 +19,7 @@ WITH reads AS (
     SELECT
         *,
         CASE WHEN moved_bytes > 0 THEN floor(log2(moved_bytes)) END AS moved_bin,
-        duration_ns >= 10000 + moved_bytes / 10 AS is_slow
+        waited_ns >= 10000 + moved_bytes / 10 AS is_slow
     FROM blocking_calls
     WHERE path_class IN ('data', 'output')
         AND op_number IN (
@@ -31,7 +31,7 @@ tails AS (
         coalesce(sum(greatest(0, r.ns - l.p50_ns) * r.held_ns / nullif(r.ns, 0)), 0) AS ns
     FROM reads AS r
     JOIN like_reads AS l ON l.moved_bin = r.moved_bin
-    WHERE l.calls >= 20 AND l.p90_ns <= 10 * l.p50_ns AND r.duration_ns > 10 * l.p50_ns
+    WHERE l.calls >= 20 AND l.p90_ns <= 10 * l.p50_ns AND r.waited_ns > 10 * l.p50_ns
     GROUP BY r.moved_bin
 ),
 longest AS (

@@ -11,6 +11,7 @@ WITH pieces AS (
         CASE WHEN i.held_ns > 0 THEN CAST(floor(16 * log2(i.held_ns)) AS INTEGER) END AS bin,
         sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns)) AS calls,  -- one that is cut in two is one
         sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns) * i.held_ns) AS ns,
+        sum((i.to_ns - i.from_ns) / greatest(1, i.duration_ns) * i.delay_ns) AS known_ns,
         sum(i.to_ns - i.from_ns) AS call_ns
     FROM inside AS i
     JOIN stretches AS s ON s.stretch_id = i.stretch_id
@@ -24,8 +25,13 @@ sums AS (
         coalesce(f.delay_ns, 0) AS delay_ns,
         f.end_ns - f.start_ns AS length_ns,
         least(f.end_ns - f.start_ns, p.ns) AS held_ns,
-        least(f.end_ns - f.start_ns, p.call_ns) AS call_ns
-    FROM (SELECT fetch_id, sum(ns) AS ns, sum(call_ns) AS call_ns FROM pieces GROUP BY fetch_id) AS p
+        least(f.end_ns - f.start_ns, p.call_ns) AS call_ns,
+        p.known_ns
+    FROM (
+        SELECT fetch_id, sum(ns) AS ns, sum(known_ns) AS known_ns, sum(call_ns) AS call_ns
+        FROM pieces
+        GROUP BY fetch_id
+    ) AS p
     JOIN fetches AS f ON f.fetch_id = p.fetch_id
     WHERE f.cpu_ns IS NOT NULL
 ),
@@ -33,7 +39,11 @@ excess AS (
     SELECT
         *,
         least(held_ns, greatest(0, held_ns + cpu_ns + delay_ns - length_ns)) AS over_ns,
-        least(held_ns, delay_ns, greatest(0, held_ns + cpu_ns + delay_ns - length_ns)) AS late_ns
+        least(
+            held_ns,
+            greatest(0, delay_ns - known_ns),
+            greatest(0, held_ns + cpu_ns + delay_ns - length_ns)
+        ) AS late_ns
     FROM sums
 ),
 from_longest AS (
@@ -81,7 +91,7 @@ SELECT
     coalesce(l.low_ns, 0) AS low_ns,
     h.high_ns,
     e.held_ns - e.over_ns AS held_ns,
-    least(e.cpu_ns, e.call_ns - e.held_ns + e.over_ns - e.late_ns) AS cached_ns
+    least(e.cpu_ns, greatest(0, e.call_ns - e.held_ns + e.over_ns - e.late_ns - e.known_ns)) AS cached_ns
 FROM stretches AS s
 JOIN excess AS e ON e.fetch_id = s.fetch_id
 LEFT JOIN highs AS h ON h.fetch_id = s.fetch_id

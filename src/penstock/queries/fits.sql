@@ -52,7 +52,7 @@ helpable AS (
     WHERE f.cpu_ns IS NOT NULL
     GROUP BY i.whole_id, f.cpu_ns, f.delay_ns
     UNION ALL
-    SELECT -wait_id, cpu_ns, 0, 1 FROM waits WHERE is_pooled
+    SELECT -wait_id, cpu_ns, coalesce(delay_ns, 0), 1 FROM waits WHERE is_pooled
 ),
 fitted AS (
     SELECT

@@ -2,15 +2,30 @@
 -- a tf.data iterator on the host, as the native recorder was told of it after the fact.
 --   thread  the one that called the graph
 --   index   number of the batch in its process, over all passes; NULL: none came, the pass was over
---   cpu_ns  processor time of the whole process from the graph's call to the batch; NULL: not measured,
---           when the graph had asked before in the same call
+--   cpu_ns  CPU time of the whole process from the graph's call to the batch; NULL: not measured, when
+--           the graph had asked before in the same call
+--   delay_ns  the same of the run-queue delay of all its threads; NULL: not measured
 WITH asked AS (
-    SELECT process, start_ns - a * 1000 AS start_ns, start_ns AS end_ns, b AS cpu_ns
-    FROM spans
-    WHERE kind = 'span' AND name = 'get next' AND duration_ns IS NOT NULL
+    SELECT
+        process,
+        start_ns - a * 1000 AS start_ns,
+        start_ns AS end_ns,
+        b AS cpu_ns,
+        CASE WHEN next_name = 'get next delay' THEN next_b - 1 END AS delay_ns
+    FROM (
+        SELECT
+            *,
+            lead(name) OVER (PARTITION BY process, thread ORDER BY start_ns) AS next_name,
+            lead(b) OVER (PARTITION BY process, thread ORDER BY start_ns) AS next_b
+        FROM spans
+        WHERE kind = 'span' AND name IN ('get next', 'get next delay') AND duration_ns IS NOT NULL
+    )
+    WHERE name = 'get next'
 ),
 told AS (
-    SELECT process, thread, start_ns, a AS cpu_ns FROM spans WHERE kind = 'span' AND name = 'graph'
+    SELECT process, thread, start_ns, a AS cpu_ns, CASE WHEN b > 0 THEN b - 1 END AS delay_ns
+    FROM spans
+    WHERE kind = 'span' AND name = 'graph'
 ),
 by_python AS (
     SELECT process, start_ns, coalesce(start_ns + duration_ns, 9223372036854775807) AS end_ns
@@ -34,7 +49,13 @@ called AS (
                 PARTITION BY t.process, t.thread, t.start_ns ORDER BY i.end_ns
             ) = 1
             THEN greatest(0, i.cpu_ns - t.cpu_ns)
-        END AS cpu_ns
+        END AS cpu_ns,
+        CASE
+            WHEN row_number() OVER (
+                PARTITION BY t.process, t.thread, t.start_ns ORDER BY i.end_ns
+            ) = 1
+            THEN greatest(0, i.delay_ns - t.delay_ns)
+        END AS delay_ns
     FROM in_graphs AS i
     ASOF JOIN told AS t ON t.process = i.process AND t.start_ns <= i.end_ns
 ),
@@ -55,6 +76,7 @@ SELECT
     END AS index,
     c.start_ns,
     c.end_ns,
-    c.cpu_ns
+    c.cpu_ns,
+    c.delay_ns
 FROM called AS c
 LEFT JOIN ends AS e ON e.process = c.process AND e.end_ns = c.end_ns

@@ -41,7 +41,7 @@ passing AS (
     FROM moments
 )
 SELECT
-    p.* EXCLUDE (is_own, from_ns, to_ns),
+    p.* EXCLUDE (is_own, delay_ns, from_ns, to_ns),
     (t.passed_ns - f.passed_ns) * p.held_ns / greatest(1, p.duration_ns) AS ns
 FROM pieces AS p
 JOIN passing AS f ON f.stretch_id = p.stretch_id AND f.ns = p.from_ns

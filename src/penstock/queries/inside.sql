@@ -2,7 +2,7 @@
 -- to_ns.
 --   begins  the call began inside
 --   is_own  see watched and pool_calls
---   duration_ns, held_ns  of the whole call, as long as it was seen; see file_waits
+--   duration_ns, held_ns, delay_ns  of the whole call, as long as it was seen; see file_waits
 WITH short_calls AS (
     SELECT
         * EXCLUDE (duration_ns),
@@ -13,18 +13,18 @@ WITH short_calls AS (
 ),
 met AS (
     SELECT w.stretch_id, w.is_own, w.is_blocking, w.from_ns, w.to_ns, c.op_number, c.file, c.path_class,
-        c.moved_bytes, c.start_ns, c.end_ns, c.held_ns
+        c.moved_bytes, c.start_ns, c.end_ns, c.held_ns, c.delay_ns
     FROM short_calls AS c
     JOIN watched AS w
         ON w.process = c.process AND w.thread = c.thread AND w.slot = c.slot
             AND c.start_ns < w.to_ns AND (c.end_ns > w.from_ns OR c.start_ns >= w.from_ns)
     UNION ALL
     SELECT stretch_id, is_own, is_blocking, from_ns, to_ns, op_number, file, path_class, moved_bytes,
-        start_ns, end_ns, held_ns
+        start_ns, end_ns, held_ns, delay_ns
     FROM long_calls
     UNION ALL
     SELECT stretch_id, is_own, is_blocking, from_ns, to_ns, op_number, file, path_class, moved_bytes,
-        start_ns, end_ns, held_ns
+        start_ns, end_ns, held_ns, delay_ns
     FROM pool_calls
 )
 SELECT
@@ -37,6 +37,7 @@ SELECT
     moved_bytes,
     end_ns - start_ns AS duration_ns,
     coalesce(held_ns, end_ns - start_ns) AS held_ns,
+    delay_ns,
     greatest(start_ns, from_ns) AS from_ns,
     least(end_ns, to_ns) AS to_ns,
     start_ns >= from_ns AS begins

@@ -7,7 +7,9 @@
 --   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
 --   in_wall   false for the first batch, which belongs to start-up
 --   is_pooled  its loader does not say who makes a batch (tf.data, Grain): no fetch is to be expected
---   cpu_ns    of a pooled one, processor time of the whole process meanwhile; NULL: not measured
+--   cpu_ns    of a pooled one, CPU time of the whole process meanwhile; NULL: not measured
+--   delay_ns  of a pooled one, run-queue delay of all threads of the process meanwhile; where it was not
+--             asked for, as much for its CPU time as in the process' other waits; NULL: not measured
 WITH marks AS (
     SELECT
         *,
@@ -15,9 +17,11 @@ WITH marks AS (
         lead(index) OVER next AS next_index,
         lead(b) OVER next AS next_b,
         lead(name, 2) OVER next AS second_name,
-        lead(b, 2) OVER next AS second_b
+        lead(b, 2) OVER next AS second_b,
+        lead(name, 3) OVER next AS third_name,
+        lead(b, 3) OVER next AS third_b
     FROM timed_spans
-    WHERE kind = 'span' AND name IN ('data wait', 'delivered', 'wait cpu')
+    WHERE kind = 'span' AND name IN ('data wait', 'delivered', 'wait cpu', 'wait delay')
     WINDOW next AS (PARTITION BY process, thread ORDER BY start_ns)
 ),
 told AS (
@@ -33,13 +37,18 @@ told AS (
             next_name = 'wait cpu' OR (next_name = 'delivered' AND second_name = 'wait cpu'), false
         ) AS is_told,
         CASE WHEN next_name = 'wait cpu' THEN next_b ELSE second_b END AS cpu_ns,
+        CASE
+            WHEN next_name = 'wait cpu' THEN CASE WHEN second_name = 'wait delay' THEN second_b END
+            WHEN third_name = 'wait delay' THEN third_b
+        END AS delay_ns,
         false AS is_start
     FROM marks
     WHERE name = 'data wait' AND is_outermost
     UNION ALL
-    SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns, false FROM graph_waits
+    SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns, delay_ns, false
+    FROM graph_waits
     UNION ALL
-    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, true
+    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, NULL, true
     FROM timed_spans
     WHERE kind = 'span' AND name = 'loader start'
 ),
@@ -63,6 +72,13 @@ SELECT
     w.is_told OR (NOT w.is_finished AND bool_or(w.is_told) OVER (PARTITION BY w.process, w.thread))
         AS is_pooled,
     CASE WHEN w.is_told THEN w.cpu_ns END AS cpu_ns,
+    CASE
+        WHEN w.is_told
+        THEN coalesce(w.delay_ns, w.cpu_ns
+            * sum(CASE WHEN w.is_told THEN w.delay_ns END) OVER (PARTITION BY w.process)
+            / nullif(sum(CASE WHEN w.is_told AND w.delay_ns IS NOT NULL THEN w.cpu_ns END)
+                OVER (PARTITION BY w.process), 0))
+    END AS delay_ns,
     w.is_start
 FROM told AS w
 JOIN mains AS m ON m.process = w.process AND m.thread = w.thread

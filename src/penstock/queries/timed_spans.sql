@@ -16,6 +16,7 @@ WITH ended AS (
         s.duration_ns IS NOT NULL AS is_finished
     FROM spans AS s
     JOIN lives AS l ON l.process = s.process
+    WHERE s.kind <> 'account'
 )
 SELECT
     *,

@@ -8,9 +8,8 @@ WITH told AS (
     FROM timed_spans
     WHERE kind <> 'span'
         OR name NOT IN (
-            'fetch delay', 'fetch end', 'fetch faults', 'delivered', 'wait cpu', 'graph', 'get next', 'thread cpu',
-            'step balance', 'input stretch',
-            'save failed'
+            'fetch delay', 'fetch end', 'fetch faults', 'delivered', 'wait cpu', 'wait delay', 'graph',
+            'get next', 'get next delay', 'thread cpu', 'step balance', 'input stretch', 'save failed'
         )
     UNION ALL
     SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true

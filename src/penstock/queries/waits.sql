@@ -8,7 +8,7 @@ WITH told AS (
     SELECT *, false AS is_inferred, CAST(NULL AS INTEGER) AS made_by FROM loader_waits
     UNION ALL
     SELECT process, thread, NULL, NULL, start_ns, end_ns, true, true, made_by IS NULL,
-        NULL, false, true, made_by
+        NULL, NULL, false, true, made_by
     FROM stood
     WHERE is_data
 )

@@ -1,0 +1,27 @@
+-- cpu_unknown: what counts as waiting though it is not known whether the thread had a CPU: the kernel tells no
+-- run-queue delay, or the recorder that wrote the log did not ask for it.  Seconds are means over main
+-- processes.
+--   call_s  of the blocking file calls of 1 ms and more, those in no fetch that tells its delay
+--   waits   pooled waits without a delay: time without a CPU is in what is blocked
+WITH asked AS (
+    SELECT count(*) > 0 AS is_told FROM notes WHERE key = 'run-queue delay' AND value = 'measured'
+),
+counted AS (
+    SELECT sum(h.ns * f.fit) AS ns
+    FROM held AS h
+    JOIN fits AS f ON f.stretch_id = h.stretch_id
+    JOIN stretches AS s ON s.stretch_id = h.stretch_id
+    LEFT JOIN fetches AS x ON x.fetch_id = s.fetch_id
+    WHERE h.is_own AND h.is_blocking AND h.duration_ns >= 1000000 AND x.delay_ns IS NULL
+    UNION ALL
+    SELECT sum(h.ns * f.helped_fit)
+    FROM helped AS h
+    JOIN fits AS f ON f.stretch_id = h.stretch_id
+    WHERE h.is_blocking AND h.duration_ns >= 1000000
+)
+SELECT
+    CASE
+        WHEN (SELECT is_told FROM asked) THEN 0
+        ELSE coalesce((SELECT sum(ns) FROM counted), 0) / 1e9 / greatest(1, (SELECT count(*) FROM mains))
+    END AS call_s,
+    (SELECT count(*) FROM waits WHERE is_pooled AND cpu_ns IS NOT NULL AND delay_ns IS NULL) AS waits
