@@ -55,7 +55,7 @@ def known(
     job = JOBS[request.param]
     for folder in ("slow", "fast"):
         (work / folder).mkdir()
-        for number in range(64):
+        for number in range(800):
             (work / folder / str(number)).write_bytes(bytes(20_000))
     slow = workload("slow", "-shared", "-fPIC")
     truth = tmp_path / "truth.json"

@@ -3,8 +3,9 @@
 Reads log files and nothing else: no signal, no lock, nothing that the job could notice.  Knows
 logs, processes and spans; knows no table, no report and no screen.
 
-Stall and storage mean what they mean in the report (queries/mains, waits, stretches): a data wait
-is attributed to the thread that fetched the batch, here as soon as the wait has ended.  What is
+Stall and storage mean what they mean in the report (queries/mains, waits, stretches, file_waits,
+bounds): a data wait is attributed to the thread that fetched the batch, here as soon as the wait
+has ended, and of a file call counts what may have been waiting.  What is
 kept does not grow with the job: seconds of the last minute, sums, and the calls that a wait which
 has not ended may still ask for.
 """
@@ -54,6 +55,9 @@ IDS_KEPT = 65536  # of pipes and sockets, and of fetches
 SLACK_NS = 20_000_000
 ELSEWHERE_NS = 60_000_000_000  # another host's process is taken for dead when silent for so long
 FOREVER = 1 << 62
+# A call served from memory takes no longer: queries/file_waits.sql.
+SHORT_NS = 10_000
+BYTES_PER_NS = 10
 # Steps by who marks them, the first that there is counts: the program, an adapter, a loader.
 BY_HAND, ADAPTER, ITERATION = STEPS = (1, 0, 2)
 CONTINUATION = 3  # of an adapter's step
@@ -63,6 +67,7 @@ _SYNCS = ("fsync", "fdatasync", "sync_range", "syncfs", "msync", "fflush")
 _NUMBER = {op.name: op.number for op in OPS}
 _NAME = {op.number: op.name for op in OPS}
 _APP = min(op.number for op in OPS if op.layer == "app")
+_ACCOUNT = _NUMBER["account"]
 _LAYERS = ("posix", "stdio")
 _NO_FILE = ("pipe:", "socket:", "anon_inode:", "/dev/pts/", "/dev/tty", "/dev/console")
 
@@ -83,9 +88,9 @@ _WRITES = _table(lambda op: op.group == "write" and op.name not in _SYNCS)
 class Stall:
     """A stretch of training, in seconds, summed over main processes.
 
-    data_storage_s: of the data wait, inside file calls of whoever fetched the batch;
-    checkpoint_storage_s: of the checkpoint block, inside file calls of the thread that saves;
-    own_s: file calls of the training thread outside both.
+    data_storage_s: of the data wait, held up in file calls of whoever fetched the batch;
+    checkpoint_storage_s: of the checkpoint block, the same of the thread that saves;
+    own_s: the same of the training thread outside both.
     is_fed: a known loader was seen in every main process that takes steps; else data waits may have
     gone unseen, and the stall is not measured.
     """
@@ -109,7 +114,7 @@ class Stall:
 
     @property
     def storage(self) -> float | None:
-        """Wall time in which the training thread is blocked by file calls, by whoever made them;
+        """Wall time in which the training thread is held up by file calls, by whoever made them;
         None where data waits may have gone unseen."""
         if not self.is_fed:
             return None
@@ -117,7 +122,7 @@ class Stall:
 
     @property
     def wait_in_calls(self) -> float | None:
-        """The fraction of the data wait that is in file calls; None without data wait."""
+        """The fraction of the data wait that is held up in file calls; None without data wait."""
         return self.data_storage_s / self.data_wait_s if self.data_wait_s > 0 else None
 
 
@@ -229,28 +234,46 @@ class _Bins:
 
 
 class _Calls:
-    """File calls of one thread, as long as a wait may ask for them."""
+    """File calls of one thread, as long as a wait may ask for them: of each its start, its end and
+    how long storage may have held it up."""
 
     def __init__(self) -> None:
-        self._new: list[tuple[Array, Array]] = []
+        self._new: list[tuple[Array, Array, Array]] = []
+        self._accounts: list[tuple[Array, Array]] = []
         self._start = np.empty(0, np.int64)
         self._end = np.empty(0, np.int64)
+        self._held = np.empty(0, np.int64)
         self.open_ns: list[int] = []  # starts of those in flight
         self.n_dropped = 0
 
-    def add(self, start: Array, end: Array) -> None:
-        self._new.append((start, end))
+    def add(self, start: Array, end: Array, held: Array) -> None:
+        self._new.append((start, end, held))
+
+    def account(self, start: Array, ns: Array) -> None:
+        """Of the calls that began then, so long was no waiting."""
+        self._accounts.append((start, ns))
 
     def _gather(self) -> None:
         if self._new:
-            start = np.concatenate([self._start, *(pair[0] for pair in self._new)])
-            end = np.concatenate([self._end, *(pair[1] for pair in self._new)])
+            known = (self._start, self._end, self._held)
+            start, end, held = (
+                np.concatenate([column, *(new[place] for new in self._new)])
+                for place, column in enumerate(known)
+            )
             order = np.argsort(start, kind="stable")
-            self._start, self._end = start[order], end[order]
+            self._start, self._end, self._held = start[order], end[order], held[order]
             self._new = []
+        if self._accounts and len(self._start):
+            start, ns = (np.concatenate(columns) for columns in zip(*self._accounts, strict=True))
+            place = np.minimum(np.searchsorted(self._start, start), len(self._start) - 1)
+            is_met = self._start[place] == start
+            place = place[is_met]
+            self._held[place] = np.maximum(self._held[place] - ns[is_met], 0)
+            is_early = ~is_met & (start > self._start[-1])  # its call is told in the next look
+            self._accounts = [(start[is_early], ns[is_early])] if is_early.any() else []
 
     def ns_in(self, start_ns: int, end_ns: int) -> float:
-        """Time of the stretch that lies inside calls, those in flight included."""
+        """Time of the stretch in which calls were held up, those in flight included."""
         if end_ns <= start_ns:
             return 0.0
         self._gather()
@@ -258,7 +281,9 @@ class _Calls:
         first = int(np.searchsorted(self._end, start_ns, side="right"))
         last = int(np.searchsorted(self._start, end_ns))
         start = np.maximum(self._start[first:last], start_ns)
-        inside = float(np.maximum(np.minimum(self._end[first:last], end_ns) - start, 0).sum())
+        part = np.maximum(np.minimum(self._end[first:last], end_ns) - start, 0)
+        length = np.maximum(self._end[first:last] - self._start[first:last], 1)
+        inside = float((part / length * self._held[first:last]).sum())
         inside += sum(max(0, end_ns - max(begun, start_ns)) for begun in self.open_ns)
         return min(inside, end_ns - start_ns)
 
@@ -272,17 +297,36 @@ class _Calls:
             first += too_many
         if first:
             self._start, self._end = self._start[first:].copy(), self._end[first:].copy()
+            self._held = self._held[first:].copy()
 
 
 @dataclass(slots=True)
 class _Mark:
-    """A step (only its end counts), a data wait or a checkpoint; end_ns FOREVER: in flight."""
+    """A step (only its end counts), a data wait, the end of a loader or a checkpoint; end_ns
+    FOREVER: in flight."""
 
     start_ns: int
     end_ns: int
     kind: str
     index: int = -1
     iterator: int = 0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A batch being made; idle_ns: how long at most its thread was held up; None: not known."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+    idle_ns: int | None = None
+
+    def held_ns(self, calls: _Calls, from_ns: int, to_ns: int) -> float:
+        """Of a stretch of it the time in file calls that may have been waiting."""
+        part_ns = calls.ns_in(from_ns, to_ns)
+        if self.idle_ns is None or not part_ns:
+            return part_ns
+        return part_ns * min(1.0, self.idle_ns / calls.ns_in(self.start_ns, self.end_ns))
 
 
 WALL, WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE, OWN = range(6)
@@ -362,7 +406,7 @@ class _Process:
     no_files: dict[int, None] = field(default_factory=dict)
     calls: dict[int, _Calls] = field(default_factory=dict)
     trainers: dict[int, _Trainer] = field(default_factory=dict)
-    fetches: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    fetches: dict[tuple[int, int], _Fetch] = field(default_factory=dict)
     open_fetches: dict[int, tuple[int, int]] = field(default_factory=dict)
     pauses: list[tuple[int, int]] = field(default_factory=list)
     open_pause: int | None = None
@@ -556,6 +600,7 @@ class Monitor:
         process.held = []
         is_app = finished.op >= _APP
         self._fold_calls(process, finished.where(~is_app))
+        _fold_accounts(process, finished.where(finished.op == _ACCOUNT))
         spans = finished.where(is_app)
         for events in (*held, spans.where(np.argsort(spans.start_ns, kind="stable"))):
             _fold_spans(process, events, is_held=events is not spans and events in held)
@@ -569,11 +614,13 @@ class Monitor:
             return
         start = events.start_ns + process.shift_ns
         end = start + events.duration_ns
-        for thread in np.unique(events.thread):
-            own = events.thread == thread
-            process.calls_of(int(thread)).add(start[own], end[own])
         is_stdio = _IS_STDIO[events.op]
         moved = np.where(events.errno == 0, events.moved, 0)
+        is_short = events.duration_ns < SHORT_NS + moved // BYTES_PER_NS
+        held = np.where(is_short, 0, events.duration_ns)
+        for thread in np.unique(events.thread):
+            own = events.thread == thread
+            process.calls_of(int(thread)).add(start[own], end[own], held[own])
         ones = np.ones(len(events))
         for layer, mask in enumerate((~is_stdio, is_stdio)):
             for row, values in enumerate(
@@ -608,6 +655,10 @@ class Monitor:
             key=lambda mark: mark.end_ns if mark.kind == "step" else mark.start_ns,
         )
         trainer.marks = [mark for mark in trainer.marks if mark.end_ns > until_ns]
+        while (
+            ready and ready[-1].kind == "end"
+        ):  # after the last step it is no part of the training
+            trainer.marks.append(ready.pop())
         for mark in ready:
             for piece in self._pieces(main, thread, trainer, mark, mark.end_ns):
                 _add(trainer, *piece)
@@ -628,7 +679,7 @@ class Monitor:
             pieces.append((WALL, OWN, from_ns, start_ns, recorded, calls.ns_in(from_ns, start_ns)))
         if mark.kind != "step" and end_ns > start_ns:
             recorded = end_ns - start_ns - main.paused_ns(start_ns, end_ns)
-            if mark.kind == "wait":
+            if mark.kind in ("wait", "end"):
                 in_calls = self._wait_ns(main, thread, mark, start_ns, end_ns)
                 pieces.append((WAIT, WAIT_STORAGE, start_ns, end_ns, recorded, in_calls))
             else:
@@ -640,20 +691,23 @@ class Monitor:
     def _wait_ns(
         self, main: _Process, thread: int, wait: _Mark, start_ns: int, end_ns: int
     ) -> float:
-        """Of a wait, the time in which the thread that fetched its batch was in file calls: until
+        """Of a wait, the time in which file calls held up the thread that fetched its batch: until
         the fetch ended, and not before the worker's loop began."""
         for process in self._processes.values():
             if process is main or process.worker_ns is None or self._main_of(process) is not main:
                 continue
             if wait.end_ns == FOREVER:
                 begun = process.open_fetches.get(wait.index)
-                fetch = (begun[0], begun[1], end_ns) if begun else None
+                fetch = _Fetch(*begun, end_ns) if begun else None
             else:
                 fetch = process.fetches.get((wait.iterator, wait.index))
-            if fetch is not None and fetch[1] < end_ns:
-                from_ns = max(start_ns, process.worker_ns)
-                return process.calls_of(fetch[0]).ns_in(from_ns, min(end_ns, fetch[2]))
-        return main.calls_of(thread).ns_in(start_ns, end_ns)
+            if fetch is not None and fetch.start_ns < end_ns:
+                from_ns, to_ns = max(start_ns, process.worker_ns), min(end_ns, fetch.end_ns)
+                return fetch.held_ns(process.calls_of(fetch.thread), from_ns, to_ns)
+        own, calls = main.fetches.get((wait.iterator, wait.index)), main.calls_of(thread)
+        if own is not None and own.thread == thread and own.start_ns < end_ns:
+            return own.held_ns(calls, start_ns, end_ns)
+        return calls.ns_in(start_ns, end_ns)
 
     def _main_of(self, worker: _Process) -> _Process | None:
         """The process that a worker serves: the nearest of its ancestors that trains."""
@@ -744,7 +798,7 @@ class Monitor:
         told = []
         for main, mark in waiting[:BLOCKED_SHOWN]:
             pid, s = main.header.pid, (now_ns - mark.start_ns) / 1e9
-            kind = "waits for data" if mark.kind == "wait" else "saves a checkpoint"
+            kind = "saves a checkpoint" if mark.kind == "save" else "waits for data"
             said = [f"process {pid} {kind} for {s:.0f} s"]
             workers = [
                 one.header.pid
@@ -913,7 +967,14 @@ def _fold_span(process: _Process, thread: int, op: int, mark: _Mark, b: int) -> 
     if kind == "worker":
         process.worker_ns = min(mark.start_ns, process.worker_ns or mark.start_ns)
     elif kind == "fetch":
-        process.fetches[mark.iterator, mark.index] = (thread, mark.start_ns, mark.end_ns)
+        idle_ns = max(0, mark.end_ns - mark.start_ns - b)
+        process.fetches[mark.iterator, mark.index] = _Fetch(
+            thread, mark.start_ns, mark.end_ns, idle_ns
+        )
+    elif kind == "fetch delay":
+        fetch = process.fetches.get((mark.iterator, mark.index))
+        if fetch is not None and fetch.idle_ns is not None:
+            fetch.idle_ns = max(0, fetch.idle_ns - b)
     elif kind == "wait cpu":
         process.is_pooled = True
     elif op == _NUMBER["step"] or kind in (*_KINDS, "delivered"):
@@ -923,7 +984,7 @@ def _fold_span(process: _Process, thread: int, op: int, mark: _Mark, b: int) -> 
             trainer.step(mark, b)
         elif kind == "data wait":
             trainer.wait(mark)
-        elif kind in ("loader start", "checkpoint"):
+        elif kind in ("loader start", "loader end", "checkpoint"):
             trainer.marks.append(mark)
         else:  # another batch than announced came of the latest wait
             waits = [one for one in trainer.marks if one.kind == "wait"]
@@ -931,7 +992,15 @@ def _fold_span(process: _Process, thread: int, op: int, mark: _Mark, b: int) -> 
                 waits[-1].index = mark.index
 
 
-_KINDS = {"data wait": "wait", "loader start": "wait", "checkpoint": "save"}
+_KINDS = {"data wait": "wait", "loader start": "wait", "loader end": "end", "checkpoint": "save"}
+
+
+def _fold_accounts(process: _Process, events: Events) -> None:
+    for thread in np.unique(events.thread):
+        own = events.where(events.thread == thread)
+        process.calls_of(int(thread)).account(
+            own.start_ns + process.shift_ns, own.asked + own.moved
+        )
 
 
 def _fold_in_flight(process: _Process, events: Events) -> None:

@@ -23,6 +23,7 @@ TOLD = 4
 IN = {
     "data wait": "waits for data",
     "loader start": "starts a loader",
+    "loader end": "ends a loader's workers",
     "checkpoint": "saves a checkpoint",
     "restore": "loads a checkpoint",
     "barrier": "waits for other ranks at a barrier",

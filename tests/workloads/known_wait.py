@@ -1,6 +1,7 @@
 """A training whose waits are known: it looks at its own clock around everything it does.
 
-usage: known_wait.py JOB TRUTH.json, in a folder with files slow/0 ... slow/63 and the same in fast/
+usage: known_wait.py JOB TRUTH.json, in a folder with files slow/0 ... slow/799 and the same in fast/,
+as many as the longest job reads: none is read twice.
 
 Each item hands over when it read and when it decoded; the loop notes its waits, steps and saves.
 From these the truth is made at the end, in a way that shares nothing with Penstock: intervals,
@@ -66,9 +67,9 @@ class Files(Dataset):
         marks = []
         info = get_worker_info()
         reads = READS * (4 if job == "straggler" and info and info.id == 1 else 1)
-        for _ in range(reads):
+        for number in range(index, reads * len(self), len(self)):
             is_warm = job == "warm" and index >= len(self) // 2
-            name = f"{'fast' if is_warm else 'slow'}/{index % 64}"
+            name = f"{'fast' if is_warm else 'slow'}/{number}"
             before_s, start = delayed_s(), now()
             fd = os.open(name, os.O_RDONLY)
             opened, between_s = now(), delayed_s()

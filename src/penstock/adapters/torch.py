@@ -48,6 +48,7 @@ def _patch_dataloader(module: ModuleType) -> None:
         ("_BaseDataLoaderIter._reset", _wrap_reset),
         ("_BaseDataLoaderIter.__next__", _wrap_next),
         ("_MultiProcessingDataLoaderIter._get_data", _wrap_get_data),
+        ("_MultiProcessingDataLoaderIter._shutdown_workers", _wrap_shutdown),
         ("_utils.fetch._MapDatasetFetcher.fetch", _wrap_fetch),
         ("_utils.fetch._IterableDatasetFetcher.fetch", _wrap_fetch),
         ("_utils.worker._worker_loop", _wrap_worker_loop),
@@ -152,6 +153,27 @@ def _is_datapipe(dataset: Any) -> bool:
 
 def _seeded(seed: int) -> int:
     return SEEDED | (seed & (SEEDED - 1))
+
+
+def _wrap_shutdown(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Who drops an iterator outside its `next` (a loop that is left early, the next pass) waits
+    there until its workers have ended."""
+
+    @functools.wraps(original)
+    def shut(self: Any) -> None:
+        is_told = thread.is_waiting or not recorder.is_recording() or getattr(self, "_shutdown", 1)
+        span = None if is_told else _begin_end()
+        try:
+            original(self)
+        finally:
+            _end_start(span, self)
+
+    return shut
+
+
+@quietly
+def _begin_end() -> recorder.Span | None:
+    return recorder.begin("loader end")
 
 
 def _wrap_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -19,8 +19,8 @@ _LOADERS = ("data_loader", "dataloader")
 _TAKEN = frozenset(
     (
         "step", "data wait", "wait cpu", "delivered", "fetch", "fetch delay", "fetch faults",
-        "worker", "loader", "loader start", "checkpoint", "restore", "barrier", "graph", "get next",
-        "paused", "window",
+        "worker", "loader", "loader start", "loader end", "checkpoint", "restore", "barrier",
+        "graph", "get next", "paused", "window",
     )
 )  # fmt: skip
 LOADS = ("reader", *_LOADERS, "dataset", "data")  # what makes batches

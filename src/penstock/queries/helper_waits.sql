@@ -14,4 +14,4 @@ SELECT
     s.end_ns > m.first_ns AND s.start_ns < m.last_ns AS in_wall
 FROM timed_spans AS s
 JOIN mains AS m ON m.process = s.process AND m.thread <> s.thread
-WHERE s.kind = 'span' AND s.name IN ('data wait', 'loader start') AND s.is_outermost
+WHERE s.kind = 'span' AND s.name IN ('data wait', 'loader start', 'loader end') AND s.is_outermost

@@ -1,8 +1,8 @@
 -- loader_waits: one row per data wait that a known loader told: a stretch in which the thread that takes the steps is blocked in the
--- outermost `next` of a loader or in making its iterator, or a graph that it called asks a tf.data
--- iterator.
+-- outermost `next` of a loader, in making its iterator or in ending its workers, or a graph that it called
+-- asks a tf.data iterator.
 --   index     number of the batch waited for: as announced when the wait began, unless a 'delivered'
---             after it says that another one came; NULL: none came, the pass was over or only begins
+--             after it says that another one came; NULL: none came, the pass is over or only begins
 --   is_start  the iterator is being made, its workers are started
 --   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
 --   in_wall   false for the first batch, which belongs to start-up
@@ -48,9 +48,9 @@ told AS (
     SELECT process, thread, index, NULL, start_ns, end_ns, true, true, cpu_ns, delay_ns, false
     FROM graph_waits
     UNION ALL
-    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, NULL, true
+    SELECT process, thread, NULL, a, start_ns, end_ns, is_finished, false, NULL, NULL, name = 'loader start'
     FROM timed_spans
-    WHERE kind = 'span' AND name = 'loader start'
+    WHERE kind = 'span' AND name IN ('loader start', 'loader end')
 ),
 begun AS (
     SELECT w.process, w.thread, w.start_ns, max(o.index) AS iterator
@@ -82,5 +82,6 @@ SELECT
     w.is_start
 FROM told AS w
 JOIN mains AS m ON m.process = w.process AND m.thread = w.thread
+    AND (w.index IS NOT NULL OR w.start_ns < m.last_ns)  -- at the program's end workers end too
 LEFT JOIN begun AS b
     ON b.process = w.process AND b.thread = w.thread AND b.start_ns = w.start_ns

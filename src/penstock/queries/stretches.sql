@@ -4,7 +4,7 @@
 --   'gap'           then, while that thread was in no fetch and the owed one had not begun
 --   'fetch'         while it was in a fetch: the owed one, or an earlier one that kept it busy
 --   'hand-over'     after the owed fetch ended, until the wait ended: pickling, queue, pinned memory
---   'pass end'      the whole wait, where it ended without a batch: the pass was over, the loader ends
+--   'pass end'      the whole wait, where it ended without a batch: the pass was over, or its loader ends
 --                   its workers
 --   'loader start'  the whole wait, where the loader's iterator is made and its workers are started
 --   'pool'          the whole wait, where the loader does not say who makes a batch: any thread of the
