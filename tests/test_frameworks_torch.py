@@ -264,7 +264,9 @@ def holds_within_two_per_cent_of_wall(
     assert training.wall_s == pytest.approx(wall_s, abs=margin_s)
     assert training.data_wait_s is not None
     assert made_s - margin_s <= training.data_wait_s <= waited_s + margin_s
-    assert known.data_storage_s == pytest.approx(read_s, abs=margin_s)
+    # The job's clock does not tell whether a call waited for storage, copied from memory or had no CPU.
+    in_calls_s = known.data_storage_s + known.wait_s("cached")
+    assert in_calls_s - margin_s <= read_s <= in_calls_s + known.wait_s("not scheduled") + margin_s
     assert 0.3 < made_s / wall_s < 0.9  # else the truth would say little
 
 

@@ -114,7 +114,7 @@ def test_a_tail_is_the_same_in_the_query() -> None:
     text = query("blocking_reads")
     assert f"l.calls >= {LEAST_ALIKE.value:.0f}" in text
     assert f"l.p90_ns <= {TAIL.value:.0f} * l.p50_ns" in text
-    assert f"r.duration_ns > {TAIL.value:.0f} * l.p50_ns" in text
+    assert f"r.waited_ns > {TAIL.value:.0f} * l.p50_ns" in text
     assert FEW_IN_TAIL.value == pytest.approx(1 - 0.90)
 
 
@@ -444,14 +444,24 @@ def test_reads_that_the_kernel_served_from_memory_are_bound_by_no_device() -> No
     """Its account of a local file system says so, whatever single calls took."""
     for rule in ("D2", "D9"):
         known = example(rule)
+        untold = replace(known.recording, fetches_without_delay=1)
         ext4 = (Storage("/", "ext4", "data", 1, 1, known.devices.asked_bytes, 0, None, None),)
         devices = replace(known.devices, job_read_bytes=known.devices.asked_bytes // 10)
-        held = replace(known, storage=ext4, devices=devices)
+        held = replace(known, storage=ext4, devices=devices, recording=untold)
         assert "came from memory" in fine(held, rule).says
         cold = replace(held, devices=replace(devices, job_read_bytes=known.devices.asked_bytes))
         assert found(cold, rule)
         fuse = replace(held, storage=(replace(ext4[0], kind="fuse"),))  # which nobody counts
         assert found(fuse, rule)
+
+
+def test_small_reads_that_waited_while_their_thread_had_a_cpu_are_no_copies_from_memory() -> None:
+    known = example("D2")
+    ext4 = (Storage("/", "ext4", "data", 1, 1, known.devices.asked_bytes, 0, None, None),)
+    assert known.page_faults.fetches and not known.recording.fetches_without_delay
+    assert found(
+        replace(known, storage=ext4, devices=replace(known.devices, job_read_bytes=0)), "D2"
+    )
 
 
 def test_a_tail_is_not_judged_where_threads_have_no_cpu() -> None:

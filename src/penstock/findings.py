@@ -292,7 +292,9 @@ def small_reads(measures: Measures) -> _Said:
         return _Fine(slow if reads.small_calls else "no small read blocked the step loop")
     if share < SMALL_SHARE.value:
         return _Fine(f"{per_cent(share)} of the blocking reads' time is in reads under 256 KiB")
-    if _from_memory(measures):
+    # Where it is known that the readers had a CPU, what they waited for was no copy from memory,
+    # whatever the kernel says of devices: a file system may be slow of itself.
+    if _from_memory(measures) and not _delay_is_known(measures):
         return _Fine(f"{slow}, but most bytes came from memory")
     used_bps, ceiling_bps = _waiting_bandwidth(measures), _read_ceiling(measures)
     limit = f" of {show(ceiling_bps, 'B/s')} measured" if ceiling_bps else ""
