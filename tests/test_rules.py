@@ -458,7 +458,8 @@ def test_reads_that_the_kernel_served_from_memory_are_bound_by_no_device() -> No
 def test_small_reads_that_waited_while_their_thread_had_a_cpu_are_no_copies_from_memory() -> None:
     known = example("D2")
     ext4 = (Storage("/", "ext4", "data", 1, 1, known.devices.asked_bytes, 0, None, None),)
-    assert known.page_faults.fetches and not known.recording.fetches_without_delay
+    assert known.page_faults.fetches
+    assert not known.recording.fetches_without_delay
     assert found(
         replace(known, storage=ext4, devices=replace(known.devices, job_read_bytes=0)), "D2"
     )

@@ -1,7 +1,7 @@
 """A training whose waits are known: it looks at its own clock around everything it does.
 
-usage: known_wait.py JOB TRUTH.json, in a folder with files slow/0 ... slow/799 and the same in fast/,
-as many as the longest job reads: none is read twice.
+usage: known_wait.py JOB TRUTH.json, in a folder with files slow/0 ... slow/799 and the same in
+fast/, as many as the longest job reads: none is read twice.
 
 Each item hands over when it read and when it decoded; the loop notes its waits, steps and saves.
 From these the truth is made at the end, in a way that shares nothing with Penstock: intervals,
