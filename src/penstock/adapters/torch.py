@@ -161,7 +161,9 @@ def _wrap_shutdown(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(original)
     def shut(self: Any) -> None:
-        is_told = thread.is_waiting or not recorder.is_recording() or getattr(self, "_shutdown", 1)
+        is_told = (
+            thread.is_waiting or not recorder.is_recording() or getattr(self, "_shutdown", True)
+        )
         span = None if is_told else _begin_end()
         try:
             original(self)
