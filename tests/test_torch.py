@@ -308,6 +308,38 @@ def test_starting_a_loader_is_waited_for(recorded: Recorded, work: Path, workers
     assert known.epochs[1].data_wait_s >= 0.2
 
 
+def test_ending_the_workers_of_a_loop_that_is_left_early_is_the_end_of_the_pass(
+    recorded: Recorded,
+) -> None:
+    run = recorded(
+        source("""
+        class Slow(Files):
+            def __getitem__(self, number):
+                time.sleep(0.1)  # a worker ends when it has made its batch
+                return super().__getitem__(number)
+
+        if __name__ == "__main__":
+            make_files()
+            net, optimizer = model()
+            batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2))
+            for _ in range(4):
+                train(net, optimizer, next(batches))
+                del batches
+                batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2))
+            train(net, optimizer, next(batches))
+        """)
+    )
+    ended = spans(run, "loader end", "a", "duration_ns")
+    loaders = [number for (number,) in spans(run, "loader", "index")]
+    assert [number for number, _ in ended][:4] == loaders[:4]
+    known = measure(run)
+    # The last loader's workers end after the training.
+    assert known.wait_s("pass end") == pytest.approx(sum(ns for _, ns in ended[:4]) / 1e9, rel=1e-6)
+    assert known.wait_s("pass end") >= 0.1
+    assert known.wait_s("not observed") == 0
+    assert sum(known.wait_parts.values()) == pytest.approx(known.training.data_wait_s)
+
+
 def test_the_recorders_own_reading_makes_no_events(recorded: Recorded) -> None:
     library: Any = ctypes.CDLL(str(Path(penstock.__file__).with_name("librec.so")))
     if not hasattr(library, "penstock_run_delay"):
