@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -362,23 +363,36 @@ static void drop_number(char *name)
         number[1] = 0;
 }
 
+/* A socket between processes of one host is none of the network: "socket:" becomes "socket:unix".
+ */
+static void name_family(int fd, char *name)
+{
+    int family = 0;
+    socklen_t size = sizeof family;
+
+    if (!strcmp(name, "socket:") &&
+        !syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &family, &size) && family == AF_UNIX)
+        strcpy(name + 7, "unix");
+}
+
 long files_link(int fd, char *name)
 {
     char path[32] = "/proc/self/fd/";
     char digits[12];
-    int n = 0;
+    int n = 0, left = fd;
     char *end = path + 14;
     long got;
 
     do
-        digits[n++] = (char)('0' + fd % 10);
-    while (fd /= 10);
+        digits[n++] = (char)('0' + left % 10);
+    while (left /= 10);
     while (n)
         *end++ = digits[--n];
     *end = 0;
     got = syscall(SYS_readlinkat, AT_FDCWD, path, name, SCRATCH_BYTES - 1);
     name[got > 0 ? got : 0] = 0;
     drop_number(name);
+    name_family(fd, name);
     return got;
 }
 

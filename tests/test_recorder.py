@@ -353,6 +353,24 @@ def test_many_files_each_keep_their_name(
     ]
 
 
+def test_a_socket_that_leads_to_no_network_has_a_name_of_its_own(
+    recorded: Callable[..., Any],
+) -> None:
+    run = recorded("""
+    import os, socket
+    server = socket.create_server(("127.0.0.1", 0))
+    for one, other in (
+        socket.socketpair(),
+        (socket.create_connection(server.getsockname()), server.accept()[0]),
+    ):
+        os.write(one.fileno(), b"four")
+        os.read(other.fileno(), 4)
+    """)
+    query = "select path, sum(moved_bytes)::integer from events where path like 'socket:%'"
+    query += " and op = 'read' group by all order by all"
+    assert [tuple(row) for row in run.sql(query)] == [("socket:", 4), ("socket:unix", 4)]
+
+
 def test_sockets_and_pipes_are_counted_and_share_a_name(
     recorded_command: Callable[..., Any], workload: Callable[..., Path]
 ) -> None:
@@ -369,9 +387,9 @@ def test_sockets_and_pipes_are_counted_and_share_a_name(
             ("pipe:", "close", "pipe", "system", 2 * n, 0),
             ("pipe:", "read", "pipe", "system", n, n),
             ("pipe:", "write", "pipe", "system", n, n),
-            ("socket:", "close", "socket", "system", 2 * n, 0),
-            ("socket:", "read", "socket", "system", 2 * n, 2 * n),
-            ("socket:", "write", "socket", "system", 2 * n, 2 * n),
+            ("socket:unix", "close", "socket", "system", 2 * n, 0),
+            ("socket:unix", "read", "socket", "system", 2 * n, 2 * n),
+            ("socket:unix", "write", "socket", "system", 2 * n, 2 * n),
         ]
         [log] = run.folder.glob("*.log")
         texts.append(sum(1 for _ in read_log(log).texts()))

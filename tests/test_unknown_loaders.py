@@ -91,6 +91,52 @@ def test_a_wait_for_a_thread_that_waits_for_a_socket_waits_on_the_network() -> N
     assert "network requests" in [gap.what for gap in report.gaps]
 
 
+@pytest.mark.parametrize(
+    ("descriptor", "errno", "ends_ms", "part"),
+    [
+        ("socket:", 0, 65, "network"),
+        ("socket:", 110, 65, "not observed"),  # a monitor that asks again and again
+        ("socket:", 0, 95, "not observed"),  # a server that waits for its next request
+        ("socket:unix", 0, 65, "not observed"),  # no network
+    ],
+)
+def test_of_all_threads_one_that_got_an_answer_meanwhile_waited_for_the_network(
+    descriptor: str, errno: int, ends_ms: int, part: str
+) -> None:
+    run = job()
+    for number in range(40):
+        for thread in (READER, READER + 1):  # at the same time
+            run.blocked(
+                "receive",
+                number * STEP - 20 * MS,
+                number * STEP + ends_ms * MS,
+                thread=thread,
+                descriptor=descriptor,
+                errno=errno,
+            )
+    measures = measured(run)
+    known = 64 / 70 if part == "network" else 1
+    assert measures.wait_share(part) == pytest.approx(known, abs=0.02)
+    assert sum(measures.wait_parts.values()) == pytest.approx(measures.training.data_wait_s)
+
+
+def test_a_wait_for_a_socket_of_this_host_s_processes_is_none_on_the_network() -> None:
+    measures = measured(job("receive", descriptor="socket:unix"))
+    assert measures.training.data_wait_s == pytest.approx(40 * 0.07, rel=0.03)
+    assert measures.wait_s("network") == 0
+
+
+def test_storage_is_no_level_of_its_own_where_much_of_the_wait_was_not_seen() -> None:
+    """16 of 30 points are seen to be storage: what is not seen may be storage too."""
+    run = job(blocked_ms=30)
+    read_by(run, READER, ms=16)
+    verdict = report_of(measured(run)).verdict
+    assert verdict.headline == "HIGHLY INPUT BOUND, at least moderately I/O bound"
+    whole = job(blocked_ms=30)
+    read_by(whole, READER, ms=25)
+    assert report_of(measured(whole)).verdict.headline == "HIGHLY I/O BOUND"
+
+
 @pytest.mark.parametrize("op", ["poll", "receive"])
 def test_the_training_thread_s_own_wait_for_a_socket_is_a_wait_on_the_network(op: str) -> None:
     measures = measured(job(op, descriptor="socket:"))

@@ -70,6 +70,7 @@ PREPARED = (
     "long_calls",
     "stretch_stands",
     "pool_members",
+    "pool_stands",
     "pool_calls",
     "inside",
     "bounds",

@@ -179,6 +179,9 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
     level = _level(storage.value)
     if _level(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
         return _verdict_off_storage(measures, waiting, wall_s)
+    unseen = measures.wait_s(*UNSEEN) / wall_s
+    if _level(waiting) != level and _level(min(waiting, storage.value + unseen)) != level:
+        return _verdict_off_storage(measures, waiting, wall_s)
     in_brackets = _shares_in_brackets(measures, wall_s)
     return Verdict(
         level=level,
@@ -210,13 +213,13 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
         also_s, also_told = wait_s, "waits for data"
     if also_s >= 0.01 * wall_s:  # the level is of both together
         told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
-    also = "not I/O bound" if share < MODERATELY else f"{_level(share)} I/O bound"
+    unseen = measures.wait_s(*UNSEEN) / wall_s
+    least = "at least " if _level(min(1.0, share + unseen)) != _level(share) else ""
+    also = "not I/O bound" if share < MODERATELY else f"{least}{_level(share)} I/O bound"
     if share < MODERATELY and measures.wait_s("network") >= MODERATELY * wall_s:
         also = "waits on the network"
         told += ", its requests not measured"
-    elif share < MODERATELY and (
-        storage.state == "incomplete" or measures.wait_s(*UNSEEN) >= MODERATELY * wall_s
-    ):
+    elif share < MODERATELY and (storage.state == "incomplete" or unseen >= MODERATELY):
         also = "I/O not fully seen"
     return Verdict(
         level=level,

@@ -2,15 +2,17 @@
 -- by what it waited for.
 --   what  'accelerator': its runtime; 'exchange': other ranks; 'compute': a thread pool of a computation;
 --         'interpreter lock'; 'sleep'; 'program': the end of another process; 'network': a socket;
---         'pipe'; 'other thread': all that is left, such as locks, queues and events
+--         'pipe': a pipe, or a socket that leads to no network (AF_UNIX); 'other thread': all that is left,
+--         such as locks, queues and events
 --   waker  the thread of the process that ended it; NULL: not known
+--   is_answered  it ended, without an error: what it waited for came
 -- Libraries that compute are known by name; what their threads wait for is never data.
 WITH calls AS (
     SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, start_ns,
-        duration_ns
+        duration_ns, errno
     FROM blocked
     UNION ALL
-    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns
+    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns, e.errno
     FROM events_raw AS e
     JOIN ops AS o ON o.op_number = e.op_number
     JOIN files AS f ON f.file = e.file
@@ -32,11 +34,12 @@ SELECT
             '^(lib(gomp|iomp|omp|mkl|openblas|scipy_openblas|blis|dnnl|tbb|torch|c10|tensorflow|jax|xla|cuda|'
             || 'cudnn|cublas|cusolver|nvrtc|amdhip|hsa|rocblas|onnxruntime)|_pywrap_tensorflow|xla_extension)'
         ) THEN 'compute'
+        WHEN c.descriptor = 'socket:unix' OR starts_with(c.descriptor, 'pipe:') THEN 'pipe'
         WHEN c.op = 'receive' OR starts_with(c.descriptor, 'socket:') THEN 'network'
-        WHEN starts_with(c.descriptor, 'pipe:') THEN 'pipe'
         ELSE 'other thread'
     END AS what,
     c.waker,
+    c.duration_ns IS NOT NULL AND c.errno = 0 AS is_answered,
     c.start_ns,
     coalesce(c.start_ns + c.duration_ns, greatest(l.end_ns, c.start_ns)) AS end_ns
 FROM calls AS c

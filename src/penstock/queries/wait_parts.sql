@@ -8,7 +8,8 @@
 --   cached         in a fetch, in a file call and on a CPU: the bytes came from memory
 --   not scheduled  in a fetch, in file calls or outside, ready to run but without a CPU
 --   blocked        in a fetch, none of these: asleep on something that is no file call
---   network        in a fetch, blocked in a call on a socket
+--   network        in a fetch, blocked in a call on a socket; in a pooled wait, a thread was that got an
+--                  answer (see pool_stands)
 --   idle           in no fetch: it had not been asked for the batch, or nothing was left to do
 --   loader start, worker start, pass end, hand-over  see stretches
 --   not observed   no fetch was recorded, or the fetch never ended
@@ -36,6 +37,10 @@ asleep AS (
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
     JOIN stands AS t ON t.stretch_id = s.stretch_id
+    UNION ALL
+    SELECT p.stretch_id, least(f.blocked_ns, p.network_ns), 0
+    FROM pool_stands AS p
+    JOIN fits AS f ON f.stretch_id = p.stretch_id
 ),
 split AS (
     SELECT s.wait_id, c.op_group AS part, c.ns * f.fit + c.helped_ns * f.helped_fit AS ns

@@ -1,0 +1,30 @@
+-- pool_stands: of pooled waits, of which nobody told who ended them, the time in which a thread of the pool
+-- waited for an answer over the network that came before the wait was over; not the waiting thread itself.
+-- Threads that wait for the network at all times (a server's, a monitor's) get no answer in most waits.
+WITH pools AS (
+    SELECT stretch_id, main, thread, from_ns, to_ns FROM stretches WHERE kind = 'pool'
+),
+answers AS (
+    SELECT m.main, s.process, s.thread, s.start_ns, s.end_ns
+    FROM standstills AS s
+    JOIN pool_members AS m ON m.process = s.process
+    WHERE s.what = 'network' AND s.is_answered
+),
+met AS (
+    SELECT p.stretch_id, greatest(a.start_ns, p.from_ns) AS from_ns, a.end_ns AS to_ns
+    FROM answers AS a
+    ASOF JOIN pools AS p ON p.main = a.main AND p.from_ns <= a.end_ns
+    WHERE a.end_ns <= p.to_ns AND (a.process <> p.main OR a.thread <> p.thread)
+),
+passed AS (
+    SELECT
+        *,
+        coalesce(max(to_ns) OVER (
+            PARTITION BY stretch_id ORDER BY from_ns, to_ns
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ), from_ns) AS passed_ns
+    FROM met
+)
+SELECT stretch_id, sum(greatest(0, to_ns - greatest(from_ns, passed_ns))) AS network_ns
+FROM passed
+GROUP BY stretch_id
