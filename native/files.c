@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* The kernel maps nothing there, and answers EFAULT to who names it. */
@@ -411,16 +412,41 @@ static bool is_first_open(uint32_t id)
     return !(*bits & bit) && !(__atomic_fetch_or(bits, bit, __ATOMIC_RELAXED) & bit);
 }
 
+/* Type, identity and size of an open file, as the kernel has cached them.  Where they are old,
+ * fstat asks the server of a network file system or of FUSE, which takes a round trip.  The cached
+ * size may be old too: the reader takes a larger one from reads and writes. */
+static bool look_at(int fd, struct stat *found)
+{
+    struct statx known;
+
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                STATX_TYPE | STATX_MODE | STATX_INO | STATX_SIZE, &known))
+        return !syscall(SYS_fstat, fd, found); /* a kernel or a sandbox without statx */
+    found->st_mode = known.stx_mode;
+    found->st_dev = makedev(known.stx_dev_major, known.stx_dev_minor);
+    found->st_ino = known.stx_ino;
+    found->st_size = (off_t)known.stx_size;
+    return true;
+}
+
+/* Whether a lookup by name is answered from this machine's memory: on a block device of its own.
+ * Network file systems and FUSE have no block device, and no major number. */
+static bool is_near(dev_t device)
+{
+    return major(device) != 0;
+}
+
 /* Whether an absolute name leads to its file without links.  The kernel's own answer,
- * /proc/self/fd, costs 2 µs: it is asked once a folder, and for the last part readlink itself says.
+ * /proc/self/fd, costs 2 us: on a near file system it is asked once a folder, and readlink is
+ * asked about the last part.  Elsewhere a lookup by name may take a round trip; /proc never does.
  */
-static bool is_plain(const char *name, int fd, char *resolved)
+static bool is_plain(const char *name, int fd, bool is_near, char *resolved)
 {
     const char *slash = strrchr(name, '/');
     struct key folder = key_of(name, (size_t)(slash - name), ANY_FOLDER);
     uint32_t known = find_path(folder);
 
-    if (known == PLAIN_FOLDER &&
+    if (known == PLAIN_FOLDER && is_near &&
         syscall(SYS_readlinkat, AT_FDCWD, name, resolved, SCRATCH_BYTES) < 0 && errno == EINVAL)
         return true;
     files_link(fd, resolved);
@@ -460,13 +486,13 @@ static void describe(uint32_t id, int fd, char *resolved)
     bool is_one_of_many = false;
     struct stat found;
 
-    if (syscall(SYS_fstat, fd, &found))
+    if (!look_at(fd, &found))
         return;
     if (!text || text->base || text->tier || *(const char *)(text + 1) != '/') {
         files_link(fd, resolved);
         is_one_of_many = *resolved && *resolved != '/';
         text = log_text(TEXT_FILE, id, 0, "", resolved);
-    } else if (!is_plain((const char *)(text + 1), fd, resolved)) {
+    } else if (!is_plain((const char *)(text + 1), fd, is_near(found.st_dev), resolved)) {
         text = log_text(TEXT_FILE, id, 0, "", resolved);
     }
     if (!text)

@@ -78,8 +78,9 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "size_bytes": (
             "BIGINT",
-            "the largest size in bytes that is known: st_size at each process's first open, or "
-            "where a read, write or truncation ended; what appends add is not known",
+            "the largest size in bytes that is known: st_size at each process's first open, as the "
+            "kernel had cached it, or where a read, write or truncation ended; what appends add is "
+            "not known",
         ),
     },
     "processes": {
