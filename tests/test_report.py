@@ -484,3 +484,17 @@ def test_the_title_says_that_a_run_was_killed_or_paused() -> None:
     assert subtitle(state="killed")[0] == "killed"
     assert "killed" not in subtitle(state="exited", reason="x")
     assert subtitle()[:2] == ("10.0 s", "2.50 s of it not recorded")
+
+
+def test_what_the_recorder_notes_of_cpus_is_nothing_that_is_missing() -> None:
+    run = training_job(12)
+    run.note("cpus of process", "4\tf\t1.5\t/sys/fs/cgroup/job")
+    run.note("cpu quota", "1.5")
+    run.note("cpu throttled", "7\t1.25\t/sys/fs/cgroup/job")
+    run.note("run-queue delay", "measured")
+    said = {spot.key for spot in measure(run).blind_spots}
+    assert not said & {"cpus of process", "cpu quota", "cpu throttled", "run-queue delay"}
+    run = training_job(12)
+    run.note("run-queue delay", "not measured")
+    (gap,) = [gap for gap in report_of(measure(run)).gaps if "run-queue delay" in gap.what]
+    assert gap.why == "not measured"

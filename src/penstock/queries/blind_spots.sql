@@ -7,7 +7,8 @@ FROM notes
 WHERE key NOT IN ('cpus', 'memory_bytes', 'mount', 'beneath', 'event_cost_ns', 'counters only', 'tier',
     'burst tier', 'drained', 'drain left', 'drain paused', 'clock',
     'checkpointer', 'save', 'stream', 'ended', 'child ended', 'doing', 'still',
-    'loader')
+    'loader', 'cpus of process', 'cpu quota', 'cpu throttled')
+    AND NOT (key = 'run-queue delay' AND value = 'measured')
     AND NOT starts_with(key, 'page faults') AND NOT starts_with(key, 'resident ')
 GROUP BY key, value
 ORDER BY processes DESC, key, value
