@@ -370,6 +370,18 @@ def full_disk() -> Synthetic:
     return run
 
 
+def listing_first() -> Synthetic:
+    """3,000 files are examined, 4 ms each, before a training of a second."""
+    run = Synthetic()
+    at = 2 * S
+    run.span("import torch", MS, at, a=1, b=S)
+    for number in range(3000):
+        path = a_file(run, f"/data/train/{number % 10}/{number}.jpg")
+        at = reads(run, at, 1, op="stat", ms=4, path=path)
+    loop(run, lambda at, batch, process: at + MS, workers=1, compute_ms=10, start=at)
+    return run
+
+
 # By rule: a run in which it finds something.
 EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "D1": lambda: files_of(1, stat_ms=2, stats=12)(batches=40, workers=1, compute_ms=5),
@@ -387,7 +399,7 @@ EXAMPLES: dict[str, Callable[[], Synthetic]] = {
     "W1": short_of_workers,
     "W2": lambda: decoding(0.9, 0.05),
     "W3": lambda: decoding(0.4, 0.5, cpus=2),
-    "W4": starting_slowly,
+    "W4": listing_first,
     "C1": saving,
     "C2": lambda: saving(other_bps=2e9),
     "C3": lambda: saving(ranks=4, shared=True),

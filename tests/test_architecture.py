@@ -56,11 +56,14 @@ TABLE = {
     "words": May(ours="", world=""),
     "remedies": May(ours="measures words", world=""),
     "standing": May(ours="measures threads words", world=""),
-    "verdict": May(ours="measures standing words", world=""),
+    "startup": May(ours="measures words", world=""),
+    "verdict": May(ours="measures standing startup words", world=""),
     "failures": May(ours="measures words", world=""),
-    "findings": May(ours="errors failures measures remedies standing words", world=""),
+    "findings": May(ours="errors failures measures remedies standing startup words", world=""),
     "incidents": May(ours="endings failures measures standing words", world=""),
-    "report": May(ours="errors failures findings incidents measures verdict words", world=""),
+    "report": May(
+        ours="errors failures findings incidents measures startup verdict words", world=""
+    ),
     "live": May(ours="errors log threads", world="numpy"),
     "window": May(ours="errors control log", world=""),
     "compare": May(ours="errors report findings", world=""),

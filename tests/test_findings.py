@@ -27,6 +27,7 @@ from findings_examples import (
     restarting,
     saving,
     short_of_workers,
+    starting_slowly,
     twice_over,
     two_ranks,
     unequal,
@@ -560,7 +561,8 @@ def test_workers_of_each_pass_are_judged_by_their_own_pass() -> None:
 
 
 def test_slow_startup() -> None:
-    finding = found(example("W4"), "W4")
+    tells(found(example("W4"), "W4"), "listing data takes 12.0 s", "on 3,000 files in /data/train")
+    finding = found(starting_slowly(), "W4")
     tells(finding, "first batch after 3", "of the first batch: ", "cpu 1.5")
     assert finding.share.value == pytest.approx(3 / (1 + 3 + 1), rel=0.05)
     assert "first batch after" in fine(files_of(3)(batches=100), "W4").says
@@ -610,7 +612,9 @@ def test_a_slow_restart() -> None:
     finding = found(example("C4"), "C4")
     tells(finding, "1 load, 40.0 s, 1.07 GB at 26.8 MB/s")
     assert finding.share.value == pytest.approx(40 / 41, rel=0.02)
-    assert "1 load" in fine(restarting(2), "C4").says
+    # A load that is short and yet much of the job is told, too.
+    assert found(restarting(2), "C4").gain.value == pytest.approx(2.0, rel=0.01)
+    assert "1 load" in fine(restarting(0.04), "C4").says
 
 
 # --- the recording -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock import spark
+from penstock import questions, spark
 from penstock.errors import MissingDependency, QueryError, RunError
 from penstock.interop import darshan_counters as counters
 from penstock.questions import PREPARED, VIEWS, query
@@ -108,6 +108,24 @@ def short_of_cpus(run: Synthetic) -> None:
     run.note("cpu throttled", "7\t1.25\t/sys/fs/cgroup/job")
 
 
+def add_startup(run: Synthetic) -> None:
+    """A start-up with imports, loads (one failed), a file that is made, a listing and a set-up."""
+    run.span("restore", 100 * MS, 900 * MS)
+    run.call("pread", 200 * MS, 300 * MS, path="/ckpt/one.safetensors", moved=4096, offset=0)
+    run.fault("/ckpt/one.safetensors", 1200 * MS, 3 * MS)
+    run.span("load state", S, 1100 * MS)
+    run.span("restore", 1110 * MS, 1120 * MS, a=5, b=1)
+    run.span("import torch", 1500 * MS, 1900 * MS, a=1, b=200 * MS)
+    run.span("import numpy", 1600 * MS, 1700 * MS, a=2, b=50 * MS)
+    run.span("import numpy", 3290 * MS, 3300 * MS, process=2, a=1, b=5 * MS)
+    run.span("worker setup", 3320 * MS, 3330 * MS, process=2)
+    run.span("thread cpu", 3150 * MS, 3150 * MS + 1, a=S, b=1 + 200 * MS)
+    run.file("/cache/one.arrow", path_class="output")
+    run.call("open", 2 * S, 2 * S + MS, path="/cache/one.arrow")
+    run.call("write", 2100 * MS, 2200 * MS, path="/cache/one.arrow", moved=2 << 20)
+    run.call("stat", 2400 * MS, 2450 * MS, path="/data/big.bin")
+
+
 def rich_job() -> Synthetic:
     """Two ranks, one with workers and helper threads, one with a loader that says nothing; faults,
     pauses, copies, a folded counter, samples of the host, programs without a log."""
@@ -160,7 +178,7 @@ def rich_job() -> Synthetic:
     run.note("save", "3 1000 0 5 3000 good 1 4096 0.1 0.0 0.5 2.5 0.15 0.3")
     run.note("save", "nothing")
     run.ceiling("/data", "read", 5e8)
-    run.span("restore", 100 * MS, 900 * MS)
+    add_startup(run)
     run.span("validation", 4 * S, 4100 * MS)
     run.span("graph", 3400 * MS, 3400 * MS + 1, process=10, a=S)
     run.rows["staged"] += [(1, "served", 5), (2, "changed", 1)]
@@ -349,9 +367,9 @@ def test_every_question_has_the_same_rows_on_both_engines(
         assert session.sparkContext.master == cluster
         both = Both(duck, there.connection)
         for name in PREPARED:
-            if name == "watched":
-                both.compare("slot_ns", query("slot_ns"))
-                both.each(f"SET VARIABLE slot_ns = ({query('slot_ns')})")
+            if variable := questions.VARIABLES.get(name):
+                both.compare(variable, query(variable))
+                both.each(f"SET VARIABLE {variable} = ({query(variable)})")
             both.prepare(name)
         for name, value in VARIABLES.items():
             both.each(f"SET VARIABLE {name} = {value}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from penstock import failures
+from penstock import failures, startup
 from penstock.measures import (
     STORAGE_PARTS,
     CallTimes,
@@ -1080,30 +1080,25 @@ STARTUP_SHARE = Threshold(
 
 
 def slow_startup(measures: Measures) -> _Said:
-    """The first batch, and workers that are started and ended anew with each pass, take long:
-    listing files, starting workers, filling the queue."""
+    """What a change would shorten takes much of the start: listing files, reading data, making a
+    cache, importing from slow files, starting workers (also anew with each pass), the first batch.
+    The largest of them is told, with its own gain.  Loading a checkpoint has a rule of its own;
+    compiling is no I/O."""
     training = measures.training
-    first_s = training.first_batch_s or 0.0
-    again_s = measures.wait_s("loader start", "worker start", "pass end")
     whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
-    parts = dict(measures.first_batch_parts)
-    says = f"first batch after {show(first_s, 's')}"
-    if again_s:
-        says += f", workers started and ended again {show(again_s, 's')}"
-    if first_s + again_s <= STARTUP_SHARE.value * whole_s:
-        return _Fine(says)
-    largest = sorted(parts.items(), key=lambda item: (-round(item[1], 6), item[0]))[:3]
-    told = ", ".join(f"{part} {show(s, 's')}" for part, s in largest if s >= 0.05 * first_s)
-    remedies = [
-        Remedy("code", "keep the list of files instead of making it; a data set that pickles small")
-    ]
-    if again_s >= WORTH * whole_s:
-        remedies.insert(0, Remedy("loader", "DataLoader(persistent_workers=True)"))
+    found = startup.causes(measures)
+    gain_s = sum(cause.gain_s for cause in found)
+    if not found or gain_s <= STARTUP_SHARE.value * whole_s:
+        parts = startup.largest(measures)
+        says = f"first batch after {show(training.first_batch_s or 0.0, 's')}"
+        return _Fine(f"{says}; start-up: {parts}" if parts else says)
+    cause = found[0]
+    others = startup.largest(measures, but=cause.part)
     return _Found(
-        first_s + again_s,
-        (says, *([f"of the first batch: {told}"] if told else [])),
-        tuple(remedies),
-        "epochs",
+        cause.gain_s,
+        (*cause.evidence, *([f"the rest of the start-up: {others}"] if others else [])),
+        tuple(Remedy(word, says) for word, says in cause.remedies),
+        cause.shown,
         whole_s,
     )
 
@@ -1248,25 +1243,46 @@ RESTORE_S = Threshold(
     "of loading, a mean over ranks",
     "chosen: what is shorter is lost in the start of a job, which takes a scheduler minutes",
 )
+RESTORE_SHARE = Threshold(
+    0.05,
+    "share",
+    "of the start-up and the wall time, and a shorter one is told too",
+    "as of a slow start-up (W4)",
+)
 
 
 def slow_restore(measures: Measures) -> _Said:
-    """Loading checkpoints takes long."""
+    """Loading checkpoints takes long: until the weights were read, which of a mapped file is when
+    they are put into the model, or page by page when they are first used."""
     loads = [load for load in measures.restores if not load.is_failed]
-    mains = max(1, measures.training.mains)
+    training = measures.training
+    mains = max(1, training.mains)
     load_s = sum(load.duration_s for load in loads) / mains
     if not loads:
         return _Fine("no checkpoint was loaded")
-    bytes_read = sum(load.read_bytes for load in loads)
-    says = f"{count(len(loads), 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"
-    if load_s <= RESTORE_S.value:
+    whole_s = (training.startup_s or 0.0) + (training.wall_s or 0.0)
+    # A mapped file is read by no call: at most all of it is.
+    bytes_read = sum(max(load.read_bytes, load.size_bytes or 0) for load in loads)
+    n = max(1, sum(load.loads for load in loads))
+    says = f"{count(n, 'load')}, {show(load_s, 's')}, {show(bytes_read, 'B')}"
+    if load_s <= RESTORE_S.value and load_s < RESTORE_SHARE.value * whole_s:
         return _Fine(says)
+    row = max(loads, key=lambda load: load.duration_s)
+    faulted_s = sum(load.faulted_s for load in loads) / mains
     return _Found(
         load_s,
-        (f"{says} at {show(bytes_read / mains / load_s, 'B/s')}",),
+        (
+            f"{says} at {show(bytes_read / mains / load_s, 'B/s')}",
+            *([f"largest file: {row.path}, {show(row.size_bytes, 'B')}"] if row.path else []),
+            *(
+                [f"{show(faulted_s, 's')} of it page faults after the load: the file is mapped"]
+                if faulted_s >= WORTH * load_s
+                else []
+            ),
+        ),
         (Remedy("job", "keep the newest checkpoint on this node's disk"), FASTER_TIER),
         "checkpoints",
-        (measures.training.startup_s or 0.0) + (measures.training.wall_s or 0.0),
+        whole_s,
     )
 
 
@@ -1673,7 +1689,7 @@ RULES: tuple[Rule, ...] = (
     Rule("C1", "checkpoint blocks the steps", checkpoint_blocks),
     Rule("C2", "slow checkpoint target", slow_checkpoint_target, (FAR_BELOW,)),
     Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),
-    Rule("C4", "slow restart", slow_restore, (RESTORE_S,)),
+    Rule("C4", "slow restart", slow_restore, (RESTORE_S, RESTORE_SHARE)),
     Rule("C5", "saves that failed", failed_saves, of_calls=failed_saves),
     Rule("E1", "empty reads at end of file", empty_reads, (EMPTY_SHARE,)),
     Rule(

@@ -65,6 +65,8 @@ __all__ = [
     "Sharing",
     "Staged",
     "Standing",
+    "StartupImport",
+    "StartupPlace",
     "State",
     "StepTimes",
     "Storage",
@@ -74,6 +76,7 @@ __all__ = [
     "Training",
     "Worker",
     "WorkerSharing",
+    "WorkerStarts",
     "measure",
 ]
 
@@ -998,11 +1001,52 @@ class Restore:
     """queries/restores.sql"""
 
     process: int
+    loads: int
     start_s: float
     duration_s: float
-    in_startup: bool
+    faulted_s: float
+    in_startup_s: float
     read_bytes: int
-    is_failed: bool = False
+    path: str | None
+    size_bytes: int | None
+    is_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPlace:
+    """queries/startup_places.sql"""
+
+    part: str
+    path: str
+    files: int
+    calls: int
+    read_bytes: int
+    written_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartupImport:
+    """queries/startup_imports.sql; importer is main or worker."""
+
+    importer: str
+    package: str
+    processes: int
+    import_s: float
+    cpu_s: float
+    calls_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarts:
+    """queries/worker_starts.sql"""
+
+    workers: int
+    fresh: int
+    again: int
+    born_s: float
+    import_s: float
+    setup_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -1135,6 +1179,10 @@ class Measures:
     doing: tuple[Doing, ...] = ()
     hung: tuple[Standing, ...] = ()
     still: tuple[str, ...] = ()
+    startup_parts: Mapping[str, float | None] = field(default_factory=dict)
+    startup_places: tuple[StartupPlace, ...] = ()
+    startup_imports: tuple[StartupImport, ...] = ()
+    worker_starts: WorkerStarts = WorkerStarts(0, 0, 0, 0.0, 0.0, 0.0)
 
     @property
     def has_training(self) -> bool:
@@ -1445,8 +1493,19 @@ def _measured(engine: Engine) -> Measures:
         rereads=_rows(engine, "rereads", Reread),
         loaders=tuple(name for (name,) in _ask(engine, "loaders")[1]),
         standing=dict(_ask(engine, "standing")[1]),
+        **_of_startup(engine),
         **_of_failures(engine),
     )
+
+
+def _of_startup(engine: Engine) -> dict[str, Any]:
+    """What the time before the training was spent on."""
+    return {
+        "startup_parts": dict(_ask(engine, "startup_parts")[1]),
+        "startup_places": _rows(engine, "startup_places", StartupPlace),
+        "startup_imports": _rows(engine, "startup_imports", StartupImport),
+        "worker_starts": _row(engine, "worker_starts", WorkerStarts),
+    }
 
 
 def _of_failures(engine: Engine) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import duckdb
 
 from penstock.errors import QueryError
 
-__all__ = ["PREPARED", "VIEWS", "Engine", "prepare", "query"]
+__all__ = ["PREPARED", "VARIABLES", "VIEWS", "Engine", "prepare", "query"]
 
 # What later queries read by name, in the order it is made.  Single calls stay where they are: fifty
 # million of them are read by each query that needs them, never copied.
@@ -90,9 +90,20 @@ PREPARED = (
     "binned",
     "lane_threads",
     "lane_list",
+    "beginnings",
+    "restored",
+    "caches",
+    "imports",
+    "segments",
+    "beginning_calls",
     "checkpointer_lives",
     "checkpointer_saves",
 )
+
+# Numbers that are asked before the query of that name, as variables and not as tables: the
+# optimizer has to know that few calls meet in a slot of time, and that all calls after a moment may
+# be passed over.
+VARIABLES = {"watched": "slot_ns", "beginning_calls": "begun_ns"}
 
 
 @cache
@@ -120,9 +131,8 @@ def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
             continue
         kind = "VIEW" if name in VIEWS else "TABLE"
         try:
-            if name == "watched":
-                # A variable, not a table: the optimizer has to know that few calls meet in a slot.
-                engine.execute("SET VARIABLE slot_ns = (" + query("slot_ns") + ")")
+            if variable := VARIABLES.get(name):
+                engine.execute(f"SET VARIABLE {variable} = (" + query(variable) + ")")
             engine.execute(f"CREATE TEMP {kind} {name} AS\n{query(name)}")
         except (duckdb.Error, QueryError) as error:
             raise QueryError(f"queries/{name}.sql: {error}") from error
@@ -131,5 +141,8 @@ def prepare(engine: Engine, wanted: Collection[str] = PREPARED) -> None:
 @cache
 def _reads(name: str) -> frozenset[str]:
     """The query itself and all prepared ones that it reads, by whatever way."""
-    named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", query(name))) & set(PREPARED) - {name}
+    text = query(name) + (query(VARIABLES[name]) if name in VARIABLES else "")
+    named = set(re.findall(r"\b(?:FROM|JOIN) (\w+)", text)) & set(PREPARED) - {name}
+    asked = set(re.findall(r"getvariable\('(\w+)'\)", text))
+    named |= {one for one, variable in VARIABLES.items() if variable in asked and one != name}
     return frozenset({name}).union(*map(_reads, named))

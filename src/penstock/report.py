@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from penstock import startup
 from penstock.errors import PenstockError
 from penstock.failures import error_name
 from penstock.findings import RUN, Check, Finding, Remedy, judge
@@ -31,7 +32,7 @@ from penstock.measures import (
     State,
     Training,
 )
-from penstock.verdict import Verdict, verdict_of
+from penstock.verdict import MODERATELY, Verdict, verdict_of
 from penstock.words import Cell, count, show
 
 __all__ = [
@@ -266,6 +267,20 @@ class Report:
     cost: tuple[Fact, ...]
     definitions: tuple[Definition, ...]
     incidents: tuple[Incident, ...] = ()
+    startup: tuple[Part, ...] = ()  # of a run in which nobody trains: of the program's life
+
+    @property
+    def startup_s(self) -> float:
+        """What the parts of the start-up sum to."""
+        return sum(part.s or 0.0 for part in self.startup)
+
+    @property
+    def shows_startup(self) -> bool:
+        """Whether it is worth a picture: more than 2 s, or 5 % of it and the wall time."""
+        whole_s = self.startup_s + sum(segment.s for segment in self.wall)
+        return self.startup_s > STARTUP_S or (
+            bool(self.wall) and self.startup_s >= MODERATELY * whole_s > 0
+        )
 
     def table(self, key: str) -> Table:
         """Raises KeyError."""
@@ -309,6 +324,7 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         cost=_cost(measures),
         definitions=DEFINITIONS,
         incidents=incidents_of(measures),
+        startup=_startup(measures),
     )
 
 
@@ -640,6 +656,22 @@ def _parts(
     return tuple(parts)
 
 
+def _startup(measures: Measures) -> tuple[Part, ...]:
+    whole = sum(s or 0.0 for s in measures.startup_parts.values())
+    return tuple(
+        Part(
+            key,
+            startup.LABELS[key],
+            s,
+            None if s is None else s / whole,
+            key in startup.STORAGE,
+            *startup.quality(measures, key),
+        )
+        for key, s in measures.startup_parts.items()
+        if whole
+    )
+
+
 # The facts about reading data: key, label, unit.
 READING = (
     ("files", "data files read", "count"),
@@ -749,6 +781,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "busy_share": ("of the wait busy", "share", False),
     "call_s": ("in file calls", "s", True),
     "calls": ("calls", "count", False),
+    "calls_s": ("in file calls", "s", True),
     "checkpoint_block_s": ("checkpoints", "s", False),
     "command": ("command", "text", False),
     "copied_bytes": ("copied", "B", False),
@@ -778,6 +811,8 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "good": ("of them good", "count", False),
     "host": ("host", "text", False),
     "how": ("aligned by", "text", False),
+    "import_s": ("time", "s", False),
+    "importer": ("by", "text", False),
     "is_finished": ("finished", "text", False),
     "kind": ("file system", "text", False),
     "last_s": ("last at", "s", False),
@@ -806,12 +841,15 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "outcome": ("what came of it", "text", False),
     "own_s": ("the rest", "s", False),
     "owed_s": ("waited for", "s", False),
+    "package": ("package", "text", False),
+    "part": ("part", "text", False),
     "p50_s": ("median", "s", True),
     "p99_s": ("99th percentile", "s", True),
     "path": ("path", "path", False),
     "path_class": ("class", "text", False),
     "paused_s": ("drain paused", "s", False),
     "pid": ("pid", "text", False),
+    "processes": ("processes", "count", False),
     "rank": ("rank", "count", False),
     "read_bytes": ("read", "B", False),
     "read_ceiling_bps": ("reads at most", "B/s", False),
@@ -968,6 +1006,18 @@ TABLES: dict[str, tuple[str, str, str]] = {
         " Backlog: earlier ones that were not durable. At risk: the training time that a loss of"
         " the fast tier would have cost just before this was durable.",
     ),
+    "startup_places": (
+        "Files of the start-up",
+        "part path files calls read_bytes written_bytes time_s",
+        "Of each part of the start-up the deepest folder that holds 80 % of its time in calls, by"
+        " the thread that will train; of files that it makes, from the open to the last write.",
+    ),
+    "startup_imports": (
+        "Imports",
+        "package importer processes import_s cpu_s calls_s",
+        "Outermost imports until the training, or until a loader's worker is ready; of all"
+        " processes of a kind together.",
+    ),
     "processes": (
         "Processes",
         "pid role host state life_s calls time_s command",
@@ -986,6 +1036,7 @@ CELLS: dict[str, Callable[[Any], Cell]] = {
     "errors": lambda row: row.errors or None,
     "layer": lambda row: row.layer.upper(),
     "moved_bytes": lambda row: row.moved_bytes or None,
+    "part": lambda row: startup.LABELS[row.part],
     "pid": lambda row: None if row.pid is None else str(row.pid),
     "state": lambda row: ", ".join(filter(None, (row.state, row.reason))),
     "role": lambda row: (
@@ -1605,11 +1656,15 @@ def _measured_or_not(value: float | None, unit: str) -> Number:
     return Number(value, unit)
 
 
+# From here on a start-up is shown in parts; a shorter one is what any Python takes.
+STARTUP_S = 2.0
+
 DEFINITIONS = tuple(
     Definition(*line.split(": ", 1))
     for line in """\
 wall: from the first step, its batch being there, to the last step, data wait or checkpoint
-start-up: before it, since the recording began: imports, listing, worker start, first batch
+start-up: before it, since the recording began, by the thread that will train: imports, listing, \
+reading, making files, loading a checkpoint, worker start, first batch, other file calls, CPU
 data wait: the consumer is blocked in the outermost next() of a loader, or in making its iterator
 checkpoint block: the step loop cannot advance because of a save
 stall: data wait and checkpoint block

@@ -6,6 +6,7 @@ Knows no medium, no rule and no table.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from penstock import startup
 from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
 from penstock.standing import Still, still_of
 from penstock.words import count, per_cent, show
@@ -260,11 +261,13 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
             told += f", {calls} " if told else f"{calls} on files took "
             told += show(sum(row.time_s or 0.0 for row in rows), "s")
     life = show(measures.recording.life_s, "s")
+    mostly = startup.mostly(measures)
+    also = f"; {mostly}" if mostly else ""
     return Verdict(
         level="unknown",
         bound="unknown",
         headline="NO TRAINING STEPS SEEN",
-        sentence=f"{told} of {life}, all threads together"
+        sentence=f"{told} of {life}, all threads together{also}"
         if told
         else f"no call on a file was seen in {life}",
         storage=measures.storage_fraction,

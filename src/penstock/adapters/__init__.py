@@ -44,7 +44,7 @@ ADAPTERS: tuple[dict[str, Patch], ...] = (
     processes.PATCHES,
 )
 
-_waiting: dict[str, Patch] = {}
+_waiting: dict[str, list[Patch]] = {}  # several adapters may patch one module
 _notes: dict[str, str] = {}
 _is_installed = False
 
@@ -59,7 +59,8 @@ def install() -> None:
     _is_installed = True
     os.register_at_fork(after_in_child=marks.thread.forget)
     for patches in ADAPTERS:
-        _waiting.update(patches)
+        for name, patch in patches.items():
+            _waiting.setdefault(name, []).append(patch)
     _patch_complete()
     if _waiting:
         sys.meta_path.insert(0, _Watcher())
@@ -77,15 +78,13 @@ def _is_initializing(module: ModuleType) -> bool:
 
 
 def _apply(name: str, module: ModuleType) -> None:
-    patch = _waiting.pop(name, None)
-    if patch is None:
-        return
-    try:
-        patch(module)
-    except Exception as error:
-        key, value = f"adapter {name}", f"not patched: {error!r}"
-        _notes[key] = value
-        recorder.note(key, value)
+    for patch in _waiting.pop(name, ()):
+        try:
+            patch(module)
+        except Exception as error:
+            key, value = f"adapter {name}", f"not patched: {error!r}"
+            _notes[key] = value
+            recorder.note(key, value)
 
 
 class _Watcher:

@@ -369,7 +369,7 @@ def wrap_save(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """One span per outermost call in a thread; the events inside name the files.  A call that ends
     in an exception is no checkpoint: its span says so.
 
-    name: checkpoint, or restore."""
+    name: checkpoint, restore, or load state."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -390,8 +390,12 @@ class _Worker:
     get: Callable[..., Any]
     number: int
     span: recorder.Span | None
+    setup: recorder.Span | None  # until it first asks for work: worker_init_fn, the data set
 
     def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        if self.setup is not None:
+            self.setup.end()
+            self.setup = None
         message = self.get(*args, **kwargs)
         recorder.attend()
         if self.span is None:  # begun in a pause
@@ -427,7 +431,8 @@ def _begin_worker(
     queue = arguments["index_queue"]
     is_datapipe = _is_datapipe(arguments["dataset"])
     number = arguments["worker_id"]
-    worker = _Worker(0, is_datapipe, queue.get, number, recorder.begin("worker", number))
+    span, setup = recorder.begin("worker", number), recorder.begin("worker setup", number)
+    worker = _Worker(0, is_datapipe, queue.get, number, span, setup)
     worker.hear(arguments.get("shared_seed"))
     queue.get = worker.next_task
     return worker
@@ -455,6 +460,7 @@ def _patch_optimizer(module: ModuleType) -> None:
     optimizers.register_optimizer_step_pre_hook(_before_optimizer(optimizers.torch))
     optimizers.register_optimizer_step_post_hook(_after_optimizer(optimizers.torch))
     wrap("torch", module, "Optimizer.__init__", _wrap_optimizer)
+    wrap("torch", module, "Optimizer.load_state_dict", wrap_save("load state"))
 
 
 def _wrap_optimizer(original: Callable[..., None]) -> Callable[..., None]:
@@ -526,6 +532,10 @@ def _end_optimizer(optimizer: Any) -> None:
 # Checkpoints
 
 
+def _patch_module(module: ModuleType) -> None:
+    wrap("torch", module, "Module.load_state_dict", wrap_save("load state"))
+
+
 def _patch_serialization(module: ModuleType) -> None:
     replace("torch", module, "save", wrap_save("checkpoint"), "torch")
     replace("torch", module, "load", wrap_save("restore"), "torch")
@@ -569,6 +579,7 @@ def _begin_barrier() -> recorder.Span | None:
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torch.utils.data.dataloader": _patch_dataloader,
+    "torch.nn.modules.module": _patch_module,
     "torch.optim.optimizer": _patch_optimizer,
     "torch.serialization": _patch_serialization,
     "torch.distributed.distributed_c10d": _patch_distributed,

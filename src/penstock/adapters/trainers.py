@@ -24,6 +24,7 @@ def _patch_methods(adapter: str, methods: dict[str, str], module: ModuleType) ->
 def _patch_safetensors(module: ModuleType) -> None:
     replace("safetensors", module, "save_file", wrap_save("checkpoint"))
     replace("safetensors", module, "load_file", wrap_save("restore"))
+    replace("safetensors", module, "load_model", wrap_save("restore"))
 
 
 _LIGHTNING = {"Trainer.save_checkpoint": "checkpoint"}

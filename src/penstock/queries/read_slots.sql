@@ -9,11 +9,11 @@ widths AS (
         from_ns,
         to_ns,
         CAST(ceil((greatest(1, to_ns - from_ns) + 1) / 64) AS BIGINT) AS piece_ns,
-        CAST(greatest(
+        CAST(floor(greatest(
             1e8,
             (to_ns - from_ns) / 2000,
             coalesce(4 * (SELECT p99_ns FROM read_quantiles), 0)
-        ) AS BIGINT) AS slot_ns
+        )) AS BIGINT) AS slot_ns
     FROM extent
 )
 SELECT

@@ -1,28 +1,81 @@
--- Checkpoints that were loaded, one row each (the first 100): outermost `restore` spans.
---   in_startup  before the training stretch began
---   is_failed   it ended in an exception
---   read_bytes  meanwhile by the loading thread
-WITH loads AS (
-    SELECT process, thread, start_ns, end_ns, coalesce(b = 1, false) AS is_failed
-    FROM timed_spans
-    WHERE kind = 'span' AND name = 'restore' AND is_outermost
-    ORDER BY start_ns
+-- Checkpoints that were loaded, one row a process (the first 100), until its first step has ended; loads that
+-- ended in an exception have a row of their own.
+--   loads       calls that load; 0: files of weights were only mapped
+--   duration_s  in them, in putting what they loaded into a model, and in page faults of these files
+--               outside both
+--   faulted_s   of it page faults outside both; in_startup_s  before the training stretch began
+--   read_bytes  by calls of the loading thread, inside
+--   path, size_bytes  the largest file that was read or mapped meanwhile
+WITH sums AS (
+    SELECT
+        r.process,
+        r.is_failed,
+        count(*) FILTER (WHERE r.kind = 'restore') AS loads,
+        min(r.start_ns) AS start_ns,
+        sum(r.end_ns - r.start_ns) AS ns,
+        coalesce(sum(r.end_ns - r.start_ns) FILTER (WHERE r.kind = 'page fault'), 0) AS faulted_ns,
+        sum(greatest(0, least(r.end_ns, coalesce(m.first_ns, r.end_ns)) - r.start_ns)) AS startup_ns
+    FROM restored AS r
+    LEFT JOIN mains AS m ON m.process = r.process
+    GROUP BY r.process, r.is_failed
+    ORDER BY ns DESC, r.process, r.is_failed
     LIMIT 100
+),
+called AS (
+    SELECT
+        r.process,
+        r.is_failed,
+        e.file,
+        sum(e.moved_bytes) FILTER (WHERE o.op_group = 'read' AND o.is_access AND o.layer = 'posix')
+            AS read_bytes
+    FROM (
+        SELECT * FROM file_calls
+        WHERE process IN (SELECT process FROM restored) AND start_ns < getvariable('begun_ns')
+    ) AS e
+    ASOF JOIN restored AS r
+        ON r.process = e.process AND r.thread = e.thread AND r.start_ns <= e.start_ns
+    JOIN ops AS o ON o.op_number = e.op_number
+    WHERE e.path_class IN ('data', 'output') AND e.start_ns < r.end_ns
+    GROUP BY r.process, r.is_failed, e.file
+),
+mapped AS (
+    SELECT r.process, r.is_failed, f.file
+    FROM waited_faults AS f
+    ASOF JOIN restored AS r
+        ON r.process = f.process AND r.thread = f.thread AND r.start_ns <= f.start_ns
+    WHERE f.path_class IN ('data', 'output') AND f.start_ns < r.end_ns
+        AND f.start_ns < getvariable('begun_ns')
+    GROUP BY r.process, r.is_failed, f.file
+),
+meant AS (
+    SELECT process, is_failed, file FROM called UNION SELECT process, is_failed, file FROM mapped
+),
+largest AS (
+    SELECT
+        n.process,
+        n.is_failed,
+        arg_max(f.path, coalesce(f.size_bytes, 0)) AS path,
+        max(f.size_bytes) AS size_bytes
+    FROM meant AS n
+    JOIN files AS f ON f.file = n.file
+    WHERE f.kind = 'regular'
+    GROUP BY n.process, n.is_failed
 )
 SELECT
-    n.process,
-    n.start_ns / 1e9 AS start_s,
-    (n.end_ns - n.start_ns) / 1e9 AS duration_s,
-    coalesce(n.start_ns < any_value(m.first_ns), true) AS in_startup,
-    CAST(coalesce(sum(e.moved_bytes), 0) AS BIGINT) AS read_bytes,
-    n.is_failed
-FROM loads AS n
-LEFT JOIN mains AS m ON m.process = n.process
-LEFT JOIN file_calls AS e
-    ON e.process = n.process AND e.thread = n.thread
-        AND e.start_ns >= n.start_ns AND e.start_ns < n.end_ns
-        AND e.op_number IN (
-            SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
-        )
-GROUP BY n.process, n.start_ns, n.end_ns, n.is_failed
-ORDER BY n.start_ns
+    s.process,
+    s.loads,
+    s.start_ns / 1e9 AS start_s,
+    s.ns / 1e9 AS duration_s,
+    s.faulted_ns / 1e9 AS faulted_s,
+    s.startup_ns / 1e9 AS in_startup_s,
+    CAST(coalesce(c.read_bytes, 0) AS BIGINT) AS read_bytes,
+    l.path,
+    l.size_bytes,
+    s.is_failed
+FROM sums AS s
+LEFT JOIN (
+    SELECT process, is_failed, sum(read_bytes) AS read_bytes FROM called GROUP BY process, is_failed
+) AS c
+    ON c.process = s.process AND c.is_failed = s.is_failed
+LEFT JOIN largest AS l ON l.process = s.process AND l.is_failed = s.is_failed
+ORDER BY s.start_ns, s.process, s.is_failed

@@ -1,13 +1,14 @@
 -- roles: what each process is to the training.
 --   role       main: it takes steps or waits for data; worker: of a loader; other
---   worker     the worker's number; worker_ns: when its loop began
+--   worker     the worker's number; worker_ns: when it could first be asked for a batch: its loop had
+--              begun, and what it sets up first (worker_init_fn, the data set) was done
 --   main       the process that a worker works for, a main process itself; NULL: another one
 --   thread     of a main process the one that takes the steps, see mains
 WITH workers AS (
     SELECT
         s.process,
         min(s.index) AS worker,
-        min(s.start_ns) AS worker_ns,
+        coalesce(min(u.end_ns), min(s.start_ns)) AS worker_ns,  -- older recordings tell no set-up
         coalesce(arg_max(m.process, lm.start_ns), min(l.parent)) AS main
     FROM spans AS s
     JOIN lives AS l ON l.process = s.process
@@ -15,6 +16,8 @@ WITH workers AS (
         ON lm.pid = s.b AND lm.host = l.host AND lm.start_ns <= s.start_ns
             AND lm.process IN (SELECT process FROM mains)
     LEFT JOIN mains AS m ON m.process = lm.process
+    LEFT JOIN timed_spans AS u
+        ON u.process = s.process AND u.kind = 'span' AND u.name = 'worker setup'
     WHERE s.kind = 'span' AND s.name = 'worker'
     GROUP BY s.process
 )

@@ -246,6 +246,7 @@ def _waits(report: Report) -> str:
     blocks = [
         _wait_parts("What the data wait was made of", report.wait),
         _wait_parts("What the first batch waited for", report.first_batch),
+        _startup(report),
         _saving(report),
     ]
     if not any(blocks):
@@ -288,6 +289,13 @@ def _wait_parts(title: str, of: Sequence[Part]) -> str:
         f'<div class="card"><h3>{escape(title)}{mark}</h3>'
         f'<table class="parts">{head}<tbody>{"".join(rows)}</tbody></table></div>'
     )
+
+
+def _startup(report: Report) -> str:
+    if not report.shows_startup:
+        return ""
+    of = "Start-up" if report.wall else "What the program's life was spent on"
+    return _wait_parts(f"{of}: {show(report.startup_s, 's')}", report.startup)
 
 
 SAVING = "What checkpoints spent their time on"

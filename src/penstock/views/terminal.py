@@ -62,6 +62,8 @@ COLUMNS = {
     "ranks": "rank data_wait_s checkpoint_block_s barrier_s own_s wall_s read_bytes steps host",
     "sharing": "readers files size_bytes read_bytes node_bytes",
     "clocks": "host how moved_s error_s spread_s steps",
+    "startup_places": "path part time_s calls read_bytes written_bytes files",
+    "startup_imports": "package importer import_s cpu_s calls_s processes",
     "storage": "mount kind path_class read_bytes written_bytes read_ceiling_bps files beneath",
 }
 ROWS = {
@@ -80,6 +82,8 @@ ROWS = {
     "tiered_saves": 6,
     "ranks": 6,
     "sharing": 4,
+    "startup_places": 4,
+    "startup_imports": 4,
     "clocks": 6,
     "storage": 4,
 }
@@ -269,6 +273,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         saves = [_table(report, report.table(key), paper) for key in SAVES]
         return [
             failures,
+            *_startup(report, paper),
             files,
             staged,
             filling,
@@ -282,6 +287,7 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _checks(report, paper),
         _parts(f"What the job waited for: {show(data_s, 's')} of data wait", report.wait, paper),
         _parts("What the first batch waited for", report.first_batch, paper),
+        *_startup(report, paper),
         _parts("What the checkpoints spent their time on", report.checkpoint, paper),
         _table(report, report.table("failures"), paper),
         _table(report, report.table("directories"), paper),
@@ -305,6 +311,18 @@ def _sections(report: Report, paper: _Paper) -> list[list["Text"]]:
         _table(report, report.table("filling"), paper),
         _missing(report, paper),
         _cost(report, paper),
+    ]
+
+
+def _startup(report: Report, paper: _Paper) -> list[list["Text"]]:
+    """A start-up that is worth it, in parts, and where its files lie."""
+    if not report.shows_startup:
+        return []
+    of = "Start-up" if report.wall else "What the program's life was spent on"
+    return [
+        _parts(f"{of}: {show(report.startup_s, 's')}", report.startup, paper),
+        _table(report, report.table("startup_places"), paper),
+        _table(report, report.table("startup_imports"), paper),
     ]
 
 

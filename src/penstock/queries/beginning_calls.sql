@@ -1,0 +1,31 @@
+-- beginning_calls: file calls and page faults that waited, of the thread that is broken down, outside
+-- what segments names already: by file.
+--   kind    of the segment: import or rest
+--   part    import (programs and libraries), listing (data: open, stat, list), reading (data), other files
+--   cpu_ns  of ns at most on a CPU: a call that asks the kernel 20 µs, and 1 ns a byte that it copies
+SELECT
+    b.process,
+    s.kind,
+    CASE
+        WHEN c.path_class = 'library' THEN 'import'
+        WHEN c.path_class = 'data' AND o.op_group = 'metadata' THEN 'listing'
+        WHEN c.path_class = 'data' AND o.op_group IN ('read', 'page fault') THEN 'reading'
+        ELSE 'other files'
+    END AS part,
+    c.file,
+    count(*) AS calls,
+    CAST(sum(CASE WHEN o.is_access AND o.op_group = 'read' THEN c.moved_bytes ELSE 0 END) AS BIGINT)
+        AS read_bytes,
+    CAST(sum(CASE WHEN o.is_access AND o.op_group = 'write' THEN c.moved_bytes ELSE 0 END) AS BIGINT)
+        AS written_bytes,
+    CAST(sum(least(s.to_ns - c.start_ns, coalesce(c.duration_ns, s.to_ns - c.start_ns))) AS BIGINT) AS ns,
+    CAST(sum(least(
+        coalesce(c.duration_ns, 0), 20000 + CASE WHEN o.is_access THEN c.moved_bytes ELSE 0 END
+    )) AS BIGINT) AS cpu_ns
+FROM file_waits AS c
+JOIN beginnings AS b ON b.process = c.process AND b.thread = c.thread
+ASOF JOIN segments AS s ON s.process = c.process AND s.from_ns <= c.start_ns
+JOIN ops AS o ON o.op_number = c.op_number
+WHERE s.kind IN ('import', 'rest') AND c.start_ns < s.to_ns
+    AND c.start_ns < getvariable('begun_ns')
+GROUP BY b.process, s.kind, 3, c.file

@@ -1,0 +1,9 @@
+-- When all that a start-up is asked for is over: calls after it are not looked at.
+SELECT CAST(coalesce(max(ns), 0) AS BIGINT)
+FROM (
+    SELECT max(to_ns) AS ns FROM beginnings
+    UNION ALL
+    SELECT max(end_ns) FROM imports
+    UNION ALL
+    SELECT max(end_ns) FROM restored
+)
