@@ -202,6 +202,8 @@ def _wait(run: Synthetic) -> None:
     run.blocked("sem_wait", 3410 * MS, 3490 * MS, process=10, waker=8, address=4096)
     run.blocked("cond_wait", 3500 * MS, 3505 * MS, process=10, errno=110)
     run.blocked("poll", 3600 * MS, None, by="/usr/lib/libgloo.so", descriptor="socket:")
+    for by, start, end in ((9, 3590, 3715), (11, 3710, 3718)):
+        run.blocked("receive", start * MS, end * MS, process=10, thread=by, descriptor="socket:")
 
 
 @pytest.fixture(scope="module")
