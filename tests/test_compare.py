@@ -325,6 +325,8 @@ def write_run(folder: Path, wait_ms: int) -> Path:
     """Ten steps of 100 ms, of which wait_ms are a wait for the worker's read."""
     folder.mkdir()
     main, worker = Process(pid=100), Process(pid=101, ppid=100)
+    for process in (main, worker):
+        process.note("run-queue delay", "measured")
     worker.span("worker", 1, 3e9, 0, 1, 100)
     main.span("data wait", 50 * MS, 50 * MS, 0, 1)
     worker.span("fetch", 2, 95 * MS, 0, 1)

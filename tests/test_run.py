@@ -40,6 +40,7 @@ from penstock import tables as tables_module
 from penstock.errors import LogError, QueryError, RunError
 from penstock.log import FILE_TEXT, OPS
 from penstock.run import Run, import_run, open_run
+from penstock.schema import CLASSES as NAMES_OF_CLASSES
 from penstock.schema import PATH_RULES, TABLES, Rule, describe_tables
 
 Opener = Callable[..., Run]
@@ -648,8 +649,28 @@ def test_ids_may_be_any_numbers(opened):
 # --- path classes --------------------------------------------------------------------------------
 
 CLASSES = {
-    "/home/me/runs/a/node7.example.org.1415.0.log": "system",  # read by the drain of a burst buffer
+    "/home/me/runs/a/node7.example.org.1415.0.log": "penstock",
     "/home/me/runs/a/train.log": "data",
+    "/nvme/me/.penstock": "penstock",
+    "/nvme/me/.penstock/manifest.jsonl": "penstock",
+    "/nvme/me/.penstock/running-a1b2c3": "penstock",
+    "/nvme/me/staged/0a1b/a.JPEG": "data",
+    "/data/.set.tar.penstock-index": "penstock",
+    "/data/..set.tar.penstock-index.4711": "penstock",
+    "/data/a.penstock-index": "data",  # of no name that feed gives
+    "/home/me/.cache/penstock/index": "penstock",
+    "/home/me/.cache/penstock/index/0123456789abcdef0123456789abcdef.idx": "penstock",
+    "/scratch/indexes/.0123456789abcdef0123456789abcdef.idx.4711": "penstock",
+    "/data/shard-00000.idx": "data",
+    "/data/0123456789abcdef.idx": "data",
+    "/out/step-00000100/penstock-manifest.json": "penstock",
+    "/out/step-00000100/.penstock-manifest.json.penstock-part": "penstock",
+    "/out/last.ckpt.penstock.json": "penstock",
+    "/out/last.ckpt": "data",
+    "/out/.last.ckpt.penstock-part": "data",  # the checkpoint's own bytes, until it is whole
+    "/nvme/me/.penstock-costs-x1/read": "penstock",
+    "/home/me/.config/penstock/tiers.json": "penstock",
+    "/data/tiers.json": "data",
     "/nvme/me/burst/data/18ea4aa88321465800058701-checkpoint-1.pt": "output",
     "/nvme/me/burst/data/checkpoint-1.pt": "data",
     "/data/imagenet/train/n01/a.JPEG": "data",
@@ -699,7 +720,7 @@ def test_a_path_has_a_class(opened, path, path_class):
 def test_every_rule_says_why_or_belongs_to_the_one_before():
     assert PATH_RULES[0].reason
     for rule in PATH_RULES:
-        assert rule.path_class in {"data", "output", "library", "system"}
+        assert rule.path_class in NAMES_OF_CLASSES
         re.compile(rule.pattern)
 
 
@@ -887,7 +908,8 @@ def test_the_users_rules_come_first(opened, folder):
         ('data = ["(?=x)"]', r"classes.toml: data = .*\(invalid perl operator"),
         (
             'libary = ["^/opt/"]',
-            "classes.toml: no class is called 'libary'; write data, output, library or system",
+            "classes.toml: no class is called 'libary'; "
+            "write data, output, library, system or penstock",
         ),
         ('data = ["a\'b"]', None),
     ],

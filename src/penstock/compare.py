@@ -182,8 +182,14 @@ def _column(table: str, key: str, where: dict[str, object]) -> Callable[[Report]
 
 
 def _data_read(report: Report) -> float | None:
-    """Bytes of data files; None where such files were mapped: what is read so makes no call."""
-    return None if _fact(report, "mapped_files") else _DATA_READ(report)
+    """Bytes of data files, by the layer that read more; None where such files were mapped: reading
+    through a mapping makes no call."""
+    if _fact(report, "mapped_files"):
+        return None
+    posix, stdio = (read(report) for read in _DATA_READ)
+    by_file = _fact(report, "read_bytes") if posix is not None or stdio is not None else None
+    known = [value for value in (posix, stdio, by_file) if value is not None]
+    return max(known) if known else None
 
 
 def _storage(report: Report) -> float | None:
@@ -195,7 +201,7 @@ def _storage(report: Report) -> float | None:
 
 
 def _read_bps(report: Report) -> float | None:
-    """Data bytes read by POSIX calls per second of the training's wall time."""
+    """Data bytes read per second of the training's wall time."""
     n_bytes, wall = _data_read(report), _fact(report, "wall_s")
     return n_bytes / wall if n_bytes is not None and wall else None
 
@@ -221,8 +227,10 @@ def _served(report: Report) -> float:
     return _column("staged", "opens", {"outcome": "served"})(report) or 0.0
 
 
-_POSIX_DATA: dict[str, object] = {"path_class": "data", "layer": "POSIX"}
-_DATA_READ = _column("classes", "read_bytes", _POSIX_DATA)
+_DATA_READ = tuple(
+    _column("classes", "read_bytes", {"path_class": "data", "layer": layer})
+    for layer in ("POSIX", "STDIO")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a run's tables hold, column by column, and how paths are classed.  Knows no engine."""
 
+import re
 from dataclasses import dataclass
 
 __all__ = [
@@ -10,9 +11,10 @@ __all__ = [
     "TABLES",
     "Rule",
     "describe_tables",
+    "rule_of_run",
 ]
 
-CLASSES = ("data", "output", "library", "system")
+CLASSES = ("data", "output", "library", "system", "penstock")
 
 # {table: {column: (type, meaning)}}.  All times are nanoseconds since the run's start, which is the
 # earliest start of a recorded process.  NULL is "not known", never zero.
@@ -31,7 +33,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "file": ("INTEGER", "the file; see files.  NULL where the log does not say which"),
         "path": ("VARCHAR", "the file's path"),
-        "path_class": ("VARCHAR", "data, output, library or system"),
+        "path_class": ("VARCHAR", "data, output, library, system or penstock"),
         "file_kind": ("VARCHAR", "regular, directory, pipe …; see files.kind"),
         "other_path": ("VARCHAR", "the second file of a rename, link or copy"),
         "start_ns": ("BIGINT", "ns from the run's start to the call"),
@@ -65,7 +67,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "VARCHAR",
             "where the kernel found it at the first open, if it was opened",
         ),
-        "path_class": ("VARCHAR", "data, output, library or system; see PATH_RULES"),
+        "path_class": ("VARCHAR", "data, output, library, system or penstock; see PATH_RULES"),
         "kind": (
             "VARCHAR",
             "regular, directory, pipe, socket, terminal, device, other; unknown: never opened",
@@ -203,7 +205,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "process": ("INTEGER", "which process"),
         "file": ("INTEGER", "which file; NULL: not known"),
         "path": ("VARCHAR", "the file's path"),
-        "path_class": ("VARCHAR", "data, output, library or system"),
+        "path_class": ("VARCHAR", "data, output, library, system or penstock"),
         "layer": ("VARCHAR", "posix, stdio or process"),
         "op": ("VARCHAR", "which call"),
         "calls": ("BIGINT", "finished calls"),
@@ -245,7 +247,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "thread": ("INTEGER", "which thread; NULL: it made no recorded call"),
         "file": ("INTEGER", "the mapped file; see files"),
         "path": ("VARCHAR", "the file's path"),
-        "path_class": ("VARCHAR", "data, output, library or system"),
+        "path_class": ("VARCHAR", "data, output, library, system or penstock"),
         "kind": ("VARCHAR", "major: the page was read for it; minor: it was there, or on its way"),
         "start_ns": ("BIGINT", "ns from the run's start to the fault"),
         "duration_ns": ("BIGINT", "ns the thread stood still; NULL: its begin was not seen"),
@@ -255,7 +257,7 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
         "process": ("INTEGER", "which process; NULL: it left no log"),
         "file": ("INTEGER", "the mapped file; NULL: memory without a file"),
         "path": ("VARCHAR", "the file's path"),
-        "path_class": ("VARCHAR", "data, output, library or system"),
+        "path_class": ("VARCHAR", "data, output, library, system or penstock"),
         "major": ("BIGINT", "page faults for which a page was read"),
         "minor": ("BIGINT", "the others"),
         "waited": ("BIGINT", "minor ones of 10 µs and more: the page was on its way (read-ahead)"),
@@ -342,9 +344,41 @@ class Rule:
 
 
 # The first that matches decides; where none does, a path is `output` if the job wrote it, `library`
-# by BESIDE_LIBRARY, and `data` if not.  Only library and system outrank output: a .pyc that the job
-# wrote is a library file.
+# by BESIDE_LIBRARY, and `data` if not.  Only library, system and penstock outrank output: a .pyc
+# that the job wrote is a library file.
 PATH_RULES: tuple[Rule, ...] = (
+    Rule(
+        "penstock",
+        r"/[^/]+\.[0-9]+\.[0-9]+\.log$",
+        "a run's own logs: the drain of a burst buffer looks into them while the job runs",
+    ),
+    Rule(
+        "penstock",
+        r"/\.penstock(/|$)",
+        "a tier's folder for marks, locks, manifests, copies under way and status",
+    ),
+    Rule(
+        "penstock",
+        r"/\.{1,2}[^/]+\.penstock-index(\.[0-9]+)?$",
+        "an index of penstock.feed beside its data",
+    ),
+    Rule(
+        "penstock",
+        r"/\.?[0-9a-f]{32}\.idx(\.[0-9]+)?$|/penstock/index$",
+        "an index of penstock.feed in a cache folder",
+    ),
+    Rule(
+        "penstock",
+        r"/(\.?penstock-(manifest|part|incomplete)\.json|[^/]+\.penstock\.(json|half))"
+        r"(\.penstock-part)?$",
+        "what a checkpoint consists of, and marks of one that is not whole",
+    ),
+    Rule(
+        "penstock",
+        r"/\.penstock-(costs|ceiling|sums)-[^/]*(/|$)|\.penstock-(link|home)$",
+        "measured speeds, checksums that ranks hand in, links of a burst buffer",
+    ),
+    Rule("penstock", r"/penstock/\.?tiers\.json[^/]*$", "the list of tiers"),
     Rule("system", r"^(pipe|socket|anon_inode|mnt|net|pidfd|/memfd):", "no file behind it"),
     Rule("system", r"^/(proc|sys|run)(/|$)", "the kernel's own"),
     Rule("system", r"^/(SYSV[0-9a-f]{8}|dev/zero|\[aio\])( |$)", "mapped memory that is no file"),
@@ -354,19 +388,9 @@ PATH_RULES: tuple[Rule, ...] = (
         "shared memory of torch, multiprocessing, OpenMP, NCCL and MPI",
     ),
     Rule(
-        "system",
-        r"/[^/]+\.[0-9]+\.[0-9]+\.log$",
-        "the run's own logs: the drain of a burst buffer looks into them while the job runs",
-    ),
-    Rule(
         "output",
         r"/burst/(data|home)/[0-9a-f]{24}-[^/]*$",
         "checkpoints on a burst buffer, which its drain reads",
-    ),
-    Rule(
-        "system",
-        r"/\.penstock/(drained|running)-[0-9a-f]{6}$",
-        "what one drain of a burst buffer tells another, and by what it knows a run",
     ),
     Rule("data", r"^/dev/shm/", "a file system in memory, often used as the fast tier"),
     Rule("system", r"^/dev(/|$)", "devices and terminals"),
@@ -417,6 +441,16 @@ PATH_RULES: tuple[Rule, ...] = (
     ),
     Rule("library", r"/bin/(python|pypy)[0-9.]*$", "the interpreter"),
 )
+
+
+def rule_of_run(folder: str) -> Rule:
+    """The rule for the files of the run itself, which lies in this folder."""
+    names = (
+        r"control|container|run(-[A-Za-z0-9.-]+)?\.json|(ceilings|fill)\.json|classes\.toml|"
+        r"[^/]+\.(faults|system|reduced)|tables(/.*)?"
+    )
+    return Rule("penstock", f"^{re.escape(folder)}/({names})$", "the run's own files")
+
 
 # What asks about a path and neither opens nor lists it.
 EXAMINING_OPS = ("stat", "lstat", "access", "readlink")

@@ -44,7 +44,7 @@ from penstock.log import (
     Text,
     read_log,
 )
-from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule
+from penstock.schema import EXAMINING_OPS, PATH_RULES, TABLES, Rule, rule_of_run
 from penstock.system import read_system
 from penstock.threads import Look, doing
 
@@ -215,7 +215,7 @@ def write_tables(tables: Path, columns: Mapping[str, Mapping[str, Array]]) -> No
         connection.execute(_PATHS_OF_FILES)
         connection.execute(_OUTPUTS)
         _find_renamed_outputs(connection)
-        _find_beside_library(connection)
+        _find_beside_library(connection, PATH_RULES)
         select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
         for name, table in _STORED_AS.items():
             path = tables / (f"{name}/00000" if name in PARTED else name)
@@ -648,8 +648,11 @@ class _Build:
         for path in streams:
             connection.execute(_STREAM, [path, path])
         _find_renamed_outputs(connection)
-        _find_beside_library(connection)
-        select = _FILES_SELECT.format(path_class=_class_sql(PATH_RULES, _DEFAULT_CLASS))
+        folders = {os.path.abspath(log.parent) for log in self.logs}  # noqa: PTH100 - as recorded
+        folders |= {os.path.realpath(folder) for folder in folders}
+        rules = (*map(rule_of_run, sorted(folders)), *PATH_RULES)
+        _find_beside_library(connection, rules)
+        select = _FILES_SELECT.format(path_class=_class_sql(rules, _DEFAULT_CLASS))
         _copy(connection, select, self.tables / "files.parquet")
         self._write_processes()
         self._write_unseen()
@@ -1672,8 +1675,8 @@ def _find_renamed_outputs(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_RENAMED_BELOW)
 
 
-def _find_beside_library(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute(_BESIDE_LIBRARY.format(path_class=_class_sql(PATH_RULES, "NULL")))
+def _find_beside_library(connection: duckdb.DuckDBPyConnection, rules: Sequence[Rule]) -> None:
+    connection.execute(_BESIDE_LIBRARY.format(path_class=_class_sql(rules, "NULL")))
 
 
 # --- tables on disk to tables in a query ---------------------------------------------------------
