@@ -58,8 +58,8 @@ BENCHMARKS = {
 PREFACE = """# Performance
 
 Written by `make bench`; `missed` stands here as plainly as `met`. Each section is one run on one
-machine that did nothing else. The section on calls that could block measures CPU time, and
-other programs ran beside it.
+machine that did nothing else. The sections on calls that could block and on the command line ran
+beside other programs: the first measures CPU time, as does the second for `penstock run`.
 
 A difference is the median of paired differences, its range the quartiles: the command with the
 recorder and the one without alternate, and each is compared with its neighbours in time. What the

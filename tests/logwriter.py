@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock import log as layout
+from penstock.texts import BLOCK_MAGIC
 
 
 class Event(NamedTuple):
@@ -140,7 +141,7 @@ def text(
 def block_head(**values: Any) -> bytes:
     """A block's header; what is not given is zero."""
     head = np.zeros(1, layout.BLOCK)
-    for key, value in {"magic": layout.BLOCK_MAGIC, **values}.items():
+    for key, value in {"magic": BLOCK_MAGIC, **values}.items():
         head[key] = value
     return head.tobytes()
 

@@ -260,6 +260,21 @@ def test_help_takes_less_than_150_ms_and_loads_no_engine() -> None:
     assert loaded.stdout == "[]\n"
 
 
+@needs_library
+def test_a_run_without_a_report_imports_no_numpy(tmp_path: Path) -> None:
+    """At its end `penstock run` reads from the logs which files the program opened."""
+    data = tmp_path / "data"
+    data.write_bytes(bytes(5000))
+    command = [PENSTOCK, "run", "-q", "-o", tmp_path / "run", "cat", data]
+    environ = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "penstock.residency" in imported
+    assert not imported & {"numpy", "duckdb", "rich"}
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["residency"]["after"][:2] == [1, 5000]
+
+
 # Answers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import faults, log, schema
+from penstock import faults, log, schema, texts
 
 ROOT = Path(__file__).parent.parent
 FORMAT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_the_numbers_of_the_reader_are_those_of_the_recorder():
     assert constant("LOG_VERSION") == log.VERSION
     assert constant("LOG_HEADER_BYTES") == log.HEADER_BYTES
     assert constant("LOG_UNIT_BYTES") == log.UNIT_BYTES
-    assert constant("BLOCK_MAGIC") == log.BLOCK_MAGIC
+    assert constant("BLOCK_MAGIC") == texts.BLOCK_MAGIC
     assert f'LOG_MAGIC "{log.MAGIC.decode()}"' in EVENTS_H
     assert constant("OP_REST") == log.REST_OP
     assert constant("EVENT_LONG_BIT") == log.LONG_BIT

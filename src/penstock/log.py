@@ -1,4 +1,4 @@
-"""The bytes of a log, and the only Python that knows a position in one.  Writes nothing.
+"""The bytes of a log: with `texts`, the only Python that knows a position in one.  Writes nothing.
 
 docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
 Any prefix of a log is a log.  Whatever a file holds, reading it ends, stays inside the file and
@@ -8,9 +8,7 @@ Files are read with `pread`, not mapped: a file that shrinks under a mapping kil
 """
 
 import dataclasses
-import errno
 import os
-import struct
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import LogError
+from penstock.texts import (
+    ACCESS_BLOCK,
+    BLOCK_HEAD,
+    CALLS_BLOCK,
+    EVENTS_BLOCK,
+    FILE_TEXT,
+    HEADER_BYTES,
+    HEADER_PAGE_BYTES,
+    MAGIC,
+    NAME_TEXT,
+    NOTE_TEXT,
+    OBJECT_TEXT,
+    RECORD_BYTES,
+    TEXT_HEAD,
+    UNIT_BYTES,
+    VERSION,
+    LogFile,
+    Text,
+    decode,
+    heads_in,
+    index_row,
+    text_spans,
+    texts_in,
+)
 
 __all__ = [
     "ACCESS",
@@ -54,13 +76,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-MAGIC = b"PENSTOCK"
-VERSION = 1
-HEADER_BYTES = 65536
-UNIT_BYTES = 65536
-BLOCK_MAGIC = 0x4B425350
-EVENTS_BLOCK, CALLS_BLOCK, ACCESS_BLOCK = 1, 2, 3
-FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT = 1, 2, 3, 4
 REST_OP = 255
 LONG_BIT, LONG_SHIFT = 39, 16
 IN_FLIGHT = -1
@@ -141,8 +156,6 @@ ACCESS = np.dtype(
     ]
 )
 
-# The header's fields lie in its first page; the rest of its unit is a hole.
-HEADER_PAGE_BYTES = 4096
 EVENTS_PER_UNIT = (UNIT_BYTES - BLOCK.itemsize) // EVENT.itemsize
 assert BLOCK.itemsize % EVENT.itemsize == UNIT_BYTES % EVENT.itemsize == 0
 
@@ -154,9 +167,13 @@ _INDEX = _layout(
     "V16 name",
 )
 _CARRIED = _layout("u64 key first")
-_SIZE = struct.Struct("<I")
-_TEXT = struct.Struct("<IIIIIIQQq")
-assert _TEXT.size == TEXT.itemsize == 48
+assert BLOCK_HEAD.size == BLOCK.itemsize
+assert TEXT_HEAD.size == TEXT.itemsize
+assert {
+    EVENTS_BLOCK: EVENT.itemsize,
+    CALLS_BLOCK: CALLS.itemsize,
+    ACCESS_BLOCK: ACCESS.itemsize,
+} == RECORD_BYTES
 
 
 class Op(NamedTuple):
@@ -275,29 +292,6 @@ class Header:
         ns: Array = _rounded(since * (ns_per_tick or self.ns_per_tick))
         ns += min(self.start_ns, TIME_LIMIT_NS)
         return ns
-
-
-class Text(NamedTuple):
-    """What an id means.  base, mode, device, inode and size_bytes have a meaning for files only.
-
-    A file may have a second text, with an empty name: it adds what the first open showed.
-    tier is 1 for a file that is opened as its staged copy, on the tier that the note `tier` names,
-    2 for one that is made on the tier of the note `burst tier`.
-    name and resolved are decoded as UTF-8; other bytes become surrogates, as os.fsdecode does.
-    size_bytes is -1 and mode 0 where they were not measured.  An empty resolved says that the
-    name is where the file is.
-    """
-
-    kind: int
-    id: int
-    base: int
-    mode: int
-    device: int
-    inode: int
-    size_bytes: int
-    name: str
-    resolved: str
-    tier: int = 0
 
 
 class Thread(NamedTuple):
@@ -437,7 +431,7 @@ class Log:
             rows = self.event_blocks
             for row in rows[rows["texts"] < UNIT_BYTES]:
                 tail = file.tail(int(row["unit"]), int(row["texts"]))
-                yield from _texts(tail)
+                yield from texts_in(tail)
 
     def notes(self) -> list[tuple[str, str]]:
         """Facts about the process, as (key, value)."""
@@ -491,35 +485,8 @@ def _durations(ticks: Array, ns_per_tick: float) -> Array:
     return ns
 
 
-class _File:
-    """A log's file as units; what lies past its end reads as zeros."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.fd = -1
-
-    def __enter__(self) -> "_File":
-        try:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise LogError(f"{self.path}: cannot be opened: {_reason(error)}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to size bytes: fewer only at the end of the file."""
-        try:
-            data = os.pread(self.fd, size, offset)
-            while 0 < len(data) < size:
-                more = os.pread(self.fd, size - len(data), offset + len(data))
-                if not more:
-                    break
-                data += more
-        except OSError as error:
-            raise LogError(f"{self.path}: cannot be read: {_reason(error)}") from error
-        return data
+class _File(LogFile):
+    """A log's file as arrays of units; what lies past its end reads as zeros."""
 
     def units(self, first: int, count: int) -> Array:
         data = self.read(HEADER_BYTES + first * UNIT_BYTES, count * UNIT_BYTES)
@@ -528,17 +495,6 @@ class _File:
         whole = np.zeros(count * UNIT_BYTES, np.uint8)
         whole[: len(data)] = np.frombuffer(data, np.uint8)
         return whole.reshape(count, UNIT_BYTES)
-
-    def next_unit_with_data(self, unit: int) -> int:
-        """The first unit after this one that is not in a hole of the file; this one if unknown."""
-        try:
-            offset = os.lseek(self.fd, HEADER_BYTES + (unit + 1) * UNIT_BYTES, os.SEEK_DATA)
-        except OSError as error:
-            return 1 << 62 if error.errno == errno.ENXIO else unit
-        return (offset - HEADER_BYTES) // UNIT_BYTES
-
-    def tail(self, unit: int, start: int) -> bytes:
-        return self.read(HEADER_BYTES + unit * UNIT_BYTES + start, UNIT_BYTES - start)
 
     def batches(self, rows: Array, batch_units: int) -> Iterator[tuple[Array, Array]]:
         """(rows, their units as uint8[n, UNIT_BYTES]), neighbours together."""
@@ -652,7 +608,7 @@ class Follower:
                 found += self._full(file, number, thread, now, texts)
                 if now is not None:
                     found.append((number, self._told(thread, now[1])))
-                    texts += _texts(now[2])
+                    texts += texts_in(now[2])
                 if is_over:
                     found += self._full(file, number, thread, None, texts, is_over)
         rate = ns_per_tick or header.ns_per_tick
@@ -673,10 +629,10 @@ class Follower:
             other: Text | None = None
             others = (*sorted(self._known - live, reverse=True), *range(self._next - 1, -1, -1))
             for unit in (*live, *others):
-                row, _ = _index_row(unit, _head(file, unit), UNIT_BYTES)
+                row, _ = index_row(unit, _head(file, unit), UNIT_BYTES)
                 if row is None or row[3] >= UNIT_BYTES:
                     continue
-                for text in _texts(file.tail(unit, row[3])):
+                for text in texts_in(file.tail(unit, row[3])):
                     if text.kind == FILE_TEXT and text.id == number:
                         other = text
                         if text.name:
@@ -694,7 +650,7 @@ class Follower:
                 continue
             unit = file.units(thread.unit, 1)[0]
             data = unit.tobytes()
-            row, _ = _index_row(thread.unit, data[: BLOCK.itemsize], UNIT_BYTES)
+            row, _ = index_row(thread.unit, data[: BLOCK.itemsize], UNIT_BYTES)
             again = _head(file, thread.unit)
             if row is None or row[4] != number or not _is_same(data, again):
                 continue
@@ -733,7 +689,7 @@ class Follower:
                 if not any(head):
                     unit = max(unit + 1, file.next_unit_with_data(unit))
                     continue
-                row, _ = _index_row(unit, head, UNIT_BYTES)
+                row, _ = index_row(unit, head, UNIT_BYTES)
                 if row is not None:  # else damaged, or being written
                     rows.append(row)
             unit += 1
@@ -749,7 +705,7 @@ class Follower:
         latest = 0
         for round_, unit in old:
             data = file.units(unit, 1)[0]
-            row, _ = _index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            row, _ = index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
             raw = _whole(data, row)
             if row is None or row[4] not in self._threads:
                 continue
@@ -759,7 +715,7 @@ class Follower:
                 ends = raw["start"] + raw["ticks"]
                 latest = max(latest, int(ends.max()))
                 thread.latest = max(thread.latest, int(raw["start"].max()))
-            texts += _texts(data[row[3] :].tobytes())
+            texts += texts_in(data[row[3] :].tobytes())
         return np.array([latest], np.uint64) if old else None
 
     def _full(
@@ -773,7 +729,7 @@ class Follower:
     ) -> list[tuple[int, Array]]:
         """News of full blocks: only of rounds before the one in use, as a later one may still be
         on its way to the file."""
-        in_use = _BLOCK.unpack(thread.head)[2] if thread.head else 0
+        in_use = BLOCK_HEAD.unpack(thread.head)[2] if thread.head else 0
         in_use = now[0] if now is not None else in_use
         found = []
         for round_, unit in sorted(thread.full):
@@ -781,11 +737,11 @@ class Follower:
                 continue
             thread.full.remove((round_, unit))
             data = file.units(unit, 1)[0]
-            row, _ = _index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
+            row, _ = index_row(unit, data[: BLOCK.itemsize].tobytes(), UNIT_BYTES)
             if row is None or row[4] != number:
                 continue
             found.append((number, self._told(thread, _whole(data, row), is_last=False)))
-            texts += _texts(data[row[3] :].tobytes())
+            texts += texts_in(data[row[3] :].tobytes())
         return found
 
     def _told(self, thread: _Followed, raw: Array, is_last: bool = True) -> Array:
@@ -833,7 +789,7 @@ def _head(file: _File, unit: int) -> bytes:
 def _is_same(head: bytes, again: bytes) -> bool:
     """Whether a block was the same round before and after it was read, and not being emptied: the
     recorder first sets `used` to 0, then clears the slots, then gives the round its number."""
-    before, after = _BLOCK.unpack(head[: BLOCK.itemsize]), _BLOCK.unpack(again)
+    before, after = BLOCK_HEAD.unpack(head[: BLOCK.itemsize]), BLOCK_HEAD.unpack(again)
     return bool(before[2] == after[2] and after[3] >= before[3])
 
 
@@ -887,8 +843,8 @@ def read_log(path: str | os.PathLike[str]) -> Log:
         size = os.fstat(file.fd).st_size
         units = max(0, size - HEADER_BYTES) // UNIT_BYTES
         rest = max(0, size - HEADER_BYTES) % UNIT_BYTES
-        blocks, damaged = _read_index(file, units, rest)
-        blocks = _without_equal_rounds(blocks)
+        rows, damaged = heads_in(file, units, rest)
+        blocks = _without_equal_rounds(np.array(rows, _INDEX))
         bases, damaged_texts = _read_bases(file, blocks)
         return Log(
             path=name,
@@ -1004,61 +960,13 @@ def _header(raw: Any) -> Header:
         values[name] = _string(raw[name].tobytes())
     values["boot_id"] = raw["boot_id"].tobytes().hex()
     arguments = raw["command"].tobytes().split(b"\0\0", 1)[0].rstrip(b"\0")
-    values["command"] = tuple(map(_decode, arguments.split(b"\0"))) if arguments else ()
+    values["command"] = tuple(map(decode, arguments.split(b"\0"))) if arguments else ()
     values["opens"] = tuple(
         (OUTCOMES.get(number, f"outcome {number}"), int(n))
         for number, n in enumerate(raw["opens"])
         if n
     )
     return Header(**values)
-
-
-def _read_index(file: _File, units: int, rest: int) -> tuple[Array, set[int]]:
-    """Rows of the blocks that can be read, and the numbers of the units that cannot."""
-    rows: list[tuple[Any, ...]] = []
-    damaged: set[int] = set()
-    unit = 0
-    while unit < units + (rest >= BLOCK.itemsize):
-        data = file.read(HEADER_BYTES + unit * UNIT_BYTES, BLOCK.itemsize)
-        if not any(data):
-            unit = max(unit + 1, file.next_unit_with_data(unit))
-            continue
-        row, is_damaged = _index_row(unit, data, UNIT_BYTES if unit < units else rest)
-        if row:
-            rows.append(row)
-        if is_damaged:
-            damaged.add(unit)
-        unit += 1
-    return np.array(rows, _INDEX), damaged
-
-
-def _index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] | None, bool]:
-    """A row of _INDEX for the block that begins with data, and whether its unit is damaged."""
-    if len(data) < BLOCK.itemsize:
-        return None, True
-    magic, kind, round_, used, limit, texts, thread, tid, carried, first, name = _BLOCK.unpack(data)
-    if magic != BLOCK_MAGIC or kind not in _RECORD_BYTES:
-        return None, True
-    if kind != EVENTS_BLOCK:
-        texts = UNIT_BYTES
-    is_damaged = not BLOCK.itemsize <= texts <= UNIT_BYTES
-    end = UNIT_BYTES if is_damaged else texts
-    fits = (end - BLOCK.itemsize) // _RECORD_BYTES[kind]
-    wanted = min(used, limit)
-    is_damaged |= wanted > fits
-    if texts != end or available < UNIT_BYTES:
-        texts = UNIT_BYTES  # not all there: not read
-    whole = min(wanted, fits, (available - BLOCK.itemsize) // _RECORD_BYTES[kind])
-    carried = min(carried, whole)
-    return (unit, whole, kind, texts, thread, tid, carried, round_, first, name), is_damaged
-
-
-_BLOCK = struct.Struct("<IIQIIIIIIQ16s")
-_RECORD_BYTES = {
-    EVENTS_BLOCK: EVENT.itemsize,
-    CALLS_BLOCK: CALLS.itemsize,
-    ACCESS_BLOCK: ACCESS.itemsize,
-}
 
 
 def _without_equal_rounds(blocks: Array) -> Array:
@@ -1070,38 +978,12 @@ def _without_equal_rounds(blocks: Array) -> Array:
     return blocks[np.sort(order[is_last])]
 
 
-def _texts(tail: bytes) -> Iterator[Text]:
-    """The texts of a block's tail, as far as it is whole."""
-    for at, end in _text_spans(tail)[0]:
-        _, kind, number, base, mode, tier, device, inode, size = _TEXT.unpack_from(tail, at)
-        name, resolved, *_ = tail[at + _TEXT.size : end].split(b"\0", 2)
-        yield Text(
-            kind, number, base, mode, device, inode, size, _decode(name), _decode(resolved), tier
-        )
-
-
-def _text_spans(tail: bytes) -> tuple[list[tuple[int, int]], bool]:
-    """Where each text of a block's tail begins and ends, and whether the rest is damaged."""
-    spans: list[tuple[int, int]] = []
-    at = 0
-    while at < len(tail):
-        size = _SIZE.unpack_from(tail, at)[0] if at + 4 <= len(tail) else 0
-        # The smallest text has two empty strings; both must end inside it.
-        if size < _TEXT.size + 8 or size % 8 or at + size > len(tail):
-            return spans, True
-        if tail.count(b"\0", at + _TEXT.size, at + size) < 2:
-            return spans, True
-        spans.append((at, at + size))
-        at += size
-    return spans, False
-
-
 def _read_bases(file: _File, blocks: Array) -> tuple[frozenset[int], set[int]]:
     bases: set[int] = set()
     damaged: set[int] = set()
     for row in blocks[(blocks["kind"] == EVENTS_BLOCK) & (blocks["texts"] < UNIT_BYTES)]:
         tail = file.tail(int(row["unit"]), int(row["texts"]))
-        spans, is_damaged = _text_spans(tail)
+        spans, is_damaged = text_spans(tail)
         if is_damaged:
             damaged.add(int(row["unit"]))
         for at, _ in spans:
@@ -1147,12 +1029,4 @@ def _rounded(ns: Array) -> Array:
 
 
 def _string(data: bytes) -> str:
-    return _decode(data.split(b"\0", 1)[0])
-
-
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    return decode(data.split(b"\0", 1)[0])

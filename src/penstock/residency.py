@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import LogError, TierError
-from penstock.log import FILE_TEXT, read_log
 from penstock.schema import PATH_RULES
+from penstock.texts import FILE_TEXT, read_texts
 from penstock.tiers import resident_bytes
 
 __all__ = ["Resident", "opened", "resident"]
@@ -78,7 +78,7 @@ def opened(folder: Path) -> Iterator[Path]:
     known: set[str] = set()
     for log in sorted(folder.glob("*.log"))[:MOST_LOGS]:
         try:
-            for text in read_log(log).texts():
+            for text in read_texts(log):
                 path = text.resolved or text.name
                 if text.kind != FILE_TEXT or not stat.S_ISREG(text.mode) or path in known:
                     continue
