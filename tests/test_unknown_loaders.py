@@ -64,6 +64,17 @@ def test_a_wait_for_a_thread_that_reads_waits_on_storage() -> None:
     assert report_of(measures).verdict.headline == "HIGHLY I/O BOUND"
 
 
+def test_workers_of_no_known_loader_are_not_counted() -> None:
+    """Nor is a DataLoader proposed to a program that has none."""
+    run = job(waker=READER)
+    read_by(run, READER)
+    report = reported(run)
+    assert "W1" not in {finding.rule for finding in report.findings}
+    assert next(check for check in report.checks if check.rule == "W1").state == "not judged"
+    told = " ".join(one.says for finding in report.findings for one in finding.remedies)
+    assert "DataLoader" not in told
+
+
 def test_of_several_threads_the_one_that_ended_the_wait_counts() -> None:
     run = job(waker=READER + 1)
     read_by(run, READER)

@@ -45,6 +45,7 @@ from penstock.remedies import (
     further_ahead,
     mapped_better,
     more_at_once,
+    more_workers,
     once_a_pass,
     share_each,
 )
@@ -976,6 +977,8 @@ def too_few_workers(measures: Measures) -> _Said:
         return _Fine("the step loop does not wait for fetches")
     if measures.training.pooled_waits:
         return _Fine("the loader does not say who makes a batch")
+    if training.inferred_waits and not workers:
+        return _Unjudged("data waits in no known loader: how many fetch at once is not known")
     # Whoever uses the CPUs: another worker would wait for one too.
     if measures.wait_share("not scheduled") >= QUEUE_SHARE.value:
         return _Fine("fetches wait for a CPU already: there is none for another worker")
@@ -1010,7 +1013,7 @@ def too_few_workers(measures: Measures) -> _Said:
                 ),
             )
         ),
-        (Remedy("loader", f"DataLoader(num_workers={wanted})"),),
+        (more_workers(measures, wanted),),
         "epochs",
     )
 

@@ -29,6 +29,7 @@ __all__ = [
     "further_ahead",
     "mapped_better",
     "more_at_once",
+    "more_workers",
     "once_a_pass",
     "share_each",
 ]
@@ -109,6 +110,12 @@ def more_at_once(measures: Measures) -> Remedy:
     """More reads under way at a time."""
     neutral = "more reads at once: threads or processes that read ahead of the training"
     return Remedy("loader", _in_words(measures, MORE_AT_ONCE, neutral))
+
+
+def more_workers(measures: Measures, n: int) -> Remedy:
+    """So many fetch at once."""
+    is_torch = measures.loaders in ((), ("torch",))
+    return Remedy("loader", f"DataLoader(num_workers={n})" if is_torch else f"{n} workers")
 
 
 def further_ahead(measures: Measures) -> Remedy:
