@@ -52,7 +52,7 @@ TABLE = {
     "gather": May(ours="errors log", world=""),
     "questions": May(ours="errors", world="duckdb"),
     "measures": May(ours="errors questions", world="numpy duckdb"),
-    "reduce": May(ours="errors log measures questions report run tables", world="duckdb"),
+    "reduce": May(ours="errors log measures questions report.* run tables", world="duckdb"),
     "spark": May(ours="errors questions run schema tables", world=""),
     "words": May(ours="", world=""),
     "remedies": May(ours="measures words", world=""),
@@ -62,14 +62,14 @@ TABLE = {
     "failures": May(ours="measures words", world=""),
     "findings": May(ours="errors failures measures remedies standing startup words", world=""),
     "incidents": May(ours="endings failures measures standing words", world=""),
-    "report": May(
-        ours="errors failures findings incidents measures startup verdict words", world=""
+    "report.*": May(
+        ours="errors failures findings incidents measures startup verdict words report.*", world=""
     ),
     "live": May(ours="errors log threads", world="numpy"),
     "window": May(ours="errors control log", world=""),
-    "compare": May(ours="errors report findings", world=""),
-    "views.*": May(ours="errors report live compare words views.*", world=""),
-    "tensorboard": May(ours="errors log run measures report views.*", world="tensorboard"),
+    "compare": May(ours="errors report.* findings", world=""),
+    "views.*": May(ours="errors report.* live compare words views.*", world=""),
+    "tensorboard": May(ours="errors log run measures report.* views.*", world="tensorboard"),
     "interop.*": May(ours="errors log schema tables run questions words interop.*", world=""),
     "tiers": May(ours="errors", world=""),
     "residency": May(ours="errors schema texts tiers", world=""),

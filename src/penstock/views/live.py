@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["line", "render", "show_on"]
 
-# As report.py's verdict: XProf's steps.
+# As verdict.py's: XProf's steps.
 MODERATELY, HIGHLY = 0.05, 0.20
 BLOCKED_S = 10.0  # a call under way for so long is told at once
 QUIET_S = 60.0  # without a step for so long, a line says what the job is doing
