@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench import diagnosis
+from penstock.bench import diagnosed_traceml, diagnosis
 from penstock.measures import measure
 from penstock.report import Report, report_of
 from synthetic import MS, Synthetic
@@ -80,3 +80,37 @@ def test_the_whole_study_has_every_loader_with_every_fault() -> None:
     cases = diagnosis.cases_of(diagnosis.Settings(scale="small"))
     assert len(cases) * diagnosis.Settings().repeats >= 120
     assert len({tuple(case.values()) for case in cases}) == len(cases)
+
+
+# --- TraceML on the same jobs ---------------------------------------------------------------------
+
+
+def summary(status: str, **evidence: float) -> dict[str, object]:
+    return {"version": "0.5.0", "primary_diagnosis": {"status": status, "evidence": evidence}}
+
+
+def by_traceml(told: dict[str, object], truth: float) -> dict[str, object]:
+    clocks = {"wall_s": 10.0, "wait_s": 10 * truth, "save_s": 0.0}
+    return diagnosed_traceml.verdict_of(told, clocks, diagnosis._levels, diagnosis._level)
+
+
+def test_traceml_is_held_to_the_wait_for_input_of_the_job() -> None:
+    row = by_traceml(summary("INPUT-BOUND", input_wait_ms=60.0, step_time_ms=100.0), 0.58)
+    assert row["traceml_is_judged"] == row["traceml_is_level"] == 1
+    assert row["traceml_off"] == pytest.approx(0.02)
+    wrong = by_traceml(summary("BALANCED", input_wait_ms=2.0, step_time_ms=100.0), 0.58)
+    assert (wrong["traceml_is_judged"], wrong["traceml_is_level"]) == (1, 0)
+
+
+def test_traceml_does_not_judge_what_it_did_not_time() -> None:
+    row = by_traceml(summary("INSUFFICIENT STEP-TIME DATA", step_time_ms=100.0), 0.58)
+    assert row["traceml_is_judged"] == 0
+    assert row["traceml_is_level"] is row["traceml_off"] is None
+    card = diagnosed_traceml.scorecard(
+        [row, by_traceml(summary("INPUT-BOUND", input_wait_ms=60.0, step_time_ms=100.0), 0.6)]
+    )
+    assert card == [
+        "TraceML 0.5.0, 2 jobs: judged 1, level of the input wait right 1 of 1, difference to the "
+        "job's clocks: median 0.0 points; it names no cause"
+    ]
+    assert diagnosed_traceml.scorecard([{"truth": 0.5}]) == []

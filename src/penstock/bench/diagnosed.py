@@ -1,8 +1,10 @@
 """A training whose wait is known by construction: one loader, one fault, and the loop's own clocks.
 
     penstock run -q -o RUN python -m penstock.bench.diagnosed
+    traceml run diagnosed.py --args JOB.json ANSWER.json
 
-Reads its job as a line of JSON, says "ready", waits for a line and prints what its clocks say.
+Reads its job as a line of JSON, says "ready", waits for a line and prints what its clocks say; or
+reads it from a file and writes them to another.
 Knows loaders and faults; knows nothing of Penstock's recording and no storage.
 """
 
@@ -271,6 +273,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
 
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(3)))
+    step_of = _traceml() if job.get("by") == "traceml" else contextlib.nullcontext
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
     data = torch.ones(64, 1024)
     wait_s = save_s = 0.0
@@ -280,9 +283,10 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
         next(batches)
         begun = time.perf_counter()
         for step in range(1, 1 << 30):
-            optimizer.zero_grad()
-            model(data).pow(2).mean().backward()
-            optimizer.step()
+            with step_of(model):
+                optimizer.zero_grad()
+                model(data).pow(2).mean().backward()
+                optimizer.step()
             if job["fault"] == "checkpoint" and step % SAVE_EVERY == 0:
                 at = time.perf_counter()
                 with open(Path(saved) / f"step-{step}.pt", "wb") as file:
@@ -298,7 +302,21 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
         return {"wall_s": time.perf_counter() - begun, "wait_s": wait_s, "save_s": save_s}
 
 
+def _traceml() -> Callable[[Any], contextlib.AbstractContextManager[Any]]:
+    """What TraceML asks of a loop of one's own."""
+    import traceml_ai  # type: ignore[import-not-found]
+
+    traceml_ai.init(mode="auto")
+    step_of: Callable[[Any], contextlib.AbstractContextManager[Any]] = traceml_ai.trace_step
+    return step_of
+
+
 def main() -> None:
+    if len(sys.argv) > 1:  # no pipes: a launcher between
+        asked, answer = sys.argv[1:]
+        job = json.loads(Path(asked).read_text())
+        Path(answer).write_text(json.dumps(trained(job, lambda: None)))
+        return
     job = json.loads(sys.stdin.readline())
 
     def is_ready() -> None:

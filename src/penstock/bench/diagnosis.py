@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bench import data, places, study
+from penstock.bench import data, diagnosed_traceml, places, study
 from penstock.bench.diagnosed import LOADERS
 from penstock.bench.folders import work_in
 from penstock.bench.inputs import PICTURES
@@ -83,12 +83,13 @@ STUDY = Study(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study."""
+    """See study.  traceml: the program that runs each job once more; "": none does."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency", "seek", "throttled")
     repeats: int = 3
     seed: int = 1
+    traceml: str = ""
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
@@ -101,7 +102,8 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
 
 def needs(settings: Settings) -> dict[str, str]:
     """See needs.look_for."""
-    return PICTURES | {"torch": "the jobs"}
+    found = PICTURES | {"torch": "the jobs"}
+    return found | ({settings.traceml: "--traceml"} if settings.traceml else {})
 
 
 def cases_of(settings: Settings) -> list[Case]:
@@ -139,7 +141,12 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
     )  # fmt: skip
     points = study.points_of(STUDY, rows, cases)
-    remarks = [*_scorecard(rows), *remarks, *places.remarks_of(settings.places, rows)]
+    remarks = [
+        *_scorecard(rows),
+        *diagnosed_traceml.scorecard(rows),
+        *remarks,
+        *places.remarks_of(settings.places, rows),
+    ]
     return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
 
@@ -161,7 +168,12 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
 
     with _neighbours(NEIGHBOURS if case["fault"] == "busy" else 0):
         clocks = places.answer_of("penstock.bench.diagnosed", job, place, make_ready, 600, command)
-    return judged(_report(recorded), clocks, case["fault"])
+        row = judged(_report(recorded), clocks, case["fault"])
+        if settings.traceml:
+            make_ready()
+            its_clocks, summary = diagnosed_traceml.trained(settings.traceml, place, work, job)
+            row |= diagnosed_traceml.verdict_of(summary, its_clocks, _levels, _level)
+    return row
 
 
 @contextmanager
@@ -190,12 +202,13 @@ def _report(recorded: Path) -> Report:
 # --- the judge -----------------------------------------------------------------------------------
 
 
+def _level(share: float) -> str:
+    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
+
+
 def _levels(share: float) -> set[str]:
     """The levels that are right for a share, as near as clocks can tell."""
-    limits = (share - NEAR, share, share + NEAR)
-    return {
-        "not" if one < MODERATELY else "moderately" if one <= HIGHLY else "highly" for one in limits
-    }
+    return {_level(one) for one in (share - NEAR, share, share + NEAR)}
 
 
 def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:

@@ -262,6 +262,12 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     "diagnosis", "Jobs with a known wait: is the report right?",
     ("disk", "latency", "seek", "throttled"),
 )  # fmt: skip
+@click.option(
+    "--traceml",
+    default="",
+    metavar="PROGRAM",
+    help="Give each job to this traceml too; its environment needs PyTorch.",
+)
 def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     """Train with each loader, storage and fault, and compare the report with the job's own clocks.
 
@@ -273,6 +279,7 @@ def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     \b
       penstock bench diagnosis diagnosis
       penstock bench diagnosis quick --scale ci --repeats 1      # 20 jobs
+      penstock bench diagnosis beside --traceml ~/traceml/bin/traceml
     """
     from penstock.bench import diagnosis
 
