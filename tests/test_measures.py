@@ -828,9 +828,10 @@ def test_every_query_says_what_it_defines() -> None:
     assert set(PREPARED) < set(names)
     for name in names:
         assert query(name).startswith("--"), f"{name}.sql begins with no definition"
-    package = Path(module.__file__).parent
-    askers = [package / f"{name}.py" for name in ("measures", "questions", "reduce")]
-    askers += [*package.glob("interop/*.py"), *package.glob("stage/*.py")]
+    package = Path(module.__file__).parent.parent
+    askers = [package / f"{name}.py" for name in ("questions", "reduce")]
+    for part in ("measures", "interop", "stage"):
+        askers += package.glob(f"{part}/*.py")
     text = "".join(asker.read_text() for asker in askers)
     asked = set(re.findall(r'"(\w+)(?:\.sql)?"', text))
     assert set(names) - {"counters"} <= asked, "a query that nothing asks"
