@@ -371,12 +371,123 @@ def test_reading_a_file_once_an_epoch_is_no_reading_again(passes: int) -> None:
     assert "no process read" in fine(scanning("a.h5", 2, passes=passes), "D12").says
 
 
+def without_loader(name: str, times: int) -> Synthetic:
+    """A loop that opens one file in each step and reads as much of it."""
+    run, now = Synthetic(), 1000 * MS
+    path = a_file(run, f"/data/{name}", 10 << 20)
+    for step in range(40):
+        at = reads(run, now, 1, op="open", path=path, ms=0.01)
+        for n in range(times * 10):
+            at = reads(run, at, 1, path=path, ms=1, size=1 << 20, offset=n % 10 << 20)
+        run.span("step", now, at + 5 * MS, index=step, kind="step", b=1)
+        now = at + 5 * MS
+    run.process(1, end=now)
+    return run
+
+
 def test_how_often_data_should_be_read_is_open_without_a_loader() -> None:
+    """Each step reads the whole file: an epoch of one step, or a file that is scanned for each."""
     run = scanning("a.h5", 20)
     run.rows["spans/00000"] = [
         row for row in run.rows["spans/00000"] if row[3] not in ("loader", "fetch", "fetch delay")
     ]
-    assert "how often it should be" in fine(run, "D12", "not judged").says
+    told = "/data/a.h5: 41.9 MB, read 20.0x: 839 MB, 40 opens in 40 steps; how many epochs"
+    assert fine(run, "D12", "not judged").says.startswith(told)
+    assert "read 40.0x" in fine(without_loader("a.tar", 1), "D12", "not judged").says
+    assert "read 80.0x" in fine(without_loader("a.tar", 2), "D12", "not judged").says
+
+
+def test_an_epoch_has_a_step_so_that_a_file_read_four_times_a_step_is_read_again() -> None:
+    run = without_loader("a.tar", 4)
+    finding = found(run, "D12")
+    tells = "/data/a.tar: 10.5 MB, read 160x: 1.68 GB, 40 opens; 4.00x at least in each step"
+    assert finding.evidence[0].startswith(tells)
+    assert any("penstock.feed" in remedy.says for remedy in finding.remedies)
+    # Three quarters of the reads, which take 40 x 40 ms.
+    assert finding.gain.value == pytest.approx(0.75 * 1.6, rel=0.05)
+    assert "how many epochs" in fine(without_loader("a.tar", 2), "D12", "not judged").says
+    # Two processes may have read it: then it is twice a step for each.
+    two = measure(run)
+    two = replace(two, recording=replace(two.recording, processes=2))
+    assert "how many epochs" in fine(two, "D12", "not judged").says
+
+
+def test_without_steps_it_is_told_how_often_a_file_was_read_and_no_more() -> None:
+    run, now = Synthetic(), 0
+    path = a_file(run, "/data/a.db", 1 << 20)
+    for _ in range(50):
+        now = reads(run, now, 1, path=path, ms=1, size=1 << 20, offset=0)
+    run.process(1, end=now)
+    assert "read 50.0x" in fine(run, "D12", "not judged").says
+    assert fine(files_of(5)(), "D12").says
+
+
+# --- E1: empty reads at the end of files ---------------------------------------------------------
+
+
+def test_a_file_that_is_followed_as_it_grows_is_not_asked_for_nothing() -> None:
+    """As `tail -f` reads: one open, and reads that find nothing new until something is written."""
+
+    def read(run: Synthetic, at: int, batch: int, process: int) -> int:
+        path = a_file(run, "/data/stream.jsonl", 4_000_000)
+        for _ in range(5):
+            at = reads(run, at, process, path=path, ms=2, size=0)
+        return reads(run, at, process, path=path, ms=0.1, size=60_000, offset=batch * 60_000)
+
+    assert "wait for files to grow" in fine(job(read), "E1").says
+
+
+@pytest.mark.parametrize(("empty", "is_found"), [(1, True), (2, True), (3, False)])
+def test_one_or_two_empty_reads_a_file_are_asked_for_nothing(empty: int, is_found: bool) -> None:
+    def read(run: Synthetic, at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.bin", 60_000)
+        at = reads(run, at, process, op="open", path=path, ms=0.01)
+        at = reads(run, at, process, path=path, ms=1)
+        return reads(run, at, process, path=path, ms=3, size=0, n=empty)
+
+    run = job(read)
+    one = said(run)["E1"]
+    assert isinstance(one, Finding) is is_found
+    if isinstance(one, Finding):  # bounded by the time in the empty reads, the first batch's not
+        assert one.gain.value == pytest.approx(59 * empty * 3e-3)
+
+
+# --- X2: what recording costs --------------------------------------------------------------------
+
+
+def script(programs: int, *, start_ms: int = 5, life_ms: int = 2, cost_ns: int = 20) -> Synthetic:
+    """A shell that starts one short program after the other; a recorder starts in each."""
+    run, now = Synthetic(), 0
+    for number in range(programs):
+        at = now + start_ms * MS
+        process = run.process(2 + number, start=at, end=at + life_ms * MS, parent=1,
+                              command="gzip", attach_ns=start_ms * MS)  # fmt: skip
+        run.call("read", at, at + MS, moved=100, process=process)
+        now = at + life_ms * MS
+    run.process(1, end=now + MS, command="sh pipeline.sh", attach_ns=start_ms * MS)
+    run.note("event_cost_ns", str(cost_ns))
+    return run
+
+
+def test_a_script_of_short_programs_pays_for_the_recorders_start_in_each() -> None:
+    finding = found(script(60), "X2")
+    assert "305 ms for its start in 61 programs" in finding.evidence[0]
+    # 60 x 2 ms of gzip and the shell's 421 ms live beside 305 ms of starts.
+    assert "36 % of the processes' time" in finding.evidence[0]
+    assert "not before the script" in finding.remedies[0].says
+    assert finding.gain.value is None
+
+
+def test_few_programs_or_long_ones_do_not_pay_for_starts() -> None:
+    assert "for 14 calls, <0.1 %" in fine(script(14), "X2").says
+    assert "61 programs" in fine(script(60, life_ms=400), "X2").says
+
+
+def test_recorded_calls_are_held_against_the_lives_of_all_processes() -> None:
+    """Of processes that live one after the other the run's life says nothing."""
+    known = measure(script(10, cost_ns=400_000, life_ms=1))
+    assert known.recording.lives_s == pytest.approx(10 * 1e-3 + 61e-3)
+    assert "4.00 ms for 10 calls, 5.6 %" in found(known, "X2").evidence[0]
 
 
 # --- D1, D3, D6, C2, C3: of other programs -------------------------------------------------------

@@ -636,14 +636,12 @@ AGAIN = Threshold(
 def same_bytes_again(measures: Measures) -> _Said:
     """One process reads the same bytes of a file several times in one epoch: an archive that is
     scanned for each sample, a chunk that is read for each sample in it, a seek in a compressed
-    file.  From memory this is CPU time."""
+    file.  From memory this is CPU time.  Without a known loader the number of epochs is not known:
+    then only a file that is read several times in each step is a finding."""
     rows = measures.rereads
+    if not rows and "torch" not in measures.loaders:
+        return _read_again(measures)
     if not rows:
-        times = max((row.read_times or 0.0 for row in measures.files), default=0.0)
-        if times >= AGAIN.value and "torch" not in measures.loaders:
-            return _Unjudged(
-                f"a file was read {show(times, 'x')}; how often it should be is not known"
-            )
         return _Fine("no process read a file's bytes several times in an epoch")
     row = max(rows, key=lambda row: (row.blocking_s, row.read_bytes - row.size_bytes))
     kind = format_of(row.path or "")
@@ -665,6 +663,32 @@ def same_bytes_again(measures: Measures) -> _Said:
         (*once_a_pass(measures, row.path or "", row.size_bytes), PROFILER)
         if not row.blocking_s
         else once_a_pass(measures, row.path or "", row.size_bytes),
+        "files",
+    )
+
+
+def _read_again(measures: Measures) -> _Said:
+    """Without a loader the number of epochs is not known, but an epoch has a step at least: a file
+    that is read several times per step and process is read so often in each epoch."""
+    rows = [row for row in measures.files if row.path and (row.read_times or 0.0) >= AGAIN.value]
+    if not rows:
+        return _Fine("no file was read several times")
+    row = max(rows, key=lambda row: (row.blocking_s or 0.0, row.read_bytes - (row.size_bytes or 0)))
+    times = row.read_times or 0.0
+    says = (
+        f"{row.path}: {show(row.size_bytes, 'B')}, read {show(times, 'x')}: "
+        f"{show(row.read_bytes, 'B')}, {count(row.opens, 'open')}"
+    )
+    steps = measures.training.steps // max(1, measures.training.mains)
+    turns = steps * max(1, measures.recording.processes)
+    least = times / turns if turns else 0.0
+    if least < AGAIN.value:
+        of_steps = f" in {count(steps, 'step')}" if steps else ""
+        return _Unjudged(f"{says}{of_steps}; how many epochs that is, no known loader tells")
+    return _Found(
+        (row.blocking_s or 0.0) * (1 - 1 / least),
+        (f"{says}; {show(least, 'x')} at least in each step of each process",),
+        once_a_pass(measures, row.path or "", row.size_bytes or 0),
         "files",
     )
 
@@ -855,9 +879,18 @@ EMPTY_SHARE = Threshold(
 )
 
 
+EMPTY_PER_OPEN = Threshold(
+    2,
+    "count",
+    "empty reads for each open of a data file at most",
+    "a file that is read to its end takes one, or two where libraries read it in turns; more ask "
+    "whether a file has grown, as a follower of a log does, and no size is known beforehand",
+)
+
+
 def empty_reads(measures: Measures) -> _Said:
     """Many reads move nothing: they ask at the end of a file whether there is more, one system call
-    a file for nothing."""
+    a file for nothing.  Asking the same open file again and again is waiting for it to grow."""
     data, reads = measures.reading, measures.blocking_reads
     if data.empty_reads is None:
         return _Unjudged("the imported counters do not say which reads moved nothing")
@@ -865,6 +898,9 @@ def empty_reads(measures: Measures) -> _Said:
     says = f"{per_cent(share)} of {count(data.reads, 'read')} are empty"
     if share < EMPTY_SHARE.value:
         return _Fine(says)
+    if data.empty_reads > EMPTY_PER_OPEN.value * max(data.opens, data.files):
+        opens = f"{count(data.opens, 'open')} of data files"
+        return _Fine(f"{says}, with {opens}: they wait for files to grow")
     return _Found(
         reads.empty_s,
         (f"{says}: one system call a file for nothing",),
@@ -1437,21 +1473,39 @@ OVERHEAD = Threshold(
 )
 
 
+MANY_STARTS = Threshold(
+    16,
+    "count",
+    "programs in which a recorder started, and these starts are counted",
+    "chosen: a start of some milliseconds is nothing to a program that trains, however few of them "
+    "it starts; a script that starts programs of a millisecond pays mostly for starts",
+)
+
+
 def overhead(measures: Measures) -> _Said:
-    """The recorder's own cost is worth a finding itself."""
+    """The recorder's own cost is worth a finding itself: calls that are recorded, and in a script
+    of many short programs the recorder's start in each of them."""
     known = measures.recording
     if known.event_cost_ns is None or not known.life_s:
         return _Unjudged("the cost of one call was not measured in this run")
-    cost_s = known.calls * known.event_cost_ns / 1e9
-    share = cost_s / (known.life_s * max(1, known.processes))
-    says = f"{show(cost_s, 's')} for {count(known.calls, 'call')}, {per_cent(share)} of the time"
+    calls_s = known.calls * known.event_cost_ns / 1e9
+    starts_s = (known.starts_s or 0.0) if known.starts >= MANY_STARTS.value else 0.0
+    lives_s = known.lives_s or known.life_s * max(1, known.processes)
+    share = (calls_s + starts_s) / (lives_s + starts_s)
+    says = f"{show(calls_s, 's')} for {count(known.calls, 'call')}"
+    if starts_s:
+        says += f" and {show(starts_s, 's')} for its start in {count(known.starts, 'program')}"
+    says += f", {per_cent(share)} of the processes' time"
     if share < OVERHEAD.value:
         return _Fine(says)
-    return _Found(
-        None,
-        (says,),
-        (Remedy("code", "record a window: with penstock.record() around some steps"),),
-    )
+    if starts_s > calls_s:
+        remedy = Remedy(
+            "code",
+            "put `penstock run` before the program that trains, not before the script around it",
+        )
+    else:
+        remedy = Remedy("code", "record a window: with penstock.record() around some steps")
+    return _Found(None, (says,), (remedy,))
 
 
 # --- what rules have in common -------------------------------------------------------------------
@@ -1683,7 +1737,14 @@ RULES: tuple[Rule, ...] = (
     Rule("D8", "straggler", straggler, (STRAGGLES, LEAST_FETCHES)),
     Rule("D9", "tail latency", tail_latency, (TAIL, TAIL_SHARE, FEW_IN_TAIL, LEAST_ALIKE)),
     Rule("D10", "each rank reads all of the data", each_reads_all, (ALL_OF_IT,)),
-    Rule("D12", "the same bytes again", same_bytes_again, (AGAIN,), ("D2", "D4", "D9")),
+    Rule(
+        "D12",
+        "the same bytes again",
+        same_bytes_again,
+        (AGAIN,),
+        ("D2", "D4", "D9"),
+        of_calls=_read_again,
+    ),
     Rule("D13", "each worker reads all of the data", each_worker_reads_all, (ALL_BY_WORKERS,)),
     Rule("W1", "too few workers", too_few_workers, (BUSY,)),
     Rule("W2", "decoding on the CPU, not I/O", decode_bound, (CPU_SHARE,)),
@@ -1694,7 +1755,7 @@ RULES: tuple[Rule, ...] = (
     Rule("C3", "ranks write the same bytes", duplicate_writes, (SAME_BYTES,)),
     Rule("C4", "slow restart", slow_restore, (RESTORE_S, RESTORE_SHARE)),
     Rule("C5", "saves that failed", failed_saves, of_calls=failed_saves),
-    Rule("E1", "empty reads at end of file", empty_reads, (EMPTY_SHARE,)),
+    Rule("E1", "empty reads at end of file", empty_reads, (EMPTY_SHARE, EMPTY_PER_OPEN)),
     Rule(
         "E2",
         "too many readers on a device that seeks",
@@ -1704,7 +1765,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("F1", "file calls that failed", failed_io, of_calls=failed_io),
     Rule("X1", "recording incomplete", incomplete, of_calls=incomplete),
-    Rule("X2", "cost of recording", overhead, (OVERHEAD,), of_calls=overhead),
+    Rule("X2", "cost of recording", overhead, (OVERHEAD, MANY_STARTS), of_calls=overhead),
 )
 
 

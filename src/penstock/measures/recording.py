@@ -71,6 +71,9 @@ class Recording:
     has_events: bool
     unread: int = 0
     orphans: int = 0
+    lives_s: float | None = None
+    starts_s: float | None = None
+    starts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

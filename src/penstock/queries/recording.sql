@@ -14,6 +14,9 @@
 --   in_flight    calls that had not returned when the log ended
 --   unread       logs that cannot be read; an empty one, whose process died as it began, is none
 --   orphans      workers of a loader whose training process left no log
+--   lives_s      from the start of each process to its end, summed
+--   starts, starts_s  programs in which a recorder started, and how long these starts took together; a
+--                forked process is recorded without a start, and a life begins after it
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,
@@ -50,7 +53,7 @@ SELECT
     (SELECT count(*) FROM file_calls WHERE duration_ns IS NULL) AS in_flight,
     (SELECT max(attach_ns) / 1e9 FROM processes) AS attach_s,
     (SELECT max(slots) FROM processes) AS slots,
-    (SELECT max(TRY_CAST(value AS DOUBLE)) FROM notes WHERE key = 'event_cost_ns') AS event_cost_ns,
+    (SELECT median(TRY_CAST(value AS DOUBLE)) FROM notes WHERE key = 'event_cost_ns') AS event_cost_ns,
     (SELECT count(*) FROM fetches WHERE delay_ns IS NULL AND cpu_ns IS NOT NULL) AS fetches_without_delay,
     (SELECT any_value(value) FROM notes WHERE key = 'counters only') AS counters_only,
     (SELECT string_agg(DISTINCT value, '; ' ORDER BY value) FROM notes WHERE key = 'imported incomplete')
@@ -58,4 +61,7 @@ SELECT
     (SELECT count(*) > 0 FROM (FROM events_raw LIMIT 1)) AS has_events,
     (SELECT count(*) FROM notes WHERE key = 'skipped' AND NOT contains(value, ': empty, ')) AS unread,
     (SELECT count(*) FROM roles WHERE role = 'worker'
-        AND (main IS NULL OR main NOT IN (SELECT process FROM mains))) AS orphans
+        AND (main IS NULL OR main NOT IN (SELECT process FROM mains))) AS orphans,
+    (SELECT sum(end_ns - start_ns) / 1e9 FROM lives) AS lives_s,
+    (SELECT sum(attach_ns) / 1e9 FROM processes) AS starts_s,
+    (SELECT count(*) FROM processes WHERE attach_ns > 0) AS starts

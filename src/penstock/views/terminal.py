@@ -194,11 +194,12 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     drawn.append(_text())
     facts = [_fact(fact) for fact in report.stretches]
     drawn += [_text(line) for line in flowed(facts, paper.width)]
-    if _is_trivial(report):
-        return drawn
-    for number, finding in enumerate(report.findings[:FINDINGS], 1):
+    findings = report.findings
+    if _is_trivial(report):  # what is no wait stays: failures, an incomplete or a costly recording
+        findings = tuple(one for one in findings if one.gain.value is None)
+    for number, finding in enumerate(findings[:FINDINGS], 1):
         drawn += [_text(), *_finding(number, finding, paper)]
-    if more := report.findings[FINDINGS:]:
+    if more := findings[FINDINGS:]:
         told = ", ".join(f"{finding.title} ({finding.rule})" for finding in more)
         drawn += [_text(), *(_text(line, "dim") for line in paper.wrap(f"Also: {told}"))]
     return drawn
