@@ -60,6 +60,18 @@ def asleep(now_s: int = 40) -> Synthetic:
     return run
 
 
+def test_a_job_that_reads_a_mapped_checkpoint_into_its_model_is_told_by_that() -> None:
+    run = Synthetic()
+    run.process(1, state="running", read=40 * S)
+    for step in range(2):
+        run.wait(step * S, step * S + 50 * MS, step)
+        run.step(step * S + 50 * MS, (step + 1) * S, step)
+    run.span("load state", 2 * S, None, index=0)
+    does(run, 1, "D", "page fault", cpu=0.001)
+    (incident,) = report_of(measure(run)).incidents
+    assert "puts a checkpoint into its model" in incident.sentence
+
+
 def test_a_wait_that_does_not_end_is_told_with_who_is_waited_for() -> None:
     report = report_of(measure(asleep()))
     (incident,) = report.incidents

@@ -26,6 +26,7 @@ IN = {
     "loader end": "ends a loader's workers",
     "checkpoint": "saves a checkpoint",
     "restore": "loads a checkpoint",
+    "load state": "puts a checkpoint into its model",
     "barrier": "waits for other ranks at a barrier",
 }
 

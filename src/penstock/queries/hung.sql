@@ -1,7 +1,7 @@
 -- Main processes that run, or were killed, and what the thread that takes the steps is in, or was: the
 -- longest first.
 --   doing, number  the outermost span of it that is open (data wait, loader start, loader end, checkpoint,
---                  restore, barrier), else the file call under way; NULL: neither
+--                  restore, load state, barrier), else the file call under way; NULL: neither
 --   path           of a file call
 --   open_s         for how long;  longest_s  of those of its name that ended the longest; 0: none did
 --   quiet_s        since the latest step ended; NULL: none has
@@ -17,7 +17,9 @@ spans_of AS (
     SELECT s.*, r.end_ns AS now_ns
     FROM timed_spans AS s
     JOIN running AS r ON r.process = s.process AND r.thread = s.thread
-    WHERE s.kind = 'span' AND s.name IN ('data wait', 'loader start', 'loader end', 'checkpoint', 'restore', 'barrier')
+    WHERE s.kind = 'span' AND s.name IN (
+        'data wait', 'loader start', 'loader end', 'checkpoint', 'restore', 'load state', 'barrier'
+    )
 ),
 open_ones AS (
     SELECT process, name, index AS number, CAST(NULL AS VARCHAR) AS path, start_ns, 0 AS turn

@@ -26,7 +26,7 @@ SELECT
     s.start_ns,
     s.end_ns,
     NOT s.is_finished AS is_in_flight,
-    coalesce(s.kind = 'span' AND s.name IN ('checkpoint', 'restore') AND s.b = 1, false) AS is_failed
+    coalesce(s.kind = 'span' AND s.name IN ('checkpoint', 'restore', 'load state') AND s.b = 1, false) AS is_failed
 FROM told AS s
 LEFT JOIN waits AS w
     ON s.kind = 'span' AND s.name = 'data wait' AND w.process = s.process AND w.thread = s.thread
