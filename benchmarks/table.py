@@ -59,7 +59,7 @@ PREFACE = """# Performance
 
 Written by `make bench`; `missed` stands here as plainly as `met`. Each section is one run on one
 machine that did nothing else. The sections on calls that could block and on the command line ran
-beside other programs: the first measures CPU time, as does the second for `penstock run`.
+beside other programs: the first measures CPU time, as does the second but for `import penstock`.
 
 A difference is the median of paired differences, its range the quartiles: the command with the
 recorder and the one without alternate, and each is compared with its neighbours in time. What the

@@ -80,6 +80,37 @@ static int by_name(const void *left, const void *right)
                   (*(const struct hook *const *)right)->name);
 }
 
+/* One bit of `names` for the first eight characters of a name: a library of a framework imports ten
+ * thousand functions, and all but a few of them are no hook. */
+#define NAMES_BITS 14
+
+static uint64_t names[(1 << NAMES_BITS) / 64];
+
+static uint32_t bit_of(const char *name)
+{
+    uint64_t word = 0;
+    int i;
+
+    for (i = 0; i < 8 && name[i]; i++)
+        word = word << 8 | (uint8_t)name[i];
+    return (uint32_t)(word * 0x9e3779b97f4a7c15u >> (64 - NAMES_BITS));
+}
+
+static void list_names(void)
+{
+    const struct hook **hook;
+
+    for (hook = hooks; hook < hooks_end; hook++)
+        names[bit_of((*hook)->name) / 64] |= 1ull << bit_of((*hook)->name) % 64;
+}
+
+static bool may_be_hook(const char *name)
+{
+    uint32_t bit = bit_of(name);
+
+    return names[bit / 64] >> bit % 64 & 1;
+}
+
 /* The first of those of a name, where its versions have one each; NULL: none. */
 static const struct hook **find_hook(const char *name)
 {
@@ -100,15 +131,21 @@ const struct hook *patch_find(const char *name)
     return found ? *found : NULL;
 }
 
+bool patch_is_libc(const void *function)
+{
+    return (uintptr_t)function >= libc_base && (uintptr_t)function < libc_end;
+}
+
 /* A program that is not position independent has stubs which dlsym reports as the function itself.
+ * dladdr looks through all symbols of an object, 10 us in libc, which has no stubs.
  */
 static bool is_stub(void *address)
 {
     const ElfW(Sym) *symbol = NULL;
     Dl_info where;
 
-    return dladdr1(address, &where, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
-           symbol->st_shndx == SHN_UNDEF;
+    return !patch_is_libc(address) && dladdr1(address, &where, (void **)&symbol, RTLD_DL_SYMENT) &&
+           symbol && symbol->st_shndx == SHN_UNDEF;
 }
 
 static void *look_up(void *handle, const struct hook *hook)
@@ -237,6 +274,7 @@ int patch_setup(const struct hook **first, const struct hook **end)
         qsort(first, (size_t)(end - first), sizeof *first, by_name);
         hooks_end = end;
         hooks = first;
+        list_names();
         list_providers();
     }
     for (hook = first; hook < end; hook++)
@@ -337,6 +375,8 @@ static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) 
         return NULL;
     if (type == SLOT_ABSOLUTE && relocation->r_addend)
         return NULL;
+    if (!may_be_hook(tables->names + symbol->st_name))
+        return NULL;
     hook = find_hook(tables->names + symbol->st_name);
     for (; hook && hook < hooks_end && !strcmp((*hook)->name, tables->names + symbol->st_name);
          hook++)
@@ -345,11 +385,6 @@ static const struct hook *hook_of(const struct tables *tables, const ElfW(Rela) 
              asks_for_version(tables, ELF64_R_SYM(relocation->r_info), (*hook)->version)))
             return *hook;
     return NULL;
-}
-
-bool patch_is_libc(const void *function)
-{
-    return (uintptr_t)function >= libc_base && (uintptr_t)function < libc_end;
 }
 
 /* What a slot may hold for us to take it: the function we call ourselves, another version of it in
@@ -395,25 +430,38 @@ static size_t count_slots(const struct tables *tables)
     return n;
 }
 
+/* Gives back what the slots of an object do not use of their memory. */
+static void trim_slots(struct object *object)
+{
+    size_t used = (object->n_slots * sizeof *object->slots + page_size - 1) & ~(page_size - 1);
+
+    if (used >= object->slots_bytes)
+        return;
+    munmap((char *)object->slots + used, object->slots_bytes - used);
+    object->slots_bytes = used;
+    if (!used)
+        object->slots = NULL;
+}
+
+/* Each import may be a slot: to count them first would take as long as to take them. */
 static void patch_object(struct object *object, struct scan *scan)
 {
     struct tables tables;
     size_t n;
 
     read_tables(object->base, object->dynamic, &tables);
-    if (!tables.symbols || !tables.names)
+    n = tables.n_calls + tables.n_others;
+    if (!tables.symbols || !tables.names || !n)
         return;
-    n = count_slots(&tables);
-    if (!n)
-        return;
-    object->slots_bytes = n * sizeof *object->slots;
+    object->slots_bytes = (n * sizeof *object->slots + page_size - 1) & ~(page_size - 1);
     object->slots = map_memory(object->slots_bytes);
     if (!object->slots) {
-        scan->counts.failed += (uint32_t)n;
+        scan->counts.failed += (uint32_t)count_slots(&tables);
         return;
     }
     patch_table(object, &tables, tables.calls, tables.n_calls, scan);
     patch_table(object, &tables, tables.others, tables.n_others, scan);
+    trim_slots(object);
 }
 
 /* A thread that resolved a lazy slot while we wrote it may have put the function back; an object
@@ -459,10 +507,15 @@ static bool is_ours_to_patch(const struct dl_phdr_info *info)
     return info->dlpi_addr != own_base;
 }
 
-static struct object *find_object(const struct dl_phdr_info *info)
+/* Objects are shown in the order in which they came: `likely` is where this one is unless one was
+ * unloaded. */
+static struct object *find_object(const struct dl_phdr_info *info, uint32_t likely)
 {
     uint32_t i;
 
+    if (likely < n_objects && objects[likely].base == info->dlpi_addr &&
+        objects[likely].headers == info->dlpi_phdr)
+        return &objects[likely];
     for (i = 0; i < n_objects; i++)
         if (objects[i].base == info->dlpi_addr && objects[i].headers == info->dlpi_phdr)
             return &objects[i];
@@ -513,7 +566,7 @@ static struct object *new_object(const struct dl_phdr_info *info)
 static int visit(struct dl_phdr_info *info, size_t size, void *argument)
 {
     struct scan *scan = argument;
-    struct object *object = find_object(info);
+    struct object *object = find_object(info, scan->counts.objects);
 
     (void)size;
     scan->counts.objects++;
