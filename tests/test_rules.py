@@ -19,6 +19,7 @@ from findings_examples import (
 from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
 from penstock.measures import Measures, Storage, measure
 from penstock.questions import query
+from penstock.words import show
 from synthetic import MS, Synthetic, loop, reads
 
 
@@ -363,6 +364,18 @@ def test_bytes_read_again_from_memory_cost_the_cpu_that_decodes_them() -> None:
     finding = found(scanning("a.h5", 20, read_ms=0.001), "D12")
     assert 0.3 < (finding.share.value or 0) < 0.9
     assert "of the wall time" in fine(scanning("a.unknown", 20, read_ms=0.001), "D12").says
+
+
+def test_how_often_a_file_was_read_is_one_number_wherever_it_stands() -> None:
+    """Per epoch in the finding, of all epochs beside it, and that in the table of files."""
+    known = measure(scanning("a.tar", 20, passes=3))
+    finding = found(known, "D12")
+    assert "read 20.0x in an epoch by one process, 60.0x in all" in finding.evidence[0]
+    assert [show(row.read_times, "x") for row in known.files if row.path] == ["60.0x"]
+    once = measure(scanning("a.tar", 20))
+    assert "in all" not in found(once, "D12").evidence[0]
+    assert [show(row.read_times, "x") for row in once.files if row.path] == ["20.0x"]
+    assert once.reading.read_bytes / once.reading.size_bytes == pytest.approx(20)
 
 
 @pytest.mark.parametrize("passes", [1, 4])

@@ -651,11 +651,16 @@ def same_bytes_again(measures: Measures) -> _Said:
         share = again / max(again, measures.reading.read_bytes)
         gain_s += measures.wait_s("cpu", "cached", "not scheduled") * share * (1 - 1 / row.times)
     more = f" and {count(len(rows) - 1, 'other file')}" if len(rows) > 1 else ""
+    # The table of files has this number, too: of all epochs and processes.
+    whole = max(
+        (one.read_times or 0.0 for one in measures.files if one.path == row.path), default=0
+    )
+    in_all = f", {show(whole, 'x')} in all" if show(whole, "x") != show(row.times, "x") else ""
     return _Found(
         gain_s,
         (
             f"{row.path}{more}: {show(row.size_bytes, 'B')}, read {show(row.times, 'x')} in an "
-            f"epoch by one process, {show(row.mean_bytes, 'B')} a read",
+            f"epoch by one process{in_all if whole else ''}, {show(row.mean_bytes, 'B')} a read",
             f"opened {count(row.opens, 'time')} in {count(row.passes, 'epoch')}; "
             f"{show(sum(one.read_bytes for one in rows), 'B')} read of "
             f"{count(len(rows), 'such file')}",

@@ -204,7 +204,7 @@ READING = (
     ("read_bytes", "read from them", "B"),
     ("read_times", "read / size of the files", "x"),
     ("device_bytes", "read from devices, by the whole job", "B"),
-    ("read_amplification", "of them for a byte asked for", "x"),
+    ("read_amplification", "device bytes per byte requested", "x"),
     ("reread_files", "files read more than once", "count"),
     ("metadata_per_file", "metadata calls per data file", "count"),
     ("empty_reads", "empty reads at end of file", "count"),

@@ -146,7 +146,9 @@ def _device_gaps(measures: Measures) -> tuple[Gap, ...]:
         why = "bytes are asked of the system, not got from the device"
         gaps.append(Gap("page cache", "not measured", why))
     elif seen.read_amplification.value is None:
-        gaps.append(Gap("read amplification", "not measured", seen.read_amplification.why))
+        gaps.append(
+            Gap("device bytes per byte requested", "not measured", seen.read_amplification.why)
+        )
     if not seen.accelerators:
         gaps.append(Gap("accelerator", "not measured", "compute is what is left of the wall time"))
     if not any(one.moment == "before" for one in measures.residency):

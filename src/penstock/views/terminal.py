@@ -113,7 +113,7 @@ TRIVIAL_S = 0.1
 EVERY_RUN = (
     "page faults",
     "page cache",
-    "read amplification",
+    "device bytes per byte requested",
     "accelerator",
     "data in memory before",
     "direct system calls",
