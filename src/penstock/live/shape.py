@@ -1,0 +1,117 @@
+"""A run at one moment, as views show it.  Knows no log."""
+
+from dataclasses import dataclass, fields
+
+__all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Second", "Stall", "Traffic"]
+
+NOT_FED = "steps took data from no loader that Penstock knows: the stall is not measured"
+WINDOW_S = 60  # long enough for a save every half minute to show
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stretch of training, in seconds, summed over main processes.
+
+    data_storage_s: of the data wait, held up in file calls of whoever fetched the batch;
+    checkpoint_storage_s: of the checkpoint block, the same of the thread that saves;
+    own_s: the same of the training thread outside both.
+    is_fed: a known loader was seen in every main process that takes steps; else data waits may have
+    gone unseen, and the stall is not measured.
+    """
+
+    wall_s: float = 0.0
+    data_wait_s: float = 0.0
+    data_storage_s: float = 0.0
+    checkpoint_s: float = 0.0
+    checkpoint_storage_s: float = 0.0
+    own_s: float = 0.0
+    is_fed: bool = True
+
+    def share(self, s: float) -> float | None:
+        """Of the wall time; None while there is none."""
+        return s / self.wall_s if self.wall_s > 0 else None
+
+    @property
+    def stall(self) -> float | None:
+        """(data wait + checkpoint block) / wall; None where data waits may have gone unseen."""
+        return self.share(self.data_wait_s + self.checkpoint_s) if self.is_fed else None
+
+    @property
+    def storage(self) -> float | None:
+        """Wall time in which the training thread is held up by file calls, by whoever made them;
+        None where data waits may have gone unseen."""
+        if not self.is_fed:
+            return None
+        return self.share(self.data_storage_s + self.checkpoint_storage_s + self.own_s)
+
+    @property
+    def wait_in_calls(self) -> float | None:
+        """The fraction of the data wait that is held up in file calls; None without data wait."""
+        return self.data_storage_s / self.data_wait_s if self.data_wait_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """File calls of all processes that have ended; layers are never added."""
+
+    layer: str
+    calls: int = 0
+    errors: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One second: shares of the wall time (None: nothing was training, or it was not recorded),
+    bytes of the layer that moved more."""
+
+    data_wait: float | None
+    checkpoint: float | None
+    read_bytes: int
+    written_bytes: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A file call under way for more than a second; path None: the log does not say."""
+
+    op: str
+    path: str | None
+    s: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A run at one moment.
+
+    state: starting (no log yet), running, paused (nothing is being recorded), over.
+    recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
+    WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
+    for long, with what the processes do that are waited for, in words.
+    """
+
+    run: str
+    command: str
+    host: str
+    state: str
+    elapsed_s: float
+    watched_s: float
+    processes: int
+    mains: int
+    workers: int
+    steps: int
+    step_s: float | None
+    recent: Stall
+    total: Stall
+    recent_traffic: tuple[Traffic, ...]
+    traffic: tuple[Traffic, ...]
+    seconds: tuple[Second, ...]
+    blocked: tuple[Blocked, ...]
+    gaps: tuple[str, ...]
+    still: tuple[str, ...] = ()
+
+
+assert len(fields(Stall)) == 6 + 1  # the rows of Trainer.sums, in this order
