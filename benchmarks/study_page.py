@@ -28,8 +28,8 @@ from penstock.words import per_cent, show
 
 EXPERIMENTS = ROOT / "docs" / "experiments"
 STUDIES = (
-    "data", "ceiling", "read", "train", "checkpoint", "control", "window", "cases", "factors",
-    "scale", "mlperf",
+    "data", "ceiling", "read", "train", "checkpoint", "control", "diagnosis", "window", "cases",
+    "factors", "scale", "mlperf",
 )  # fmt: skip
 BEGIN = "<!-- measured: python benchmarks/study_page.py -->\n"
 END = "<!-- measured ends -->\n"
@@ -128,7 +128,7 @@ def command_of(found: Read, folder: str = "") -> str:
         ("loader", ["threads"]), ("workload", 3), ("accelerator", 2), ("launcher", 2),
     ):  # fmt: skip
         known = [value for value in values(factor) if value != "simulated"]
-        if known and known != usual and len(known) != usual:
+        if found.name != "diagnosis" and known and known != usual and len(known) != usual:
             words += [word for value in known for word in (f"--{factor}", str(value))]
     if found.name == "scale":
         ranks = {p["ranks"] for p in found.points if p["launcher"] != "simulated"}
@@ -146,6 +146,7 @@ def command_of(found: Read, folder: str = "") -> str:
         words += ["--model", settings["model"]]
     words += ["--fio"] if settings.get("is_beside_fio") else []
     words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in values("by") else []
+    words += ["--traceml", "traceml"] if settings.get("beside") == "traceml" else []
     repeats = max((point.repeats for point in found.points), default=1)
     return " ".join([*words, "--repeats", str(repeats)])
 
@@ -490,6 +491,7 @@ BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
     "train": _train,
     "checkpoint": _checkpoint,
     "control": _control,
+    "diagnosis": lambda points, told: [],  # no study published one: the remarks are the scorecard
     "window": _window,
     "cases": _cases,
     "factors": _factors,
@@ -503,6 +505,7 @@ TITLES = {
     "train": "Stall fraction over compute / input",
     "checkpoint": "What each way takes, and what is written when",
     "control": "Training, and what was written of it",
+    "diagnosis": "Waits that were reported beside those that the jobs clocked",
     "window": "Bandwidth by time: windows and the device",
     "cases": "Bandwidth of each case",
     "factors": "Records a second by step, and what caches hold",

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.bench import data, diagnosed_traceml, places, study
 from penstock.bench.diagnosed import LOADERS
@@ -21,7 +22,7 @@ from penstock.bench.folders import work_in
 from penstock.bench.inputs import PICTURES
 from penstock.bench.pipeline import files_below
 from penstock.bench.places import Place
-from penstock.bench.study import Case, Found, Measure, Progress, Row, Study
+from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.report import Report
 from penstock.verdict import HIGHLY, MODERATELY
 
@@ -65,6 +66,39 @@ FROM_STORAGE = {"D1", "D2", "D3", "D4", "D9", "E2"}
 NEAR = 0.02
 CAUSE_FROM = 0.10  # a smaller wait has no main cause that matters
 
+
+def _drawn(figure: Any, points: Sequence[Point]) -> None:
+    """Each job: what it waits by its own clocks, and what is reported; who does not judge stands
+    below."""
+    whose = [("Penstock", "truth", "told", "o", "C0")]
+    if any(point["traceml_truth"] is not None for point in points):
+        whose.append(("TraceML", "traceml_truth", "traceml_told", "x", "C1"))
+    for _, axis in study.panels(figure, [""]):
+        axis.plot([0, 100], [0, 100], color="0.6", linewidth=0.8)
+        for level in (MODERATELY, HIGHLY):
+            axis.axvline(100 * level, color="0.85", linewidth=0.8)
+            axis.axhline(100 * level, color="0.85", linewidth=0.8)
+        for number, (name, truth, told, marker, color) in enumerate(whose):
+            jobs = [point for point in points if point[truth] is not None]
+            judged = [point for point in jobs if point[told] is not None]
+            left = [point for point in jobs if point[told] is None]
+            style = {"marker": marker, "color": color, "alpha": 0.7, "s": 28}
+            axis.scatter(
+                [100 * point[truth] for point in judged], [100 * point[told] for point in judged],
+                label=f"{name}: {len(judged)} of {len(jobs)} judged", **style,
+            )  # fmt: skip
+            below = -6 - 5 * number
+            axis.scatter([100 * point[truth] for point in left], [below] * len(left), **style)
+        axis.axhline(-2, color="0.6", linewidth=0.8)
+        axis.set(
+            xlabel="waits, by the job's own clocks (% of the wall time)",
+            ylabel="waits, reported (%); below: not judged", xlim=(-3, 103), ylim=(-15, 103),
+        )  # fmt: skip
+        axis.legend(loc="upper left", fontsize=8)
+    figure.set_size_inches(6.0, 6.0)
+    figure.tight_layout()
+
+
 STUDY = Study(
     "diagnosis",
     "Jobs with a known wait, and what the report says of them",
@@ -77,7 +111,10 @@ STUDY = Study(
         Measure("is_level", "level right", "count", 1),
         Measure("is_cause", "cause right", "count", 1),
         Measure("is_wrong", "confidently wrong", "count", -1),
+        Measure("traceml_truth", "waits for input where TraceML runs it, by its clocks", "share"),
+        Measure("traceml_told", "waits for input, by TraceML", "share"),
     ),
+    _drawn,
 )
 
 
@@ -125,6 +162,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     Raises TierError: no room, FOLDER holds other settings; MissingDependency.
     """
     mark = {"study": "diagnosis", "scale": settings.scale, "seed": settings.seed}
+    mark |= {"beside": "traceml"} if settings.traceml else {}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
     root = data.made(
