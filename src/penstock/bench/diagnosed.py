@@ -276,6 +276,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
     step_of = _traceml() if job.get("by") == "traceml" else contextlib.nullcontext
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
     data = torch.ones(64, 1024)
+    more = torch.ones(8_000_000)  # of a checkpoint
     wait_s = save_s = 0.0
     with _item(job["fault"]) as item, tempfile.TemporaryDirectory(dir=job["work"]) as saved:
         is_ready()
@@ -290,7 +291,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
             if job["fault"] == "checkpoint" and step % SAVE_EVERY == 0:
                 at = time.perf_counter()
                 with open(Path(saved) / f"step-{step}.pt", "wb") as file:
-                    torch.save({"model": model.state_dict(), "more": torch.ones(8_000_000)}, file)
+                    torch.save({"model": model.state_dict(), "more": more}, file)
                     file.flush()
                     os.fsync(file.fileno())
                 save_s += time.perf_counter() - at
