@@ -484,6 +484,24 @@ def _mlperf(points: Points, told: dict[str, Any]) -> Beside:
     return rows
 
 
+def _diagnosis(points: Points, _: dict[str, Any]) -> Beside:
+    def share(key: str) -> str:
+        known = [p[key] for p in points if p[key] is not None]
+        return f"{per_cent(sum(known) / len(known))} of {len(known)}" if known else "none"
+
+    rows = [
+        ("jobs that it is confidently wrong about", "0 are asked for", share("is_wrong")),
+        ("jobs that are judged", "90 % are asked for", share("is_judged")),
+        ("level right where judged", "98 % are asked for", share("is_level")),
+        ("main cause right", "95 % are asked for", share("is_cause")),
+    ]
+    theirs = [p for p in points if p["traceml_truth"] is not None]
+    if theirs:
+        judged = [p for p in theirs if p["traceml_told"] is not None]
+        rows.append(("jobs that TraceML judges", "", f"{len(judged)} of {len(theirs)}"))
+    return rows
+
+
 BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
     "data": _data,
     "ceiling": _ceiling,
@@ -491,7 +509,7 @@ BESIDE: dict[str, Callable[[Points, dict[str, Any]], Beside]] = {
     "train": _train,
     "checkpoint": _checkpoint,
     "control": _control,
-    "diagnosis": lambda points, told: [],  # no study published one: the remarks are the scorecard
+    "diagnosis": _diagnosis,
     "window": _window,
     "cases": _cases,
     "factors": _factors,

@@ -1,11 +1,15 @@
 """The judge of `bench diagnosis`: what counts as right, as not judged and as confidently wrong."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.bench import diagnosed_traceml, diagnosis
 from penstock.measures import measure
 from penstock.report import Report, report_of
 from synthetic import MS, Synthetic
+from test_bench_studies import bench
+from test_bench_tier import needs_fuse
 
 STEP = 100 * MS
 
@@ -114,3 +118,25 @@ def test_traceml_does_not_judge_what_it_did_not_time() -> None:
         "job's clocks: median 0.0 points; it names no cause"
     ]
     assert diagnosed_traceml.scorecard([{"truth": 0.5}]) == []
+
+
+# --- the study itself -----------------------------------------------------------------------------
+
+
+@needs_fuse
+@pytest.mark.experiment(study="diagnosis")
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_no_job_of_the_slice_is_told_what_is_false(tmp_path: Path) -> None:
+    """However busy the machine is; how many are judged depends on that."""
+    pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
+    found = bench(tmp_path, "diagnosis")
+    jobs = found["points"]
+    assert len(jobs) == 20
+    wrong = [(job["factors"], job["values"]) for job in jobs if job["values"]["is_wrong"]]
+    assert wrong == []
+    judged = [job for job in jobs if job["values"]["is_judged"]]
+    assert len(judged) >= 10
+    waiting = [job for job in judged if job["factors"]["fault"] == "remote"]
+    assert all(job["values"]["told"] > 0.2 for job in waiting)
+    assert waiting
