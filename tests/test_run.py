@@ -36,12 +36,12 @@ from logwriter import (
     text,
 )
 from penstock import run as run_module
-from penstock import tables as tables_module
 from penstock.errors import LogError, QueryError, RunError
 from penstock.log import FILE_TEXT, OPS
 from penstock.run import Run, import_run, open_run
 from penstock.schema import CLASSES as NAMES_OF_CLASSES
 from penstock.schema import PATH_RULES, TABLES, Rule, describe_tables
+from penstock.tables import build
 
 Opener = Callable[..., Run]
 
@@ -203,7 +203,7 @@ def test_a_run_without_a_single_event_has_all_tables(opened, folder):
 
 
 def test_parts_of_a_long_log_are_one_table(opened, monkeypatch):
-    monkeypatch.setattr(tables_module, "PART_BLOCKS", 3)
+    monkeypatch.setattr(build, "PART_BLOCKS", 3)
     first, second = Process(pid=1), Process(pid=2)
     for i in range(20_000):
         first.call("read", i, 1, "/a", offset=i, asked=1, moved=1)
@@ -1350,7 +1350,7 @@ def test_a_failure_leaves_no_half_made_tables(opened, folder, monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(tables_module, "_process_row", fails)
+    monkeypatch.setattr(build, "process_row", fails)
     with pytest.raises(RuntimeError, match="in the middle"):
         opened(Process())
     assert [path.name for path in folder.iterdir()] == ["node1.100.0.log"]

@@ -342,7 +342,7 @@ def _say_function(called: exp.Anonymous, variables: Mapping[str, Any]) -> None:
             exp.Add(this=exp.Sub(this=last, expression=first.copy()), expression=_one())
         )
         called.replace(exp.func("slice", items, first, many))
-    elif name == "commonest":  # tables._COMMONEST
+    elif name == "commonest":  # tables.engine._COMMONEST
         pairs = arguments[0].sql("spark")
         called.replace(exp.maybe_parse(_COMMONEST.format(pairs=pairs), dialect="spark"))
 
