@@ -465,6 +465,49 @@ def test_one_or_two_empty_reads_a_file_are_asked_for_nothing(empty: int, is_foun
         assert one.gain.value == pytest.approx(59 * empty * 3e-3)
 
 
+# --- W1, C1, X1: bounds and guards ---------------------------------------------------------------
+
+
+def test_what_more_workers_bring_is_at_most_the_wait_less_what_they_still_need() -> None:
+    known = example("W1")  # 60 fetches of 30 ms by two workers beside 60 steps of 5 ms
+    wait_s = sum(known.wait_parts.values())
+    assert found(known, "W1").gain.value == pytest.approx(wait_s, rel=0.01)
+    short = replace(known, machine=replace(known.machine, cpus=1.3))  # room for a third one
+    finding = found(short, "W1")
+    assert "num_workers=3" in finding.remedies[0].says
+    left_s = (known.training.wall_s or 0) - (known.training.data_wait_s or 0)
+    fetch_s = sum(row.fetch_s for row in known.workers)
+    assert finding.gain.value == pytest.approx(wait_s - (fetch_s / 3 - left_s), rel=1e-3)
+    assert (finding.gain.value or 0) < 0.8 * wait_s
+
+
+def test_workers_that_are_idle_for_half_of_the_wait_are_not_too_few() -> None:
+    known = example("W1")
+    workers = tuple(replace(row, busy_s=0.5 * row.waited_s) for row in known.workers)
+    assert "2 workers, busy 50 %" in fine(replace(known, workers=workers), "W1").says
+
+
+def test_saves_that_stop_no_step_or_failed_are_not_counted_among_those_that_block() -> None:
+    known = example("C1")
+    first, second, *others = known.checkpoints
+    beside = replace(first, blocks=False)
+    failed = replace(second, outcome="failed")
+    finding = found(replace(known, checkpoints=(beside, failed, *others)), "C1")
+    assert finding.evidence[0].startswith("3 saves of 200 ms")
+    assert "the time of 1 failed save is in it" in finding.evidence
+    assert (finding.gain.value or 0) <= (known.training.checkpoint_block_s or 0)
+    idle = tuple(replace(one, blocks=False) for one in known.checkpoints)
+    assert fine(replace(known, checkpoints=idle), "C1").says == "no checkpoint stops the steps"
+
+
+def test_spans_without_a_name_leave_a_recording_incomplete() -> None:
+    """Its calls are all there; which of its spans are data waits is not known."""
+    known = measure(files_of(5)(batches=20))
+    nameless = replace(known, recording=replace(known.recording, nameless_spans=3))
+    assert nameless.events_state == known.events_state
+    assert "3 spans have no name" in found(nameless, "X1").evidence[0]
+
+
 # --- X2: what recording costs --------------------------------------------------------------------
 
 

@@ -675,9 +675,12 @@ def same_bytes_again(measures: Measures) -> _Said:
 def _read_again(measures: Measures) -> _Said:
     """Without a loader the number of epochs is not known, but an epoch has a step at least: a file
     that is read several times per step and process is read so often in each epoch."""
-    rows = [row for row in measures.files if row.path and (row.read_times or 0.0) >= AGAIN.value]
+    named = [row for row in measures.files if row.path]
+    rows = [row for row in named if (row.read_times or 0.0) >= AGAIN.value]
     if not rows:
-        return _Fine("no file was read several times")
+        others = any(row.path is None for row in measures.files)
+        of_those = f" of the {count(len(named), 'file')} with most time in calls" if others else ""
+        return _Fine(f"none{of_those} was read {show(AGAIN.value, 'x')} its size")
     row = max(rows, key=lambda row: (row.blocking_s or 0.0, row.read_bytes - (row.size_bytes or 0)))
     times = row.read_times or 0.0
     says = (
