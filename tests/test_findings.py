@@ -9,6 +9,7 @@ import pytest
 
 import findings_page
 from findings_examples import (
+    EXAMPLES,
     S,
     a_file,
     asking_again,
@@ -36,7 +37,7 @@ from findings_examples import (
 )
 from penstock import findings
 from penstock.cli import cli
-from penstock.findings import RULES, RUN, WORTH, Check, Finding, judge
+from penstock.findings import RULES, RUN, WORTH, Check, Finding, Rule, judge
 from penstock.measures import Measures, measure
 from penstock.questions import query
 from synthetic import MS, Synthetic, loop, reads, training_job
@@ -692,6 +693,25 @@ def test_a_gain_is_never_more_than_what_was_waited() -> None:
     stall_s = (measures.training.data_wait_s or 0) + (measures.training.checkpoint_block_s or 0)
     for finding in judge(measures).findings:
         assert (finding.gain.value or 0.0) <= stall_s * 1.001, finding
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.rule in EXAMPLES], ids=lambda rule: rule.rule
+)
+def test_each_rule_promises_no_more_than_the_time_that_its_evidence_is_of(rule: Rule) -> None:
+    """Before it is cut to the wall time: of the rank that waits longest, as D8 is of one."""
+    known = example(rule.rule)
+    training = known.training
+    promised_s = getattr(rule.judges(known), "gain_s", None) or 0.0
+    if rule.rule in ("C4", "W4"):
+        most_s = (training.startup_s or 0) + (training.wall_s or 0)
+    elif rule.rule.startswith("C"):
+        most_s = training.checkpoint_block_s or 0
+    else:
+        waits = [training.data_wait_s or 0, *(row.data_wait_s for row in known.ranks)]
+        most_s = max(waits) + (training.training_calls_s or 0)
+    assert promised_s <= most_s * 1.001
+    assert promised_s > 0 or rule.rule in ("C5", "D13", "F1", "X1", "X2")
 
 
 def test_a_finding_of_incomplete_events_says_so() -> None:
