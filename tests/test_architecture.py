@@ -60,15 +60,17 @@ TABLE = {
     "startup": May(ours="measures.* words", world=""),
     "verdict": May(ours="measures.* standing startup words", world=""),
     "failures": May(ours="measures.* words", world=""),
-    "findings": May(ours="errors failures measures.* remedies standing startup words", world=""),
+    "findings.*": May(
+        ours="errors failures measures.* remedies standing startup words findings.*", world=""
+    ),
     "incidents": May(ours="endings failures measures.* standing words", world=""),
     "report.*": May(
-        ours="errors failures findings incidents measures.* startup verdict words report.*",
+        ours="errors failures findings.* incidents measures.* startup verdict words report.*",
         world="",
     ),
     "live.*": May(ours="errors log threads live.*", world="numpy"),
     "window": May(ours="errors control log", world=""),
-    "compare": May(ours="errors report.* findings", world=""),
+    "compare": May(ours="errors report.* findings.*", world=""),
     "views.*": May(ours="errors report.* live.* compare words views.*", world=""),
     "tensorboard": May(ours="errors log run measures.* report.* views.*", world="tensorboard"),
     "interop.*": May(ours="errors log schema tables.* run questions words interop.*", world=""),

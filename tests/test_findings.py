@@ -1,5 +1,7 @@
 """Each rule finds what it is for, and nothing where there is nothing: runs whose truth is known."""
 
+import importlib
+import pkgutil
 import re
 import shlex
 from dataclasses import replace
@@ -772,7 +774,12 @@ def test_no_two_rules_share_a_name() -> None:
 def test_each_number_that_a_rule_compares_with_has_its_reason() -> None:
     thresholds = {one for rule in RULES for one in rule.thresholds}
     assert all(one.because and not one.because.endswith(".") for one in thresholds)
-    declared = {v for v in vars(findings).values() if isinstance(v, findings.Threshold)}
+    modules = [
+        importlib.import_module(f"{findings.__name__}.{one.name}")
+        for one in pkgutil.iter_modules(findings.__path__)
+    ]
+    values = [value for module in modules for value in vars(module).values()]
+    declared = {value for value in values if isinstance(value, findings.Threshold)}
     assert declared == thresholds
     numbers = re.compile(r"\d")  # in a rule's own words a number would be said twice
     assert [rule.rule for rule in RULES if numbers.search(rule.judges.__doc__ or "")] == []
