@@ -62,6 +62,22 @@ def test_a_report_that_does_not_judge_is_not_wrong() -> None:
     assert row["told"] is None
 
 
+def test_time_without_a_cpu_is_a_cause_where_the_job_measured_as_much() -> None:
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        run.fetch(start, start + 60 * MS, number, process=1, cpu=10 * MS, delay=45 * MS)
+        run.wait(start, start + 60 * MS, number)
+        run.step(start, start + STEP, number)
+    report = report_of(measure(run))
+    for delay_s, is_cause in ((8.0, 1), (1.0, 0)):
+        row = diagnosis.judged(report, clocks(0.6) | {"delay_s": delay_s}, "storage")
+        assert (row["cause"], row["is_cause"], row["is_wrong"]) == (
+            "not scheduled", is_cause, 1 - is_cause,
+        )  # fmt: skip
+
+
 def test_the_network_is_the_cause_of_a_remote_job() -> None:
     row = diagnosis.judged(waiting(60, op="receive"), clocks(0.6), "remote")
     assert (row["is_cause"], row["cause"]) == (1, "network")

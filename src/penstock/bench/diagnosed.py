@@ -263,11 +263,24 @@ LOADERS: dict[str, Callable[[list[str], Item], Iterable[Any]]] = {
 # --- the training --------------------------------------------------------------------------------
 
 
+def _delays() -> dict[str, int]:
+    """By thread of this process and of its children: ns that it was ready to run without a CPU."""
+    threads = list(Path("/proc/self/task").iterdir())
+    found = {}
+    with contextlib.suppress(OSError):
+        for child in [pid for one in threads for pid in (one / "children").read_text().split()]:
+            threads += Path("/proc", child, "task").iterdir()
+    for one in threads:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            found[one.name] = int((one / "schedstat").read_text().split()[1])
+    return found
+
+
 def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, float]:
     """Train over the files of a job; return its own clocks in seconds.
 
     wall_s: from the first batch on.  wait_s: in `next` of the outermost iterator.  save_s: in
-    checkpoints.
+    checkpoints.  delay_s: without a CPU though ready to run, all threads and children together.
     """
     import torch
 
@@ -282,6 +295,7 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
         is_ready()
         batches = iter(LOADERS[job["loader"]](job["files"], item))
         next(batches)
+        before = delays = _delays()
         begun = time.perf_counter()
         for step in range(1, 1 << 30):
             with step_of(model):
@@ -300,7 +314,10 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
             wait_s += time.perf_counter() - at
             if is_over:
                 break
-        return {"wall_s": time.perf_counter() - begun, "wait_s": wait_s, "save_s": save_s}
+            delays = delays | _delays()  # a worker's are gone when it has ended
+        wall_s = time.perf_counter() - begun
+        delay_s = sum(ns - before.get(name, 0) for name, ns in delays.items()) / 1e9
+        return {"wall_s": wall_s, "wait_s": wait_s, "save_s": save_s, "delay_s": delay_s}
 
 
 def _traceml() -> Callable[[Any], contextlib.AbstractContextManager[Any]]:

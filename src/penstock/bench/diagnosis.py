@@ -264,7 +264,10 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     cause = _cause(report, parts, own)
     is_cause = None
     if is_judged and truth >= CAUSE_FROM and fault in CAUSES:
-        is_cause = cause in CAUSES[fault]
+        # On a busy machine a thread without a CPU may be what was waited for most.
+        no_cpu_s = parts.get("not scheduled", 0.0) * clocks["wait_s"]
+        is_late = cause == "not scheduled" and no_cpu_s <= clocks.get("delay_s", 0.0)
+        is_cause = cause in CAUSES[fault] or is_late
     is_wrong = is_level is False or (is_cause is False and cause not in OPEN)
     return {
         "truth": truth, "told": told, "off": None if told is None else abs(told - truth),
