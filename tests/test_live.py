@@ -276,7 +276,8 @@ def test_a_watched_training_ends_with_the_shares_of_its_report(
     last = values[-1]
     assert last.steps == measures.training.steps == 120
     assert last.total.wall_s == pytest.approx(measures.training.wall_s, rel=0.001)
-    assert last.total.stall == pytest.approx(measures.stall_fraction.value, abs=0.001)
+    # The report also counts waits that no loader told: a lock that is held while the CPUs are busy.
+    assert last.total.stall == pytest.approx(measures.stall_fraction.value, abs=0.02)
     assert last.total.storage == pytest.approx(measures.storage_fraction.value, abs=0.02)
     assert last.total.wait_in_calls == pytest.approx(
         measures.data_storage_s / (measures.training.data_wait_s or 1), abs=0.02

@@ -123,7 +123,7 @@ def insert_rows(
 def insert_columns(
     connection: duckdb.DuckDBPyConnection, table: str, columns: dict[str, Array]
 ) -> None:
-    """As _insert, of columns that may be masked."""
+    """As insert_rows, of columns that may be masked."""
     arrays: dict[str, Array] = {}
     select = []
     for name, column in columns.items():
