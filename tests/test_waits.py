@@ -177,6 +177,10 @@ def test_past_the_budget_waits_are_counted(
     assert folded[3:5] == (12000 - single, 0)
     assert folded[6:] == (True, True)
     assert single_ns + folded[5] > 12000 * 60_000
+    # Waits are no calls, also where they are folded.
+    (calls,) = run.sql("SELECT sum(calls)::INTEGER FROM counters")[0]
+    (single,) = run.sql("SELECT count(*)::INTEGER FROM events WHERE duration_ns IS NOT NULL")[0]
+    assert run.sql("SELECT sum(folded_events)::INTEGER FROM processes") == [(calls - single,)]
 
 
 PYTHON = """

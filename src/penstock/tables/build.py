@@ -501,9 +501,10 @@ class _Build:
 
     def _write_small(self) -> None:
         connection = self.connection
+        no_calls = {}
         for source in self.sources:
-            paths = self.surveys[source.process].objects
-            insert_counters(connection, source, partial(self.objects.of, paths=paths))
+            of = partial(self.objects.of, paths=self.surveys[source.process].objects)
+            no_calls[source.process] = insert_counters(connection, source, of)
         insert_rows(connection, "objects", STORED["objects"], self.objects.rows())
         for table in ("folded", "blocked_totals", "objects"):
             copy_out(connection, f"FROM {table}", self.tables / f"{table}.parquet")
@@ -519,7 +520,7 @@ class _Build:
         find_beside_library(connection, rules)
         select = FILES_SELECT.format(path_class=class_sql(rules, DEFAULT_CLASS))
         copy_out(connection, select, self.tables / "files.parquet")
-        self._write_processes()
+        self._write_processes(no_calls)
         self._write_unseen()
         whys = self.surroundings.skipped.values()
         notes = [(None, "skipped", utf8(why)) for why in whys]
@@ -528,7 +529,7 @@ class _Build:
         insert_rows(connection, "notes", types_of("notes"), notes)
         copy_out(connection, "FROM notes ORDER BY ALL", self.tables / "notes.parquet")
 
-    def _write_processes(self) -> None:
+    def _write_processes(self, no_calls: dict[int, int]) -> None:
         ends = dict(self.connection.execute(_LATEST).fetchall())
         by_pid = {(launch.host, launch.pid): launch for launch in self.surroundings.launches}
         seen_ends = self._seen_ends()
@@ -544,7 +545,8 @@ class _Build:
                 status = seen.status if seen and state in ("killed", "exited") else None
             # Of one that is alive on this host, whose clock ours is too.
             read_ns = self.read_ns + source.shift_ns if source.is_alive else None
-            processes.append(process_row(source, state, reason, end_ns, status, read_ns))
+            told = (state, reason, end_ns, status, read_ns, no_calls[source.process])
+            processes.append(process_row(source, *told))
         threads = [
             (source.first_thread + i, source.process, thread.tid, utf8(thread.name))
             + (thread.tid == source.log.header.pid,)

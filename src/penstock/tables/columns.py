@@ -266,12 +266,16 @@ def _insert_wait_totals(
 
 def insert_counters(
     connection: duckdb.DuckDBPyConnection, source: Source, objects: Callable[[Array], Array]
-) -> None:
-    """objects: the run's numbers of those that waited, by the log's ids."""
+) -> int:
+    """How many of the events that were folded are no calls: waits, and accounts of calls.
+
+    objects: the run's numbers of those that waited, by the log's ids."""
     ids = Ids(connection, source.process)
     log, shift_ns = source.log, source.shift_ns
+    no_calls = 0
     for every in log.counters():
         is_wait = waits.IS_WAIT[every["op"].astype(np.uint8)]
+        no_calls += int(every["calls"][is_wait | (every["op"] == ACCOUNT)].sum())
         if is_wait.any():
             waited = every[is_wait]
             _insert_wait_totals(connection, source, waited, objects(waited["file"]))
@@ -311,6 +315,7 @@ def insert_counters(
         connection.register("counters_part", columns)
         connection.execute(f"INSERT INTO folded BY NAME {_FOLDED_SELECT}")
         connection.unregister("counters_part")
+    return no_calls
 
 
 _OF_ACCESS = ("moved", "sequential", "consecutive", "switches", "unaligned", "empty")

@@ -293,8 +293,11 @@ def process_row(
     end_ns: int | None,
     status: int | None,
     read_ns: int | None,
+    no_calls: int,
 ) -> tuple[Any, ...]:
+    """no_calls: of the events that were folded, those that are no calls."""
     header, log = source.log.header, source.log
+    folded = max(0, header.folded - no_calls)
     return (
         source.process,
         header.pid,
@@ -314,7 +317,7 @@ def process_row(
         utf8(reason) or None,
         status,
         read_ns if state == "running" else None,
-        *map(bounded, (header.folded, header.lost, header.unseen, header.attach_ns)),
+        *map(bounded, (folded, header.lost, header.unseen, header.attach_ns)),
         header.slots,
         utf8(Path(log.path).name),
         log.is_torn,
