@@ -146,7 +146,7 @@ def test_traceml_does_not_judge_what_it_did_not_time() -> None:
 def test_no_job_of_the_slice_is_told_what_is_false(tmp_path: Path) -> None:
     """However busy the machine is; how many are judged depends on that."""
     pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
-    found = bench(tmp_path, "diagnosis")
+    found = bench(tmp_path, "diagnosis", "--yes")
     jobs = found["points"]
     assert len(jobs) == 20
     wrong = [(job["factors"], job["values"]) for job in jobs if job["values"]["is_wrong"]]

@@ -519,6 +519,7 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
 
         # Both before: reading facts is not the job's I/O, nor is starting what samples its faults.
         facts = [*machine.facts(), ("cpus of process", machine.cpus())]
+        _process.has_told = True
         if faults:
             from penstock.faultwatch import MEASURED, FaultWatch
 

@@ -37,6 +37,7 @@ DECODE_S = 0.006  # of CPU for each item: a small JPEG
 REMOTE_S = 0.015  # until the first byte of each item: an object store in the same region
 PAGE_BYTES = 4096
 SAVE_EVERY = 5
+SAVED_BYTES = 45_000_000  # of a checkpoint: three layers, and 32 MB more
 
 Item = Callable[[str], bytes]
 

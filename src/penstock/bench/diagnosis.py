@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench import data, diagnosed_traceml, places, study
-from penstock.bench.diagnosed import LOADERS
+from penstock.bench.diagnosed import BATCH, LOADERS, SAVE_EVERY, SAVED_BYTES
 from penstock.bench.folders import work_in
 from penstock.bench.inputs import PICTURES
 from penstock.bench.pipeline import files_below
@@ -134,7 +134,8 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
     files = data.needed_bytes(
         {"imagenet-alexnet": FILES[settings.scale]}, folder / "data", settings.seed
     )
-    return files + 40 * FILES[settings.scale] * 1_000_000
+    saves = FILES[settings.scale] // (BATCH * SAVE_EVERY) + 1
+    return files + saves * SAVED_BYTES
 
 
 def needs(settings: Settings) -> dict[str, str]:
