@@ -1016,13 +1016,16 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
                     uint64_t moved)
 {
     uint64_t is_long = ticks >> EVENT_LONG_BIT != 0, length = ticks;
-    struct event *event = log_event(call);
+    /* As in log_end_at: where a window ended meanwhile, its block still has the event. */
+    bool is_there = !call->is_wide && !is_long && !(moved >> 32) &&
+                    call->thread->block == call->block && call->block->round == call->round;
+    struct event *event = is_there ? call->event : log_event(call);
     struct event_rest *rest;
     int kept = errno;
 
     if (!event)
         return;
-    rest = event_rest(log_self->block, event);
+    rest = is_there ? NULL : event_rest(log_self->block, event);
     if (!rest && moved >> 32) {
         event = widen(event, call);
         rest = (struct event_rest *)event + 1;
@@ -1042,7 +1045,7 @@ void log_end_slowly(const struct call *call, uint64_t ticks, int error, int64_t 
         event->offset = offset;
     __atomic_store_n(&event->done, log_done(ticks ? ticks : 1, error, call->file),
                      __ATOMIC_RELEASE);
-    if (length >= log_look_ticks && call->op < OP_FORK)
+    if (length >= log_look_ticks && call->op < OP_FORK && call->thread->log == log_state->serial)
         account_call(call, length);
 }
 

@@ -138,6 +138,26 @@ def test_a_refused_window_under_penstock_run_leaves_the_recording_alone(
     assert list(run.sql(opens)) == [(1 + 50 + 7,)]
 
 
+def test_a_call_that_ends_in_a_later_window_is_whole_in_its_own(
+    program: Program, tmp_path: Path
+) -> None:
+    program("""
+        import os, threading, time, penstock
+        out, into = os.pipe()
+        reader = threading.Thread(target=os.read, args=(out, 4))
+        with penstock.record("one"):
+            reader.start()
+            time.sleep(0.1)
+        with penstock.record("two"):
+            os.write(into, b"four")
+            reader.join()
+    """)
+    query = "select sum(moved_bytes)::integer from events where op = 'read' and path = 'pipe:'"
+    with open_run(tmp_path / "one") as one, open_run(tmp_path / "two") as two:
+        assert list(one.sql(query)) == [(4,)]
+        assert list(two.sql(query)) == [(None,)]
+
+
 def test_the_first_window_holds_nothing_of_ours_and_ends_when_it_is_stopped(
     program: Program, tmp_path: Path
 ) -> None:

@@ -342,6 +342,7 @@ def test_the_smallest_cpu_quota_around_is_how_many_cpus_there_are(
     monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
     monkeypatch.setattr(machine, "_text", lambda path: texts.get(path) or real(path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 5, 6})
+    machine._own_quota.cache_clear()
     assert machine.cpu_quota() == (1.5, f"{top}/job")
     assert machine.cpus() == f"4\t63\t1.5\t{top}/job"
     assert dict(machine.facts())["cpu quota"] == "1.5"
@@ -356,6 +357,7 @@ def test_without_a_quota_nothing_is_said_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "GROUPS", str(tmp_path))
+    machine._own_quota.cache_clear()
     assert machine.cpu_quota() is None
     assert machine.cpus().endswith("\t\t")
     assert "cpu quota" not in dict(machine.facts())

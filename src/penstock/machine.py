@@ -3,6 +3,7 @@ and /sys; starts nothing, but `lfs` for a job that begins on Lustre."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -44,7 +45,7 @@ def facts(may_start: bool = False) -> list[tuple[str, str]]:
     those on NVMe of this node, as "MOUNT POINT<tab>DEVICE<tab>FREE BYTES".  What cannot be read is
     left out.  may_start: `lfs` may be run for Lustre's striping: not in a job."""
     known = [("cpus", str(len(os.sched_getaffinity(0))))]
-    quota = cpu_quota()
+    quota = _own_quota()
     if quota is not None:
         known.append(("cpu quota", f"{quota[0]:g}"))
     memory_bytes = _memory_bytes()
@@ -271,7 +272,7 @@ def cpus() -> str:
     it may run on, a hexadecimal mask.  QUOTA: how many of them its control group GROUP may use in
     the mean; both are empty where it has none."""
     numbers = os.sched_getaffinity(0)
-    quota, group = cpu_quota() or ("", "")
+    quota, group = _own_quota() or ("", "")
     words = (len(numbers), f"{sum(1 << number for number in numbers):x}", quota, group)
     return "\t".join(str(word).replace("\t", " ") for word in words)
 
@@ -292,6 +293,12 @@ def cpu_quota() -> tuple[float, str] | None:
         if limit.isdigit() and period.isdigit() and int(period)
     ]
     return min(quotas, default=None)
+
+
+@functools.cache
+def _own_quota() -> tuple[float, str] | None:
+    """Asked once: each file that is read lets other threads of the program run before a window."""
+    return cpu_quota()
 
 
 def throttled(group: str) -> tuple[int, float] | None:
