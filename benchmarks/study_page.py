@@ -523,7 +523,7 @@ TITLES = {
     "train": "Stall fraction over compute / input",
     "checkpoint": "What each way takes, and what is written when",
     "control": "Training, and what was written of it",
-    "diagnosis": "Waits that were reported beside those that the jobs clocked",
+    "diagnosis": "Reported wait by measured wait, a point per job",
     "window": "Bandwidth by time: windows and the device",
     "cases": "Bandwidth of each case",
     "factors": "Records a second by step, and what caches hold",

@@ -111,7 +111,7 @@ def summary(status: str, **evidence: float) -> dict[str, object]:
 
 def by_traceml(told: dict[str, object], truth: float) -> dict[str, object]:
     clocks = {"wall_s": 10.0, "wait_s": 10 * truth, "save_s": 0.0}
-    return diagnosed_traceml.verdict_of(told, clocks, diagnosis._levels, diagnosis._level)
+    return diagnosed_traceml.verdict_of(told, clocks, diagnosis._levels(truth))
 
 
 def test_traceml_is_held_to_the_wait_for_input_of_the_job() -> None:

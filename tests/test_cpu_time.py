@@ -188,7 +188,7 @@ def test_what_threads_of_one_process_read_from_memory_is_told_by_call(
 
 
 def test_the_delay_of_all_threads_is_what_the_kernel_counts_of_each() -> None:
-    """In this process: threads that spin on one CPU, and one that ends meanwhile."""
+    """Several threads on one CPU, of which one ends during the measurement."""
     import subprocess
 
     told = subprocess.run(

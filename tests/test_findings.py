@@ -481,7 +481,7 @@ def test_an_open_that_waits_for_another_program_is_no_storm() -> None:
     run = files_of(20)(batches=40, workers=1, compute_ms=5)
     files = measure(run).metadata.files
     run = files_of(20)(batches=40, workers=1, compute_ms=5)
-    run.call("open", 1100 * MS, 121_100 * MS, path="/work/pipe_7", process=2)
+    run.call("open", 1100 * MS, 121_100 * MS, path="/scratch/pipe_7", process=2)
     made = measure(run)
     assert (made.metadata.blocked_files, made.metadata.blocked_opens) == (1, 1)
     assert made.metadata.blocked_s == pytest.approx(120)
@@ -491,7 +491,7 @@ def test_an_open_that_waits_for_another_program_is_no_storm() -> None:
 
 def test_without_steps_an_open_that_waits_for_another_program_is_no_storm() -> None:
     run = without_steps()
-    run.call("open", 0, 60_000 * MS, path="/work/pipe_7")
+    run.call("open", 0, 60_000 * MS, path="/scratch/pipe_7")
     assert "1 open of 1 file that took 60" in fine(run, "D1").says
     many = without_steps()
     for number in range(40):  # a server that hardly answers is one

@@ -11,7 +11,7 @@ from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
 from penstock.standing import Still, still_of
 from penstock.words import count, per_cent, show
 
-__all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "verdict_of"]
+__all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "level_of", "verdict_of"]
 
 # The steps that XProf uses for "input bound".
 MODERATELY = 0.05
@@ -99,7 +99,7 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
     own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
     least = min(1.0, (measures.stall_least.value or 0.0) + own)
     most = min(1.0, (verdict.stall.value or 0.0) + own + measures.doubt_share)
-    if _level(least) == _level(most):
+    if level_of(least) == level_of(most):
         return replace(
             verdict,
             stall_least=measures.stall_least,
@@ -177,11 +177,11 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
     wall_s = training.wall_s or 1.0
     own = (training.training_calls_s or 0.0) / wall_s
     waiting = stall.value + own
-    level = _level(storage.value)
-    if _level(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
+    level = level_of(storage.value)
+    if level_of(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
         return _verdict_off_storage(measures, waiting, wall_s)
     unseen = measures.wait_s(*UNSEEN) / wall_s
-    if _level(waiting) != level and _level(min(waiting, storage.value + unseen)) != level:
+    if level_of(waiting) != level and level_of(min(waiting, storage.value + unseen)) != level:
         return _verdict_off_storage(measures, waiting, wall_s)
     in_brackets = _shares_in_brackets(measures, wall_s)
     return Verdict(
@@ -199,7 +199,7 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     """Much waiting, but most of it not for storage: say so, and say for what."""
     storage, training = measures.storage_fraction, measures.training
     share = storage.value or 0.0
-    level = _level(waiting)
+    level = level_of(waiting)
     wait_s, save_s = training.data_wait_s or 0.0, training.checkpoint_block_s or 0.0
     save_off_s = save_s - measures.checkpoint_storage_s
     is_input = wait_s - measures.data_storage_s >= save_off_s
@@ -215,8 +215,8 @@ def _verdict_off_storage(measures: Measures, waiting: float, wall_s: float) -> V
     if also_s >= 0.01 * wall_s:  # the level is of both together
         told += f", {_percent_of_run(also_s / wall_s)} {also_told}"
     unseen = measures.wait_s(*UNSEEN) / wall_s
-    least = "at least " if _level(min(1.0, share + unseen)) != _level(share) else ""
-    also = "not I/O bound" if share < MODERATELY else f"{least}{_level(share)} I/O bound"
+    least = "at least " if level_of(min(1.0, share + unseen)) != level_of(share) else ""
+    also = "not I/O bound" if share < MODERATELY else f"{least}{level_of(share)} I/O bound"
     if share < MODERATELY and measures.wait_s("network") >= MODERATELY * wall_s:
         also = "waits on the network"
         told += ", its requests not measured"
@@ -276,7 +276,8 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
     )
 
 
-def _level(share: float) -> Literal["not", "moderately", "highly"]:
+def level_of(share: float) -> Literal["not", "moderately", "highly"]:
+    """How bound a job is that waits for this share of its wall time."""
     return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
 
 

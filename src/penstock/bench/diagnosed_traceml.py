@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.bench import diagnosed, places
 from penstock.bench.places import Place
 from penstock.bench.study import Row
 from penstock.errors import RunError
+from penstock.verdict import level_of
 
 __all__ = ["scorecard", "trained", "verdict_of"]
 
@@ -66,19 +67,19 @@ def _version(program: str) -> str:
 
 
 def verdict_of(
-    summary: Mapping[str, Any], clocks: Mapping[str, float], levels: Any, level: Any
+    summary: Mapping[str, Any], clocks: Mapping[str, float], right: Collection[str]
 ) -> Row:
     """What TraceML says beside the job's own clocks.
 
-    levels: the levels that are right for a share; level: of one.  A job is judged where TraceML
-    gives both the length of a step and its wait for input.
+    right: the levels that are right for the job.  A job is judged where TraceML gives both the
+    length of a step and its wait for input.
     """
     diagnosis = summary.get("primary_diagnosis") or {}
     evidence = diagnosis.get("evidence") or {}
     wait_ms, step_ms = evidence.get("input_wait_ms"), evidence.get("step_time_ms")
     truth = clocks["wait_s"] / clocks["wall_s"]
     told = wait_ms / step_ms if wait_ms is not None and step_ms else None
-    is_level = None if told is None else int(level(told) in levels(truth))
+    is_level = None if told is None else int(level_of(told) in right)
     return {
         "traceml": summary.get("version", ""),
         "traceml_says": str(diagnosis.get("status", "")),

@@ -24,7 +24,7 @@ from penstock.bench.pipeline import files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.report import Report
-from penstock.verdict import HIGHLY, MODERATELY
+from penstock.verdict import HIGHLY, MODERATELY, level_of
 
 __all__ = ["STUDY", "Settings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
 
@@ -211,7 +211,8 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
         if settings.traceml:
             make_ready()
             its_clocks, summary = diagnosed_traceml.trained(settings.traceml, place, work, job)
-            row |= diagnosed_traceml.verdict_of(summary, its_clocks, _levels, _level)
+            right = _levels(its_clocks["wait_s"] / its_clocks["wall_s"])
+            row |= diagnosed_traceml.verdict_of(summary, its_clocks, right)
     return row
 
 
@@ -241,13 +242,9 @@ def _report(recorded: Path) -> Report:
 # --- the judge -----------------------------------------------------------------------------------
 
 
-def _level(share: float) -> str:
-    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
-
-
 def _levels(share: float) -> set[str]:
     """The levels that are right for a share, as near as clocks can tell."""
-    return {_level(one) for one in (share - NEAR, share, share + NEAR)}
+    return {level_of(one) for one in (share - NEAR, share, share + NEAR)}
 
 
 def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:

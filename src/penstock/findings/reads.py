@@ -269,14 +269,21 @@ RANDOM_SHARE = Threshold(
 )
 
 
+def _random(measures: Measures) -> tuple[float, str]:
+    """The share of the reads of large files that were random, and the same in words."""
+    seen = measures.pattern
+    share = seen.random / seen.reads
+    files = count(seen.files, "large file")
+    return share, f"{per_cent(share)} of {count(seen.reads, 'read')} in {files}"
+
+
 def random_reads(measures: Measures) -> Said:
     """Many reads of large files neither go on where the one before ended nor lie in what the kernel
     has read ahead."""
     seen = measures.pattern
     if not seen.reads:
         return Fine("no large data file was read")
-    share = seen.random / seen.reads
-    says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
+    share, says = _random(measures)
     if share <= RANDOM_SHARE.value:
         return Fine(f"{says} were random")
     mean = seen.random_bytes / seen.random
@@ -509,8 +516,7 @@ def calls_random(measures: Measures) -> Said:
     seen = measures.pattern
     if not seen.reads:
         return Unjudged("single reads of large files are not known")
-    share = seen.random / seen.reads
-    says = f"{per_cent(share)} of {count(seen.reads, 'read')} in {count(seen.files, 'large file')}"
+    share, says = _random(measures)
     if share <= RANDOM_SHARE.value:
         return Fine(f"{says} were random")
     return Found(

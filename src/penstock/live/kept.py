@@ -281,7 +281,7 @@ class Trainer:
 
 @dataclass(slots=True)
 class Process:
-    """One log and what is remembered of it."""
+    """A process: its log, and the calls, marks and fetches kept of it."""
 
     follower: Follower
     header: Header

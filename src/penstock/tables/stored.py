@@ -256,7 +256,7 @@ STORED: dict[str, dict[str, str]] = {
 PARTED = ("events", "spans", "blocked")
 # Views make of these what users see.
 _COMPLETED = ("files", "folded", "faults", "fault_counts", "blocked", "blocked_totals")
-# What the queries that make tables call them.
+# Names of the stored tables in the queries that make other tables.
 STORED_AS = {
     name: {"events": "events_raw", "files": "files_given", "blocked": "blocked_raw"}.get(name, name)
     for name in STORED
@@ -292,7 +292,7 @@ def unglobbed(path: Path) -> str:
 
 
 def stored_view(name: str) -> str:
-    """What queries call the table that lies in tables/NAME."""
+    """The name in queries of the table in tables/NAME."""
     return {"events": "events_raw"}.get(name, f"{name}_raw" if name in _COMPLETED else name)
 
 
