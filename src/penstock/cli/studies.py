@@ -277,7 +277,7 @@ def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     PyTorch; `throttled` needs root.
 
     \b
-      penstock bench diagnosis diagnosis
+      penstock bench diagnosis whole
       penstock bench diagnosis quick --scale ci --repeats 1      # 20 jobs
       penstock bench diagnosis beside --traceml ~/traceml/bin/traceml
     """
