@@ -22,14 +22,14 @@ HOT uint64_t log_look_ticks;
 static bool read_delay(long folder, const char *path, uint64_t *ns)
 {
     char text[96], *end;
-    long fd = syscall(SYS_openat, folder, path, O_RDONLY | O_CLOEXEC);
+    long fd = own_call(SYS_openat, folder, path, O_RDONLY | O_CLOEXEC);
     uint64_t cpu_ns, slices;
     long got;
 
     if (fd < 0)
         return false;
-    got = syscall(SYS_read, fd, text, sizeof text - 1);
-    syscall(SYS_close, fd);
+    got = own_call(SYS_read, fd, text, sizeof text - 1);
+    own_call(SYS_close, fd);
     text[got > 0 ? got : 0] = 0;
     cpu_ns = strtoull(text, &end, 10);
     *ns = strtoull(end, &end, 10);
@@ -61,12 +61,15 @@ static uint64_t less(uint64_t a, uint64_t b)
 
 uint64_t log_look(struct thread *thread)
 {
+    uint64_t own = log_own_begin();
     int error = errno;
 
     thread->looked = clock_ticks(); /* first: a signal handler's calls are not to look again */
     thread->looked_cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    log_own_calls++; /* no vDSO knows that clock */
     if (!account_delay(&thread->looked_delay_ns))
         thread->looked_delay_ns = 0;
+    log_own_end(own);
     errno = error;
     return thread->looked = clock_ticks();
 }

@@ -290,6 +290,8 @@ struct log_header {
     char command[2048];     /* arguments, separated by NUL, ended by two */
     uint64_t opens[16];     /* of staged files, by outcome; [0] is not used */
     uint64_t waits_from_ns; /* waits of this length and longer are recorded; 0: none are */
+    uint64_t own_calls;     /* system calls of the recorder's own since its start ended ... */
+    uint64_t own_ticks;     /* ... and how long they took, with what is done between them */
 };
 
 /* Page faults lie in a file of their own, written beside the job: a header, then chunks, each of

@@ -288,17 +288,20 @@ static uint32_t folder_id(void)
     uint64_t known = __atomic_load_n(&files_state->folder, __ATOMIC_ACQUIRE);
     uint32_t id = (uint32_t)known;
     sigset_t signals;
+    uint64_t own;
     char *name;
 
     if (id)
         return id;
     if (log_is_borrowed())
         return 0; /* it may have gone to another folder */
+    own = log_own_begin();
     signals_block(&signals);
     name = log_scratch();
-    if (name && syscall(SYS_getcwd, name, SCRATCH_BYTES) > 0)
+    if (name && own_call(SYS_getcwd, name, SCRATCH_BYTES) > 0)
         id = intern(name, 0);
     signals_restore(&signals);
+    log_own_end(own);
     /* Not kept if the folder changed meanwhile. */
     __atomic_compare_exchange_n(&files_state->folder, &known, known | id, false, __ATOMIC_ACQ_REL,
                                 __ATOMIC_RELAXED);
@@ -372,7 +375,7 @@ static void name_family(int fd, char *name)
     socklen_t size = sizeof family;
 
     if (!strcmp(name, "socket:") &&
-        !syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &family, &size) && family == AF_UNIX)
+        !own_call(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &family, &size) && family == AF_UNIX)
         strcpy(name + 7, "unix");
 }
 
@@ -390,7 +393,7 @@ long files_link(int fd, char *name)
     while (n)
         *end++ = digits[--n];
     *end = 0;
-    got = syscall(SYS_readlinkat, AT_FDCWD, path, name, SCRATCH_BYTES - 1);
+    got = own_call(SYS_readlinkat, AT_FDCWD, path, name, SCRATCH_BYTES - 1);
     name[got > 0 ? got : 0] = 0;
     drop_number(name);
     name_family(fd, name);
@@ -419,9 +422,9 @@ static bool look_at(int fd, struct stat *found)
 {
     struct statx known;
 
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-                STATX_TYPE | STATX_MODE | STATX_INO | STATX_SIZE, &known))
-        return !syscall(SYS_fstat, fd, found); /* a kernel or a sandbox without statx */
+    if (own_call(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                 STATX_TYPE | STATX_MODE | STATX_INO | STATX_SIZE, &known))
+        return !own_call(SYS_fstat, fd, found); /* a kernel or a sandbox without statx */
     found->st_mode = known.stx_mode;
     found->st_dev = makedev(known.stx_dev_major, known.stx_dev_minor);
     found->st_ino = known.stx_ino;
@@ -447,7 +450,7 @@ static bool is_plain(const char *name, int fd, bool is_near, char *resolved)
     uint32_t known = find_path(folder);
 
     if (known == PLAIN_FOLDER && is_near &&
-        syscall(SYS_readlinkat, AT_FDCWD, name, resolved, SCRATCH_BYTES) < 0 && errno == EINVAL)
+        own_call(SYS_readlinkat, AT_FDCWD, name, resolved, SCRATCH_BYTES) < 0 && errno == EINVAL)
         return true;
     files_link(fd, resolved);
     if (!known)
@@ -462,7 +465,7 @@ bool files_leads_straight(const char *name)
 
     return files_state && slash &&
            find_path(key_of(name, (size_t)(slash - name), ANY_FOLDER)) == PLAIN_FOLDER &&
-           syscall(SYS_readlinkat, AT_FDCWD, name, &byte, 1) < 0 &&
+           own_call(SYS_readlinkat, AT_FDCWD, name, &byte, 1) < 0 &&
            (errno == EINVAL || errno == ENOENT);
 }
 
@@ -516,6 +519,7 @@ static void set_slot(struct slot_of_fd *slot, uint32_t file, uint32_t flags, int
 
 static void describe_first(uint32_t id, int fd)
 {
+    uint64_t own = log_own_begin();
     sigset_t signals;
     char *scratch;
 
@@ -524,6 +528,7 @@ static void describe_first(uint32_t id, int fd)
     if (scratch)
         describe(id, fd, scratch);
     signals_restore(&signals);
+    log_own_end(own);
 }
 
 void files_opened(int fd, uint32_t file, int flags)
@@ -571,22 +576,25 @@ struct slot_of_fd *files_slot_slowly(int fd)
     int error = errno;
     struct slot_of_fd *slot = NULL;
     uint32_t flags = SLOT_SHARED;
+    uint64_t own;
     uint32_t id;
     long status;
 
     if (fd < 0 || log_is_borrowed())
         return NULL; /* a vfork child: these are its descriptors, the table is its parent's */
+    own = log_own_begin();
     id = file_behind(fd);
     if (id)
         slot = slot_for(fd);
     if (slot) {
-        status = syscall(SYS_fcntl, fd, F_GETFL);
+        status = own_call(SYS_fcntl, fd, F_GETFL);
         if (status >= 0 && status & O_APPEND)
             flags |= SLOT_APPEND;
-        if (syscall(SYS_lseek, fd, 0, SEEK_CUR) >= 0)
+        if (own_call(SYS_lseek, fd, 0, SEEK_CUR) >= 0)
             flags |= SLOT_SEEKABLE;
         set_slot(slot, id, flags, 0);
     }
+    log_own_end(own);
     errno = error;
     return slot;
 }
@@ -636,9 +644,11 @@ void files_forking(void)
 
 int64_t files_kernel_position(struct slot_of_fd *slot, int fd)
 {
+    uint64_t own = log_own_begin();
     int error = errno;
-    long position = syscall(SYS_lseek, fd, 0, SEEK_CUR);
+    long position = own_call(SYS_lseek, fd, 0, SEEK_CUR);
 
+    log_own_end(own);
     errno = error;
     if (position < 0) { /* a terminal, a pipe: no position */
         slot->flags &= ~(uint32_t)SLOT_SEEKABLE;

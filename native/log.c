@@ -29,6 +29,8 @@ HOT struct log *log_state;
 HOT int recorder_on;
 HOT int recorder_paused;
 _Thread_local struct thread *log_self INITIAL_EXEC;
+_Thread_local uint32_t log_own_calls INITIAL_EXEC;
+static _Thread_local uint64_t own_since INITIAL_EXEC;
 char log_folder[3072];
 void (*log_thread_ends)(struct thread *thread);
 
@@ -53,12 +55,36 @@ void signals_block(sigset_t *before)
 {
     uint64_t all = ~0ull;
 
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, before, 8);
+    own_call(SYS_rt_sigprocmask, SIG_SETMASK, &all, before, 8);
 }
 
 void signals_restore(const sigset_t *before)
 {
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, before, NULL, 8);
+    own_call(SYS_rt_sigprocmask, SIG_SETMASK, before, NULL, 8);
+}
+
+uint64_t log_own_begin(void)
+{
+    uint64_t now = clock_ticks();
+
+    if (own_since && now - own_since < clock_ticks_per_s) /* else a handler jumped out of us */
+        return 0;
+    own_since = now;
+    return now;
+}
+
+void log_own_end(uint64_t start)
+{
+    struct log_header *header = log_state ? log_state->header : NULL;
+
+    if (!start)
+        return;
+    own_since = 0;
+    if (!header)
+        return;
+    __atomic_fetch_add(&header->own_calls, log_own_calls, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&header->own_ticks, clock_ticks() - start, __ATOMIC_RELAXED);
+    log_own_calls = 0;
 }
 
 /* A lock of our own: it lies in memory that fork wipes, so a child never inherits it taken. */
@@ -159,12 +185,12 @@ static long allocate(long fd, uint64_t offset, uint64_t bytes)
     static const char zeros[4096];
     uint64_t done;
 
-    if (!syscall(SYS_fallocate, fd, 0, offset, bytes))
+    if (!own_call(SYS_fallocate, fd, 0, offset, bytes))
         return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS)
         return -errno;
     for (done = 0; done < bytes; done += sizeof zeros) {
-        long put = syscall(SYS_pwrite64, fd, zeros, sizeof zeros, offset + done);
+        long put = own_call(SYS_pwrite64, fd, zeros, sizeof zeros, offset + done);
 
         if (put != sizeof zeros)
             return put < 0 ? -errno : -ENOSPC;
@@ -176,7 +202,7 @@ static long allocate(long fd, uint64_t offset, uint64_t bytes)
  * hurt. */
 static long open_log(void)
 {
-    long fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CLOEXEC);
+    long fd = own_call(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CLOEXEC);
 
     return fd < 0 ? -errno : fd;
 }
@@ -216,18 +242,18 @@ void *log_map_unit(uint64_t *unit, void *address)
     *unit = next_unit();
     error = allocate(fd, unit_offset(*unit), LOG_UNIT_BYTES);
     if (error) {
-        syscall(SYS_close, fd);
+        own_call(SYS_close, fd);
         log_fail((int)-error, "the log cannot grow");
         return NULL;
     }
-    block = (void *)syscall(SYS_mmap, address, LOG_UNIT_BYTES, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | (address ? MAP_FIXED : 0), fd, unit_offset(*unit));
-    syscall(SYS_close, fd);
+    block = (void *)own_call(SYS_mmap, address, LOG_UNIT_BYTES, PROT_READ | PROT_WRITE,
+                             MAP_SHARED | (address ? MAP_FIXED : 0), fd, unit_offset(*unit));
+    own_call(SYS_close, fd);
     if (block == MAP_FAILED) {
         log_fail(errno, "the log cannot be mapped");
         return NULL;
     }
-    syscall(SYS_madvise, block, LOG_UNIT_BYTES, MADV_DONTFORK);
+    own_call(SYS_madvise, block, LOG_UNIT_BYTES, MADV_DONTFORK);
     return block;
 }
 
@@ -240,13 +266,13 @@ long log_write_unit(uint64_t unit, const void *data)
     if (fd < 0)
         return fd;
     do {
-        put = syscall(SYS_pwrite64, fd, (const char *)data + done, LOG_UNIT_BYTES - done,
-                      unit_offset(unit) + done);
+        put = own_call(SYS_pwrite64, fd, (const char *)data + done, LOG_UNIT_BYTES - done,
+                       unit_offset(unit) + done);
         if (put > 0)
             done += (uint64_t)put;
     } while (done < LOG_UNIT_BYTES && (put > 0 || (put < 0 && errno == EINTR)));
     put = done == LOG_UNIT_BYTES ? 0 : put < 0 ? -errno : -ENOSPC;
-    syscall(SYS_close, fd);
+    own_call(SYS_close, fd);
     return put;
 }
 
@@ -629,7 +655,7 @@ static uint32_t pool_pid;
 static struct thread *take_thread(void)
 {
     struct thread *thread;
-    uint32_t pid = (uint32_t)syscall(SYS_getpid);
+    uint32_t pid = (uint32_t)own_call(SYS_getpid);
 
     log_lock(&log_state->lock);
     if (pool_pid != pid) { /* a forked child: the parent's threads are not here */
@@ -653,7 +679,7 @@ static struct thread *take_thread(void)
 
 static bool is_in_child(void)
 {
-    return log_state->pid && log_state->pid != (uint32_t)syscall(SYS_getpid);
+    return log_state->pid && log_state->pid != (uint32_t)own_call(SYS_getpid);
 }
 
 bool log_is_borrowed(void)
@@ -691,7 +717,7 @@ struct thread *log_thread(void)
     }
     if (!thread->is_used) {
         thread->is_used = 1;
-        thread->tid = (uint32_t)syscall(SYS_gettid);
+        thread->tid = (uint32_t)own_call(SYS_gettid);
         thread->number = __atomic_add_fetch(&log_state->threads, 1, __ATOMIC_RELAXED);
         if (has_key)
             pthread_setspecific(key, thread);
@@ -709,7 +735,7 @@ static void begin_round(struct thread *thread, struct block *block)
     block->thread = thread->number;
     block->tid = thread->tid;
     block->first = clock_ticks();
-    syscall(SYS_prctl, 16 /* PR_GET_NAME */, block->name, 0, 0, 0);
+    own_call(SYS_prctl, 16 /* PR_GET_NAME */, block->name, 0, 0, 0);
     __atomic_store_n(&block->round, __atomic_add_fetch(&log_state->rounds, 1, __ATOMIC_RELAXED),
                      __ATOMIC_RELEASE);
 }
@@ -897,6 +923,7 @@ static struct event *take_two_slots(struct call *call)
     struct block *block = thread ? thread->block : NULL;
     struct event *event = NULL;
     sigset_t signals;
+    uint64_t own;
     uint32_t slot;
 
     if (block && thread->window == recorder_on) {
@@ -905,6 +932,7 @@ static struct event *take_two_slots(struct call *call)
             event = log_events(block) + slot;
     }
     if (!event) {
+        own = log_own_begin();
         signals_block(&signals);
         thread = log_thread();
         if (thread && !thread->is_borrowed && make_room(thread, 0)) {
@@ -912,6 +940,7 @@ static struct event *take_two_slots(struct call *call)
             event = log_events(block) + log_reserve(&block->used, 2);
         }
         signals_restore(&signals);
+        log_own_end(own);
     }
     if (event) {
         call->thread = thread;
@@ -1158,14 +1187,15 @@ static void punch(uint64_t first, uint64_t end)
     fd = open_log();
     if (fd < 0)
         return;
-    syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, end - first);
-    syscall(SYS_close, fd);
+    own_call(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, end - first);
+    own_call(SYS_close, fd);
 }
 
 /* A thread ends: its block stays in the file, the unused middle goes back to the disk. */
 void log_thread_end(void *argument)
 {
     struct thread *thread = argument;
+    uint64_t own = log_own_begin();
     sigset_t signals;
     int error = errno;
 
@@ -1185,9 +1215,9 @@ void log_thread_end(void *argument)
             punch(start + sizeof *block + block->used * sizeof(struct event), start + block->texts);
         }
         if (thread->address)
-            syscall(SYS_munmap, thread->address, LOG_UNIT_BYTES);
+            own_call(SYS_munmap, thread->address, LOG_UNIT_BYTES);
         if (thread->scratch)
-            syscall(SYS_munmap, thread->scratch, SCRATCH_BYTES);
+            own_call(SYS_munmap, thread->scratch, SCRATCH_BYTES);
         thread->address = NULL;
         thread->scratch = NULL;
         log_lock(&log_state->lock);
@@ -1196,6 +1226,7 @@ void log_thread_end(void *argument)
         log_unlock(&log_state->lock);
     }
     signals_restore(&signals);
+    log_own_end(own);
     errno = error;
 }
 
@@ -1206,11 +1237,11 @@ char *log_scratch(void)
 
     if (!thread || thread->scratch)
         return thread ? thread->scratch : NULL;
-    memory = (void *)syscall(SYS_mmap, NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory = (void *)own_call(SYS_mmap, NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
-    syscall(SYS_madvise, memory, SCRATCH_BYTES, MADV_DONTFORK);
+    own_call(SYS_madvise, memory, SCRATCH_BYTES, MADV_DONTFORK);
     thread->scratch = memory;
     return memory;
 }
@@ -1224,6 +1255,7 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
     size_t name_bytes = strnlen(name, 4096) + 1;
     size_t resolved_bytes = strnlen(resolved, 4096) + 1;
     uint32_t bytes = (uint32_t)((sizeof(struct text) + name_bytes + resolved_bytes + 7) & ~7ull);
+    uint64_t own = log_own_begin();
     struct text *text = NULL;
     int error = errno;
     struct thread *thread;
@@ -1249,6 +1281,7 @@ struct text *log_text(enum text_kind kind, uint32_t id, uint32_t base, const cha
         thread->text_round = block->round;
     }
     signals_restore(&signals);
+    log_own_end(own);
     errno = error;
     return text;
 }

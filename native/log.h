@@ -138,6 +138,13 @@ void log_switch_on(void); /* recorder_on gets a number that no window had before
 void signals_block(sigset_t *before);
 void signals_restore(const sigset_t *before);
 
+/* The recorder's own system calls: own_call() counts one, and what lies between log_own_begin() and
+ * log_own_end() is added to the log's header, the inner of two as part of the outer. */
+extern _Thread_local uint32_t log_own_calls INITIAL_EXEC;
+#define own_call(...) (log_own_calls++, syscall(__VA_ARGS__))
+uint64_t log_own_begin(void);
+void log_own_end(uint64_t start);
+
 /* What every wrapper asks first.  No: no window is open, or the recording failed and the call is
  * only counted. */
 static inline bool log_is_on(void)

@@ -173,10 +173,18 @@ static void measure_event(void)
     log_text(TEXT_NOTE, 0, 0, "event_cost_ns", text);
 }
 
+/* The start's own calls are no part of what recording costs: attach_ns is. */
+static void begin_own(uint64_t calls, uint64_t ticks)
+{
+    log_state->header->own_calls = calls;
+    log_state->header->own_ticks = ticks;
+    log_own_calls = 0;
+}
+
 static int open_window(const char *folder, uint64_t budget_bytes)
 {
     const char *ticks = getenv("PENSTOCK_TICKS");
-    uint64_t start_ns = clock_ns(CLOCK_MONOTONIC), delay_ns;
+    uint64_t start_ns = clock_ns(CLOCK_MONOTONIC), delay_ns, own_calls = 0, own_ticks = 0;
     uint32_t serial, name;
     int error;
 
@@ -187,6 +195,10 @@ static int open_window(const char *folder, uint64_t budget_bytes)
         return error;
     clock_choose(ticks ? strtoull(ticks, NULL, 10) : 0);
     serial = log_state->serial;
+    if (log_state->header) {
+        own_calls = log_state->header->own_calls;
+        own_ticks = log_state->header->own_ticks;
+    }
     error = log_start(folder, budget_bytes, origin);
     if (!error)
         error = files_start(log_state->serial != serial);
@@ -211,6 +223,11 @@ static int open_window(const char *folder, uint64_t budget_bytes)
     write_name(name);
     if (!log_begin(&window_call, OP_WINDOW, name, -1, 0))
         window_call.start = 0;
+    if (log_state->header) {
+        bool is_new = log_state->serial != serial;
+
+        begin_own(is_new ? 0 : own_calls, is_new ? 0 : own_ticks);
+    }
     return 0;
 }
 

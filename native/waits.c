@@ -187,7 +187,7 @@ static bool is_intact(const struct wait *wait)
     uintptr_t page = getauxval(AT_PAGESZ), first = (uintptr_t)outer & ~(page - 1);
     unsigned char is_resident[2];
 
-    return !syscall(SYS_mincore, first, (uintptr_t)(outer + 1) - first, is_resident) &&
+    return !own_call(SYS_mincore, first, (uintptr_t)(outer + 1) - first, is_resident) &&
            outer->wait == wait && outer->serial == wait->serial;
 }
 

@@ -62,6 +62,8 @@ class Synthetic:
             "folder": "/work",
             "slots": 900,
             "waits_from_ns": 50_000,
+            "own_calls": None,
+            "own_ns": None,
         } | more
         self.rows["processes"].append(
             (
@@ -79,7 +81,7 @@ class Synthetic:
             + (row["status"], row["read"])
             + (row["folded_events"], row["lost_events"], row["unseen_calls"], row["attach_ns"])
             + (row["slots"], f"{process}.log", row["is_torn"], row["damaged_units"])
-            + (row["waits_from_ns"],)
+            + (row["waits_from_ns"], row["own_calls"], row["own_ns"])
         )
         self.rows["threads"].append((1, process, 1000 + process, "python", True))
         if tells_delay:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PENSTOCK
+from conftest import PENSTOCK, _strace_works
 from penstock.bench import tier as slow_tiers
+from penstock.launch import library
+from penstock.log import read_header
 from penstock.run import open_run
 from test_bench_tier import needs_fuse, nothing_stays  # noqa: F401 - a fixture
 
@@ -122,3 +124,31 @@ def test_a_sandbox_that_refuses_statx_hides_no_size(
     )
     path = f"{work}/file"
     assert files_below(work, run) == {path: (path, "regular", FILE_BYTES)}
+
+
+def test_the_recorders_own_system_calls_are_counted(
+    work: Path, tmp_path: Path, workload: Callable[..., Path]
+) -> None:
+    """How many more there are for 400 files than for 100, by strace and by the recorder."""
+    if not _strace_works():
+        pytest.skip("strace is missing or may not trace here: make setup-system")
+    program = workload("many_files")
+
+    def added(files: int) -> tuple[int, int]:
+        folder = tmp_path / f"run-{files}"
+        folder.mkdir()
+        environ = {"LD_PRELOAD": str(library()), "PENSTOCK_RUN": str(folder)}
+        calls = []
+        for extra in ({}, environ):
+            traced = tmp_path / f"calls-{files}-{len(extra)}"
+            given = [word for item in extra.items() for word in ("-E", "=".join(item))]
+            command = ["strace", "-f", "-o", traced, *given, program, str(files)]
+            subprocess.run(list(map(str, command)), cwd=work, check=True, capture_output=True)
+            calls.append(len(traced.read_text().splitlines()))
+        (log,) = folder.glob("*.log")
+        return calls[1] - calls[0], read_header(log).own_calls
+
+    few, many = added(100), added(400)
+    by_strace, by_recorder = (high - low for low, high in zip(few, many, strict=True))
+    assert by_recorder > 300 * 4
+    assert by_recorder == pytest.approx(by_strace, rel=0.02)

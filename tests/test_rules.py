@@ -19,6 +19,7 @@ from findings_examples import (
 from penstock.findings import FEW_IN_TAIL, FEW_SLOW, LEAST_ALIKE, TAIL, Check, Finding, judge
 from penstock.measures import Measures, Storage, measure
 from penstock.questions import query
+from penstock.report import report_of
 from penstock.words import show
 from synthetic import MS, Synthetic, loop, reads
 
@@ -532,6 +533,22 @@ def test_a_script_of_short_programs_pays_for_the_recorders_start_in_each() -> No
     assert "36 % of the processes' time" in finding.evidence[0]
     assert "not before the script" in finding.remedies[0].says
     assert finding.gain.value is None
+
+
+def test_the_recorders_own_system_calls_are_part_of_what_recording_costs() -> None:
+    def job(own_ms: int) -> Synthetic:
+        run = Synthetic()
+        run.process(1, end=10_000 * MS, own_calls=40_000, own_ns=own_ms * MS)
+        run.call("read", 0, MS)
+        run.note("event_cost_ns", "20")
+        return run
+
+    assert "300 ms for 1 call, 40,000 system calls" in found(job(300), "X2").evidence[0]
+    assert "3.0 % of the processes' time" in found(job(300), "X2").evidence[0]
+    assert "40,000 system calls" in fine(job(1), "X2").says
+    facts = {fact.key: fact for fact in report_of(measure(job(300))).cost}
+    assert facts["own_s"].number.value == pytest.approx(0.3)
+    assert facts["own_s"].remark == "40,000 calls"
 
 
 def test_few_programs_or_long_ones_do_not_pay_for_starts() -> None:

@@ -128,7 +128,7 @@ HEADER = _layout(
     "V512 executable folder",
     "V2048 command",
     "(16,)<u8 opens",
-    "u64 waits_from_ns",
+    "u64 waits_from_ns own_calls own_ticks",
 )
 BLOCK = _layout(
     "u32 magic kind",
@@ -234,6 +234,7 @@ class Header:
     clock is "ns" or "tsc"; state one of running, stopped, exited, execed, failed ("unknown" where a
     damaged file says something else); rank, local_rank and world_size are None where not known.
     Waits of waits_from_ns and longer are recorded; 0: the recorder that wrote it recorded none.
+    own_calls, own_ticks: system calls of the recorder's own, and their time; 0: not counted.
     """
 
     version: int
@@ -270,6 +271,8 @@ class Header:
     command: tuple[str, ...]
     opens: tuple[tuple[str, int], ...]  # of staged files, by outcome: those that occurred
     waits_from_ns: int
+    own_calls: int
+    own_ticks: int
 
     @property
     def anchored_ns(self) -> int:

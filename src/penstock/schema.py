@@ -129,6 +129,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "BIGINT",
             "waits of this many ns and longer are in blocked; NULL: its waits were not recorded",
         ),
+        "own_calls": (
+            "BIGINT",
+            "system calls of the recorder's own after its start; NULL: not counted",
+        ),
+        "own_ns": ("BIGINT", "ns they took, with the recorder's work between them"),
     },
     "threads": {
         "thread": ("INTEGER", "number of the thread in this run"),

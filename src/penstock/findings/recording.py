@@ -72,16 +72,18 @@ MANY_STARTS = Threshold(
 
 
 def overhead(measures: Measures) -> Said:
-    """The recorder's own cost is worth a finding itself: calls that are recorded, and in a script
-    of many short programs the recorder's start in each of them."""
+    """The recorder's own cost is worth a finding itself: calls that are recorded, its own system
+    calls, and in a script of many short programs the recorder's start in each of them."""
     known = measures.recording
     if known.event_cost_ns is None or not known.life_s:
         return Unjudged("the cost of one call was not measured in this run")
-    calls_s = known.calls * known.event_cost_ns / 1e9
+    calls_s = known.calls * known.event_cost_ns / 1e9 + (known.own_s or 0.0)
     starts_s = (known.starts_s or 0.0) if known.starts >= MANY_STARTS.value else 0.0
     lives_s = known.lives_s or known.life_s * max(1, known.processes)
     share = (calls_s + starts_s) / (lives_s + starts_s)
     says = f"{show(calls_s, 's')} for {count(known.calls, 'call')}"
+    if known.own_calls:
+        says += f", {count(known.own_calls, 'system call')} of the recorder's own"
     if starts_s:
         says += f" and {show(starts_s, 's')} for its start in {count(known.starts, 'program')}"
     says += f", {per_cent(share)} of the processes' time"

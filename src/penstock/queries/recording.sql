@@ -17,6 +17,7 @@
 --   lives_s      from the start of each process to its end, summed
 --   starts, starts_s  programs in which a recorder started, and how long these starts took together; a
 --                forked process is recorded without a start, and a life begins after it
+--   own_calls, own_s  system calls of the recorder's own after its starts, and how long they took
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,
@@ -64,4 +65,6 @@ SELECT
         AND (main IS NULL OR main NOT IN (SELECT process FROM mains))) AS orphans,
     (SELECT sum(end_ns - start_ns) / 1e9 FROM lives) AS lives_s,
     (SELECT sum(attach_ns) / 1e9 FROM processes) AS starts_s,
-    (SELECT count(*) FROM processes WHERE attach_ns > 0) AS starts
+    (SELECT count(*) FROM processes WHERE attach_ns > 0) AS starts,
+    (SELECT CAST(sum(own_calls) AS BIGINT) FROM processes) AS own_calls,
+    (SELECT sum(own_ns) / 1e9 FROM processes) AS own_s

@@ -304,6 +304,15 @@ def cost_of(measures: Measures) -> tuple[Fact, ...]:
             f"{show(each_ns / 1e9, 's')} a call" if each_ns is not None and known.calls else "",
         ),
     ]
+    if known.own_calls:
+        facts.append(
+            Fact(
+                "own_s",
+                "in system calls of the recorder's own",
+                Number(known.own_s, "s"),
+                count(known.own_calls, "call"),
+            )
+        )
     return tuple(facts)
 
 

@@ -323,6 +323,8 @@ def process_row(
         log.is_torn,
         log.damaged_units,
         bounded(header.waits_from_ns) or None,
+        bounded(header.own_calls) or None,
+        bounded(round(header.own_ticks * header.ns_per_tick)) if header.own_calls else None,
     )
 
 
