@@ -1,0 +1,106 @@
+"""Which files of a folder were put back from an older save, and so do not belong to newer ones.
+
+    FOLDER/.penstock-put-back.json   {"version": 1, "files": {NAME: [size_bytes, mtime_ns]}}
+
+A file counts as listed only as long as it has that size and time: a save that replaces it ends the
+mark by itself.  Knows stores and names; knows no burst buffer and no format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import TierError
+from penstock.stores import LocalStore, Store
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint
+
+__all__ = ["MARK", "mark_put_back", "mixed", "put_back"]
+
+MARK = ".penstock-put-back.json"
+VERSION = 1
+MOST_BYTES = 16 << 20  # about 200,000 files
+# Files beside the state, which hold the same text in each save: what only such a file tells about
+# the save that it is of does not make a mixture.
+_TEXTS = (".json", ".txt", ".md", ".yaml", ".yml", ".jinja", ".py", ".html", ".log", ".csv")
+_TOKENS = ("tokenizer", "spiece", "sentencepiece", "vocab", "merges")
+
+
+def put_back(store: Store, folder: str = "") -> dict[str, tuple[int, int]]:
+    """Return the size in bytes and the time in ns of each file that was put back in a folder of the
+    store, as they were then, by its name in that folder.  Empty: there are none, or the list is
+    damaged."""
+    name = f"{folder.strip('/')}/{MARK}".lstrip("/")
+    with suppress(TierError, ValueError, RecursionError):
+        found = store.stat(name)
+        if found is not None and found.size_bytes <= MOST_BYTES:
+            return _parse(store.read(name, 0, MOST_BYTES))
+    return {}
+
+
+def _parse(data: bytes) -> dict[str, tuple[int, int]]:
+    record = json.loads(data)
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        return {}
+    rows = record.get("files")
+    return {
+        name: (facts[0], facts[1])
+        for name, facts in (rows.items() if isinstance(rows, dict) else ())
+        if isinstance(facts, list) and [type(fact) for fact in facts] == [int, int]
+    }
+
+
+def mark_put_back(folder: Path, files: Mapping[str, tuple[int, int]]) -> None:
+    """List these files of a folder as put back, beside those that are listed and unchanged; with
+    none left the list goes.  Raises TierError, OSError."""
+    store = LocalStore(folder, makes_folders=False)
+    listed = put_back(store)
+    kept = {name: facts for name, facts in listed.items() if _facts(folder / name) == facts}
+    wanted = {**kept, **files}
+    if not wanted:
+        store.delete(MARK)
+    elif wanted != listed:
+        record = {
+            "version": VERSION,
+            "files": {name: list(wanted[name]) for name in sorted(wanted)},
+        }
+        store.put(MARK, [json.dumps(record, indent=1).encode()])
+        os.chmod(folder / MARK, 0o644)  # noqa: PTH101 - for each who reads the checkpoint
+
+
+def _facts(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError):
+        status = path.lstat()
+        return status.st_size, status.st_mtime_ns
+    return None
+
+
+def mixed(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint is a mixture of two saves: some of its files, and not all, were put
+    back from an older one.  Empty: nothing is known of that."""
+    if not isinstance(checkpoint.store, LocalStore):
+        return ""  # files are only put back below folders
+    listed: dict[str, dict[str, tuple[int, int]]] = {}
+    n_back = n_files = 0
+    for file in checkpoint.files:
+        folder, _, name = file.name.rpartition("/")
+        if not _is_state(name):
+            continue
+        if folder not in listed:
+            listed[folder] = put_back(checkpoint.store, folder)
+        n_files += 1
+        n_back += listed[folder].get(name) == (file.size_bytes, file.mtime_ns)
+    if not 0 < n_back < n_files:
+        return ""
+    return f"mixed: {n_back} of its {n_files} files were put back from an older save"
+
+
+def _is_state(name: str) -> bool:
+    """Whether a file's bytes change from save to save."""
+    return not (name == MARK or name.endswith(_TEXTS) or name.startswith(_TOKENS))
