@@ -18,9 +18,10 @@ from bars import Bar, pairs, report, scratch
 
 from penstock import tiers
 from penstock.save.commit import begin, commit
-from penstock.save.drain import DRAINS_TO, Drainer, Settings
+from penstock.save.drain import DRAINS_TO, Drainer
 from penstock.save.formats import find
 from penstock.save.verify import verify
+from penstock.save.working import Settings
 from penstock.stores import LocalStore
 
 __all__ = ["main"]

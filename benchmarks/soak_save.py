@@ -48,11 +48,12 @@ from penstock.cli.save import _fetched
 from penstock.errors import PenstockError
 from penstock.save.checkpointer import Checkpointer
 from penstock.save.commit import STATE, begin, commit
-from penstock.save.drain import Drain, Drainer, Settings, read_status, recover
+from penstock.save.drain import Drain, Drainer, recover
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.retention import Keep, prune
 from penstock.save.verify import latest_valid, verify
+from penstock.save.working import Settings, read_status
 from penstock.stores import LocalStore
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -81,6 +82,7 @@ PROGRAM = """
     import os, signal, sys, threading, time
     from penstock.save import drain, retention
     from penstock.save.commit import begin, commit, sweep
+    from penstock.save.working import Settings
     import struct
     from penstock.stores import LocalStore
     fast, slow, what, delay, step = sys.argv[1:6]
@@ -90,7 +92,7 @@ PROGRAM = """
     os.write(1, b"ready\\n")
     threading.Thread(target=die, daemon=True).start()
     keep = retention.Keep(fast=1, last=3)
-    settings = drain.Settings(settle_s=0, tries=1, keep=keep)
+    settings = Settings(settle_s=0, tries=1, keep=keep)
     while True:
         if what == "save":
             part = begin(fast, int(step))

@@ -4,8 +4,8 @@ afterwards.  For tests/test_burst.py and benchmarks/soak_save.py."""
 from pathlib import Path
 
 from penstock.save.burst import entries, finish
-from penstock.save.drain import Settings
 from penstock.save.verify import latest_valid
+from penstock.save.working import Settings
 
 __all__ = ["AT_ONCE", "SIZE", "Saves"]
 

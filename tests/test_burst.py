@@ -44,7 +44,7 @@ from penstock.save.burst import (
     prepare,
 )
 from penstock.save.commit import exchange
-from penstock.save.drain import Settings, read_status
+from penstock.save.working import Settings, read_status
 from penstock.stores import LocalStore, draft_of
 
 

@@ -18,11 +18,12 @@ import pytest
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Drain, Drainer, Status, read_status
+from penstock.save.drain import Drain, Drainer
 from penstock.save.formats import find
 from penstock.save.gather import Session
 from penstock.save.tiered import Tiers, drain_beside, rate_bps
 from penstock.save.verify import latest_valid, verify
+from penstock.save.working import Status, read_status
 from penstock.save.writer import Writer
 from penstock.stores import LocalStore, open_store
 from remote import BUCKET, s3_server

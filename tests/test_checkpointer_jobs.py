@@ -15,9 +15,9 @@ from typing import NamedTuple
 import pytest
 
 from penstock.save.commit import STATE
-from penstock.save.drain import read_status
 from penstock.save.formats import find
 from penstock.save.verify import verify
+from penstock.save.working import read_status
 from penstock.stores import LocalStore
 
 pytest.importorskip("torch", reason="the state of the training is torch's")

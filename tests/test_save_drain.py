@@ -34,24 +34,8 @@ from penstock.save.commit import (
     is_strange,
     sweep,
 )
-from penstock.save.drain import (
-    Drain,
-    Drainer,
-    Pace,
-    Settings,
-    Status,
-    Stopped,
-    Trip,
-    Unwanted,
-    Yielding,
-    _Pieces,
-    copy_checkpoint,
-    fetch,
-    open_metrics,
-    read_status,
-    recover,
-    sentence,
-)
+from penstock.save.copying import Pace, Stopped, Trip, Unwanted, _Pieces, copy_checkpoint
+from penstock.save.drain import Drain, Drainer, fetch, recover
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.retention import (
@@ -66,6 +50,7 @@ from penstock.save.retention import (
     remove,
 )
 from penstock.save.verify import latest_valid, remember_failure, verify
+from penstock.save.working import Settings, Status, Yielding, open_metrics, read_status, sentence
 from penstock.stores import LocalStore, Store, draft_of, open_store
 from penstock.tiers import evict, resident_bytes
 from remote import gs, gs_server, s3, s3_server, sftp_server
@@ -270,7 +255,7 @@ def test_a_copy_that_is_not_committed_yet_is_as_old_as_what_it_is_a_copy_of(
     def stopped(*given: Any, **more: Any) -> None:
         raise Stopped
 
-    monkeypatch.setattr("penstock.save.drain._read_back", stopped)
+    monkeypatch.setattr("penstock.save.copying._read_back", stopped)
     with pytest.raises(Stopped):
         copy_checkpoint(older, LocalStore(slow), Trip(Pace(None)))
     assert latest_valid(fast, slow).path == fast / "last.pt"
@@ -567,7 +552,7 @@ def killed_before_its_manifest(fast: Path, slow: Path, patched: pytest.MonkeyPat
         raise Stopped
 
     with patched.context() as here:
-        here.setattr("penstock.save.drain._Target.commit", killed)
+        here.setattr("penstock.save.copying._Target.commit", killed)
         with pytest.raises(Stopped):
             drained(fast, slow)
 
@@ -766,7 +751,7 @@ def test_the_name_given_to_a_fetch_that_was_killed_before_its_manifest_tells_no_
     foreign(slow / "last.ckpt")
     (fast / "last.ckpt").write_bytes(b"PK\x03\x04 a save that was killed")
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.save.drain._Target.commit", killed)
+        patched.setattr("penstock.save.copying._Target.commit", killed)
         with pytest.raises(Stopped):
             fetch(find(LocalStore(slow))[0], fast)
     foreign(fast / "last.ckpt", b"later")
@@ -1214,6 +1199,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
     program = textwrap.dedent("""
         import os, signal, sys
         from penstock.save import drain
+        from penstock.save.working import Settings
         left = int(sys.argv[3])
         class Killing(drain.Drainer):
             def _through(self, n_bytes, was_there):
@@ -1221,7 +1207,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
                 left -= 1
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
-        with Killing(sys.argv[1], sys.argv[2], drain.Settings(concurrency=1)) as working:
+        with Killing(sys.argv[1], sys.argv[2], Settings(concurrency=1)) as working:
             working.once()
     """)
     written = 0
@@ -1244,6 +1230,7 @@ def test_strace_sees_no_verified_piece_written_twice(fast: Path, slow: Path) -> 
 KILLED = """
     import os, random, signal, sys, threading, time
     from penstock.save import drain, retention
+    from penstock.save.working import Settings
     from penstock.save.commit import begin, commit
     from penstock.stores import LocalStore
     def die():
@@ -1261,9 +1248,9 @@ KILLED = """
             commit(part)
             os.write(1, b"durable %d\\n" % step)
         elif what == "recover":
-            drain.recover(fast, slow, drain.Settings(settle_s=0, tries=1))
+            drain.recover(fast, slow, Settings(settle_s=0, tries=1))
         else:
-            with drain.Drainer(fast, slow, drain.Settings(settle_s=0, tries=1, keep=keep)) as one:
+            with drain.Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as one:
                 one.once()
 """
 
@@ -1490,7 +1477,7 @@ def test_a_status_that_was_damaged_is_no_status(fast: Path) -> None:
 def test_a_slow_tier_that_is_gone_is_waited_for(
     fast: Path, slow: Path, in_its_place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.1)
+    monkeypatch.setattr("penstock.save.working.LOOK_S", 0.1)
     saved(fast, 1)
     drained(fast, slow)
     away = slow.with_name("away")
@@ -1636,7 +1623,7 @@ def test_a_slow_tier_that_goes_while_another_drain_has_it_gets_nothing(
 def test_a_drain_at_work_begins_anew_where_the_folder_is_another_on_purpose(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.1)
+    monkeypatch.setattr("penstock.save.working.LOOK_S", 0.1)
     saved(fast, 1)
     is_over = threading.Event()
 
@@ -1765,7 +1752,7 @@ def test_a_long_outage_is_told_in_one_line_however_many_wait(
     """Each round once told of all the others' errors in the name of each: twice as long a time."""
     for step in (1, 2, 3, 4):
         saved(fast, step)
-    monkeypatch.setattr("penstock.save.drain.LOOK_S", 0.001)
+    monkeypatch.setattr("penstock.save.working.LOOK_S", 0.001)
     errors: list[str] = []
     is_over = threading.Event()
 

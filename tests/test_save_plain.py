@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.save.checkpointer import Checkpointer, Keep
-from penstock.save.drain import Settings, recover
+from penstock.save.drain import recover
+from penstock.save.working import Settings
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")

@@ -9,11 +9,12 @@ import pytest
 
 from penstock.errors import SaveError, TierError
 from penstock.save.adopting import adopt_files, adopt_folder
-from penstock.save.drain import Drainer, Settings, Status
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.manifest import CHUNK_BYTES, INSIDE
 from penstock.save.removals import Removals
 from penstock.save.verify import latest_valid
+from penstock.save.working import Settings, Status
 from penstock.stores import LocalStore
 
 

@@ -20,10 +20,10 @@ import click
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
-    from penstock.save.drain import Status, Working
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
     from penstock.save.verify import Choice
+    from penstock.save.working import Status, Working
     from penstock.stores import Store
 
 __all__ = ["save"]
@@ -342,7 +342,8 @@ def drain_command(
       penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
       penstock save drain /nvme/tier                         after `penstock run --burst-buffer`
     """  # fmt: skip
-    from penstock.save import drain as draining
+    from penstock.save import working as running
+    from penstock.save.drain import Drainer
 
     is_followed = follow is not None or follow_input
     if is_followed and once:
@@ -350,9 +351,9 @@ def drain_command(
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
-    settings = draining.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
+    settings = running.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
     if quiet_io:
-        draining.be_quiet()
+        running.be_quiet()
     share = _share_of(run) if run is not None else None
     with Progress("draining", is_of_bytes=True) as bar:
         told = functools.partial(_told if once else _warned_once(), bar)
@@ -364,18 +365,30 @@ def drain_command(
             )
         else:
             # What a killed training has left at work ends by itself.
-            patience_s = draining.PATIENCE_S * is_followed
-            working = draining.Drainer(fast, slow, settings, patience_s, share=share, told=told)
+            patience_s = running.PATIENCE_S * is_followed
+            working = Drainer(fast, slow, settings, patience_s, share=share, told=told)
             _tell_slow(fast, slow, working.slow.durable)
         over = _input_ended if follow_input else _ended(follow)
-        with working, _stopped_by_signals(working):
-            try:
-                # What followed is over: nobody else would bring the rest, so the grace is long.
-                failed = working.once() if once else working.watch(over, grace)
-            except draining.Stopped:
-                click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
-                return INTERRUPTED
-    _told_drained(working.status, of_burst=slow is None)
+        # What followed is over: nobody else would bring the rest, so the grace is long.
+        do = working.once if once else functools.partial(working.watch, over, grace)
+        failed = _unless_stopped(working, do)
+    return INTERRUPTED if failed is None else _told_end(working.status, failed, slow is None)
+
+
+def _unless_stopped(working: Working, do: Callable[[], list[str]]) -> list[str] | None:
+    from penstock.save.copying import Stopped
+
+    with working, _stopped_by_signals(working):
+        try:
+            return do()
+        except Stopped:
+            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+            return None
+
+
+def _told_end(status: Status, failed: list[str], of_burst: bool) -> int:
+    """The exit status."""
+    _told_drained(status, of_burst=of_burst)
     _tell_failed(failed)
     return NOT_WHOLE if failed else 0
 
@@ -517,9 +530,11 @@ def recover_command(
       penstock save recover /nvme/run1 s3://bucket/run1 --fetch
       penstock save recover /nvme/tier                       after `penstock run --burst-buffer`
     """
-    from penstock.save import drain as draining
+    from penstock.save import copying
+    from penstock.save import working as running
+    from penstock.save.drain import recover
 
-    settings = draining.Settings(limit_bps=limit, concurrency=concurrency)
+    settings = running.Settings(limit_bps=limit, concurrency=concurrency)
     is_burst = (fast / "burst" / "home").is_dir()
     if is_burst:
         status = _finish_burst(fast, settings)
@@ -537,12 +552,12 @@ def recover_command(
     _tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:
-            choice, failed = draining.recover(
-                fast, slow, settings, level=level or "sample", patience_s=draining.PATIENCE_S,
+            choice, failed = recover(
+                fast, slow, settings, level=level or "sample", patience_s=running.PATIENCE_S,
                 told=functools.partial(_warned_once(), bar),
                 drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
             )  # fmt: skip
-        except draining.Stopped:
+        except copying.Stopped:
             click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
             return INTERRUPTED
     _tell_failed(failed)
@@ -582,7 +597,7 @@ def _fetched(choice: Choice, fast: Path, slow: str) -> str:
 
 def _finish_burst(fast: Path, settings: Any) -> int:
     from penstock.save import burst
-    from penstock.save.drain import Stopped
+    from penstock.save.copying import Stopped
 
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         try:

@@ -36,7 +36,11 @@ from typing import Self
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.save.commit import STATE, claim, exchange
-from penstock.save.drain import (
+from penstock.save.copying import Trip, copy_file
+from penstock.save.formats import Checkpoint, kind_of
+from penstock.save.manifest import FileSum, Manifest
+from penstock.save.verify import verify
+from penstock.save.working import (
     LEAST_DELAY_S,
     LOOK_S,
     LOOK_SHARE,
@@ -44,15 +48,10 @@ from penstock.save.drain import (
     MOST_DELAY_S,
     Settings,
     Status,
-    Trip,
     Working,
-    copy_file,
     read_status,
     sentence,
 )
-from penstock.save.formats import Checkpoint, kind_of
-from penstock.save.manifest import FileSum, Manifest
-from penstock.save.verify import verify
 from penstock.stores import Found, LocalStore, beside, draft_of, fsync_folder
 
 __all__ = [

@@ -41,7 +41,7 @@ from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save import loading
 from penstock.save.arena import Arena
 from penstock.save.commit import STATE
-from penstock.save.drain import Drain, Status, read_status
+from penstock.save.drain import Drain
 from penstock.save.lost import MODES, Cheaper, lost_s
 from penstock.save.ranks import World, found_world
 from penstock.save.retention import ON_FULL, Keep
@@ -64,6 +64,7 @@ from penstock.save.tiered import (
     to_text,
 )
 from penstock.save.verify import LEVELS
+from penstock.save.working import Status, read_status
 from penstock.save.writer import Done, Job, Writer
 
 __all__ = ["AtRisk", "Checkpointer", "Handle", "Keep", "Save", "opened"]

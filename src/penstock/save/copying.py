@@ -1,0 +1,570 @@
+"""One checkpoint from a tier to another: what is there is kept, what arrives is read back.
+
+Knows checkpoints and stores; knows no framework, and not when a copy is due.  A file that is half
+there is taken up piece by piece, by its checksums.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SaveError, TierError
+from penstock.save.commit import (
+    MARK,
+    PART_SUFFIX,
+    discard,
+    exchange,
+    is_alive,
+    is_strange,
+    make_part,
+)
+from penstock.save.formats import (
+    HALF,
+    INCOMPLETE,
+    OF_FILES,
+    Checkpoint,
+    half_of,
+    is_of_one_file,
+    is_overtaken,
+    lying,
+    mark_of_half,
+    origin_of,
+    origins,
+    own_and_others,
+)
+from penstock.save.manifest import (
+    CHUNK_BYTES,
+    INSIDE,
+    FileSum,
+    Manifest,
+    checksum,
+    parse,
+    to_json,
+)
+from penstock.save.verify import verify
+from penstock.stores import (
+    Found,
+    LocalStore,
+    Sparing,
+    Store,
+    beside,
+    draft_of,
+    fsync_folder,
+)
+
+__all__ = [
+    "Pace",
+    "Stopped",
+    "Trip",
+    "UnreadError",
+    "Unwanted",
+    "copy_checkpoint",
+    "copy_file",
+    "paced",
+]
+
+BURST_S = 0.25  # of the rate limit: a few pieces at once
+
+
+class Stopped(Exception):  # noqa: N818 - an order, not an accident
+    """The drain was told to end."""
+
+
+class Unwanted(Exception):  # noqa: N818 - an order, too
+    """What is being copied may go, and a newer one is there: the copy ends, and leaves nothing."""
+
+
+class UnreadError(TierError):
+    """Of what is to be copied: it may pass, or be a bad sector."""
+
+
+class Pace:
+    """At most so many bytes a second, over all threads."""
+
+    def __init__(
+        self,
+        limit_bps: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        self._limit_bps, self._clock, self._sleep = limit_bps, clock, sleep
+        self._lock, self._next_s = threading.Lock(), -math.inf
+
+    def take(self, n_bytes: int) -> None:
+        """Returns when these bytes may go."""
+        if not self._limit_bps:
+            return
+        with self._lock:
+            now_s = self._clock()
+            begin_s = max(self._next_s, now_s - BURST_S)
+            self._next_s = begin_s + n_bytes / self._limit_bps
+        if begin_s > now_s:
+            self._sleep(begin_s - now_s)
+
+
+@dataclass(slots=True)
+class Trip:
+    """What a copy is told and tells.  told: bytes that are through; and whether they were there."""
+
+    pace: Pace
+    concurrency: int = 1
+    held: Callable[[], None] = lambda: None  # returns when copying may go on; raises Stopped
+    told: Callable[[int, bool], None] = lambda n_bytes, was_there: None
+
+
+class _Pieces:
+    """A source file, read into memory that O_DIRECT takes, a block for each thread."""
+
+    def __init__(self, store: Store, found: Found) -> None:
+        self._store, self._found = store, found
+        self._own = threading.local()
+        self._local: Sparing | None = None
+        if isinstance(store, LocalStore):
+            with self._told():
+                self._local = Sparing(store.path(found.name))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not is_of_one_file(error):
+                raise
+            where = self._store.where(self._found.name)
+            raise UnreadError(f"{where}: cannot be read: {error.strerror}") from error
+
+    def read(self, start: int, length: int) -> memoryview:
+        if self._local is None:
+            return memoryview(self._store.read(self._found.name, start, length))
+        block = getattr(self._own, "block", None)
+        if block is None or len(block) < length:
+            # Not with the file's own length: threads come and go with each file.
+            block = self._own.block = Sparing.block(length)
+        with self._told():
+            return self._local.read(block, start, length)
+
+    def is_as_found(self) -> bool:
+        """Whether nobody has written into it since it was listed.  One that another has replaced
+        is that still: what was opened is read to its end."""
+        if self._local is None:
+            return True
+        status, found = os.fstat(self._local.number), self._found
+        return (status.st_size, status.st_mtime_ns) == (found.size_bytes, found.mtime_ns)
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
+        self._local = None
+
+
+def copy_file(
+    source: Checkpoint,
+    found: Found,
+    dest: Store,
+    name: str,
+    trip: Trip,
+    replacing: Callable[[], None] | None = None,
+) -> tuple[FileSum, bool]:
+    """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
+    has compared the bytes by itself.  replacing: as an Upload's.  Raises TierError; SaveError: the
+    source has changed."""
+    inner = source.inner(found)
+    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    pieces = _Pieces(source.store, found)
+    try:
+        there = dest.stat(name)
+        if there is not None and there.size_bytes == found.size_bytes:
+            same = _same(pieces, found, dest, name, trip)
+            if same is not None:
+                _unwritten(source, inner, pieces, known)
+                return _checked(same, inner, found, known, source.store.url), False
+        upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
+        upload.mtime_ns = found.mtime_ns  # until it has a manifest, this is what tells its age
+        upload.replacing = replacing
+        try:
+            count = -(-found.size_bytes // upload.piece_bytes)
+
+            def carry(number: int) -> bytes:
+                start = number * upload.piece_bytes
+                trip.held()
+                data = pieces.read(start, min(upload.piece_bytes, found.size_bytes - start))
+                if len(data) < min(upload.piece_bytes, found.size_bytes - start):
+                    raise TierError(f"{source.where}: {inner} was cut short while it was copied")
+                sums = b"".join(
+                    checksum(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
+                )
+                trip.pace.take(len(data))  # what is there is read, what is not is written
+                was_there = upload.holds(number, data)
+                if not was_there:
+                    upload.write(number, data)
+                trip.told(len(data), was_there)
+                return sums
+
+            if upload.is_ordered or trip.concurrency == 1 or count < 2:
+                done = [carry(number) for number in range(count)]
+            else:
+                done = _spread(carry, count, trip.concurrency)
+            sums = _checked(b"".join(done), inner, found, known, source.store.url)
+            _unwritten(source, inner, pieces, known)  # it would take the place of a whole one
+            upload.finish()
+        finally:
+            upload.close()
+        return sums, upload.is_confirmed
+    finally:
+        pieces.close()
+
+
+def _unwritten(source: Checkpoint, inner: str, pieces: _Pieces, known: dict[str, FileSum]) -> None:
+    """Raises TierError where a file of which no manifest tells was written to as it was read."""
+    if not known and not pieces.is_as_found():
+        raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
+
+
+def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[bytes]:
+    """Pieces by several threads; the first error ends all."""
+    over = threading.Event()
+
+    def one(number: int) -> bytes:
+        if over.is_set():
+            return b""
+        try:
+            return carry(number)
+        except BaseException:
+            over.set()
+            raise
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> bytes | None:
+    """Checksums of the source, if the finished file over there has the same bytes."""
+    sums = bytearray()
+    for start in range(0, found.size_bytes, CHUNK_BYTES):
+        trip.held()
+        data = pieces.read(start, min(CHUNK_BYTES, found.size_bytes - start))
+        mine = checksum(data)
+        trip.pace.take(len(data))
+        try:
+            theirs = checksum(dest.read(name, start, len(data)))
+        except TierError as error:
+            if is_of_one_file(error):  # perhaps for ever
+                return None
+            raise
+        if theirs != mine:
+            return None
+        sums += mine
+    trip.told(found.size_bytes, True)
+    return bytes(sums)
+
+
+def _checked(
+    sums: bytes, inner: str, found: Found, known: dict[str, FileSum], where: str
+) -> FileSum:
+    """Raises SaveError where the source is not what its own manifest says."""
+    made = FileSum(inner, found.size_bytes, sums)
+    if known and known.get(inner) != made:
+        raise SaveError(f"{inner}: not what was saved: {where} has changed it; not copied")
+    return made
+
+
+def copy_checkpoint(
+    source: Checkpoint, dest: Store, trip: Trip, *, is_fetched: bool = False
+) -> tuple[str, Manifest]:
+    """Copies a checkpoint into another tier and commits it there, verified by reading it back.
+    Its name there, and its manifest.
+
+    What an earlier attempt has copied is kept where its checksums fit.  An older copy of the same
+    name from the same tier is replaced in one moment; where a store cannot, or where the name is
+    taken by what is not ours to replace, the new one gets the next free name, NAME.2 and so on.
+    is_fetched: into the tier where its program may write into it again.
+    Raises TierError, SaveError, and what trip.held() raises.
+    """
+    target = _Target(source, dest)
+    target.begin()
+    try:
+        return target.name, _copied(source, target, trip, is_fetched)
+    except Unwanted:
+        target.abandon()
+        raise
+
+
+def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool) -> Manifest:
+    wanted = source.files
+    if source.manifest is not None:
+        names = {file.name for file in source.manifest.files}
+        wanted = tuple(found for found in wanted if source.inner(found) in names)
+        if len(wanted) != len(names):
+            raise SaveError(f"{source.where}: a file of its manifest is missing; not copied")
+    sums, unread = [], []
+    is_single = not source.is_folder and len(wanted) == 1
+    # A drain that ends between the two leaves bytes that their own format can judge, and not new
+    # ones that an old manifest calls damaged.  Of several files it is what tells a mixture.
+    replacing = target.arrived if is_single else None
+    for found in wanted:
+        name = target.prefix + target.inner(source.inner(found))
+        made, is_confirmed = copy_file(source, found, target.store, name, trip, replacing)
+        made = replace(made, name=target.inner(made.name))
+        sums.append(made)
+        if not is_confirmed:
+            unread.append(made)
+    target.arrived()
+    # What was opened is read to its end: one file that was replaced meanwhile is whole, and the
+    # next may be replaced meanwhile, too.
+    if source.manifest is None and not (is_single and isinstance(source.store, LocalStore)):
+        _unchanged(source)
+    manifest = _manifest_of(source, tuple(sums))
+    manifest = replace(manifest, called=target.called)
+    # What was fetched is loaded next: then it lies in memory.
+    unread_back = replace(manifest, files=tuple(unread))
+    _read_back(target, unread_back, trip, is_sparing=not is_fetched)
+    manifest = replace(manifest, verified_unix_ns=time.time_ns())
+    if is_fetched and manifest.source.startswith(OF_FILES):
+        files = [target.store.stat(target.prefix + file.name) for file in manifest.files]
+        manifest = replace(manifest, as_fetched=lying(target.prefix, files))
+    target.commit(to_json(manifest))
+    return manifest
+
+
+def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
+    if source.manifest is not None:
+        made = source.manifest
+    else:
+        made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
+    # What another program has saved stays that, however often it is copied.
+    is_theirs = made.source.startswith(OF_FILES)
+    identity = made.source if is_theirs else source.identity
+    return replace(made, files=sums, source=identity, origin=origin_of(source.store), as_fetched="")
+
+
+def _unchanged(source: Checkpoint) -> None:
+    """Raises TierError where a checkpoint without manifest was written to while it was copied."""
+    for found in source.files:
+        if source.store.stat(found.name) != found:
+            raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
+
+
+def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing: bool) -> None:
+    if not manifest.files:
+        return
+    files = tuple(
+        Found(target.prefix + file.name, file.size_bytes, None) for file in manifest.files
+    )
+    copy = Checkpoint(
+        target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
+    )
+    verdict = verify(copy, "full", paced(trip.held, trip.pace), is_sparing=is_sparing)
+    if not verdict.is_whole:
+        raise TierError(
+            f"{target.store.where(target.place)}: reads back other bytes than were written "
+            f"({verdict.problems[0]}); the fast copy stays"
+        )
+
+
+def paced(held: Callable[[], None], pace: Pace) -> Callable[[int, int], None]:
+    """What verify() is to tell of its progress: reading counts as copying does."""
+    before = 0
+
+    def told(done: int, total: int) -> None:
+        nonlocal before
+        held()
+        pace.take(done - before)
+        before = done
+
+    return told
+
+
+class _Target:
+    """Where a copy goes.  prefix: before the names of its files, until it is committed."""
+
+    def __init__(self, source: Checkpoint, dest: Store) -> None:
+        self.store, self.is_folder = dest, source.is_folder
+        self._source = source
+        stem, suffix = source.name, ""
+        if not self.is_folder and len(source.files) == 1 and "." in source.name.rpartition("/")[2]:
+            stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt: what it is stays its end
+            suffix = f".{suffix}"
+        self.name, again = source.name, 1
+        while not self._may_have(self.name):
+            again += 1
+            self.name = f"{stem}.{again}{suffix}"
+        self.place = self.name
+        # A name that it was given is not the one that it was saved under.
+        self.called = source.called or (source.name if self.name != source.name else "")
+        if not self.is_folder:
+            self.prefix = source.folder
+            return
+        if dest.can_rename:
+            self.place = f"{self.name}{PART_SUFFIX}"
+        self.prefix = f"{self.place}/"
+
+    def inner(self, name: str) -> str:
+        """A file's name in the copy, by its name in the source."""
+        if self.is_folder or self.name == self._source.name:
+            return name
+        return self.name.rpartition("/")[2] + name[len(self._source.name.rpartition("/")[2]) :]
+
+    def _manifest_name(self, name: str) -> str:
+        return replace(self._source, name=name).manifest_name
+
+    def _may_have(self, name: str) -> bool:
+        """Whether the name is free, or that of a copy that this one may replace.  Raises TierError:
+        it is being written."""
+        if isinstance(self.store, LocalStore) and self.is_folder:
+            part = self.store.path(f"{name}{PART_SUFFIX}")
+            if is_alive(part):
+                raise TierError(f"{part}: is being written by another process; next time")
+            try:
+                if is_strange(part):
+                    return False
+            except OSError as error:
+                if is_of_one_file(error):
+                    return False
+                raise
+        if name != self._source.name and self._is_taken(self._source.store, name):
+            return False  # two of one tier would replace each other for ever
+        noted = self._manifest_name(name)
+        try:
+            if self.store.stat(noted) is not None:
+                if self.is_folder and not self.store.can_rename:
+                    return False  # a committed name is never written into
+                there = parse(self.store.read(noted), noted)
+                is_theirs = is_overtaken(there, self.store, name, self.is_folder)
+                is_alone = not self.is_folder or self._is_alone(there, name)
+                return self._is_older(there) and not is_theirs and is_alone
+        except SaveError:  # it cannot be believed, and may be anybody's
+            return False
+        except TierError as error:
+            if is_of_one_file(error):  # nor can this one, perhaps for ever
+                return False
+            raise
+        if not self.is_folder:
+            return not self._is_taken(self.store, name) or self._is_half(name)
+        if isinstance(self.store, LocalStore):
+            return not self.store.path(name).exists()
+        return self.store.stat(f"{name}/{INCOMPLETE}") is not None or not any(self.store.list(name))
+
+    def _is_taken(self, store: Store, name: str) -> bool:
+        if self.is_folder:
+            return any(store.list(name))
+        names = [f"{name}{one.name[len(self._source.name) :]}" for one in self._source.files]
+        return any(store.stat(one) for one in names)
+
+    def _is_older(self, there: Manifest) -> bool:
+        """Whether it is a copy of this one, or of what had its name on the same tier before."""
+        mine = self._source.manifest
+        known = {self._source.identity, mine.source if mine is not None else ""} - {""}
+        if there.identity in known or there.source in known:
+            return True
+        return bool(there.source) and there.origin in ("", *origins(self._source.store))
+
+    def _is_alone(self, there: Manifest, name: str) -> bool:
+        """Whether no other checkpoint lies in its folder, as in that of a Trainer's model: it would
+        go with what is replaced."""
+        known = (file.name for file in there.files)
+        return not own_and_others(self.store, name, there.kind, known)[1]
+
+    def _is_half(self, name: str) -> bool:
+        """Whether files without a manifest are a copy of this one, or of what had its name on the
+        same tier before, that was ended before it had one."""
+        mark = beside(name, HALF)
+        if self.store.stat(mark) is None:
+            return False
+        try:
+            called, origin = half_of(self.store, mark)
+        except TierError as error:
+            if is_of_one_file(error):  # perhaps for ever
+                return False
+            raise
+        wanted = self._source.called or self._source.name
+        return called == wanted and origin in ("", *origins(self._source.store))
+
+    def begin(self) -> None:
+        if not self.is_folder:
+            # Before the first file is there under its name: whose it is until the manifest comes.
+            mark = mark_of_half(self.called or self.name, origin_of(self._source.store))
+            self.store.put(beside(self.name, HALF), mark)
+        elif isinstance(self.store, LocalStore):
+            part = self.store.path(self.place)
+            if not part.exists():  # else of an earlier attempt, whose files are taken up
+                make_part(part, self.store.folder).close()
+        else:
+            self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
+
+    def arrived(self) -> None:
+        """When the files are there under their names.  A manifest of those that were replaced tells
+        nothing of them; until now it said what may be damaged."""
+        if not self.is_folder and self.store.stat(self._manifest_name(self.name)) is not None:
+            self.store.delete(self._manifest_name(self.name))
+
+    def abandon(self) -> None:
+        """Removes what there is of a copy.  Raises TierError."""
+        if self.is_folder and isinstance(self.store, LocalStore):
+            discard(self.store.path(self.place), self.store.folder)
+            return
+        # With one file and its manifest still there, nothing of the copy before was replaced yet.
+        manifest = self._manifest_name(self.name)
+        is_single = not self.is_folder and len(self._source.files) == 1
+        is_before = is_single and self.store.stat(manifest) is not None
+        for found in self._source.files:
+            name = self.prefix + self.inner(self._source.inner(found))
+            if isinstance(self.store, LocalStore):
+                draft = draft_of(self.store.path(name))
+                self.store.delete(os.fspath(draft.relative_to(self.store.folder)))
+            if not is_before:
+                self.store.delete(name)
+        if not is_before:
+            self.arrived()
+        self.store.delete(
+            f"{self.place}/{INCOMPLETE}" if self.is_folder else beside(self.name, HALF)
+        )
+
+    def commit(self, manifest: bytes) -> None:
+        if not self.is_folder:
+            self.store.put(self._manifest_name(self.name), manifest)
+            self.store.delete(beside(self.name, HALF))
+        elif isinstance(self.store, LocalStore):
+            self._commit_locally(self.store, manifest)
+        else:
+            self.store.put(f"{self.place}/{INSIDE}", manifest)
+            self.store.delete(f"{self.place}/{INCOMPLETE}")
+
+    def _commit_locally(self, store: LocalStore, manifest: bytes) -> None:
+        part, path = store.path(self.place), store.path(self.name)
+        self._drop_strangers(part)
+        store.put(f"{self.place}/{INSIDE}", manifest)
+        try:
+            (part / MARK).unlink(missing_ok=True)
+            for folder, _, _ in os.walk(part):
+                fsync_folder(folder)
+            if not path.exists():
+                part.rename(path)
+                fsync_folder(path.parent)
+                return
+            try:
+                exchange(part, path)
+                fsync_folder(path.parent)
+            except OSError:  # no such call here: a moment without either, which recover() mends
+                discard(path, store.folder)
+                part.rename(path)
+                fsync_folder(path.parent)
+                return
+        except OSError as error:
+            raise TierError(f"{path}: cannot be committed: {error.strerror}") from error
+        discard(part, store.folder)
+
+    def _drop_strangers(self, part: Path) -> None:
+        """Files of an earlier attempt with another version of this checkpoint."""
+        wanted = {self._source.inner(found) for found in self._source.files} | {MARK, INSIDE}
+        for folder, _, names in os.walk(part):
+            for name in names:
+                path = Path(folder) / name
+                if os.fspath(path.relative_to(part)) not in wanted:
+                    path.unlink()

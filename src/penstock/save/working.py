@@ -1,0 +1,375 @@
+"""A drain at work, whatever it drains: how fast, when it rests, and what it says of itself.
+
+Knows tiers and their status files; what there is to do is for those who inherit.
+"""
+
+import json
+import math
+import os
+import platform
+import statistics
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from penstock import recorder
+from penstock.errors import PenstockError, TierError
+from penstock.save.commit import (
+    STATE,
+    claim,
+)
+from penstock.save.copying import Pace, Stopped
+from penstock.save.retention import Keep
+from penstock.stores import (
+    LocalStore,
+)
+
+__all__ = [
+    "GRACE_S",
+    "LEAST_DELAY_S",
+    "LOOK_S",
+    "LOOK_SHARE",
+    "MOST_BLIND_S",
+    "MOST_DELAY_S",
+    "PATIENCE_S",
+    "Settings",
+    "Status",
+    "Working",
+    "Yielding",
+    "be_quiet",
+    "open_metrics",
+    "read_status",
+    "sentence",
+]
+
+STATUS = f"{STATE}/drain.json"
+METRICS = f"{STATE}/drain.prom"
+LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
+GRACE_S = 600.0  # of a drain whose training has ended
+PATIENCE_S = GRACE_S + 60.0  # with one that a killed training has left at work
+LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
+# A look at 200,000 files takes 1.4 s of a processor.  Where folders tell that nothing has changed,
+# looks take this share of the time at most; but there is one so often.
+LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a drain behaves.
+
+    limit_bps: bytes a second, read-back included; None: none.  concurrency: pieces on their way at
+    once.  settle_s: a checkpoint without manifest has to be unchanged for so long.  tries: of one
+    checkpoint, when draining once.  keep: prunes both tiers by it; None removes nothing.
+    """
+
+    limit_bps: float | None = None
+    concurrency: int = 2
+    settle_s: float = 2.0
+    tries: int = 5
+    keep: Keep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
+
+    backlog: names that are not known to be on the slow tier, next first.  at_risk_s: age of the
+    oldest of them: what would be lost if the fast tier died now.  damaged: what cannot be copied,
+    as it is not what was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last
+    look at all of the fast tier began then; what came later may not be known.
+    """
+
+    state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
+    pid: int = 0
+    updated_unix_ns: int = 0
+    looked_unix_ns: int = 0
+    current: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    rate_bps: float = 0.0
+    backlog: tuple[str, ...] = ()
+    backlog_bytes: int = 0
+    at_risk_s: float = 0.0
+    drained: int = 0
+    drained_bytes: int = 0
+    skipped_bytes: int = 0
+    paused_s: float = 0.0
+    last: str = ""
+    error: str = ""
+    damaged: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    warning: str = ""
+
+
+class Yielding:
+    """Whether the training waits for data more than it does without us.
+
+    share: the data wait's share of the last second, or None: not known.  What is usual is learnt
+    while nothing is copied.  A wait that goes on while we pause is not ours: it is usual from then
+    on.
+    """
+
+    RISE = 0.05  # of wall time, and half as much again as usual: less is a job's own scatter
+    MOST_PAUSE_S = 30.0
+    LEARNT = 30  # seconds of quiet that make what is usual
+
+    def __init__(
+        self, share: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._share, self._clock = share, clock
+        self._quiet: deque[float] = deque(maxlen=self.LEARNT)
+        self._looked_s, self._is_rising = -math.inf, False
+        self._since_s: float | None = None
+
+    def quiet(self) -> None:
+        """Called while nothing is copied."""
+        if self._is_due() and (value := self._look()) is not None:
+            self._quiet.append(value)
+
+    def _is_due(self) -> bool:
+        return self._clock() - self._looked_s >= LOOK_S
+
+    def _look(self) -> float | None:
+        self._looked_s = self._clock()
+        with suppress(PenstockError, OSError):
+            return self._share()
+        return None
+
+    def should_pause(self) -> bool:
+        if not self._is_due():
+            return self._is_rising
+        value = self._look()
+        if value is None:  # the training may have ended while it waited
+            self._is_rising, self._since_s = False, None
+            return False
+        if not self._quiet:
+            self._quiet.append(value)
+        usual = statistics.median(self._quiet)
+        self._is_rising = value > usual + max(self.RISE, usual / 2)
+        if not self._is_rising:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._clock()
+        elif self._clock() - self._since_s > self.MOST_PAUSE_S:
+            self._quiet.clear()
+            self._quiet.append(value)
+            self._is_rising, self._since_s = False, None
+        return self._is_rising
+
+
+def be_quiet() -> None:
+    """The least of processor and disk: for a machine that has both to spare now and then."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    import ctypes
+
+    number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())  # ioprio_set
+    if number is not None:
+        best_effort, least = 2, 7
+        ctypes.CDLL(None).syscall(number, 1, 0, best_effort << 13 | least)
+
+
+class Working:
+    """A drain at work: its pace, what it says, and when it rests.  What there is to do, and how one
+    of it is done, is for those who inherit.
+    """
+
+    def __init__(
+        self,
+        fast: str | os.PathLike[str],
+        settings: Settings | None,
+        share: Callable[[], float | None] | None,
+        told: Callable[[Status], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.fast = LocalStore(fast)
+        self.settings = settings or Settings()
+        self.stopping = threading.Event()
+        self.status = Status(pid=os.getpid())
+        self._told, self._clock = told, clock
+        self._pace = Pace(self.settings.limit_bps, clock, self.stopping.wait)
+        self._yielding = Yielding(share, clock) if share else None
+        self._lock, self._published_s = threading.Lock(), -math.inf
+        self._rate: deque[tuple[float, int]] = deque(maxlen=64)
+        self._at_risk_since_s: float | None = None  # by the clock of files
+        self._claims = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._claims.enter_context(claim(self.fast.folder, "drain"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._say(state="ended", current="")
+        self._publish(is_last=True)
+        recorder.note("drain paused", f"{self.status.paused_s:.3f}")
+        self._claims.close()
+
+    def stop(self) -> None:
+        """From a signal handler or another thread: the copy ends after the pieces under way."""
+        self.stopping.set()
+
+    @abstractmethod
+    def backlog(self) -> Sequence[Any]:
+        """What is still to be done.  Raises TierError."""
+
+    def _owed(self) -> Sequence[Any]:
+        """What has to be done before this may end.  Raises TierError."""
+        return self.backlog()
+
+    def _is_idle(self, failed: dict[str, str]) -> bool:
+        """Whether nothing is left that another attempt could do."""
+        return not failed
+
+    @abstractmethod
+    def once(self) -> list[str]:
+        """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
+        TierError where a tier cannot be listed."""
+
+    @abstractmethod
+    def _round(self) -> dict[str, str]:
+        """Each that is due, once.  Returns failures by name."""
+
+    def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
+        """Drains until is_over() and nothing is left to do, or grace_s after it.  Returns what
+        could not be drained.  Raises Stopped."""
+        over_s = math.inf
+        failed: dict[str, str] = {}
+        while True:
+            if over_s == math.inf and is_over():
+                over_s = self._clock()
+            try:
+                failed = self._round()
+                left = over_s < math.inf and bool(self._owed())
+                state = "idle" if self._is_idle(failed) else "waiting"
+            except TierError as error:  # a tier is gone, perhaps for an hour
+                failed, left, state = {"": str(error)}, True, "waiting"
+            self._say(state=state, current="", error=_summed(failed))
+            self._publish()
+            now_s = self._clock()
+            if over_s < math.inf and (not left or now_s - over_s >= grace_s):
+                return [sentence(name, why) for name, why in failed.items()]
+            self._rest(LOOK_S)
+
+    def _rest(self, seconds: float) -> None:
+        if self._yielding:
+            self._yielding.quiet()
+        if self.stopping.wait(seconds):
+            raise Stopped
+
+    def _held(self) -> None:
+        """Before each piece: ends where told to, waits while the training starves."""
+        while True:
+            if self.stopping.is_set():
+                raise Stopped
+            if self._yielding is None:
+                return
+            with self._lock:
+                is_pausing = self._yielding.should_pause()
+            if not is_pausing:
+                return
+            begun_s = self._clock()
+            self._say(state="paused")
+            self._publish()
+            self.stopping.wait(0.1)
+            self._say(state="draining", paused_s=self.status.paused_s + self._clock() - begun_s)
+
+    def _through(self, n_bytes: int, was_there: bool) -> None:
+        with self._lock:
+            now_s = self._clock()
+            self._rate.append((now_s, 0 if was_there else n_bytes))
+            span_s = now_s - self._rate[0][0]
+            rate = sum(count for _, count in self._rate) / span_s if span_s > 0 else 0.0
+            self.status = replace(
+                self.status,
+                done_bytes=self.status.done_bytes + n_bytes,
+                skipped_bytes=self.status.skipped_bytes + (n_bytes if was_there else 0),
+                rate_bps=rate,
+            )
+        self._publish()
+
+    def _say(self, **facts: Any) -> None:
+        with self._lock:
+            self.status = replace(self.status, **facts)
+
+    def _publish(self, is_last: bool = False) -> None:
+        """The status file, once a second; a tier that cannot be written keeps the old one."""
+        with self._lock:
+            if not is_last and self._clock() - self._published_s < LOOK_S:
+                return
+            self._published_s = self._clock()
+            if (
+                since_s := self._at_risk_since_s
+            ) is not None:  # it grows while nothing else happens
+                self.status = replace(self.status, at_risk_s=max(0.0, time.time() - since_s))
+            status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
+        with suppress(TierError):
+            _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
+            _write(self.fast.path(METRICS), open_metrics(status))
+        self._told(status)
+
+
+def _summed(failed: dict[str, str]) -> str:
+    """One reason, and how many more there are: each is tried again by itself."""
+    first = next((sentence(name, why) for name, why in failed.items()), "")
+    return f"{first}; and {len(failed) - 1} more" if len(failed) > 1 else first
+
+
+def sentence(name: str, why: str) -> str:
+    """What could not be drained, named once: the reason may begin with it, or with its path."""
+    where = why.partition(": ")[0]
+    return why if not name or where == name or where.endswith(f"/{name}") else f"{name}: {why}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, and not synced: it is of this minute."""
+    draft = path.with_name(f"{path.name}.new")
+    with suppress(OSError):
+        draft.write_text(text)
+        draft.replace(path)
+
+
+def read_status(fast: str | os.PathLike[str]) -> Status | None:
+    """What the drain of this tier said last; None: there was none."""
+    path = Path(fast) / STATUS
+    try:
+        if path.stat().st_size > 1 << 22:
+            return None
+        rows = json.loads(path.read_bytes())
+        if not isinstance(rows, dict):
+            return None
+        known = {one: rows[one] for one in Status.__dataclass_fields__ if one in rows}
+        known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        return Status(**known)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def open_metrics(status: Status) -> str:
+    """A status in OpenMetrics: for node_exporter's text files, or any scraper."""
+    rows = (
+        ("backlog_checkpoints", "gauge", "Checkpoints not on the slow tier", len(status.backlog)),
+        ("backlog_bytes", "gauge", "Their bytes", status.backlog_bytes),
+        ("at_risk_seconds", "gauge", "Age of the oldest of them", status.at_risk_s),
+        ("rate_bytes_per_second", "gauge", "Of the last pieces", status.rate_bps),
+        ("drained_checkpoints", "counter", "Since the drain began", status.drained),
+        ("drained_bytes", "counter", "Since the drain began", status.drained_bytes),
+        ("paused_seconds", "counter", "For the training's data", status.paused_s),
+        ("damaged_checkpoints", "gauge", "Not what was saved", len(status.damaged)),
+        ("failing", "gauge", "1: the last attempt failed", int(bool(status.error))),
+    )
+    lines = []
+    for name, kind, text, value in rows:
+        total = "_total" if kind == "counter" else ""
+        lines += [
+            f"# TYPE penstock_drain_{name} {kind}",
+            f"# HELP penstock_drain_{name} {text}.",
+            f"penstock_drain_{name}{total} {value:g}" if isinstance(value, float)
+            else f"penstock_drain_{name}{total} {value}",
+        ]  # fmt: skip
+    return "\n".join([*lines, "# EOF", ""])
