@@ -26,7 +26,7 @@ from penstock.save import foreign, pickles
 from penstock.save.commit import begin, commit
 from penstock.save.formats import find, step_of
 from penstock.save.manifest import CHUNK_BYTES, INSIDE, FileSum, Manifest, parse, to_json
-from penstock.save.verify import forgive, latest_valid, remember_failure, verify
+from penstock.save.verify import BY_LENGTH, forgive, latest_valid, remember_failure, verify
 from penstock.stores import LocalStore
 
 
@@ -310,6 +310,7 @@ def test_old_torch_files_are_said_to_be_unprotected(torch: Any, tmp_path: Path) 
     torch.save(_state(torch), tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     verdict = verify(only(tmp_path), "full")
     assert verdict.is_whole
+    assert (verdict.state, verdict.checked_bytes) == (BY_LENGTH, 0)
     assert "before torch 1.6" in verdict.remarks[0]
 
 

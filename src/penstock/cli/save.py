@@ -145,9 +145,10 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
     """Say which checkpoints of a run are whole.  Exit status 1: one is not.
 
     RUN is a tier or one checkpoint.  Without an option a sample of the checksums is compared.
-    Checkpoints of other programs are judged by their own formats: CRC-32 of torch and Keras files,
-    CRC-32C of TensorFlow and of Orbax's trees; the data of Orbax and of safetensors have sizes
-    only, and the answer says so.
+    Checkpoints of other programs are judged by their own formats.  "whole": checksums cover all of
+    the data and were compared.  "complete by length": every file has the length and the marks that
+    its format tells (safetensors, HDF5, NumPy, GGUF, msgpack, pickles; any format with --sizes).
+    "complete by name": all files are there.  "unchecked": one of its files tells nothing.
 
     \b
       penstock save verify runs/llm/checkpoints
@@ -178,7 +179,9 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
                 "name": verdict.checkpoint.name,
                 "step": verdict.checkpoint.step,
                 "kind": verdict.checkpoint.kind,
-                "is_whole": verdict.is_whole,
+                "state": verdict.state.lower(),
+                # None: nothing is known against it, and too little for it.
+                "is_whole": verdict.is_checked or (None if verdict.is_whole else False),
                 "level": verdict.level,
                 "problems": verdict.problems,
                 "checked_bytes": verdict.checked_bytes,
@@ -200,7 +203,12 @@ def _verdict_line(verdict: Any, failure: str) -> str:
     name = verdict.checkpoint.name
     if not verdict.is_whole:
         return f"{name}: NOT WHOLE: {'; '.join(verdict.problems)}"
-    said = [f"{name}: whole ({verdict.checkpoint.kind}, {verdict.level})"]
+    said = [f"{name}: {verdict.state} ({verdict.checkpoint.kind}, {verdict.level})"]
+    if verdict.unchecked or verdict.by_name:
+        names = verdict.unchecked or verdict.by_name
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        nothing = "nothing can be checked in" if verdict.unchecked else "no length is known of"
+        said.append(f"{nothing} {names[0]}{more}")
     if verdict.checked_bytes:
         said.append(f"{verdict.checked_bytes / 1e6:,.1f} MB compared")
     if verdict.unprotected_bytes:
@@ -646,11 +654,15 @@ def _name_newest(slow: str, fast: Path, level: str | None) -> int:
 
 def _tell_choice(choice: Choice, elsewhere: Sequence[str] = ()) -> None:
     """elsewhere: what may be newer, on other jobs' tiers."""
+    from penstock.save.verify import BY_NAME, UNCHECKED
     from penstock.views.paper import Paper
 
     for where, why in choice.rejected:
         click.echo(f"penstock: {Paper.clean(f'passed over {where}: {why}')}", err=True)
     for said in elsewhere:
+        click.echo(f"penstock: {Paper.clean(said)}", err=True)
+    if choice.state in (BY_NAME, UNCHECKED):
+        said = f"{choice.where}: {choice.state}, as every other one that is not damaged"
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.checkpoint is None:
         now = "" if elsewhere else ": begin anew"

@@ -276,6 +276,8 @@ def is_torn(path: Path, name: str) -> bool:
             return not verify(_as_checkpoint(path, "safetensors"), "sizes").is_whole
         if head[:8] == b"\x89HDF\r\n\x1a\n":
             return not verify(_as_checkpoint(path, "hdf5"), "sizes").is_whole
+        if kind_of(name) == "torch" and head[:1] == b"\x80":  # torch.save before 1.6
+            return not verify(_as_checkpoint(path, "torch"), "sizes").is_whole
     except OSError:
         pass
     return False

@@ -56,8 +56,10 @@ class Damage(Exception):  # noqa: N818 - a finding, not an accident of ours
 class Scope:
     """How far a check goes, and what came of it.  level: sizes, sample or full.
 
-    read: bytes whose checksums were compared; unprotected: bytes that no checksum covers.  told:
-    called with the bytes of each step, for progress.
+    read: bytes whose checksums were compared; unprotected: bytes that no checksum covers;
+    unchecked: names of files in which nothing could be checked, not even a length; by_name: those
+    of which only the name and that they are not empty is known.  told: called with the bytes of
+    each step, for progress.
     """
 
     level: str
@@ -66,6 +68,8 @@ class Scope:
     read_bytes: int = 0
     unprotected_bytes: int = 0
     remarks: dict[str, None] = field(default_factory=dict)
+    unchecked: dict[str, None] = field(default_factory=dict)
+    by_name: dict[str, None] = field(default_factory=dict)
 
     def chosen(self, parts: list[Any]) -> list[Any]:
         """All, none, or the first, the last and some at random."""

@@ -28,17 +28,22 @@ from penstock.save.foreign import (
     check_json,
     check_ocdbt,
     check_ocdbt_tree,
-    check_safetensors,
     check_tf,
-    check_zip,
     torch_top,
 )
 from penstock.save.formats import Checkpoint, find, is_text, newest_first
+from penstock.save.judges import check_file
+from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.stores import Found, LocalStore, Sparing, Store, open_store
 
 __all__ = [
+    "BY_LENGTH",
+    "BY_NAME",
     "LEVELS",
+    "NOT_WHOLE",
+    "UNCHECKED",
+    "WHOLE",
     "Choice",
     "Verdict",
     "failure_of",
@@ -50,6 +55,12 @@ __all__ = [
 ]
 
 LEVELS = ("sizes", "sample", "full")
+# States of a verdict, from the strongest to the weakest.
+WHOLE = "whole"  # checksums were compared, of a sample or of all, and cover every byte of data
+BY_LENGTH = "complete by length"  # every file has the length and the marks that its format tells
+BY_NAME = "complete by name"  # every file that belongs to it is there; of some no length is told
+UNCHECKED = "unchecked"  # it has a file in which nothing can be checked
+NOT_WHOLE = "NOT WHOLE"
 STRETCH_CHUNKS = 16
 SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
 LOCAL_READERS = 4
@@ -68,10 +79,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found out about a checkpoint.  problems: empty: it is whole, as far as `level` goes.
+    """What was found out about a checkpoint.  problems: empty: nothing is known against it, and
+    `state` says by what that was found.
 
     checked_bytes: compared with a checksum; unprotected_bytes: known by their number only, as the
-    format has no checksum for them.
+    format has no checksum for them.  unchecked: files in which nothing could be checked; by_name:
+    those whose length nothing tells.
     """
 
     checkpoint: Checkpoint
@@ -80,16 +93,37 @@ class Verdict:
     checked_bytes: int = 0
     unprotected_bytes: int = 0
     remarks: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
+        """Whether nothing is known against it: also of one that is not more than complete by its
+        lengths, or unchecked."""
         return not self.problems
+
+    @property
+    def state(self) -> str:
+        """WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
+        if self.problems:
+            return NOT_WHOLE
+        if self.unchecked:
+            return UNCHECKED
+        if self.by_name:
+            return BY_NAME
+        has_sums = self.level != "sizes" and not self.unprotected_bytes
+        return WHOLE if has_sums else BY_LENGTH
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether at least the lengths of all of it were checked: a restart prefers such ones."""
+        return self.state in (WHOLE, BY_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The checkpoint to begin from.  path: None: there is none, or it lies behind a URL, which
-    `where` then is.  rejected: newer ones and why not, newest first."""
+    `where` then is.  rejected: newer ones and why not, newest first.  state: of its verdict."""
 
     path: Path | None
     step: int | None
@@ -97,6 +131,7 @@ class Choice:
     rejected: tuple[tuple[str, str], ...]
     where: str = ""
     checkpoint: Checkpoint | None = field(default=None, repr=False)
+    state: str = ""
 
 
 def verify(
@@ -137,7 +172,7 @@ def verify(
         problems = [f"cannot be read: {error}"]
     return Verdict(
         checkpoint, level, tuple(problems), scope.read_bytes, scope.unprotected_bytes,
-        tuple(scope.remarks),
+        tuple(scope.remarks), tuple(scope.unchecked), tuple(scope.by_name),
     )  # fmt: skip
 
 
@@ -329,7 +364,7 @@ def _by_format(checkpoint: Checkpoint, scope: Scope) -> list[str]:
     try:
         for found in checkpoint.files:
             _check_tail(checkpoint, found)
-        _CHECKS[checkpoint.kind](checkpoint, scope)
+        _CHECKS.get(checkpoint.kind, _check_files)(checkpoint, scope)
     except Damage as damage:
         return [str(damage)]
     return []
@@ -362,15 +397,6 @@ def _small(checkpoint: Checkpoint, found: Found, most_bytes: int = MOST_SMALL_BY
     return checkpoint.store.read(found.name)
 
 
-_OLD_TORCH = b"\x80\x02"  # a pickle of protocol 2
-# Any program may call its weights model.bin (CTranslate2's are in no container at all); these names
-# are those that torch's files have.
-_TORCH_BIN = re.compile(
-    r"(.*pytorch_model|adapter_model|training_args|optimizer|scheduler|sampler|scaler)(?![a-z]).*\.bin"
-)
-_ZIP_END, _ZIP_END_BYTES = b"PK\x05\x06", 22
-
-
 def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
@@ -379,34 +405,11 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
     if name.endswith(".json"):
         check_json(_small(checkpoint, found), name)
         return
+    if name.endswith(_DESCRIBING) or ".tfevents." in name:
+        scope.unprotected_bytes += found.size_bytes
+        return
     with closing(checkpoint.store.open(found.name)) as file:
-        if name.endswith(".safetensors"):
-            check_safetensors(file, name, found.size_bytes, scope)
-            return
-        head = file.read(8)
-        file.seek(0)
-        if head.startswith(b"PK\x03\x04"):
-            check_zip(file, name, scope)
-        elif name.endswith((".pt", ".pth", ".ckpt", ".keras", ".pt2")) or _is_torch_bin(
-            file, found
-        ):
-            if not head.startswith(_OLD_TORCH) or name.endswith(".keras"):
-                what = "zeros where it begins: never written" if not any(head) else "cut or damaged"
-                raise Damage(f"{name}: {what}")
-            scope.unprotected_bytes += found.size_bytes
-            scope.remarks["written before torch 1.6: nothing in it can be checked"] = None
-        else:
-            scope.unprotected_bytes += found.size_bytes
-
-
-def _is_torch_bin(file: BinaryIO, found: Found) -> bool:
-    """By its name, or by its end where its beginning is damaged."""
-    if not found.name.endswith(".bin"):
-        return False
-    if _TORCH_BIN.fullmatch(found.name.rpartition("/")[2]):
-        return True
-    file.seek(max(0, found.size_bytes - _ZIP_END_BYTES))
-    return file.read(len(_ZIP_END)) == _ZIP_END
+        check_file(file, name, found.size_bytes, scope)
 
 
 def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
@@ -421,6 +424,8 @@ def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 _TEXTS = (".txt", ".md", ".jinja")
+# Beside weights, and none: tokenizers, code, settings, logs.
+_DESCRIBING = (".model", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ".tiktoken", ".html")
 
 
 def _by_folder(checkpoint: Checkpoint) -> dict[str, dict[str, Found]]:
@@ -490,15 +495,8 @@ def _told_ranks(checkpoint: Checkpoint, files: dict[str, Found]) -> _Ranks:
 
 def _check_hdf5(checkpoint: Checkpoint, scope: Scope) -> None:
     for found in checkpoint.files:
-        head = checkpoint.store.read(found.name, 0, 48)
-        if not head.startswith(b"\x89HDF\r\n\x1a\n"):
-            raise Damage(f"{checkpoint.inner(found)}: no HDF5 file: cut short or damaged")
-        # Superblock versions 2 and 3 tell the end of the file 28 bytes on, 0 at 40 (offsets of 8).
-        place = {0: 40, 2: 28, 3: 28}.get(head[8], 0)
-        end = int.from_bytes(head[place : place + 8], "little") if place else found.size_bytes
-        if end > found.size_bytes:
-            raise Damage(f"{checkpoint.inner(found)}: {found.size_bytes:,} bytes of {end:,}")
-        scope.unprotected_bytes += found.size_bytes
+        with closing(checkpoint.store.open(found.name)) as file:
+            check_hdf5(file, checkpoint.inner(found), found.size_bytes, scope)
 
 
 def _is_dcp(name: str) -> bool:
@@ -559,6 +557,7 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
     """What Orbax writes as JSON, and the roots of its trees; its arrays carry no checksum."""
     _check_arrays(_by_folder(checkpoint))
     names = {checkpoint.inner(found) for found in checkpoint.files}
+    has_tree = any(name.endswith("manifest.ocdbt") for name in names)
     for found in checkpoint.files:
         name = checkpoint.inner(found)
         last = name.rsplit("/", 1)[-1]
@@ -575,6 +574,8 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
             if not found.size_bytes:
                 raise Damage(f"{name}: empty")
             scope.unprotected_bytes += found.size_bytes
+            if not has_tree:  # a file for each chunk of an array, compressed
+                scope.by_name[name] = None
 
 
 def _check_tree(checkpoint: Checkpoint, manifest: Found, scope: Scope) -> None:
@@ -672,7 +673,8 @@ def latest_valid(
     wanted: only those; others are not among the rejected either.  damaged: by where it lies and its
     identity, what is known already to be wrong with one.
 
-    Newest by step, as a clock may have been set back.  Those from which a restart has failed are
+    Newest by step, as a clock may have been set back.  One that is unchecked, or complete by its
+    name only, is taken where there is no other.  Those from which a restart has failed are
     passed over.  A tier that cannot be reached is passed over too, and stands among the rejected.
     Raises SaveError: no such level.
     """
@@ -688,18 +690,32 @@ def latest_valid(
             known |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
+    weak: list[Choice] = []
     for checkpoint in newest_first(filter(wanted, found)):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
         why = why or failure_of(checkpoint, known)
+        state = NOT_WHOLE
         if not why:
-            why = "; ".join(verify(checkpoint, level, progress).problems)
+            verdict = verify(checkpoint, level, progress)
+            why, state = "; ".join(verdict.problems), verdict.state
+            if not why and not verdict.is_checked:
+                why = f"{state}, and an older one is checked"
+                weak.append(_chosen(checkpoint, level, rejected, state))
         if why:
             rejected.append((checkpoint.where, why))
             continue
-        store = checkpoint.store
-        path = store.path(checkpoint.name) if isinstance(store, LocalStore) else None
-        return Choice(path, checkpoint.step, level, tuple(rejected), checkpoint.where, checkpoint)
-    return Choice(None, None, level, tuple(rejected))
+        return _chosen(checkpoint, level, rejected, state)
+    return weak[0] if weak else Choice(None, None, level, tuple(rejected))
+
+
+def _chosen(
+    checkpoint: Checkpoint, level: str, rejected: Sequence[tuple[str, str]], state: str
+) -> Choice:
+    store = checkpoint.store
+    path = store.path(checkpoint.name) if isinstance(store, LocalStore) else None
+    return Choice(
+        path, checkpoint.step, level, tuple(rejected), checkpoint.where, checkpoint, state
+    )
 
 
 def _key(checkpoint: Checkpoint, is_copy: bool = False) -> str:

@@ -1,0 +1,93 @@
+"""Whether one file of a checkpoint is whole, by the lengths and marks of its own format.
+
+Chooses the judge by the file's name and first bytes: `hdf5` (HDF5, Keras), `pickled` (torch.save
+before 1.6, pickles), `arrays` (NumPy, GGUF), `packed` (msgpack), and penstock.save.foreign for zip
+archives and safetensors.  A judge imports no framework, unpickles nothing, reads within bounds, and
+trusts no length before it has held it against the file's size.
+"""
+
+import re
+from typing import BinaryIO
+
+from penstock.save.foreign import Damage, Scope, check_safetensors, check_zip
+from penstock.save.judges.hdf5 import check_hdf5, is_hdf5
+from penstock.save.judges.pickled import check_pickles, is_pickle
+
+__all__ = ["check_file"]
+
+_TORCH = (".pt", ".pth", ".ckpt", ".pt2")
+_HDF5 = (".h5", ".hdf5", ".he5", ".hdf")
+_PICKLES = (".pkl", ".pickle", ".joblib")
+# Any program may call its weights model.bin (CTranslate2's are in no container at all); these names
+# are those that torch's files have.
+_TORCH_BIN = re.compile(
+    r"(.*pytorch_model|adapter_model|training_args|optimizer|scheduler|sampler|scaler)(?![a-z]).*\.bin"
+)
+_ZIP, _ZIP_END, _ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x")
+HEAD_BYTES = 512
+
+
+def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
+    """Check a file by its ending and first bytes.
+
+    Into `scope` go the bytes that were compared with checksums, those that have none, and the name
+    where nothing could be checked.  Raises Damage.
+    """
+    if not size_bytes:
+        raise Damage(f"{name}: empty")
+    if name.endswith(".safetensors"):
+        check_safetensors(file, name, size_bytes, scope)
+        return
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    if head.startswith(_ZIP):
+        check_zip(file, name, scope)
+    elif name.endswith(_HDF5) or is_hdf5(file, size_bytes):
+        check_hdf5(file, name, size_bytes, scope)
+    elif name.endswith(".keras"):
+        raise _no(name, head)
+    elif name.endswith(_TORCH) or _is_torch_bin(file, name, size_bytes):
+        if is_pickle(head):
+            check_pickles(file, name, size_bytes, scope)
+        elif head[257:262] == b"ustar":  # torch before 0.1.10
+            _unchecked(name, size_bytes, scope, "a tar archive")
+        else:
+            raise _no(name, head)
+    elif name.endswith(_PICKLES):
+        _check_pickles(file, name, size_bytes, scope, head)
+    else:
+        _unchecked(name, size_bytes, scope)
+
+
+def _no(name: str, head: bytes) -> Damage:
+    what = "zeros where it begins: never written" if not any(head[:8]) else "cut or damaged"
+    return Damage(f"{name}: {what}")
+
+
+def _unchecked(name: str, size_bytes: int, scope: Scope, why: str = "") -> None:
+    scope.unprotected_bytes += size_bytes
+    scope.unchecked[name] = None
+    if why:
+        scope.remarks[f"{name}: {why}: not followed"] = None
+
+
+def _check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, head: bytes) -> None:
+    if is_pickle(head):
+        check_pickles(file, name, size_bytes, scope)
+    elif not any(head):
+        raise _no(name, head)
+    else:
+        why = "compressed" if head.startswith(_COMPRESSED) else "no pickle of protocol 2 or newer"
+        _unchecked(name, size_bytes, scope, why)
+
+
+def _is_torch_bin(file: BinaryIO, name: str, size_bytes: int) -> bool:
+    """By its name, or by its end where its beginning is damaged."""
+    if not name.endswith(".bin"):
+        return False
+    if _TORCH_BIN.fullmatch(name.rpartition("/")[2]):
+        return True
+    file.seek(max(0, size_bytes - _ZIP_END_BYTES))
+    return file.read(len(_ZIP_END)) == _ZIP_END

@@ -1,0 +1,441 @@
+"""Files of one format each, written by its own library, cut, grown and killed anywhere: what the
+library refuses for its length is never called whole, and what is sound is never called damaged."""
+
+import os
+import pickle
+import pickletools
+import random
+import signal
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.save.burst import is_torn
+from penstock.save.foreign import Damage, Scope
+from penstock.save.formats import Checkpoint, find
+from penstock.save.judges import check_file, pickled
+from penstock.save.judges.hdf5 import lookup3
+from penstock.save.verify import (
+    BY_LENGTH,
+    NOT_WHOLE,
+    UNCHECKED,
+    WHOLE,
+    Verdict,
+    latest_valid,
+    verify,
+)
+from penstock.stores import LocalStore
+
+CUTS, LOOKS = 50, 25
+
+
+def judged(path: Path, level: str = "sizes") -> Verdict:
+    """As a file of a checkpoint that is a folder."""
+    store = LocalStore(path.parent)
+    found = store.stat(path.name)
+    assert found is not None
+    return verify(Checkpoint(store, path.name, "files", False, (found,), None), level)
+
+
+def state_of(path: Path, level: str = "sizes") -> str:
+    return judged(path, level).state
+
+
+def cuts(size_bytes: int, chance: random.Random, edges: tuple[int, ...] = ()) -> list[int]:
+    """Lengths that a file of so many bytes can be cut to: at its edges and anywhere."""
+    near = {one + shift for one in (0, size_bytes, *edges) for shift in (-1, 0, 1)}
+    anywhere = {chance.randrange(size_bytes) for _ in range(CUTS)}
+    return sorted(one for one in near | anywhere if 0 <= one < size_bytes)
+
+
+def is_seen_wherever_it_is_cut(path: Path, chance: random.Random, *edges: int) -> None:
+    data = path.read_bytes()
+    for cut in cuts(len(data), chance, edges):
+        path.write_bytes(data[:cut])
+        assert state_of(path) == NOT_WHOLE, cut
+    path.write_bytes(data)
+
+
+def grown(path: Path) -> str:
+    data = path.read_bytes()
+    path.write_bytes(data + b"garbage")
+    try:
+        return state_of(path, "full")
+    finally:
+        path.write_bytes(data)
+
+
+# --- HDF5 -----------------------------------------------------------------------------------------
+
+h5py = pytest.importorskip("h5py")
+np = pytest.importorskip("numpy")
+
+VERSIONS = [None, "earliest", "latest", ("v108", "v110"), ("v110", "v114"), ("earliest", "v108")]
+
+
+def hdf5(path: Path, chance: random.Random) -> dict[str, Any]:
+    """A file with options, groups, datasets and attributes drawn at random."""
+    options: dict[str, Any] = {
+        "libver": chance.choice(VERSIONS),
+        "userblock_size": chance.choice([0, 0, 512, 4096]),
+        "driver": chance.choice([None, None, None, "core", "stdio"]),
+    }
+    if chance.random() < 0.3 and not options["userblock_size"] and options["libver"] is None:
+        options["fs_strategy"] = chance.choice(["page", "fsm", "aggregate", "none"])
+        options["fs_persist"] = chance.random() < 0.5
+    options["track_order"] = chance.random() < 0.2
+    with h5py.File(path, "w", **options) as file:
+        for number in range(chance.choice([0, 1, 3, 12, 40])):
+            within = "/".join(chance.choice("abc") for _ in range(chance.randrange(4)))
+            dataset(file, f"{within}/d{number}", chance)
+            if chance.random() < 0.1:
+                file[f"soft{number}"] = h5py.SoftLink("/nowhere")
+                file[f"outer{number}"] = h5py.ExternalLink("other.h5", "/x")
+        if chance.random() < 0.2 and len(file):
+            del file[next(iter(file))]
+    return options
+
+
+def dataset(file: Any, name: str, chance: random.Random) -> None:
+    shape = tuple(chance.randrange(30) for _ in range(chance.randrange(4)))
+    kind = chance.choice(["f4", "f8", "i1", "f2", "S5", h5py.string_dtype()])
+    options: dict[str, Any] = {}
+    if all(shape) and shape and isinstance(kind, str) and chance.random() < 0.5:
+        options["chunks"] = tuple(max(1, extent // chance.choice([1, 3])) for extent in shape)
+        options["compression"] = chance.choice([None, "gzip", "lzf"])
+        options["maxshape"] = tuple(chance.choice([None, extent]) for extent in shape)
+        options["fletcher32"] = chance.random() < 0.3
+    made = file.create_dataset(name, shape, dtype=kind, **options)
+    if isinstance(kind, str) and kind != "S5" and chance.random() < 0.8:
+        made[...] = chance.random()
+    for number in range(chance.choice([0, 0, 2, 20])):
+        made.attrs[f"a{number}"] = chance.choice(["text", 5, np.ones(30), ["a", "b"]])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sound_hdf5_file_of_any_kind_is_complete_and_cut_anywhere_it_is_not(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    path = tmp_path / "a.h5"
+    for _ in range(LOOKS):
+        options = hdf5(path, chance)
+        verdict = judged(path, "full")
+        assert (verdict.state, verdict.problems) == (BY_LENGTH, ()), options
+        data = path.read_bytes()
+        for cut in cuts(len(data), chance)[::6]:
+            path.write_bytes(data[:cut])
+            assert state_of(path) == NOT_WHOLE, (options, cut)
+        path.write_bytes(data)
+        assert grown(path) == NOT_WHOLE
+
+
+def opens(path: Path) -> bool:
+    """Whether h5py reads all of it, in a process of its own: the library may hang on damage."""
+    child = os.fork()
+    if not child:
+        signal.alarm(5)
+        try:
+            with h5py.File(path) as file:
+                names: list[str] = []
+                file.visit(names.append)
+                for name in names:
+                    if isinstance(file[name], h5py.Dataset):
+                        file[name][()]
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("version", [None, "latest"])
+def test_an_hdf5_file_whose_writer_is_killed_anywhere_is_not_whole(
+    tmp_path: Path, version: str | None
+) -> None:
+    def written(path: Path, ends_at: int) -> None:
+        file = h5py.File(path, "w", libver=version)
+        for number in range(30):
+            if number == ends_at:
+                os._exit(0)  # as SIGKILL does it: nothing is flushed
+            file.create_dataset(f"layers/{number % 7}/{number}", data=np.full((40, 40), 1.0, "f4"))
+            if number % 8 == 7:
+                file.flush()
+
+    path = tmp_path / "a.weights.h5"
+    for ends_at in range(30):
+        path.unlink(missing_ok=True)
+        child = os.fork()
+        if not child:
+            written(path, ends_at)
+        os.waitpid(child, 0)
+        state = state_of(path, "full")
+        # Right after a flush all is there, whoever is killed then; the newer version marks it.
+        is_flushed = ends_at % 8 == 0 and ends_at > 0 and version is None
+        assert state == (BY_LENGTH if is_flushed else NOT_WHOLE), ends_at
+        assert opens(path) or state == NOT_WHOLE
+
+
+def test_an_hdf5_file_that_is_open_for_writing_is_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file["a"] = np.ones(10)
+        file.flush()
+        assert "marked as open for writing" in judged(path).problems[0]
+        file.swmr_mode = True
+        assert "marked as open for writing" in judged(path).problems[0]
+    assert state_of(path) == BY_LENGTH
+
+
+def test_zeros_in_the_metadata_of_an_hdf5_file_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    for version in (None, "latest"):
+        with h5py.File(path, "w", libver=version) as file:
+            for number in range(6):
+                file[f"layers/dense_{number}/vars/0"] = np.ones((8, 8), "f4")
+        data = path.read_bytes()
+        n_refused = n_found = 0
+        for start in range(0, len(data) - 128, 128):
+            path.write_bytes(data[:start] + bytes(128) + data[start + 128 :])
+            is_refused = not opens(path)
+            n_refused += is_refused
+            n_found += is_refused and state_of(path) == NOT_WHOLE
+            assert not (state_of(path) == NOT_WHOLE and opens(path)), start
+        assert n_found >= 0.8 * n_refused > 5, version
+
+
+def test_hdf5_data_in_several_files_is_not_judged_by_one_of_them(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "part%d.h5", "w", driver="family", memb_size=4096) as file:
+        file["a"] = np.ones(3000)
+    for version in ("part0.h5",):
+        assert state_of(tmp_path / version) == UNCHECKED
+
+
+def test_the_checksum_of_hdf5_is_that_of_its_inventor() -> None:
+    assert lookup3(b"") == 0xDEADBEEF  # lookup3.c, driver5()
+    assert lookup3(b"Four score and seven years ago") == 0x17770551
+
+
+def test_a_keras_weights_file_killed_in_writing_is_passed_over(tmp_path: Path) -> None:
+    def saved(path: Path, is_killed: bool) -> None:
+        with h5py.File(path, "w") as file:
+            for number in range(6):
+                file.create_dataset(f"l/{number}/vars/0", data=np.full((256, 256), 1, "f4"))
+                if is_killed and number == 3:
+                    os._exit(0)
+
+    saved(tmp_path / "step-1.weights.h5", is_killed=False)
+    child = os.fork()
+    if not child:
+        saved(tmp_path / "step-2.weights.h5", is_killed=True)
+    os.waitpid(child, 0)
+    choice = latest_valid(tmp_path, level="full")
+    assert (choice.step, choice.state) == (1, BY_LENGTH)
+    assert "its superblock ends at" in choice.rejected[0][1]
+
+
+def test_a_sparse_file_of_100_gb_is_judged_without_its_data(tmp_path: Path) -> None:
+    """By the bytes that are read, which no other program changes."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", (25 << 30,), "f4")[-1] = 1.0
+    assert path.stat().st_size > 100 << 30
+    with path.open("rb") as opened:
+        counted = Counted(opened)
+        check_file(counted, "a.h5", path.stat().st_size, Scope("sizes"))
+    assert counted.n_bytes < 64 << 10
+    assert state_of(path) == BY_LENGTH
+
+
+class Counted:
+    """A file that counts what is read from it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.n_bytes = file, 0
+
+    def seek(self, *place: int) -> int:
+        return int(self._file.seek(*place))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        data: bytes = self._file.read(n_bytes)
+        self.n_bytes += len(data)
+        return data
+
+
+# --- torch before 1.6, pickles --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def torch_state(torch: Any, chance: random.Random) -> dict[str, Any]:
+    kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+    kinds += [torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+    base = torch.arange(100.0)
+    state: dict[str, Any] = {"views": [base[3:7], base.view(10, 10).t(), torch.nn.Parameter(base)]}
+    for number in range(chance.choice([0, 1, 30])):
+        shape = [chance.randrange(9) for _ in range(chance.randrange(4))]
+        state[f"w{number}"] = torch.zeros(shape, dtype=chance.choice(kinds))
+    state["raw"], state["sparse"] = torch.UntypedStorage(17), torch.eye(4).to_sparse()
+    state["layer"] = torch.nn.Linear(3, 4)
+    state["optimizer"] = torch.optim.Adam(state["layer"].parameters()).state_dict()
+    state |= {"big": 2**200, "floats": [1.5] * 50, "set": {1, 2}, "rng": random.getstate()}
+    return state
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_an_old_torch_file_is_followed_to_its_end_and_cut_anywhere_it_is_not_whole(
+    torch: Any, tmp_path: Path, protocol: int
+) -> None:
+    chance = random.Random(protocol)
+    path = tmp_path / "a.pt"
+    for _ in range(6):
+        state = torch_state(torch, chance)
+        torch.save(state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        verdict = judged(path, "full")
+        assert (verdict.state, verdict.problems) == (BY_LENGTH, ())
+        assert "before torch 1.6" in verdict.remarks[0]
+        is_seen_wherever_it_is_cut(path, chance)
+        assert grown(path) == NOT_WHOLE
+        with path.open("ab") as file:  # one after the other, as torch.load reads them
+            torch.save(state, file, _use_new_zipfile_serialization=False)
+        assert state_of(path) == BY_LENGTH
+
+
+def test_a_storage_of_an_old_torch_file_of_another_length_is_found(
+    torch: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.ones(1000)}, path, _use_new_zipfile_serialization=False)
+    data = bytearray(path.read_bytes())
+    place = len(data) - 4008
+    assert struct.unpack_from("<q", data, place) == (1000,)
+    for length in (999, 1001, -1, 1 << 62):
+        struct.pack_into("<q", data, place, length)
+        path.write_bytes(data)
+        assert "its pickle says 1,000" in judged(path).problems[0]
+
+
+def test_half_of_an_old_torch_file_is_never_preferred(torch: Any, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(100, 100)}, tmp_path / "step-1.pt")
+    path = tmp_path / "step-3.pt"
+    torch.save({"a": torch.ones(200, 200)}, path, _use_new_zipfile_serialization=False)
+    os.truncate(path, path.stat().st_size // 2)
+    choice = latest_valid(tmp_path)
+    assert (choice.step, choice.state) == (1, WHOLE)
+
+
+def test_a_cut_file_is_torn_for_the_burst_buffer(torch: Any, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(99)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        file["a"] = np.ones(99)
+    for path in (tmp_path / "a.pt", tmp_path / "a.weights.h5"):
+        assert not is_torn(path, path.name)
+        os.truncate(path, path.stat().st_size - 1)
+        assert is_torn(path, path.name)
+
+
+def test_every_operation_of_a_pickle_has_the_length_that_python_gives_it() -> None:
+    for one in pickletools.opcodes:
+        code = ord(one.code)
+        n = one.arg.n if one.arg is not None else 0
+        if code == ord("\x95"):
+            continue  # a frame: eight bytes, and what follows is looked at
+        if n >= 0:
+            assert pickled._FIXED[code] == n, one.name
+        elif n == pickletools.UP_TO_NEWLINE:
+            assert pickled._LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1), one.name
+        else:
+            widths = {
+                pickletools.TAKEN_FROM_ARGUMENT1: 1,
+                pickletools.TAKEN_FROM_ARGUMENT4: 4,
+                pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+                pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+            }
+            assert pickled._COUNTED[code] == widths[n], one.name
+    n_known = len(pickled._FIXED) + len(pickled._LINES) + len(pickled._COUNTED) + 1
+    assert n_known == len(pickletools.opcodes)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_ends_where_its_file_does(tmp_path: Path, protocol: int) -> None:
+    chance = random.Random(protocol)
+    path = tmp_path / "a.pkl"
+    value = {
+        "list": list(range(30_000)), "bytes": os.urandom(200_000), "array": bytearray(90_000),
+        "text": "x" * 100_000, "floats": [1.5] * 500, "error": ValueError("x"), "long": 2**5000,
+        "numpy": np.arange(5000.0), "objects": np.array([1, "a", None], dtype=object),
+    }  # fmt: skip
+    path.write_bytes(pickle.dumps(value, protocol))
+    assert state_of(path, "full") == state_of(path) == BY_LENGTH
+    is_seen_wherever_it_is_cut(path, chance)
+    assert grown(path) == NOT_WHOLE
+    with path.open("ab") as file:  # several in a file
+        pickle.dump(value, file, protocol)
+    assert state_of(path) == BY_LENGTH
+    path.write_bytes(bytes(1000))
+    assert "never written" in judged(path).problems[0]
+
+
+def test_what_is_in_a_pickle_is_not_carried_out(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    for name in ("a.pkl", "a.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Evil()))
+        assert state_of(tmp_path / name, "full") == BY_LENGTH
+    assert not (tmp_path / "executed").exists()
+
+
+# --- what nothing can be said of ------------------------------------------------------------------
+
+
+def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_be_checked(
+    tmp_path: Path,
+) -> None:
+    def models(*steps: int) -> Iterator[Path]:
+        for step in steps:
+            folder = tmp_path / f"step-{step}"
+            folder.mkdir()
+            (folder / "config.json").write_text("{}")
+            (folder / "model.bin").write_bytes(b"spec" * 100)
+            yield folder
+
+    newest, _ = reversed(list(models(1, 2)))
+    choice = latest_valid(tmp_path)
+    assert (choice.path, choice.state) == (newest, UNCHECKED)
+    with zipfile.ZipFile(tmp_path / "step-1" / "model.bin", "w") as archive:
+        archive.writestr("m/data.pkl", b"x" * 100)
+    choice = latest_valid(tmp_path)
+    assert (choice.step, choice.state) == (1, WHOLE)
+    assert choice.rejected == ((str(newest), "unchecked, and an older one is checked"),)
+    assert latest_valid(tmp_path, level="sizes").state == BY_LENGTH
+
+
+def test_any_bytes_in_a_file_of_any_name_end_in_a_verdict(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    starts = [b"", b"\x89HDF\r\n\x1a\n", b"\x80\x02", b"\x80\x04\x95", pickled.TORCH_MAGIC]
+    for name in ("a.h5", "a.pt", "a.pkl", "a.keras", "a.bin", "a.safetensors"):
+        for start in starts:
+            for _ in range(40):
+                data = start + chance.randbytes(chance.randrange(1, 200))
+                (tmp_path / name).write_bytes(data)
+                assert state_of(tmp_path / name, "full") in (NOT_WHOLE, BY_LENGTH, UNCHECKED)
+
+
+def test_find_and_judge_agree_about_a_cut_file(tmp_path: Path) -> None:
+    (tmp_path / "a.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (one,) = find(LocalStore(tmp_path))
+    assert one.kind == "hdf5"
+    assert verify(one).state == NOT_WHOLE
+    with pytest.raises(Damage), (tmp_path / "a.weights.h5").open("rb") as file:
+        check_file(file, "a", 8, Scope("full"))
