@@ -237,17 +237,53 @@ def test_a_keras_weights_file_killed_in_writing_is_passed_over(tmp_path: Path) -
     assert "its superblock ends at" in choice.rejected[0][1]
 
 
-def test_a_sparse_file_of_100_gb_is_judged_without_its_data(tmp_path: Path) -> None:
+def sparse(path: Path, n_items: int) -> None:
+    """A file of one array of so many float32, of which the last is written."""
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("a", (n_items,), "f4")[-1] = 1.0
+        return
+    if path.suffix == ".npy":
+        head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,)}" % n_items
+        head = b"\x93NUMPY\2\0" + struct.pack("<I", len(head)) + head
+    elif path.suffix == ".gguf":
+        head = b"GGUF" + struct.pack("<I2Q", 3, 1, 0) + struct.pack("<Q", 1) + b"w"
+        head += struct.pack("<IQIQ", 1, n_items, 0, 0)
+        head += bytes(-len(head) % 32)
+    elif path.suffix == ".msgpack":  # as Flax writes it: in pieces of less than 4 GiB
+        head, piece = (
+            b"\xdd" + struct.pack(">I", n_items >> 28),
+            b"\xc6" + struct.pack(">I", 1 << 30),
+        )
+        with path.open("wb") as file:
+            file.write(head)
+            for _ in range(n_items >> 28):
+                file.write(piece)
+                file.seek((1 << 30) - 1, os.SEEK_CUR)
+                file.write(b"\1")
+        return
+    else:
+        head = b'{"a":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (n_items, 4 * n_items)
+        head = struct.pack("<Q", len(head)) + head
+    with path.open("wb") as file:
+        file.write(head)
+        file.seek(len(head) + 4 * n_items - 1)
+        file.write(b"\1")
+
+
+@pytest.mark.parametrize("ending", ["h5", "npy", "gguf", "msgpack", "safetensors"])
+def test_a_sparse_file_of_100_gb_is_judged_without_its_data(tmp_path: Path, ending: str) -> None:
     """By the bytes that are read, which no other program changes."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("a", (25 << 30,), "f4")[-1] = 1.0
-    assert path.stat().st_size > 100 << 30
-    with path.open("rb") as opened:
+    path = tmp_path / f"a.{ending}"
+    sparse(path, 25 << 30)
+    assert path.stat().st_size >= 100 << 30
+    with path.open("rb", buffering=0) as opened:
         counted = Counted(opened)
-        check_file(counted, "a.h5", path.stat().st_size, Scope("sizes"))
-    assert counted.n_bytes < 64 << 10
+        check_file(counted, path.name, path.stat().st_size, Scope("sizes"))  # type: ignore[arg-type]
+    assert counted.n_bytes < (64 << 20 if ending == "msgpack" else 1 << 20)
     assert state_of(path) == BY_LENGTH
+    os.truncate(path, path.stat().st_size - 1)
+    assert state_of(path) == NOT_WHOLE
 
 
 class Counted:
@@ -396,6 +432,203 @@ def test_what_is_in_a_pickle_is_not_carried_out(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+# --- NumPy ----------------------------------------------------------------------------------------
+
+NUMPY = [
+    "f4", ">f8", "i1", "?", "u2", "c16", "S7", "U5", "M8[ns]", "m8[s]", "V10", "f2",
+    [("a", "f4"), ("b", "i8", (3, 2)), ("c", [("d", "u1"), ("e", "U2")])],
+    np.dtype({"names": ["a"], "formats": ["f4"], "offsets": [4], "itemsize": 16}),
+    np.dtype([("a", "i1"), ("b", "f8")], align=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NUMPY, ids=str)
+def test_a_numpy_file_has_the_length_of_its_shape(tmp_path: Path, kind: Any) -> None:
+    chance = random.Random(str(kind))
+    path = tmp_path / "a.npy"
+    for _ in range(4):
+        shape = tuple(chance.randrange(6) for _ in range(chance.randrange(4)))
+        array = np.zeros(shape, kind, order=chance.choice("CF"))
+        for version in ((1, 0), (2, 0), (3, 0), None):
+            with path.open("wb") as file:
+                np.lib.format.write_array(file, array, version)
+            assert state_of(path, "full") == BY_LENGTH, (shape, version)
+            is_seen_wherever_it_is_cut(path, chance)
+            assert grown(path) == NOT_WHOLE
+    with path.open("ab") as file:  # one after the other
+        np.save(file, array)
+    assert state_of(path) == BY_LENGTH
+
+
+def test_a_numpy_file_of_objects_ends_where_its_pickle_does(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    for kind in (object, [("a", "O"), ("b", "f4")]):
+        np.save(path, np.zeros(30, kind), allow_pickle=True)
+        assert state_of(path) == BY_LENGTH
+        is_seen_wherever_it_is_cut(path, random.Random(1))
+        assert grown(path) == NOT_WHOLE
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_of_numpy_s_is_judged_by_its_directory_and_its_crc(
+    tmp_path: Path, save: Callable[..., None]
+) -> None:
+    path = tmp_path / "a.npz"
+    save(path)
+    assert state_of(path, "full") == WHOLE
+    save(path, a=np.arange(1000.0), b=np.random.default_rng(1).random(500), c=np.zeros(0))
+    assert (state_of(path, "full"), state_of(path)) == (WHOLE, BY_LENGTH)
+    chance = random.Random(2)
+    is_seen_wherever_it_is_cut(path, chance)
+    data = bytearray(path.read_bytes())
+    for start in (0, 200, len(data) - 40):
+        path.write_bytes(data[:start] + bytes(32) + data[start + 32 :])
+        assert state_of(path, "full") == NOT_WHOLE, start
+
+
+def test_a_record_that_a_directory_says_is_longer_than_it_can_be_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.arange(1000.0))
+    data = bytearray(path.read_bytes())
+    entry = data.rfind(b"PK\1\2")
+    struct.pack_into("<2I", data, entry + 20, 9000, 9000)
+    path.write_bytes(data)
+    assert "reaches into the directory" in judged(path, "sizes").problems[0]
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+def gguf_file(path: Path, chance: random.Random) -> None:
+    """By gguf-py, with values of every type, tensors of several, and an alignment."""
+    import gguf
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    is_big = chance.random() < 0.3
+    writer = gguf.GGUFWriter(
+        path, "llama", endianess=gguf.GGUFEndian.BIG if is_big else gguf.GGUFEndian.LITTLE
+    )
+    if chance.random() < 0.5:
+        writer.add_custom_alignment(chance.choice([8, 64, 256]))
+    writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(chance.randrange(300))])
+    writer.add_array("scores", [0.5] * chance.randrange(1, 50))
+    writer.add_uint8("a", 1)
+    writer.add_int64("b", -5)
+    writer.add_bool("c", True)
+    writer.add_string("d", "text" * chance.randrange(30))
+    kinds = [one for one in GGML_QUANT_SIZES if one != GGMLQuantizationType.Q8_1]
+    for number in range(chance.choice([0, 1, 20])):
+        kind = chance.choice(kinds)
+        in_block, block_bytes = GGML_QUANT_SIZES[kind]
+        rows, blocks = chance.randrange(1, 5), chance.randrange(1, 4)
+        data = np.zeros((rows, blocks * block_bytes), np.uint8)
+        writer.add_tensor(f"w{number}", data, raw_dtype=kind)
+        assert in_block * blocks
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gguf_file_is_as_long_as_its_tensors(tmp_path: Path, seed: int) -> None:
+    pytest.importorskip("gguf")
+    chance = random.Random(seed)
+    path = tmp_path / "a.gguf"
+    for _ in range(8):
+        gguf_file(path, chance)
+        verdict = judged(path, "full")
+        assert (verdict.state, verdict.problems) == (BY_LENGTH, ())
+        data = path.read_bytes()
+        n_padding = len(data) - len(data.rstrip(b"\0")) if data.endswith(b"\0") else 0
+        for cut in cuts(len(data), chance)[::3]:
+            path.write_bytes(data[:cut])
+            # The padding after the last tensor is nothing that a loader misses.
+            assert state_of(path) == NOT_WHOLE or cut > len(data) - n_padding, cut
+        path.write_bytes(data + bytes(300))
+        assert state_of(path) == NOT_WHOLE
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_every_version_of_gguf_is_followed(tmp_path: Path, version: int) -> None:
+    width = "I" if version == 1 else "Q"
+    name, key = b"w", b"general.alignment"
+    head = b"GGUF" + struct.pack(f"<I2{width}", version, 1, 1)
+    head += struct.pack(f"<{width}", len(key)) + key + struct.pack("<2I", 4, 64)
+    head += struct.pack(f"<{width}", 1) + name + struct.pack(f"<I2{width}", 2, 64, 3)
+    head += struct.pack("<IQ", 2, 0)  # Q4_0: 6 blocks of 18 bytes
+    path = tmp_path / "a.gguf"
+    start = -(-len(head) // 64) * 64
+    whole = head + bytes(start - len(head)) + b"\1" * 108
+    for data, state in (
+        (whole, BY_LENGTH),
+        (whole + bytes(64 - 108 % 64), BY_LENGTH),
+        (whole[:-1], NOT_WHOLE),
+        (whole + bytes(100), NOT_WHOLE),
+        (head, NOT_WHOLE),
+    ):
+        path.write_bytes(data)
+        assert state_of(path) == state, len(data)
+
+
+# --- msgpack --------------------------------------------------------------------------------------
+
+
+def test_a_msgpack_file_is_one_object_to_its_end(tmp_path: Path) -> None:
+    msgpack = pytest.importorskip("msgpack")
+    chance = random.Random(5)
+    path = tmp_path / "flax_model.msgpack"
+
+    def drawn(depth: int) -> Any:
+        kind = chance.randrange(9 if depth < 4 else 7)
+        if kind == 7:
+            return {f"k{n}": drawn(depth + 1) for n in range(chance.choice([0, 3, 20]))}
+        if kind == 8:
+            return [drawn(depth + 1) for _ in range(chance.choice([0, 3, 20]))]
+        n = chance.choice([0, 1, 5, 16, 40, 300, 70_000])
+        return (
+            None, True, chance.randrange(-(2**63), 2**64), 1.5, "x" * n, b"y" * n,
+            msgpack.ExtType(1, b"z" * n),
+        )[kind]  # fmt: skip
+
+    for _ in range(60):
+        path.write_bytes(
+            msgpack.packb({"params": drawn(0)}, use_single_float=chance.random() < 0.5)
+        )
+        assert state_of(path, "full") == BY_LENGTH
+        data = path.read_bytes()
+        for cut in cuts(len(data), chance)[::8]:
+            path.write_bytes(data[:cut])
+            assert state_of(path) == NOT_WHOLE, cut
+        path.write_bytes(data)
+        assert grown(path) == NOT_WHOLE
+    path.write_bytes(bytes(1000))
+    assert state_of(path) == NOT_WHOLE
+    path.write_bytes(b"\xdd\xff\xff\xff\xff" + bytes(1000))  # by its word, four billion
+    assert "cut short" in judged(path).problems[0]
+
+
+# --- safetensors ----------------------------------------------------------------------------------
+
+
+def test_a_safetensors_file_is_as_long_as_its_header_says(torch: Any, tmp_path: Path) -> None:
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    chance = random.Random(6)
+    path = tmp_path / "a.safetensors"
+    for _ in range(10):
+        kinds = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn]
+        state = {
+            f"w{n}": torch.zeros([chance.randrange(9) for _ in range(chance.randrange(4))]).to(
+                chance.choice(kinds)
+            )
+            for n in range(chance.choice([1, 20]))
+        }
+        save_file(state, path, chance.choice([None, {"format": "pt"}]))
+        assert state_of(path, "full") == BY_LENGTH
+        is_seen_wherever_it_is_cut(path, chance)
+        assert grown(path) == NOT_WHOLE
+
+
 # --- what nothing can be said of ------------------------------------------------------------------
 
 
@@ -424,9 +657,11 @@ def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_b
 def test_any_bytes_in_a_file_of_any_name_end_in_a_verdict(tmp_path: Path) -> None:
     chance = random.Random(3)
     starts = [b"", b"\x89HDF\r\n\x1a\n", b"\x80\x02", b"\x80\x04\x95", pickled.TORCH_MAGIC]
-    for name in ("a.h5", "a.pt", "a.pkl", "a.keras", "a.bin", "a.safetensors"):
+    starts += [b"GGUF\3\0\0\0", b"\x93NUMPY\1\0\x20\0", b"PK\5\6", b"PK\3\4"]
+    endings = ("h5", "pt", "pkl", "keras", "bin", "safetensors", "npy", "npz", "gguf", "msgpack")
+    for name in (f"a.{ending}" for ending in endings):
         for start in starts:
-            for _ in range(40):
+            for _ in range(20):
                 data = start + chance.randbytes(chance.randrange(1, 200))
                 (tmp_path / name).write_bytes(data)
                 assert state_of(tmp_path / name, "full") in (NOT_WHOLE, BY_LENGTH, UNCHECKED)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 READ_BYTES = 1 << 20
+LEAST_RECORD_BYTES = 30  # of a zip archive, before its name and its data
 SAMPLE_PARTS = 16  # of a file, at level sample
 MOST_METADATA_BYTES = 512 << 20  # a million pieces take 270 MB of them
 MOST_OVERLAP = 4  # DCP's pieces never share bytes; a file is not to be read a million times
@@ -109,6 +110,9 @@ def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = Fals
         raise Damage(f"{name}: no whole zip archive ({error}): cut short or damaged") from error
     if not infos:
         raise Damage(f"{name}: an empty archive")
+    for info in infos:
+        if info.header_offset + LEAST_RECORD_BYTES + info.compress_size > archive.start_dir:
+            raise Damage(f"{name}: record {info.filename[:80]!r} reaches into the directory")
     wanted = infos if is_chosen else scope.chosen(infos)
     wrong, right, right_bytes = [], 0, 0
     for info in wanted:
@@ -173,7 +177,7 @@ def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) 
         raise Damage(
             f"{name}: {size_bytes:,} bytes, and its header tells of {8 + length + place:,}"
         )
-    scope.unprotected_bytes += place
+    scope.unprotected_bytes += size_bytes
 
 
 def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:

@@ -10,7 +10,9 @@ import re
 from typing import BinaryIO
 
 from penstock.save.foreign import Damage, Scope, check_safetensors, check_zip
-from penstock.save.judges.hdf5 import check_hdf5, is_hdf5
+from penstock.save.judges.arrays import check_gguf, check_npy, is_gguf, is_npy
+from penstock.save.judges.hdf5 import SIGNATURE, check_hdf5
+from penstock.save.judges.packed import check_msgpack
 from penstock.save.judges.pickled import check_pickles, is_pickle
 
 __all__ = ["check_file"]
@@ -44,9 +46,17 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     file.seek(0)
     if head.startswith(_ZIP):
         check_zip(file, name, scope)
-    elif name.endswith(_HDF5) or is_hdf5(file, size_bytes):
+    elif name.endswith(_HDF5) or head.startswith(SIGNATURE):
         check_hdf5(file, name, size_bytes, scope)
-    elif name.endswith(".keras"):
+    elif name.endswith(".npy") or is_npy(head):
+        check_npy(file, name, size_bytes, scope)
+    elif name.endswith(".gguf") or is_gguf(head):
+        check_gguf(file, name, size_bytes, scope)
+    elif name.endswith(".msgpack"):
+        check_msgpack(file, name, size_bytes, scope)
+    elif name.endswith((".keras", ".npz")):
+        if name.endswith(".npz") and head.startswith(_ZIP_END) and size_bytes == _ZIP_END_BYTES:
+            return  # no arrays
         raise _no(name, head)
     elif name.endswith(_TORCH) or _is_torch_bin(file, name, size_bytes):
         if is_pickle(head):

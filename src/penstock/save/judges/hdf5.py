@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from penstock.save.foreign import Damage, Scope
 
-__all__ = ["check_hdf5", "is_hdf5", "lookup3"]
+__all__ = ["SIGNATURE", "check_hdf5", "lookup3"]
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # The library looks for the superblock at 0, 512, 1024, 2048 and so on: a user block comes before.
@@ -40,11 +40,6 @@ _WORD = 0xFFFFFFFF
 
 class _Unfollowed(Exception):  # noqa: N818 - says nothing against the file
     """Why the metadata was not followed to its end."""
-
-
-def is_hdf5(file: BinaryIO, size_bytes: int) -> bool:
-    """Return whether the file has HDF5's signature at a place where the library looks for it."""
-    return _superblock_place(file, size_bytes) is not None
 
 
 def check_hdf5(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:

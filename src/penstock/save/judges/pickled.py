@@ -9,6 +9,7 @@ import struct
 from typing import Any, BinaryIO, Final
 
 from penstock.save.foreign import Damage, Scope
+from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 from penstock.save.pickles import Machine, Refused, inert, pairs_of
 
 __all__ = ["check_pickles", "end_of_pickle", "is_pickle"]
@@ -17,7 +18,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
 # Of the pickle of a torch file; one of 10,000 tensors has 1.5 MB.
 MOST_PICKLE_BYTES = 64 << 20
 MOST_KEYS = 1_000_000
-BLOCK_BYTES = 1 << 20
+MOST_LINE_BYTES = 1 << 20
 MOST_OPERATIONS = 20_000_000  # 20 s
 JOBLIB = b"NumpyArrayWrapper"  # joblib writes the bytes of arrays between a pickle's operations
 JOBLIB_LOOK_BYTES = 1 << 20
@@ -50,10 +51,6 @@ _LINES: Final = {code: 2 if code in b"ci" else 1 for code in b"FILPSVgpci"}
 _STOP, _FRAME = ord("."), 0x95
 
 
-class _Unfollowed(Exception):  # noqa: N818 - says nothing against the file
-    """Why a file was not followed to its end."""
-
-
 def is_pickle(head: bytes) -> bool:
     """Return whether a file that begins so is a pickle of protocol 2 or newer."""
     return head[:1] == b"\x80" and head[1:2] in (b"", b"\2", b"\3", b"\4", b"\5")
@@ -83,14 +80,9 @@ def check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, star
     except Damage:
         if not _is_joblib(file, start):
             raise
-        _unchecked(name, scope, "joblib: array data between a pickle's operations")
-    except _Unfollowed as why:
-        _unchecked(name, scope, str(why))
-
-
-def _unchecked(name: str, scope: Scope, why: str) -> None:
-    scope.unchecked[name] = None
-    scope.remarks[f"{name}: not followed: {why}"] = None
+        unfollowed(name, scope, "joblib: array data between a pickle's operations")
+    except Unfollowed as why:
+        unfollowed(name, scope, str(why))
 
 
 def _is_joblib(file: BinaryIO, start: int) -> bool:
@@ -101,45 +93,6 @@ def _is_joblib(file: BinaryIO, start: int) -> bool:
 # --- lengths of operations ------------------------------------------------------------------------
 
 
-class _Stream:
-    """A file that is read forward through one block; long stretches are passed over unread."""
-
-    def __init__(self, file: BinaryIO, name: str, start: int, size_bytes: int) -> None:
-        self._file, self._name, self._size_bytes = file, name, size_bytes
-        self._block, self._start, self.place = b"", start, start
-
-    def cut(self) -> Damage:
-        return Damage(
-            f"{self._name}: its pickle has no end in {self._size_bytes:,} bytes: cut short"
-        )
-
-    def take(self, n_bytes: int) -> bytes:
-        """Raises Damage: not in the file."""
-        if self.place + n_bytes > self._size_bytes:
-            raise self.cut()
-        at = self.place - self._start
-        if at < 0 or at + n_bytes > len(self._block):
-            self._file.seek(self.place)
-            self._block, self._start, at = self._file.read(BLOCK_BYTES + n_bytes), self.place, 0
-            if len(self._block) < n_bytes:
-                raise self.cut()
-        self.place += n_bytes
-        return self._block[at : at + n_bytes]
-
-    def skip(self, n_bytes: int) -> None:
-        """Raises Damage: not in the file."""
-        if n_bytes < 0 or self.place + n_bytes > self._size_bytes:
-            raise self.cut()
-        self.place += n_bytes
-
-    def line(self) -> None:
-        """Raises Damage: it does not end."""
-        for _ in range(BLOCK_BYTES):
-            if self.take(1) == b"\n":
-                return
-        raise Damage(f"{self._name}: a pickle with a line of {BLOCK_BYTES:,} bytes: damaged")
-
-
 def end_of_pickle(
     file: BinaryIO, name: str, start: int, size_bytes: int, is_full: bool = True
 ) -> int:
@@ -148,7 +101,7 @@ def end_of_pickle(
 
     Raises Damage: it has no end, or an operation that no pickle has.
     """
-    stream = _Stream(file, name, start, size_bytes)
+    stream = Stream(file, name, "its pickle", start, size_bytes)
     n_frames = 0
     for _ in range(MOST_OPERATIONS):
         at = stream.place
@@ -159,7 +112,7 @@ def end_of_pickle(
             stream.skip(int.from_bytes(stream.take(_COUNTED[code]), "little"))
         elif code in _LINES:
             for _ in range(_LINES[code]):
-                stream.line()
+                _skip_line(stream)
         elif code == _FRAME:
             length = int.from_bytes(stream.take(8), "little")
             frame_end, n_frames = stream.place + length, n_frames + 1
@@ -168,10 +121,18 @@ def end_of_pickle(
             if not is_full and n_frames > 1 and not _is_last(file, frame_end):
                 stream.skip(length)
         else:
-            raise Damage(f"{name}: no operation of a pickle at byte {at:,}: damaged")
+            raise stream.damage(f"no operation at byte {at:,}: damaged")
         if code == _STOP:
             return stream.place
-    raise _Unfollowed(f"a pickle of more than {MOST_OPERATIONS:,} operations")
+    raise Unfollowed(f"a pickle of more than {MOST_OPERATIONS:,} operations")
+
+
+def _skip_line(stream: Stream) -> None:
+    """Raises Damage: it does not end."""
+    for _ in range(MOST_LINE_BYTES):
+        if stream.take(1) == b"\n":
+            return
+    raise stream.damage(f"a line of more than {MOST_LINE_BYTES:,} bytes: damaged")
 
 
 def _is_last(file: BinaryIO, frame_end: int) -> bool:
@@ -189,7 +150,7 @@ def _is_torch(file: BinaryIO, place: int, size_bytes: int) -> bool:
 
 
 def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int:
-    """Return where the last storage ends.  Raises Damage, _Unfollowed."""
+    """Return where the last storage ends.  Raises Damage, Unfollowed."""
     pickles, place = [], start
     for _ in range(5):  # magic, version, facts of the machine, the object, keys of its storages
         pickles.append(_bytes_of_pickle(file, name, place, size_bytes))
@@ -200,15 +161,15 @@ def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int
         storages.run()
         keys.run()
     except Refused as why:
-        raise _Unfollowed(str(why)) from why
+        raise Unfollowed(str(why)) from why
     if facts.get("little_endian") is False:
-        raise _Unfollowed("written by a big-endian machine")
+        raise Unfollowed("written by a big-endian machine")
     for key in keys.texts:
         n_items, item_bytes = storages.sizes.get(key, (-1, 0))
         if n_items < 0:
             raise Damage(f"{name}: has a storage that its pickle does not name: damaged")
         if not item_bytes:
-            raise _Unfollowed("elements of a size that is not known")
+            raise Unfollowed("elements of a size that is not known")
         if place + 8 > size_bytes:
             raise Damage(f"{name}: {size_bytes:,} bytes, a storage begins at {place:,}: cut short")
         file.seek(place)
@@ -289,9 +250,9 @@ class _Keys(Machine):
 
 
 def _bytes_of_pickle(file: BinaryIO, name: str, start: int, size_bytes: int) -> bytes:
-    """Raises Damage: it has no end; _Unfollowed: it is too large."""
+    """Raises Damage: it has no end; Unfollowed: it is too large."""
     end = end_of_pickle(file, name, start, size_bytes)
     if end - start > MOST_PICKLE_BYTES:
-        raise _Unfollowed(f"a pickle of more than {MOST_PICKLE_BYTES:,} bytes")
+        raise Unfollowed(f"a pickle of more than {MOST_PICKLE_BYTES:,} bytes")
     file.seek(start)
     return file.read(end - start)

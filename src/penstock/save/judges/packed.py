@@ -1,0 +1,71 @@
+"""Whether a msgpack file is one object to its end, as flax.serialization writes it."""
+
+from typing import BinaryIO, Final
+
+from penstock.save.foreign import Damage, Scope
+from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
+
+__all__ = ["check_msgpack"]
+
+MOST_OBJECTS = 20_000_000  # 15 s; Flax has one for each array and two for each name
+
+# By the first byte of an object: how many bytes follow; or how many of them are a length, and what
+# that counts.  github.com/msgpack/msgpack/blob/master/spec.md
+_PLAIN: Final = {
+    0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1,
+    0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+_BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_EXTENSIONS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
+_ARRAYS: Final = {0xDC: 2, 0xDD: 4}
+_MAPPINGS: Final = {0xDE: 2, 0xDF: 4}
+
+
+def check_msgpack(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
+    """Check that the object that a file begins with ends where the file does.  Raises Damage."""
+    scope.unprotected_bytes += size_bytes
+    stream = Stream(file, name, "msgpack", 0, size_bytes)
+    waiting = 1  # objects that are still to come; containers need no stack
+    try:
+        for _ in range(MOST_OBJECTS):
+            waiting += _children(stream) - 1
+            if not waiting:
+                break
+            if waiting > stream.left_bytes:  # each has a byte at least
+                raise stream.cut()
+        else:
+            raise Unfollowed(f"more than {MOST_OBJECTS:,} objects")
+    except Unfollowed as why:
+        unfollowed(name, scope, str(why))
+        return
+    if stream.left_bytes:
+        raise Damage(
+            f"{name}: {size_bytes:,} bytes, and its object ends at {stream.place:,}: more follows"
+        )
+
+
+def _children(stream: Stream) -> int:
+    """Pass over an object's own bytes; return how many objects are in it.  Raises Damage."""
+    at = stream.place
+    code = stream.take(1)[0]
+    if code < 0x80 or code >= 0xE0:
+        return 0
+    if code < 0x90:
+        return 2 * (code & 0x0F)
+    if code < 0xA0:
+        return code & 0x0F
+    if code < 0xC0:
+        stream.skip(code & 0x1F)
+    elif code in _PLAIN:
+        stream.skip(_PLAIN[code])
+    elif code in _BYTES:
+        stream.skip(stream.number(_BYTES[code], "big"))
+    elif code in _EXTENSIONS:
+        stream.skip(stream.number(_EXTENSIONS[code], "big") + 1)
+    elif code in _ARRAYS:
+        return stream.number(_ARRAYS[code], "big")
+    elif code in _MAPPINGS:
+        return 2 * stream.number(_MAPPINGS[code], "big")
+    else:
+        raise stream.damage(f"no object at byte {at:,}: damaged")
+    return 0
