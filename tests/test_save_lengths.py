@@ -1,6 +1,7 @@
 """Files of one format each, written by its own library, cut, grown and killed anywhere: what the
 library refuses for its length is never called whole, and what is sound is never called damaged."""
 
+import json
 import os
 import pickle
 import pickletools
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from penstock.cli.save import _verdict_line, save
 from penstock.save.burst import is_torn
 from penstock.save.foreign import Damage, Scope
 from penstock.save.formats import Checkpoint, find
@@ -21,6 +24,7 @@ from penstock.save.judges import check_file, pickled
 from penstock.save.judges.hdf5 import lookup3
 from penstock.save.verify import (
     BY_LENGTH,
+    BY_NAME,
     NOT_WHOLE,
     UNCHECKED,
     WHOLE,
@@ -652,6 +656,52 @@ def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_b
     assert (choice.step, choice.state) == (1, WHOLE)
     assert choice.rejected == ((str(newest), "unchecked, and an older one is checked"),)
     assert latest_valid(tmp_path, level="sizes").state == BY_LENGTH
+
+
+def test_a_small_file_of_an_unknown_kind_does_not_hide_what_is_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for name in ("LICENSE", "latest", "merges.bpe"):
+        (folder / name).write_text("step-1\n")
+    header = b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(395) + b"\1"
+    (folder / "model.safetensors").write_bytes(weights)
+    (one,) = find(LocalStore(tmp_path))
+    assert verify(one).state == BY_LENGTH
+    (folder / "vocab.bin").write_bytes(b"\x80\xff" * 9)
+    (one,) = find(LocalStore(tmp_path))
+    verdict = verify(one, "full")
+    assert (verdict.state, verdict.unchecked) == (BY_NAME, ("vocab.bin",))
+    assert _verdict_line(verdict, "").startswith(
+        "step-1: complete by name (hf, full), nothing can be checked in vocab.bin, "
+    )
+    (line,) = CliRunner().invoke(save, ["verify", str(tmp_path)]).output.splitlines()
+    assert line.startswith("step-1: complete by name (hf, sample)")
+    asked = CliRunner().invoke(save, ["verify", str(tmp_path), "--json"])
+    (row,) = json.loads(asked.output)
+    assert (row["state"], row["is_whole"], asked.exit_code) == ("complete by name", True, 0)
+    assert verdict.is_checked
+    assert latest_valid(tmp_path).state == BY_NAME
+
+
+def test_a_file_as_a_writer_at_work_leaves_it_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(99))
+    data = path.read_bytes()
+    for cut, is_unended in ((data[:-1], True), (data[:20], True), (data + b"x", False)):
+        path.write_bytes(cut)
+        verdict = judged(path)
+        assert (verdict.state, verdict.is_unended) == (NOT_WHOLE, is_unended)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.ones(10)
+    data = path.read_bytes()
+    for cut, is_unended in (
+        (data[:-1], True), (data + b"x", True), (data[:96] + bytes(40) + data[136:], False),
+    ):  # fmt: skip
+        path.write_bytes(cut)
+        assert judged(path).is_unended == is_unended
 
 
 def test_any_bytes_in_a_file_of_any_name_end_in_a_verdict(tmp_path: Path) -> None:

@@ -662,7 +662,7 @@ def _tell_choice(choice: Choice, elsewhere: Sequence[str] = ()) -> None:
     for said in elsewhere:
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.state in (BY_NAME, UNCHECKED):
-        said = f"{choice.where}: {choice.state}, as every other one that is not damaged"
+        said = f"{choice.where}: {choice.state}: not all of it could be checked"
         click.echo(f"penstock: {Paper.clean(said)}", err=True)
     if choice.checkpoint is None:
         now = "" if elsewhere else ": begin anew"

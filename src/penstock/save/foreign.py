@@ -23,6 +23,7 @@ __all__ = [
     "MOST_METADATA_BYTES",
     "Damage",
     "Scope",
+    "Unended",
     "check_dcp",
     "check_json",
     "check_ocdbt",
@@ -51,6 +52,10 @@ ITEM_BITS = {
 
 class Damage(Exception):  # noqa: N818 - a finding, not an accident of ours
     """What is wrong with a file, in words."""
+
+
+class Unended(Damage):
+    """As Damage, and as a writer leaves a file that has not ended: cut short, or marked as open."""
 
 
 @dataclass(slots=True)
@@ -107,7 +112,7 @@ def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = Fals
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
-        raise Damage(f"{name}: no whole zip archive ({error}): cut short or damaged") from error
+        raise Unended(f"{name}: no whole zip archive ({error}): cut short or damaged") from error
     if not infos:
         raise Damage(f"{name}: an empty archive")
     for info in infos:
@@ -157,7 +162,7 @@ def _wrong_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, scope: Scope)
 def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
     """Header, offsets and size; there is no checksum in the format.  Raises Damage."""
     if size_bytes < 8:
-        raise Damage(f"{name}: {size_bytes} bytes are no safetensors file")
+        raise Unended(f"{name}: {size_bytes} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(MOST_HEADER_BYTES, size_bytes - 8):
         raise Damage(f"{name}: a header of {length:,} bytes in a file of {size_bytes:,}")
@@ -174,9 +179,8 @@ def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) 
             raise Damage(f"{name}: a gap or an overlap at byte {place:,} of the data")
         place = end
     if 8 + length + place != size_bytes:
-        raise Damage(
-            f"{name}: {size_bytes:,} bytes, and its header tells of {8 + length + place:,}"
-        )
+        kind = Unended if size_bytes < 8 + length + place else Damage
+        raise kind(f"{name}: {size_bytes:,} bytes, and its header tells of {8 + length + place:,}")
     scope.unprotected_bytes += size_bytes
 
 

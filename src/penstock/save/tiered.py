@@ -173,14 +173,23 @@ class Tiers:
         others = self._others(found)
         rejected += [(one.where, _OF_OTHERS) for one in others]
         found = [one for one in found if one not in others]
+        weak: list[Checkpoint] = []  # in which too little can be checked
         for one in sorted(found, key=lambda one: one.mtime_ns, reverse=True):
-            problems = verify(one, "full").problems
-            if not problems:
-                assert isinstance(one.store, LocalStore)
-                self._go_on(one)
-                return Chosen(one.store.path(one.name), one.step, tuple(rejected))
-            rejected.append((one.where, "; ".join(problems)))
+            verdict = verify(one, "full")
+            if verdict.is_checked:
+                return self._chosen(one, rejected)
+            if verdict.is_whole:
+                weak.append(one)
+            why = verdict.problems or (f"{verdict.state}, and an older one is checked",)
+            rejected.append((one.where, "; ".join(why)))
+        if weak:
+            return self._chosen(weak[0], [kept for kept in rejected if kept[0] != weak[0].where])
         return Chosen(None, None, tuple(rejected))
+
+    def _chosen(self, one: Checkpoint, rejected: Sequence[tuple[str, str]]) -> Chosen:
+        assert isinstance(one.store, LocalStore)
+        self._go_on(one)
+        return Chosen(one.store.path(one.name), one.step, tuple(rejected))
 
     def _go_on(self, chosen: Checkpoint) -> None:
         if self.fast is None or self.slow is None or chosen.store.url == self.fast.url:

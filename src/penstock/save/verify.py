@@ -24,6 +24,7 @@ from penstock.save.foreign import (
     MOST_METADATA_BYTES,
     Damage,
     Scope,
+    Unended,
     check_dcp,
     check_json,
     check_ocdbt,
@@ -58,8 +59,8 @@ LEVELS = ("sizes", "sample", "full")
 # States of a verdict, from the strongest to the weakest.
 WHOLE = "whole"  # checksums were compared, of a sample or of all, and cover every byte of data
 BY_LENGTH = "complete by length"  # every file has the length and the marks that its format tells
-BY_NAME = "complete by name"  # every file that belongs to it is there; of some no length is told
-UNCHECKED = "unchecked"  # it has a file in which nothing can be checked
+BY_NAME = "complete by name"  # every file that belongs to it is there; some could not be checked
+UNCHECKED = "unchecked"  # nothing can be checked in its largest file
 NOT_WHOLE = "NOT WHOLE"
 STRETCH_CHUNKS = 16
 SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
@@ -84,7 +85,8 @@ class Verdict:
 
     checked_bytes: compared with a checksum; unprotected_bytes: known by their number only, as the
     format has no checksum for them.  unchecked: files in which nothing could be checked; by_name:
-    those whose length nothing tells.
+    those whose length nothing tells.  is_unended: a file is as a writer leaves it that is still at
+    work, or was killed: cut short, or marked as open; waiting may mend that.
     """
 
     checkpoint: Checkpoint
@@ -95,6 +97,7 @@ class Verdict:
     remarks: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     by_name: tuple[str, ...] = ()
+    is_unended: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -107,17 +110,25 @@ class Verdict:
         """WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
         if self.problems:
             return NOT_WHOLE
-        if self.unchecked:
+        if self._largest in self.unchecked:
             return UNCHECKED
-        if self.by_name:
+        if self.unchecked or self.by_name:
             return BY_NAME
         has_sums = self.level != "sizes" and not self.unprotected_bytes
         return WHOLE if has_sums else BY_LENGTH
 
     @property
     def is_checked(self) -> bool:
-        """Whether at least the lengths of all of it were checked: a restart prefers such ones."""
-        return self.state in (WHOLE, BY_LENGTH)
+        """Whether at least the length of its largest file was checked: a restart prefers such
+        ones."""
+        is_weak = self._largest in self.unchecked or self._largest in self.by_name
+        return not self.problems and not is_weak
+
+    @property
+    def _largest(self) -> str:
+        files = self.checkpoint.files
+        one = max(files, key=lambda found: found.size_bytes, default=None)
+        return self.checkpoint.inner(one) if one is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +171,20 @@ def verify(
         if progress:
             progress(done, checkpoint.size_bytes)
 
-    scope = Scope(level, random.Random(seed), told)
+    scope, is_unended = Scope(level, random.Random(seed), told), False
     try:
         if level == "full":
             _let_go(checkpoint)
         if checkpoint.manifest is not None:
             problems = _by_manifest(checkpoint, checkpoint.manifest, scope, is_sparing)
         else:
-            problems = _by_format(checkpoint, scope)
+            problems, is_unended = _by_format(checkpoint, scope)
     except (PenstockError, OSError) as error:
         problems = [f"cannot be read: {error}"]
     return Verdict(
         checkpoint, level, tuple(problems), scope.read_bytes, scope.unprotected_bytes,
         tuple(scope.remarks), tuple(scope.unchecked), tuple(scope.by_name),
+        is_unended,
     )  # fmt: skip
 
 
@@ -359,15 +371,16 @@ def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int, is_sparing: bool) -> _C
 # --- by its format --------------------------------------------------------------------------------
 
 
-def _by_format(checkpoint: Checkpoint, scope: Scope) -> list[str]:
-    """What the framework's own files say against themselves: the first thing that is wrong."""
+def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
+    """What the framework's own files say against themselves: the first thing that is wrong; and
+    whether it is as a writer at work leaves it."""
     try:
         for found in checkpoint.files:
             _check_tail(checkpoint, found)
         _CHECKS.get(checkpoint.kind, _check_files)(checkpoint, scope)
     except Damage as damage:
-        return [str(damage)]
-    return []
+        return [str(damage)], isinstance(damage, Unended)
+    return [], False
 
 
 def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
@@ -383,7 +396,7 @@ def _check_tail(checkpoint: Checkpoint, found: Found) -> None:
 
             if error.errno == errno.ENXIO:
                 name = checkpoint.inner(found)
-                raise Damage(f"{name}: its end was never written (a hole in the file)") from None
+                raise Unended(f"{name}: its end was never written (a hole in the file)") from None
             return  # a file system that does not tell
         assert last == found.size_bytes - 1
 
@@ -401,7 +414,7 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
     if not found.size_bytes:
-        raise Damage(f"{name}: empty")
+        raise Unended(f"{name}: empty")
     if name.endswith(".json"):
         check_json(_small(checkpoint, found), name)
         return

@@ -9,7 +9,7 @@ trusts no length before it has held it against the file's size.
 import re
 from typing import BinaryIO
 
-from penstock.save.foreign import Damage, Scope, check_safetensors, check_zip
+from penstock.save.foreign import Damage, Scope, Unended, check_safetensors, check_zip
 from penstock.save.judges.arrays import check_gguf, check_npy, is_gguf, is_npy
 from penstock.save.judges.hdf5 import SIGNATURE, check_hdf5
 from penstock.save.judges.packed import check_msgpack
@@ -27,7 +27,7 @@ _TORCH_BIN = re.compile(
 )
 _ZIP, _ZIP_END, _ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x")
-HEAD_BYTES = 512
+HEAD_BYTES, MOST_TEXT_BYTES = 512, 64 << 10
 
 
 def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
@@ -37,7 +37,7 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     where nothing could be checked.  Raises Damage.
     """
     if not size_bytes:
-        raise Damage(f"{name}: empty")
+        raise Unended(f"{name}: empty")
     if name.endswith(".safetensors"):
         check_safetensors(file, name, size_bytes, scope)
         return
@@ -67,13 +67,27 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
             raise _no(name, head)
     elif name.endswith(_PICKLES):
         _check_pickles(file, name, size_bytes, scope, head)
-    else:
+    elif name.endswith(".bin") or not is_text(file, size_bytes):
         _unchecked(name, size_bytes, scope)
+    else:
+        scope.unprotected_bytes += size_bytes
+
+
+def is_text(file: BinaryIO, size_bytes: int) -> bool:
+    """Return whether a file is a text: a licence, a pointer, settings.  No weights are."""
+    if size_bytes > MOST_TEXT_BYTES:
+        return False
+    file.seek(0)
+    try:
+        text = file.read(MOST_TEXT_BYTES).decode()
+    except UnicodeDecodeError:
+        return False
+    return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
 def _no(name: str, head: bytes) -> Damage:
     what = "zeros where it begins: never written" if not any(head[:8]) else "cut or damaged"
-    return Damage(f"{name}: {what}")
+    return Unended(f"{name}: {what}")
 
 
 def _unchecked(name: str, size_bytes: int, scope: Scope, why: str = "") -> None:

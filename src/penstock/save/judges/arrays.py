@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any, BinaryIO, Final
 
-from penstock.save.foreign import Damage, Scope
+from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.pickled import end_of_pickle
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 
@@ -13,6 +13,7 @@ __all__ = ["check_gguf", "check_npy", "is_gguf", "is_npy"]
 
 NPY_MAGIC, GGUF_MAGIC = b"\x93NUMPY", b"GGUF"
 MOST_NPY_HEADER_BYTES = 64 << 10  # NumPy itself reads 10,000, and more where it is told to
+NEWER_VERSIONS = 15
 MOST_EXTENTS = 64  # NumPy's own limit of dimensions
 MOST_FIELDS_DEPTH = 8
 _CODE = re.compile(r"[<>|=]?([?biufcSaUVmMO])(\d*)(?:\[[^\]]*\])?")
@@ -41,7 +42,7 @@ def check_npy(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
         while place < size_bytes:
             end = _end_of_array(file, name, place, size_bytes, scope.level == "full")
             if end > size_bytes:
-                raise Damage(
+                raise Unended(
                     f"{name}: {size_bytes:,} bytes, its header tells of {end:,}: cut short"
                 )
             place = end
@@ -62,6 +63,8 @@ def _end_of_array(file: BinaryIO, name: str, start: int, size_bytes: int, is_ful
         raise stream.damage("is none of NumPy's: damaged or never written")
     major, _ = stream.take(2)
     if major not in (1, 2, 3):
+        if 3 < major <= NEWER_VERSIONS:
+            raise Unfollowed(f"version {major} is newer than this program")
         raise stream.damage(f"version {major} is not known: damaged")
     length = stream.number(2 if major == 1 else 4)
     if length > stream.left_bytes:
@@ -165,6 +168,8 @@ class _Gguf:
         if version[:2] == b"\0\0":
             self._order = "big"
         number = int.from_bytes(version, "big" if self._order == "big" else "little")
+        if 3 < number <= NEWER_VERSIONS:
+            raise Unfollowed(f"version {number} is newer than this program")
         if number not in (1, 2, 3):
             raise stream.damage(f"version {number} is not known")
         self._width = 4 if number == 1 else 8
@@ -184,7 +189,9 @@ class _Gguf:
             start = min(start, size_bytes)
         end = start + max(ends, default=0)
         if end > size_bytes:
-            raise stream.damage(f"{size_bytes:,} bytes, and its tensors end at {end:,}: cut short")
+            raise Unended(
+                f"{stream.name}: {size_bytes:,} bytes, and its tensors end at {end:,}: cut short"
+            )
         if size_bytes > self._aligned(end):
             raise stream.damage(f"{size_bytes:,} bytes, its tensors end at {end:,}: more follows")
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from penstock.save.foreign import Damage, Scope
+from penstock.save.foreign import Damage, Scope, Unended
+from penstock.save.judges.stream import Unfollowed, unfollowed
 
 __all__ = ["SIGNATURE", "check_hdf5", "lookup3"]
 
@@ -35,11 +36,8 @@ LINK_INFO, LINK, LAYOUT, CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = (
     0x14,
 )
 ROOT = -1
+NEWER_VERSIONS = 15
 _WORD = 0xFFFFFFFF
-
-
-class _Unfollowed(Exception):  # noqa: N818 - says nothing against the file
-    """Why the metadata was not followed to its end."""
 
 
 def check_hdf5(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
@@ -53,30 +51,28 @@ def check_hdf5(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     if place is None:
         file.seek(0)
         what = "zeros at its beginning" if not any(file.read(8)) else "no HDF5 signature"
-        raise Damage(f"{name}: {what}: cut short, damaged or never closed")
+        raise Unended(f"{name}: {what}: cut short, damaged or never closed")
     source = _Source(file, name, size_bytes)
-    top = _superblock(source, place)
-    walk = _Walk(source, top)
     try:
-        is_split = top.driver != top.undefined or walk.has_driver_info()
-    except _Unfollowed:
-        is_split = False
-    if is_split:
-        scope.unchecked[name] = None
-        scope.remarks["HDF5 data in several files (family or multi driver): not checked"] = None
+        top = _superblock(source, place)
+        walk = _Walk(source, top)
+        if top.driver != top.undefined or walk.has_driver_info():
+            raise Unfollowed("data in several files (family or multi driver)")
+    except Unfollowed as why:
+        unfollowed(name, scope, str(why))
         return
     if top.end > size_bytes:
-        raise Damage(f"{name}: {size_bytes:,} bytes of {top.end:,}: cut short")
+        raise Unended(f"{name}: {size_bytes:,} bytes of {top.end:,}: cut short")
     if top.end < size_bytes:
-        raise Damage(
+        raise Unended(
             f"{name}: {size_bytes:,} bytes, and its superblock ends at {top.end:,}: still open for "
             "writing, or its writer was killed"
         )
     if top.version >= 3 and top.flags & OPEN_FOR_WRITING:
-        raise Damage(f"{name}: marked as open for writing: not closed")
+        raise Unended(f"{name}: marked as open for writing: not closed")
     try:
         walk.follow()
-    except _Unfollowed as why:
+    except Unfollowed as why:
         scope.remarks[f"HDF5 metadata not followed to its end: {why}"] = None
 
 
@@ -100,12 +96,12 @@ class _Source:
     left_bytes: int = MOST_METADATA_BYTES
 
     def at(self, place: int, n_bytes: int, what: str) -> bytes:
-        """Raises Damage: not in the file; _Unfollowed: the budget is spent."""
+        """Raises Damage: not in the file; Unfollowed: the budget is spent."""
         if place < 0 or n_bytes < 0 or place + n_bytes > self.size_bytes:
             raise self.damage(what, place, "reaches beyond the end of the file")
         self.left_bytes -= n_bytes
         if self.left_bytes < 0:
-            raise _Unfollowed(f"more than {MOST_METADATA_BYTES:,} bytes of it")
+            raise Unfollowed(f"more than {MOST_METADATA_BYTES:,} bytes of it")
         self.file.seek(place)
         data = self.file.read(n_bytes)
         if len(data) != n_bytes:
@@ -137,7 +133,7 @@ class _Superblock:
 
 
 def _superblock(source: _Source, place: int) -> _Superblock:
-    """Raises Damage."""
+    """Raises Damage, Unfollowed."""
     head = source.at(place, min(128, source.size_bytes - place), "superblock")
     try:
         version = head[8]
@@ -146,6 +142,8 @@ def _superblock(source: _Source, place: int) -> _Superblock:
             flags = int.from_bytes(head[20:24], "little")
         elif version in (2, 3):
             offset_size, length_size, start, flags = head[9], head[10], 12, head[11]
+        elif version <= NEWER_VERSIONS:
+            raise Unfollowed(f"superblock version {version} is newer than this program")
         else:
             raise source.damage("superblock", place, f"version {version} is not known")
         if offset_size not in OFFSET_SIZES or length_size not in OFFSET_SIZES:
@@ -170,7 +168,7 @@ def _superblock(source: _Source, place: int) -> _Superblock:
         if lookup3(head[:stop]) != int.from_bytes(head[stop : stop + 4], "little"):
             raise source.damage("superblock", place, "its checksum does not fit")
     if end in (undefined, 0):
-        raise source.damage("superblock", place, "no end of the file was written: never closed")
+        raise Unended(f"{source.name}: no end of the file was written: never closed")
     # A user block was put before or taken away since: the library counts from the superblock.
     end += place - base
     return _Superblock(
@@ -189,14 +187,14 @@ class _Walk:
     is_dense: bool = False
 
     def has_driver_info(self) -> bool:
-        """Whether the superblock's extension names another driver.  Raises Damage, _Unfollowed."""
+        """Whether the superblock's extension names another driver.  Raises Damage, Unfollowed."""
         if self.top.extension == self.top.undefined:
             return False
         messages = self._messages(self.top.extension)
         return any(kind == DRIVER_INFO for kind, _ in messages)
 
     def follow(self) -> None:
-        """Raises Damage, _Unfollowed."""
+        """Raises Damage, Unfollowed."""
         self._later("object", self.top.root)
         while self.waiting:
             what, address, level, n_dimensions = self.waiting.pop()
@@ -204,7 +202,7 @@ class _Walk:
                 continue
             self.seen.add(address)
             if len(self.seen) > MOST_NODES:
-                raise _Unfollowed(f"more than {MOST_NODES:,} nodes")
+                raise Unfollowed(f"more than {MOST_NODES:,} nodes")
             if what == "object":
                 self._object(address)
             elif what == "symbols":
@@ -212,7 +210,7 @@ class _Walk:
             else:
                 self._tree(address, level, n_dimensions)
         if self.is_dense:
-            raise _Unfollowed("groups with many links")
+            raise Unfollowed("groups with many links")
 
     def _later(self, what: str, address: int, level: int = ROOT, n_dimensions: int = 0) -> None:
         """level: of a node of a tree, ROOT where it is not known.  n_dimensions: of chunks; 0: the
@@ -232,7 +230,7 @@ class _Walk:
     # Object headers
 
     def _messages(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Types and contents of an object header's messages.  Raises Damage, _Unfollowed."""
+        """Types and contents of an object header's messages.  Raises Damage, Unfollowed."""
         head = self._at(address, 8, "object header")
         if head[:4] == b"OHDR":
             chunks, start, is_ordered = self._second(address)

@@ -8,7 +8,7 @@ lengths are followed and compared with the pickle's; no value of a tensor is rea
 import struct
 from typing import Any, BinaryIO, Final
 
-from penstock.save.foreign import Damage, Scope
+from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 from penstock.save.pickles import Machine, Refused, inert, pairs_of
 
@@ -76,7 +76,7 @@ def check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, star
             else:
                 place = end_of_pickle(file, name, place, size_bytes, scope.level == "full")
         if place == start:
-            raise Damage(f"{name}: no pickle in it: cut short")
+            raise Unended(f"{name}: no pickle in it: cut short")
     except Damage:
         if not _is_joblib(file, start):
             raise
@@ -171,7 +171,7 @@ def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int
         if not item_bytes:
             raise Unfollowed("elements of a size that is not known")
         if place + 8 > size_bytes:
-            raise Damage(f"{name}: {size_bytes:,} bytes, a storage begins at {place:,}: cut short")
+            raise Unended(f"{name}: {size_bytes:,} bytes, a storage begins at {place:,}: cut short")
         file.seek(place)
         (length,) = struct.unpack("<q", file.read(8))
         if length != n_items:
@@ -181,7 +181,7 @@ def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int
             )
         place += 8 + n_items * item_bytes
         if place > size_bytes:
-            raise Damage(f"{name}: {size_bytes:,} bytes, a storage ends at {place:,}: cut short")
+            raise Unended(f"{name}: {size_bytes:,} bytes, a storage ends at {place:,}: cut short")
     return place
 
 

@@ -2,7 +2,7 @@
 
 from typing import BinaryIO
 
-from penstock.save.foreign import Damage, Scope
+from penstock.save.foreign import Damage, Scope, Unended
 
 __all__ = ["Stream", "Unfollowed", "unfollowed"]
 
@@ -24,14 +24,16 @@ class Stream:
     file's size before it is used."""
 
     def __init__(self, file: BinaryIO, name: str, what: str, start: int, size_bytes: int) -> None:
-        self._file, self._name, self._what, self._size_bytes = file, name, what, size_bytes
+        self._file, self.name, self._what, self._size_bytes = file, name, what, size_bytes
         self._block, self._start, self.place = b"", start, start
 
     def damage(self, why: str) -> Damage:
-        return Damage(f"{self._name}: {self._what}: {why}")
+        return Damage(f"{self.name}: {self._what}: {why}")
 
     def cut(self) -> Damage:
-        return self.damage(f"no end in {self._size_bytes:,} bytes: cut short")
+        return Unended(
+            f"{self.name}: {self._what}: no end in {self._size_bytes:,} bytes: cut short"
+        )
 
     @property
     def left_bytes(self) -> int:
