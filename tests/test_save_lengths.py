@@ -1,6 +1,7 @@
 """Files of one format each, written by its own library, cut, grown and killed anywhere: what the
 library refuses for its length is never called whole, and what is sound is never called damaged."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -656,6 +657,34 @@ def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_b
     assert (choice.step, choice.state) == (1, WHOLE)
     assert choice.rejected == ((str(newest), "unchecked, and an older one is checked"),)
     assert latest_valid(tmp_path, level="sizes").state == BY_LENGTH
+
+
+def test_a_sound_file_with_anything_changed_in_it_ends_in_a_verdict(
+    torch: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    chance = random.Random(7)
+    made = [
+        tmp_path / f"a.{ending}" for ending in ("h5", "gguf", "npy", "npz", "pkl", "pt", "ckpt")
+    ]
+    hdf5(made[0], chance)
+    gguf_file(made[1], chance)
+    np.save(made[2], np.zeros(9, [("a", "f4"), ("b", "i8", (3,))]))
+    np.savez(made[3], a=np.ones(3))
+    made[4].write_bytes(pickle.dumps({"a": [1, b"x" * 99], "b": ValueError(1)}))
+    torch.save({"a": torch.ones(9)}, made[5], _use_new_zipfile_serialization=False)
+    torch.save({"a": torch.ones(9)}, made[6])
+    for path in made:
+        data = path.read_bytes()
+        for _ in range(300):
+            changed = bytearray(data)
+            for _ in range(chance.choice([1, 1, 4])):
+                place, n = chance.randrange(len(changed)), chance.randrange(1, 9)
+                anything = chance.choice([b"\xff" * 8, bytes(8), chance.randbytes(8)])[:n]
+                changed[place : place + chance.choice([0, n])] = anything
+            path.write_bytes(changed)
+            with path.open("rb") as file, contextlib.suppress(Damage):
+                check_file(file, path.name, len(changed), Scope("full"))
 
 
 def test_a_small_file_of_an_unknown_kind_does_not_hide_what_is_checked(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any, BinaryIO, Final
 
 from penstock.save.foreign import Damage, Scope, Unended
-from penstock.save.judges.pickled import end_of_pickle
+from penstock.save.judges.pickled import Budget, end_of_pickle
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 
 __all__ = ["check_gguf", "check_npy", "is_gguf", "is_npy"]
@@ -14,6 +14,7 @@ __all__ = ["check_gguf", "check_npy", "is_gguf", "is_npy"]
 NPY_MAGIC, GGUF_MAGIC = b"\x93NUMPY", b"GGUF"
 MOST_NPY_HEADER_BYTES = 64 << 10  # NumPy itself reads 10,000, and more where it is told to
 NEWER_VERSIONS = 15
+MOST_ARRAYS = 100_000  # of one file
 MOST_EXTENTS = 64  # NumPy's own limit of dimensions
 MOST_FIELDS_DEPTH = 8
 _CODE = re.compile(r"[<>|=]?([?biufcSaUVmMO])(\d*)(?:\[[^\]]*\])?")
@@ -37,10 +38,13 @@ def check_npy(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
     Raises Damage.
     """
     scope.unprotected_bytes += size_bytes
-    place = 0
+    place, n_arrays, budget = 0, 0, Budget()
     try:
         while place < size_bytes:
-            end = _end_of_array(file, name, place, size_bytes, scope.level == "full")
+            end = _end_of_array(file, name, place, size_bytes, budget, scope.level == "full")
+            n_arrays += 1
+            if n_arrays > MOST_ARRAYS:
+                raise Unfollowed(f"more than {MOST_ARRAYS:,} arrays")
             if end > size_bytes:
                 raise Unended(
                     f"{name}: {size_bytes:,} bytes, its header tells of {end:,}: cut short"
@@ -50,7 +54,9 @@ def check_npy(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
         unfollowed(name, scope, str(why))
 
 
-def _end_of_array(file: BinaryIO, name: str, start: int, size_bytes: int, is_full: bool) -> int:
+def _end_of_array(
+    file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget, is_full: bool
+) -> int:
     """Raises Damage, Unfollowed."""
     stream = Stream(file, name, "its header", start, size_bytes)
     if start:
@@ -85,7 +91,7 @@ def _end_of_array(file: BinaryIO, name: str, start: int, size_bytes: int, is_ful
         raise stream.damage("makes no sense: damaged") from error
     item_bytes = _item_bytes(kind)
     if item_bytes < 0:  # objects: a pickle
-        return end_of_pickle(file, name, stream.place, size_bytes, is_full)
+        return end_of_pickle(file, name, stream.place, size_bytes, budget, is_full)
     return stream.place + item_bytes * math.prod(shape)
 
 
@@ -140,6 +146,7 @@ _VALUE_BYTES: Final = {
 _TEXT, _ARRAY, _UINT32 = 8, 9, 4
 ALIGNMENT = 32
 MOST_VALUES = 10_000_000  # 10 s; a vocabulary has a million texts at most
+MOST_TENSORS = 1_000_000
 MOST_DIMENSIONS, MOST_ARRAYS_DEPTH = 4, 4
 
 
@@ -177,9 +184,13 @@ class _Gguf:
         # Names have a length each, at least.
         if (n_tensors + n_values) * self._width > stream.left_bytes:
             raise stream.cut()
+        if n_values > MOST_VALUES:
+            raise Unfollowed(f"more than {MOST_VALUES:,} values")
         for _ in range(n_values):
             key = stream.take(self._text_bytes())
             self._value(stream.number(4, self._order), key)
+        if n_tensors > MOST_TENSORS:
+            raise Unfollowed(f"more than {MOST_TENSORS:,} tensors")
         ends = [self._tensor() for _ in range(n_tensors)]
         if self._alignment == 0:
             raise stream.damage("an alignment of 0: damaged")

@@ -25,6 +25,7 @@ OFFSET_SIZES = (2, 4, 8)
 MOST_NODES = 100_000
 MOST_METADATA_BYTES = 64 << 20
 MOST_HEADER_BYTES = 8 << 20
+SUM_COST = 8  # a checksum's time, as that of reading so many times the bytes
 OPEN_FOR_WRITING = 0x01 | 0x04  # alone, or with readers beside (SWMR)
 # Message types of object headers.
 LINK_INFO, LINK, LAYOUT, CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = (
@@ -215,6 +216,8 @@ class _Walk:
     def _later(self, what: str, address: int, level: int = ROOT, n_dimensions: int = 0) -> None:
         """level: of a node of a tree, ROOT where it is not known.  n_dimensions: of chunks; 0: the
         tree is of a group."""
+        if len(self.waiting) > MOST_NODES:
+            raise Unfollowed(f"more than {MOST_NODES:,} nodes")
         if address != self.top.undefined:
             self.waiting.append((what, address, level, n_dimensions))
 
@@ -251,6 +254,7 @@ class _Walk:
             if start is None:
                 messages = _first_messages(data)
             else:
+                self.source.left_bytes -= SUM_COST * len(data)
                 if lookup3(data[:-4]) != int.from_bytes(data[-4:], "little") or len(data) < start:
                     raise self._damage("object header", place, "its checksum does not fit")
                 messages = _second_messages(data[start:-4], is_ordered)

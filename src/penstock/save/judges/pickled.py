@@ -6,13 +6,14 @@ lengths are followed and compared with the pickle's; no value of a tensor is rea
 """
 
 import struct
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 from penstock.save.pickles import Machine, Refused, inert, pairs_of
 
-__all__ = ["check_pickles", "end_of_pickle", "is_pickle"]
+__all__ = ["Budget", "check_pickles", "end_of_pickle", "is_pickle"]
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
 # Of the pickle of a torch file; one of 10,000 tensors has 1.5 MB.
@@ -61,7 +62,7 @@ def check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, star
     be several, one after the other.  Raises Damage.
     """
     scope.unprotected_bytes += size_bytes - start
-    place = start
+    place, budget = start, Budget()
     try:
         while place < size_bytes:
             file.seek(place)
@@ -71,10 +72,10 @@ def check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, star
                     f"{name}: {size_bytes:,} bytes, and its pickle ends at {place:,}: more follows"
                 )
             if _is_torch(file, place, size_bytes):
-                place = _end_of_torch(file, name, place, size_bytes)
+                place = _end_of_torch(file, name, place, size_bytes, budget)
                 scope.remarks["torch.save's format before torch 1.6: it has no checksums"] = None
             else:
-                place = end_of_pickle(file, name, place, size_bytes, scope.level == "full")
+                place = end_of_pickle(file, name, place, size_bytes, budget, scope.level == "full")
         if place == start:
             raise Unended(f"{name}: no pickle in it: cut short")
     except Damage:
@@ -93,17 +94,24 @@ def _is_joblib(file: BinaryIO, start: int) -> bool:
 # --- lengths of operations ------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Budget:
+    """What may be spent on all pickles of a file."""
+
+    operations: int = MOST_OPERATIONS
+
+
 def end_of_pickle(
-    file: BinaryIO, name: str, start: int, size_bytes: int, is_full: bool = True
+    file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget, is_full: bool = True
 ) -> int:
     """Return where a pickle ends.  is_full: every operation is looked at; else frames are passed
     over by their lengths, but for the first and the last of a pickle.
 
-    Raises Damage: it has no end, or an operation that no pickle has.
+    Raises Damage: it has no end, or an operation that no pickle has; Unfollowed: over the budget.
     """
     stream = Stream(file, name, "its pickle", start, size_bytes)
     n_frames = 0
-    for _ in range(MOST_OPERATIONS):
+    for n_operations in range(1, budget.operations + 1):
         at = stream.place
         code = stream.take(1)[0]
         if code in _FIXED:
@@ -123,8 +131,9 @@ def end_of_pickle(
         else:
             raise stream.damage(f"no operation at byte {at:,}: damaged")
         if code == _STOP:
+            budget.operations -= n_operations
             return stream.place
-    raise Unfollowed(f"a pickle of more than {MOST_OPERATIONS:,} operations")
+    raise Unfollowed(f"pickles of more than {MOST_OPERATIONS:,} operations")
 
 
 def _skip_line(stream: Stream) -> None:
@@ -138,7 +147,7 @@ def _skip_line(stream: Stream) -> None:
 def _is_last(file: BinaryIO, frame_end: int) -> bool:
     """Whether a frame may be the last of its pickle: it ends as one."""
     file.seek(frame_end - 1)
-    return file.read(1)[0] == _STOP
+    return file.read(1) == b"."
 
 
 # --- torch.save before 1.6 ------------------------------------------------------------------------
@@ -149,11 +158,11 @@ def _is_torch(file: BinaryIO, place: int, size_bytes: int) -> bool:
     return TORCH_MAGIC in file.read(min(32, size_bytes - place))
 
 
-def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int:
+def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget) -> int:
     """Return where the last storage ends.  Raises Damage, Unfollowed."""
     pickles, place = [], start
     for _ in range(5):  # magic, version, facts of the machine, the object, keys of its storages
-        pickles.append(_bytes_of_pickle(file, name, place, size_bytes))
+        pickles.append(_bytes_of_pickle(file, name, place, size_bytes, budget))
         place += len(pickles[-1])
     storages, keys = _Storages(pickles[3]), _Keys(pickles[4])
     try:
@@ -162,6 +171,8 @@ def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int) -> int
         keys.run()
     except Refused as why:
         raise Unfollowed(str(why)) from why
+    except Exception as error:  # whatever a damaged stream makes of the machine
+        raise Damage(f"{name}: its pickle makes no sense: damaged") from error
     if facts.get("little_endian") is False:
         raise Unfollowed("written by a big-endian machine")
     for key in keys.texts:
@@ -249,9 +260,11 @@ class _Keys(Machine):
         self.texts.append(self._stack[-1])
 
 
-def _bytes_of_pickle(file: BinaryIO, name: str, start: int, size_bytes: int) -> bytes:
+def _bytes_of_pickle(
+    file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget
+) -> bytes:
     """Raises Damage: it has no end; Unfollowed: it is too large."""
-    end = end_of_pickle(file, name, start, size_bytes)
+    end = end_of_pickle(file, name, start, size_bytes, budget)
     if end - start > MOST_PICKLE_BYTES:
         raise Unfollowed(f"a pickle of more than {MOST_PICKLE_BYTES:,} bytes")
     file.seek(start)
