@@ -358,17 +358,53 @@ static enum before look(const struct burst *state, struct work *work, int flags)
     return before;
 }
 
-/* The earlier file keeps a name until the new one counts. */
-static bool keep_file(int parent, const char *base, const char *was)
+enum kept { NOT_KEPT, KEPT, KEPT_BEFORE };
+
+/* The earlier file keeps a name until the save that replaces it is home as a whole.  One that has
+ * it already is of the last save that was, and stays: save/earlier.py lets go of all of them
+ * together. */
+static enum kept keep_file(int parent, const char *base, const char *was)
 {
-    syscall(SYS_unlinkat, parent, was, 0);
-    return !syscall(SYS_linkat, parent, base, parent, was, 0);
+    char name[BURST_NAME_BYTES];
+
+    if (!syscall(SYS_linkat, parent, base, parent, was, 0))
+        return KEPT;
+    if (errno != EEXIST)
+        return NOT_KEPT;
+    if (!read_link(burst_state, parent, was, name))
+        return KEPT_BEFORE;
+    syscall(SYS_unlinkat, parent, was, 0); /* of a drain that was killed as it gave one back */
+    return syscall(SYS_linkat, parent, base, parent, was, 0) ? NOT_KEPT : KEPT;
+}
+
+static bool is_there(int parent, const char *name)
+{
+    struct stat found;
+
+    return !syscall(SYS_newfstatat, parent, name, &found, AT_SYMLINK_NOFOLLOW);
 }
 
 static bool replace_file(struct work *work)
 {
-    return keep_file(work->parent, work->base, work->was) &&
-           !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
+    enum kept kept = keep_file(work->parent, work->base, work->was);
+
+    if (!kept)
+        return false;
+    if (!syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base))
+        return true;
+    if (kept == KEPT)
+        syscall(SYS_unlinkat, work->parent, work->was, 0);
+    return false;
+}
+
+/* What has come home a moment ago is the earlier file now, if there is none yet. */
+static bool set_aside(struct work *work)
+{
+    if (!syscall(SYS_renameat2, work->parent, work->beside, work->parent, work->was,
+                 RENAME_NOREPLACE))
+        return true;
+    return errno != EEXIST && !is_there(work->parent, work->was) &&
+           !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was);
 }
 
 /* The new link for the one that was there when we looked.  The drain may have put the file itself
@@ -380,8 +416,7 @@ static bool swap_link(const struct burst *state, struct work *work)
         return !syscall(SYS_renameat, work->parent, work->beside, work->parent, work->base);
     read_link(state, work->parent, work->beside, work->older); /* another one, if we were late */
     if (syscall(SYS_newfstatat, work->parent, work->beside, &work->found, AT_SYMLINK_NOFOLLOW) ||
-        !S_ISREG(work->found.st_mode) ||
-        syscall(SYS_renameat, work->parent, work->beside, work->parent, work->was))
+        !S_ISREG(work->found.st_mode) || !set_aside(work))
         syscall(SYS_unlinkat, work->parent, work->beside, 0);
     return true;
 }
@@ -402,8 +437,6 @@ static bool set_link(const struct burst *state, struct work *work, enum before b
     }
     set_is_marked(state, work, work->older, false);
     syscall(SYS_unlinkat, work->parent, work->beside, 0);
-    if (before == A_FILE)
-        syscall(SYS_unlinkat, work->parent, work->was, 0);
     return false;
 }
 
@@ -773,11 +806,11 @@ static void keep_older(const struct burst *state, struct work *work)
     struct stat found = {0};
     int from, made;
 
-    if (!find_older(state, work))
+    set_beside(work->was, work->base, BURST_WAS);
+    if (is_there(work->parent, work->was) || !find_older(state, work))
         return;
     strcat(strcpy(work->marked, state->data), work->older);
     set_beside(work->beside, work->name, BURST_LINK);
-    set_beside(work->was, work->base, BURST_WAS);
     from = (int)syscall(SYS_openat, AT_FDCWD, work->marked, O_RDONLY | O_CLOEXEC);
     made = from < 0 ? -1
                     : (int)syscall(SYS_openat, work->parent, work->beside,
@@ -1198,9 +1231,13 @@ void burst_renaming(struct burst_change *change, int dirfd, const char *path, in
         if (find_folder(work, to_dirfd, to) &&
             !syscall(SYS_newfstatat, work->parent, work->base, &work->found, AT_SYMLINK_NOFOLLOW) &&
             S_ISREG(work->found.st_mode)) {
+            enum kept kept;
+
             set_beside(work->was, work->base, BURST_WAS);
-            change->is_kept = keep_file(work->parent, work->base, work->was);
-            if (!change->is_kept && !change->flags && gives_no_links(errno))
+            kept = keep_file(work->parent, work->base, work->was);
+            change->is_kept = kept == KEPT;
+            if (!kept && !change->flags && gives_no_links(errno) &&
+                !is_there(work->parent, work->was))
                 change->is_kept = change->is_aside =
                     !syscall(SYS_renameat, work->parent, work->base, work->parent, work->was);
         }
@@ -1219,16 +1256,14 @@ static void put_link(const struct work *work, int folder, const char *way, char 
         syscall(SYS_renameat, folder, draft, folder, way);
 }
 
-/* What a file has replaced goes with it, unless it has replaced another one there, or that has. */
-static void move_was(const struct burst_change *change, const struct work *to, int dirfd,
-                     const char *path)
+/* What a file has replaced goes with it, unless there is an earlier file at its new name. */
+static void move_was(const struct work *to, int dirfd, const char *path)
 {
     struct work *work = begin_work();
 
     if (work && find_folder(work, dirfd, path)) {
         set_beside(work->was, work->base, BURST_WAS);
-        if (change->is_kept || (*change->over && !syscall(SYS_newfstatat, to->parent, to->was,
-                                                          &work->found, AT_SYMLINK_NOFOLLOW)))
+        if (is_there(to->parent, to->was))
             syscall(SYS_unlinkat, work->parent, work->was, 0);
         else
             syscall(SYS_renameat, work->parent, work->was, to->parent, to->was);
@@ -1248,7 +1283,7 @@ static void set_renamed(const struct burst *state, const struct burst_change *ch
     if (has_succeeded && *change->name) {
         put_link(work, AT_FDCWD, work->home_link, work->text);
         if (!*change->over || !(change->flags & RENAME_EXCHANGE)) /* else each keeps its own */
-            move_was(change, work, dirfd, path);
+            move_was(work, dirfd, path);
     } else if (!has_succeeded && change->is_aside) {
         syscall(SYS_renameat2, work->parent, work->was, work->parent, work->base, RENAME_NOREPLACE);
     } else if (has_succeeded ? *change->over : change->is_kept) {

@@ -33,7 +33,6 @@ from penstock.save.burst import (
     NEW,
     PATTERNS,
     TORN,
-    WAS,
     Burst,
     BurstDrain,
     Entry,
@@ -44,6 +43,8 @@ from penstock.save.burst import (
     prepare,
 )
 from penstock.save.commit import exchange
+from penstock.save.earlier import WAS
+from penstock.save.putback import MARK
 from penstock.save.working import Settings, read_status
 from penstock.stores import LocalStore, draft_of
 
@@ -80,7 +81,8 @@ def on_tier(fast: Path) -> list[str]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*"))
+    """Without the list of what was put back."""
+    return sorted(path.name for path in folder.rglob("*") if path.name != MARK)
 
 
 def drained(fast: Path, settings: Settings = AT_ONCE) -> list[str]:
@@ -541,7 +543,7 @@ def test_a_lost_fast_tier_leaves_what_was_durable_before(
     burst('open("last.pt", "wb").write(b"new"); open("fresh.pt", "wb").write(b"x")')
     for path in (fast / "burst/data").iterdir():
         path.unlink()
-    mended = {(path.name, is_back) for path, is_back in mend(work, fast)}
+    mended = {(one.place.name, one.is_back) for one in mend(work, fast)}
     assert mended == {("last.pt", True), ("fresh.pt", False)}
     assert names(work) == ["last.pt"]
     assert (work / "last.pt").read_bytes() == b"durable"
@@ -578,7 +580,7 @@ def test_a_lost_tier_is_recovered_from_in_a_folder_of_any_size(
     _made(fast, folder / "a.pt", b"a")
     shutil.rmtree(fast / "burst")
     monkeypatch.setattr("penstock.save.burst.MOST_SEARCHED", 10)
-    assert mend(work, fast) == [(folder / "a.pt", False)]
+    assert mend(work, fast) == [(folder / "a.pt", False, None)]
 
 
 def test_what_a_lost_tier_s_drain_had_begun_goes_and_what_another_s_has_begun_stays(
@@ -592,7 +594,7 @@ def test_what_a_lost_tier_s_drain_had_begun_goes_and_what_another_s_has_begun_st
     for name in (*its, others):
         (work / name).write_bytes(b"half")
     shutil.rmtree(fast)
-    assert mend(work, fast) == [(work / "last.pt", False)]
+    assert mend(work, fast) == [(work / "last.pt", False, None)]
     assert names(work) == [others]
 
 

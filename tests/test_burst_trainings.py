@@ -18,7 +18,8 @@ from conftest import PENSTOCK
 from penstock.bench.tier import slow
 from penstock.measures import measure
 from penstock.run import open_run
-from penstock.save.burst import NEW, WAS, entries
+from penstock.save.burst import NEW, entries
+from penstock.save.earlier import WAS
 from test_bench_tier import needs_fuse
 
 

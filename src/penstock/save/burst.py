@@ -37,6 +37,7 @@ from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
+from penstock.save.earlier import Kept, Mended, give_back_save, is_earlier, roll_back, was_of
 from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.verify import verify
@@ -71,7 +72,7 @@ __all__ = [
 
 FOLDER = "burst"
 # As native/burst.h has them: beside the program's file, hidden, and of its name.
-WAS, LINK, NEW = ".penstock-was", ".penstock-link", ".penstock-new"
+LINK, NEW = ".penstock-link", ".penstock-new"
 HOME = ".penstock-home"
 TORN = ".torn"
 # What torch, safetensors, Lightning, Keras, TensorFlow, DeepSpeed and DCP write, also under the
@@ -150,11 +151,6 @@ class Entry:
         """Of the files of its path: the name of the one that the path leads to, else its own."""
         found = Path(_target(self.home))
         return found.name if found.parent == self.data.parent else self.name
-
-
-def was_of(home: Path) -> Path:
-    """Where the earlier file of a name is kept until the new one counts; as in native/burst.c."""
-    return home.with_name(beside(home.name, WAS, "."))
 
 
 def _target(path: str | Path) -> str:
@@ -585,6 +581,12 @@ def _hold(path: Path) -> int:
     return -1
 
 
+def any_is_running(tier: Path) -> bool:
+    """Whether a `penstock run` with this tier lives, for all one knows."""
+    runs = [path.name.removeprefix(RUNNING) for path in (tier / STATE).glob(f"{RUNNING}*")]
+    return any(is_running(tier, owner) for owner in runs)
+
+
 def is_running(tier: Path, owner: str) -> bool:
     """Whether a `penstock run` whose files these are lives, and so its program, for all one
     knows."""
@@ -602,6 +604,10 @@ def is_running(tier: Path, owner: str) -> bool:
 
 
 # --- all of them ----------------------------------------------------------------------------------
+
+
+class _AbsentError(TierError):
+    """Of a file whose folder is not there: its file system was unmounted, or does not answer."""
 
 
 class _UnfinishedError(TierError):
@@ -644,6 +650,8 @@ class Burst(Working):
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
         self._homes: dict[Path, None] = {}  # folders to which this has brought something
         self._said_device = False
+        self._devices: dict[Path, int] = {}  # of folders that links were seen in
+        self._earlier = Kept(self.fast.folder / FOLDER, clock)
 
     def __enter__(self) -> Self:
         if self._heard is not None:
@@ -695,6 +703,7 @@ class Burst(Working):
             self._forget_committed()
             if self._owed():  # what came home at last was written to in that moment
                 failed = super().watch(has_ended, grace_s)
+            self._let_go()
         self._settle()
         return [*failed, *self._said_unclaimed()]
 
@@ -769,7 +778,27 @@ class Burst(Working):
             return False
         if one.size_bytes is None:
             return _has_moved(one)
-        return one.is_linked() if linked is None else linked.get(one.home) is one
+        is_linked = one.is_linked() if linked is None else linked.get(one.home) is one
+        return is_linked or (not one.is_home and bool(self._absence(one)))
+
+    def _absence(self, one: Entry) -> str:
+        """Why a path cannot be asked whether it leads to a file; empty: it can.  A folder of which
+        nothing is left up to another file system than it was on was not removed by a program."""
+        folder = one.home.parent
+        try:
+            device = folder.stat().st_dev
+        except (FileNotFoundError, NotADirectoryError):
+            was_on = self._devices.get(folder)
+            if was_on is not None and _root_of(one.home).stat().st_dev != was_on:
+                return f"{folder}: is not there: is its file system mounted?"
+            return ""
+        except OSError as error:
+            return f"{folder}: {error.strerror}"
+        if one.is_linked():
+            self._devices.setdefault(folder, device)
+        elif device != self._devices.get(folder, device):
+            return f"{folder}: is on another file system than before: is that mounted?"
+        return ""
 
     def unclaimed(self) -> list[Entry]:
         """Files to which no path leads any more.  Raises TierError."""
@@ -792,7 +821,9 @@ class Burst(Working):
             failed = self._round()
             with suppress(OSError):  # the next look does it
                 self._forget_committed()
-            self._backlog(self.backlog())
+            left = self.backlog()
+            self._backlog(left)
+            self._let_go(left)
             if not (failed or self.backlog() or self._astray()):
                 break
             if attempt + 1 < self.settings.tries:
@@ -810,8 +841,12 @@ class Burst(Working):
 
     def _said_unclaimed(self) -> list[str]:
         stays = "no path leads there any more; it stays, for you to move or remove"
+        gone = "its folder is not there: mount its file system, and drain again; it stays"
         ours = [one for one in self.unclaimed() if self._is_ours(one)]
-        return [f"{one.home}: lies in {one.data}, and {stays}" for one in ours]
+        return [
+            f"{one.home}: lies in {one.data}, and {stays if one.home.parent.is_dir() else gone}"
+            for one in ours
+        ]
 
     def _round(self) -> dict[str, str]:
         if self._clock() < self._look_again_s and not self._over_as:
@@ -822,6 +857,7 @@ class Burst(Working):
             begun_s = self._clock()
             left = look()
             self._backlog(left)
+            self._let_go(left)
             # Looks at tens of thousands of files take seconds, and must not take most of the time.
             until_s = self._clock() + max(LOOK_S, self._pause_after(begun_s))
             has_tried = False
@@ -849,6 +885,9 @@ class Burst(Working):
             _merge_marks(folder / FOLDER)
             found = entries(folder)
             linked = _linked(found)
+            for one in linked.values():
+                if one.home.parent not in self._devices:
+                    self._absence(one)
             if self._find_again([one for one in found if one.size_bytes is not None], linked):
                 return self.backlog()
         except OSError as error:  # a program changes names beside us: the next look finds another
@@ -869,7 +908,7 @@ class Burst(Working):
         try:
             self._drain(one)
             self._again.pop(name, None)
-            self._say(error="")
+            self._say(error="", reason="")
         except _UnfinishedError as error:
             failed[name] = str(error)
         except (PenstockError, OSError) as error:
@@ -877,7 +916,7 @@ class Burst(Working):
             delay_s = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))[1]
             again_s = self._clock() + delay_s
             self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
-            self._say(error=sentence(name, why))
+            self._say(error=sentence(name, why), reason=_reason_of(error))
 
     def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
         """failed: what cannot go in this round, and why; is told of it."""
@@ -901,6 +940,8 @@ class Burst(Working):
             if not os.path.lexists(one.data):  # else it was being made while we looked
                 self._end_moved(one)
             return
+        if why := self._absence(one):
+            raise _AbsentError(why)
         path = one.data
         torn = self._torn(one)
         if not one.is_linked():
@@ -914,7 +955,7 @@ class Burst(Working):
             try:
                 new = self._copy(one, before)
             except (TierError, OSError):
-                if one.is_linked():
+                if one.is_linked() or self._absence(one):
                     raise
                 return  # removed, or its folder has another name: the next look finds it there
             try:
@@ -932,6 +973,7 @@ class Burst(Working):
             finally:
                 new.unlink(missing_ok=True)
         self._forget_was(one)
+        self._earlier.came(one.name, one.home, os.path.lexists(one.was))
         self._gone[one.name] = (before, put)
         self._homes[one.home.parent] = None
         lag_s = max(0.0, time.time() - before.st_mtime)
@@ -954,18 +996,25 @@ class Burst(Working):
                 raise _written_again(one)
             yield lease
 
+    def _let_go(self, left: Sequence[Entry] | None = None) -> None:
+        """The earlier files of saves that are home as a whole go.  Raises TierError."""
+        is_over = bool(self._over_as) or not any_is_running(self.fast.folder)
+
+        def ask() -> dict[str, Path]:
+            return {one.name: one.home for one in self.backlog()}
+
+        homes = ask() if left is None else {one.name: one.home for one in left}
+        self._earlier.let_go(homes, is_over, ask)
+
     def _forget_was(self, one: Entry, is_dead: bool = False) -> None:
-        """What was at its path before goes, unless a newer one needs it, on the tier or, as that is
-        full, at the path.  is_dead: its program was killed before it had made the link."""
+        """What was at its path before stays until all of its save is home.  is_dead: its program
+        was killed before it had made the link."""
         if os.path.lexists(one.was):
-            # One that has moved to the path may be newer whatever the clock says.
-            is_needed = any(
-                other.name > one.name or (other.name != one.name and other.size_bytes is None)
-                for other in entries(self.fast.folder, one.home)
-            )
-            is_kept_now = not is_dead and _are_one_file(one.was, one.home)
-            if not (is_needed or is_kept_now or _target(one.home)):
+            is_link = _target(one.was) == os.fspath(one.data)  # see _was_put()
+            if is_link or (is_dead and _are_one_file(one.was, one.home)):
                 one.was.unlink(missing_ok=True)
+            else:
+                self._earlier.keep(one.home)
         # Of the name under which it was made, if that was another one and is nobody's now.
         made_as = one.home.with_name(one.name[ID_LETTERS:])
         if os.path.lexists(was_of(made_as)) and not os.path.lexists(made_as):
@@ -994,6 +1043,7 @@ class Burst(Working):
             if torn is None or not _is_as_before(one.home.lstat(), torn):
                 raise _written_again(one)
             aside, found = _torn_of(one), torn
+            self._gives_back_save(one, None)
             aside.unlink(missing_ok=True)
             if torn.st_size:
                 aside.hardlink_to(one.home)
@@ -1067,7 +1117,7 @@ class Burst(Working):
 
     def _is_first(self, one: Entry) -> bool:
         """Of its path, as far as anything of earlier ones is left."""
-        return self._older(one) is None and not os.path.lexists(one.was)
+        return self._older(one) is None and not is_earlier(one.was)
 
     def _await_end(self, path: Path, one: Entry) -> None:
         """Raises _UnfinishedError: the end is missing, and a program lives that may write it."""
@@ -1091,13 +1141,16 @@ class Burst(Working):
         """Of a file whose program ended before it: the one before comes back, and this is put aside
         as NAME.torn if there is something in it."""
         older, link = self._older(one), one.beside(NEW)
+        if self._gives_back_save(one, older) and is_earlier(one.was):
+            older = None  # the save on the tier is no longer whole, and that one is
         if older is not None:
             link.unlink(missing_ok=True)
             link.symlink_to(older.data)
         new = one.was if older is None else link
         try:
             with self._as_it_was(one, before):
-                is_back = bool(_put(new, one)) if os.path.lexists(new) else _take(one)
+                is_there = is_earlier(new) or older is not None
+                is_back = bool(_put(new, one)) if is_there else _take(one)
         finally:
             link.unlink(missing_ok=True)
         if not is_back:
@@ -1114,6 +1167,22 @@ class Burst(Working):
         fsync_folder(one.home.parent)
         _drop(one)
 
+    def _gives_back_save(self, one: Entry, older: Entry | None) -> bool:
+        """Whether the other files of a torn file's save have given way to what they were before.
+        older: its own earlier version on the tier.  Raises TierError, OSError."""
+        returned = None
+        if older is not None:
+            returned = (older.size_bytes or 0, older.mtime_ns)
+        elif is_earlier(one.was):
+            status = one.was.stat()
+            returned = status.st_size, status.st_mtime_ns
+        begun_ns = int(one.name[: OWNER.start], 16)
+        done = give_back_save(one.home, begun_ns, returned, _lead_aside)
+        if done:
+            said = f"{_listed(done)}: of a save that is not whole: what was there before is back"
+            self._say(warning="; ".join(filter(None, (self.status.warning, said))))
+        return bool(done)
+
     def _say_damaged(self, one: Entry) -> None:
         self._say(damaged=tuple(dict.fromkeys((*self.status.damaged, one.home.as_posix()))))
 
@@ -1129,6 +1198,8 @@ class Burst(Working):
         before, until the newer one counts.  Else its link went away, and the file with it, or it
         has another name: the next look finds it there."""
         is_newer = one.newest() != one.name
+        if is_newer and os.path.lexists(one.was):
+            return  # that of a save which is home as a whole: it stays until the next one is
         if is_newer and _was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
@@ -1139,6 +1210,8 @@ class Burst(Working):
     def _end_moved(self, one: Entry) -> None:
         """A file that moved to its path while it was written, as the fast tier was full."""
         self._end_was(one)
+        if _is_file(one.home):
+            self._earlier.came(one.name, one.home, os.path.lexists(one.was))
         _sweep(one.beside(NEW))
         for place in (one.draft, one.way):
             place.unlink(missing_ok=True)
@@ -1273,6 +1346,15 @@ class Burst(Working):
         )
 
 
+def _reason_of(error: Exception) -> str:
+    """As Status.reason."""
+    number = error.errno if isinstance(error, OSError) else 0
+    if isinstance(error, TierFull) or number in (errno.ENOSPC, errno.EDQUOT):
+        return "full"
+    is_absent = isinstance(error, _AbsentError) or number in (errno.ENOTCONN, errno.ESTALE)
+    return "absent" if is_absent else ""
+
+
 def _age_s(left: Sequence[Entry]) -> float:
     """Of the oldest."""
     oldest = min((one.mtime_ns for one in left if one.mtime_ns), default=0)
@@ -1362,6 +1444,27 @@ def _rename_home(one: Entry, place: Path) -> None:
     draft.replace(one.way)
 
 
+def _lead_aside(home: Path, newer: Path) -> bool:
+    """The earlier file of a path takes the place of its link, which is at `newer` from now on;
+    False: what the link leads to is torn.  Who is killed meanwhile leaves it as _was_put() finds
+    it.  Raises OSError."""
+    was, data = was_of(home), Path(_target(home))
+    if is_torn(data, home.name):
+        return False
+    try:
+        exchange(was, home)
+        was.replace(newer)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        home.replace(newer)
+        was.replace(home)
+    ours = Entry(data.name, data, home)
+    if os.path.lexists(ours.way):  # else it is on another node's tier, whose drain looks for it
+        _rename_home(ours, newer)
+    return True
+
+
 def _root_of(home: Path) -> Path:
     """The deepest folder above a path that is there."""
     for folder in home.parents:
@@ -1394,26 +1497,21 @@ def _search(
     return found
 
 
-def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[tuple[Path, bool]]:
-    """After the loss of a fast tier: links below `slow` that lead to what is lost.  Where an
-    earlier file is beside one it comes back (True), else the link is removed.  Raises OSError."""
+def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
+    """After the loss of a fast tier: links below `slow` that lead to what is lost.  Of a save that
+    is not home as a whole the one before comes back, as far as it is there; other links are
+    removed.  Raises TierError, OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
-    mended, lost = [], set[tuple[Path, str]]()
+    lost: dict[Path, list[tuple[str, str]]] = {}
     links = _search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
     for target, place in sorted(links.items()):
-        if not target.startswith(data) or os.path.lexists(target):
-            continue
-        was = was_of(place)
-        is_back = was.is_file()
-        if is_back:
-            was.replace(place)
-        else:
-            place.unlink()
-        lost.add((place.parent, Path(target).name[OWNER]))
-        fsync_folder(place.parent)
-        mended.append((place, is_back))
-    for folder, owner in lost:
-        _sweep_lost(folder, owner)
+        if target.startswith(data) and not os.path.lexists(target):
+            lost.setdefault(place.parent, []).append((place.name, Path(target).name[OWNER]))
+    mended = []
+    for folder, files in lost.items():
+        mended += roll_back(folder, [name for name, _ in files])
+        for owner in {owner for _, owner in files}:
+            _sweep_lost(folder, owner)
     return mended
 
 
@@ -1465,13 +1563,14 @@ class BurstDrain:
 
     It ends when `leave()` was called, or this process has ended, and all is drained.  limit_bps:
     bytes a second.  run: the run's folder: it pauses while that run's data wait rises.  owner: of
-    Burst.
+    Burst.  grace_s: how long it tries what it cannot bring; None: as `penstock save drain`.
     """
 
     fast: str | os.PathLike[str]
     limit_bps: float | None = None
     run: str | os.PathLike[str] | None = None
     owner: str = ""
+    grace_s: float | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _running: int = field(default=-1, repr=False)
 
@@ -1484,6 +1583,8 @@ class BurstDrain:
             words += ["--run", os.fspath(self.run)]
         if self.owner:
             words += ["--owner", self.owner]
+        if self.grace_s is not None:
+            words += ["--grace", f"{self.grace_s}s"]
         folder = Path(os.path.realpath(self.fast)) / STATE
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
@@ -1517,6 +1618,11 @@ class BurstDrain:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
+
+    def stop(self) -> None:
+        """It ends between two pieces of what it copies, and leaves the tier as it is."""
+        if self._process is not None:
+            self._process.terminate()
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status; None: it is still at work."""

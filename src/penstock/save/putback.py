@@ -21,14 +21,15 @@ from penstock.stores import LocalStore, Store
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["MARK", "mark_put_back", "mixed", "put_back"]
+__all__ = ["MARK", "is_state", "mark_put_back", "mixed", "put_back"]
 
 MARK = ".penstock-put-back.json"
 VERSION = 1
 MOST_BYTES = 16 << 20  # about 200,000 files
-# Files beside the state, which hold the same text in each save: what only such a file tells about
-# the save that it is of does not make a mixture.
+# Files beside the state, which hold the same text in each save, and hidden ones (DCP's .metadata
+# tells where values lie, and holds none): from another save they make no mixture.
 _TEXTS = (".json", ".txt", ".md", ".yaml", ".yml", ".jinja", ".py", ".html", ".log", ".csv")
+_ASIDE = (".newer", ".torn")  # what the burst buffer has put aside
 _TOKENS = ("tokenizer", "spiece", "sentencepiece", "vocab", "merges")
 
 
@@ -90,7 +91,7 @@ def mixed(checkpoint: Checkpoint) -> str:
     n_back = n_files = 0
     for file in checkpoint.files:
         folder, _, name = file.name.rpartition("/")
-        if not _is_state(name):
+        if not is_state(name):
             continue
         if folder not in listed:
             listed[folder] = put_back(checkpoint.store, folder)
@@ -101,6 +102,6 @@ def mixed(checkpoint: Checkpoint) -> str:
     return f"mixed: {n_back} of its {n_files} files were put back from an older save"
 
 
-def _is_state(name: str) -> bool:
+def is_state(name: str) -> bool:
     """Whether a file's bytes change from save to save."""
-    return not (name == MARK or name.endswith(_TEXTS) or name.startswith(_TOKENS))
+    return not (name.endswith((*_TEXTS, *_ASIDE)) or name.startswith((".", *_TOKENS)))

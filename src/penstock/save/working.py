@@ -102,6 +102,7 @@ class Status:
     paused_s: float = 0.0
     last: str = ""
     error: str = ""
+    reason: str = ""  # of the error: "full" or "absent", of the slow tier; else empty
     damaged: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()
     warning: str = ""

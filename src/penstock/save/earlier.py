@@ -1,0 +1,519 @@
+"""Earlier files of a program's folder: kept until the save that replaces them is home as a whole.
+
+    FOLDER/.NAME.penstock-was   NAME as it was before the save that is coming home; or a link to
+                                nowhere: NAME came with that save, and was not there before
+    FAST/burst/kept/HASH        a link to a folder that has such files, for the drain that comes
+                                after one that was killed
+
+The files of one save share a folder and a key (see group_of).  Their earlier files go together,
+when no file of that key is left on a fast tier, and come back together, when the tier is lost.
+Knows names, links and files; knows no framework and no drain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import TierError
+from penstock.save.putback import is_state, mark_put_back
+from penstock.stores import beside, fsync_folder
+
+__all__ = [
+    "NEWER",
+    "WAS",
+    "Kept",
+    "Mended",
+    "give_back_save",
+    "group_of",
+    "is_earlier",
+    "roll_back",
+    "was_of",
+]
+
+WAS = ".penstock-was"  # as native/burst.h has it
+NEWER = ".newer"  # ends the name of a newer file of a save that is lost for the rest
+NONE = "penstock-none"  # where a link of a file leads that had no earlier one
+# While it is there, earlier files that were set aside before it are no longer of use.
+LETTING_GO = ".let-go.penstock-new"
+KEPT = "kept"
+# A program that has written nothing for so long has written all of a save, where no earlier save
+# of the same names tells.  Until then the earlier files take room, and nothing else.
+QUIET_S = 10.0
+STALE_S = 60.0
+MOST_BROUGHT = 200_000
+
+_ON_A_TIER = re.compile(r"(/.*)/burst/data/[0-9a-f]{24}-[^/]+")
+# What numbers the parts of one save.
+_PART = re.compile(
+    r"-\d+-of-\d+|_\d+_\d+(?=\.distcp)|(?:optimizer|model|scheduler|sampler|random_states|rng_state)"
+    r"_\d(?=\.)|(?:rank|layer|shard|part|worker|stage|pp|tp|dp|ep|cp|gpu|chunk|block|expert)[_-]?\d+",
+    re.IGNORECASE,
+)
+_DRAFT = re.compile(r"\.tmp.*|\.incomplete\b.*|\.part\b.*", re.IGNORECASE)
+_WORD = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a-z])", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+
+
+@lru_cache(maxsize=1 << 16)
+def group_of(name: str) -> str:
+    """Return a key that files of one folder share which are of one save: the numbers and words in
+    which files of several saves differ (`epoch=3-step=200.ckpt`, `last.ckpt`), without those that
+    number parts (`-00001-of-00006`, `rank0`).  Files without any have one key."""
+    bare = _PART.sub("", _DRAFT.sub("", name))
+    stem = bare.removesuffix(".h5").rpartition(".")[0] or bare
+    return "/".join(word.lower() for word in (*_WORD.findall(stem), *_NUMBER.findall(stem)))
+
+
+def was_of(home: Path) -> Path:
+    """Where the earlier file of a name is kept; as in native/burst.c."""
+    return home.with_name(beside(home.name, WAS, "."))
+
+
+def _name_of(was: str) -> str:
+    """Of the file whose earlier one has this name; empty: it is none."""
+    return was[1 : -len(WAS)] if was.startswith(".") and was.endswith(WAS) else ""
+
+
+def is_earlier(was: Path) -> bool:
+    """Whether an earlier file is there, and not the note that there was none."""
+    with suppress(OSError):
+        return stat.S_ISREG(was.lstat().st_mode)
+    return False
+
+
+def _is_none(path: Path) -> bool:
+    with suppress(OSError):
+        return os.readlink(path) == NONE  # noqa: PTH115 - compared as it stands there
+    return False
+
+
+# --- what lies in a folder ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Group:
+    """Files of one key: names with an earlier file, or with the note that there was none; names
+    that are links to a fast tier; names of files."""
+
+    kept: set[str] = field(default_factory=set)
+    links: dict[str, str] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+
+
+def _groups(folder: Path) -> dict[str, _Group]:
+    """Raises OSError."""
+    groups: dict[str, _Group] = {}
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            name = _name_of(entry.name)
+            # A name too long for its ending is kept shortened: such a file is a group of its own.
+            is_ours = bool(name) and was_of(folder / name).name == entry.name
+            group = groups.setdefault(group_of(name or entry.name), _Group())
+            if is_ours:
+                group.kept.add(name)
+            elif entry.is_symlink():
+                with suppress(OSError):
+                    target = os.readlink(entry.path)  # noqa: PTH115
+                    if _ON_A_TIER.fullmatch(target) and ".penstock-" not in entry.name:
+                        group.links[entry.name] = target
+            elif entry.is_file(follow_symlinks=False) and is_state(entry.name):
+                group.files.add(entry.name)
+    return groups
+
+
+# --- for a drain ----------------------------------------------------------------------------------
+
+
+class Kept:
+    """The folders with earlier files that one drain knows of.  Used by one thread."""
+
+    def __init__(self, tier_folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._notes, self._clock = tier_folder / KEPT, clock
+        self._folders: set[Path] = set()
+        # By folder and key: names that came home since the last time that all were, of them those
+        # without an earlier file; all that came until that time; when one of them was seen on the
+        # tier or came home last; the first file on the tier that has an earlier one.
+        self._came: dict[tuple[Path, str], set[str]] = {}
+        self._new: dict[tuple[Path, str], set[str]] = {}
+        self._before: dict[tuple[Path, str], set[str]] = {}
+        self._busy_s: dict[tuple[Path, str], float] = {}
+        self._begun: dict[tuple[Path, str], str] = {}
+        self._listed: set[Path] = set()  # folders of which every key is in _busy_s
+        self._seen: set[str] = set()  # files on the tier, at the last look
+        with suppress(OSError):
+            for note in self._notes.iterdir():
+                folder = os.readlink(note)  # noqa: PTH115
+                if folder.startswith("/"):
+                    self._folders.add(Path(folder))
+
+    def keep(self, home: Path) -> None:
+        """The earlier file of this path stays until all of its save is home."""
+        folder = home.parent
+        self._busy_s.setdefault((folder, group_of(home.name)), self._clock())
+        if folder in self._folders:
+            return
+        self._folders.add(folder)
+        with suppress(OSError):  # a full tier: then this drain knows it, and the next one may not
+            self._notes.mkdir(exist_ok=True)
+            self._note(folder).symlink_to(folder)
+
+    def _note(self, folder: Path) -> Path:
+        return self._notes / hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
+
+    def came(self, name: str, home: Path, has_earlier: bool) -> None:
+        """A file of a save is home.  name: on the tier; begins with the time."""
+        at = home.parent, group_of(home.name)
+        came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
+        if home.name in came:  # the next save of these names has begun
+            self._before[at] = self._before.get(at, set()) | came
+            came.clear()
+        came.add(home.name)
+        if not has_earlier and at in self._begun and name >= self._begun[at]:
+            new.add(home.name)
+        self._busy_s[at] = self._clock()
+        if sum(map(len, self._came.values())) > MOST_BROUGHT:
+            self._came.clear()
+            self._new.clear()
+
+    def let_go(
+        self, left: Mapping[str, Path], is_over: bool, ask: Callable[[], Mapping[str, Path]]
+    ) -> None:
+        """Remove the earlier files of the saves that are home.  left: the paths of files that are
+        on the fast tier, by their names there, as `ask` finds them at any moment; is_over: no
+        program writes any more.  Raises what `ask` does."""
+        self._see(left)
+        pending = self._pending(left)
+        for folder in sorted(self._folders):
+            with suppress(OSError):  # the next look does it
+                self._let_go_of(folder, pending.get(folder, {}), is_over, ask)
+
+    def _see(self, left: Mapping[str, Path]) -> None:
+        """Which of the saves that have begun since the last look replace an earlier one."""
+        new = {name: home for name, home in left.items() if name not in self._seen}
+        self._seen = set(left)
+        of_folder: dict[Path, list[tuple[str, Path]]] = {}
+        for name, home in sorted(new.items()):
+            of_folder.setdefault(home.parent, []).append((name, home))
+        for folder, files in of_folder.items():
+            with suppress(OSError):  # its program has removed it
+                groups = _groups(folder)
+                for name, home in files:
+                    key = group_of(home.name)
+                    if home.name in groups.get(key, _Group()).kept:
+                        self.keep(home)
+                        self._begun.setdefault((folder, key), name)
+
+    def _pending(self, left: Mapping[str, Path]) -> dict[Path, dict[str, set[str]]]:
+        pending: dict[Path, dict[str, set[str]]] = {}
+        for home in left.values():
+            if home.parent in self._folders:
+                of_key = pending.setdefault(home.parent, {})
+                of_key.setdefault(group_of(home.name), set()).add(home.name)
+        return pending
+
+    def _let_go_of(
+        self,
+        folder: Path,
+        pending: Mapping[str, set[str]],
+        is_over: bool,
+        ask: Callable[[], Mapping[str, Path]],
+    ) -> None:
+        """Raises OSError, and what `ask` does."""
+        blocked = {key for key, names in pending.items() if not all(map(_DRAFT.search, names))}
+        for key in blocked:
+            self._busy_s[folder, key] = self._clock()
+            self._note_new(folder, key)
+        keys = {key for at, key in self._busy_s if at == folder} - blocked
+        may_go = any(key in pending or self._is_whole(folder, key, is_over) for key in keys)
+        if folder in self._listed and not may_go:
+            return
+        try:
+            groups = _groups(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            groups = {}
+        # What moved from a full tier to its path since is no link.
+        now_pending = self._pending(ask()).get(folder, {})
+        blocked |= {key for key in now_pending if key not in pending}
+        self._listed.add(folder)
+        is_left = False
+        for key, group in groups.items():
+            if not group.kept:
+                continue
+            self._busy_s.setdefault((folder, key), -math.inf)
+            of_next = {name for name in group.links if _is_of_next(name, group)}
+            is_whole = bool(of_next) or self._is_whole(folder, key, is_over)
+            if group.links.keys() - of_next or key in blocked or not is_whole:
+                is_left = True
+                continue
+            _remove_earlier(folder, group.kept)
+            self._before[folder, key] = self._came.pop((folder, key), set())
+            self._new.pop((folder, key), None)
+            self._begun.pop((folder, key), None)
+        if not is_left and not blocked:
+            self._forget(folder)
+
+    def _forget(self, folder: Path) -> None:
+        with suppress(TierError, OSError):  # a list of what was put back, and is replaced now
+            mark_put_back(folder, {})
+        self._folders.discard(folder)
+        self._listed.discard(folder)
+        self._busy_s = {at: busy_s for at, busy_s in self._busy_s.items() if at[0] != folder}
+        self._note(folder).unlink(missing_ok=True)
+        with suppress(OSError):  # others have notes there
+            self._notes.rmdir()
+
+    def _is_whole(self, folder: Path, key: str, is_over: bool) -> bool:
+        """Whether all files of a save have come, where none of them is on the tier."""
+        at = folder, key
+        before = self._before.get(at)
+        is_quiet = self._clock() - self._busy_s.get(at, -math.inf) >= QUIET_S
+        return is_over or is_quiet or bool(before and before <= self._came.get(at, set()))
+
+    def _note_new(self, folder: Path, key: str) -> None:
+        """What has come with a save that is not home as a whole, and had no earlier file, is not to
+        become one of the save before.  Raises OSError."""
+        new = self._new.get((folder, key), set())
+        while new:
+            name = new.pop()
+            with suppress(FileExistsError):
+                if not (folder / name).is_symlink():
+                    was_of(folder / name).symlink_to(NONE)
+
+
+def _is_of_next(name: str, group: _Group) -> bool:
+    """Whether a draft is of a save after the one that has replaced the earlier files: a file of its
+    name, or where that is not known yet each of them, has been replaced already."""
+    if not _DRAFT.search(name):
+        return False
+    final = _DRAFT.sub("", name)
+    return final in group.kept if final else group.files <= group.kept
+
+
+def _remove_earlier(folder: Path, names: Iterable[str]) -> None:
+    """All of them, or the mark stays that says so.  Raises OSError."""
+    ordered = sorted(names)
+    mark = folder / LETTING_GO
+    if len(ordered) > 1:
+        mark.unlink(missing_ok=True)
+        mark.touch(mode=0o600)
+    for name in ordered:
+        was_of(folder / name).unlink(missing_ok=True)
+    mark.unlink(missing_ok=True)
+
+
+# --- after the loss of a tier ---------------------------------------------------------------------
+
+
+class Mended(NamedTuple):
+    """A file that was lost, or is newer than the save that came back.  is_back: what was there
+    before is there again.  newer: what was at the path, under another name."""
+
+    place: Path
+    is_back: bool
+    newer: Path | None = None
+
+
+def roll_back(folder: Path, lost: Iterable[str]) -> list[Mended]:
+    """Bring back the earlier save of a folder of which these files are lost: also of its files
+    that are home already, which get another name (NAME.newer).
+
+    What comes back is listed first, for who finds files of the newer save beside it.  May be ended
+    anywhere, and begun anew.  Raises TierError, OSError.
+    """
+    mended: list[Mended] = []
+    names = set(lost)
+    _remove_stale(folder)
+    groups = _groups(folder)
+    of_key: dict[str, set[str]] = {}
+    for name in names:
+        of_key.setdefault(group_of(name), set()).add(name)
+    back: dict[str, tuple[int, int]] = {}
+    old: set[str] = set()
+    for key, its in of_key.items():
+        group = groups.get(key, _Group())
+        if all(_is_of_next(name, group) for name in its):
+            old |= group.kept - its  # the save that is coming home has all come
+            group.kept &= its
+        back |= _older(folder, group, its)
+    if back:
+        mark_put_back(folder, back)
+    for key, its in sorted(of_key.items()):
+        group = groups.get(key, _Group())
+        for name in sorted(group.kept - its):  # these first: as long as a link is lost, it is known
+            if (one := _put_back(folder / name)) is not None:
+                mended.append(one)
+        fsync_folder(folder)
+        for name in sorted(its):
+            mended.append(_end_lost(folder / name))
+    for name in old:
+        was_of(folder / name).unlink(missing_ok=True)
+    for key, group in groups.items():
+        if key not in of_key and not group.links:
+            _forget_old(folder, group.kept)
+    fsync_folder(folder)
+    return mended
+
+
+def give_back_save(
+    home: Path,
+    begun_ns: int,
+    returned: tuple[int, int] | None,
+    lead_aside: Callable[[Path, Path], bool],
+) -> list[Path]:
+    """Bring back the earlier files of a save of which one file is torn for good, before what that
+    file was comes back: it would be a mixture.  Returns the paths at which that was done.
+
+    home: of the torn file, which is left alone, begun at this time.  returned: size and time of
+    what it was before; None: there is nothing.  lead_aside: puts the earlier file at a path where a
+    link to the tier is, which has another path from then on; False: it is torn, too, and gives way
+    by itself.  Raises TierError, OSError.
+    """
+    folder, key = home.parent, group_of(home.name)
+    group = _groups(folder).get(key, _Group())
+    others = {}
+    for name in (group.files | group.links.keys()) - {home.name}:
+        with suppress(FileNotFoundError):  # on a tier that is lost
+            status = (folder / name).stat()
+            others[name] = status.st_size, status.st_mtime_ns
+    if returned is None:  # a file that the program has gone on after is not where its save ended
+        older = {name: facts for name, facts in others.items() if facts[1] > begun_ns}
+        older = others if older else {}
+    else:
+        older = _nearer(others, {home.name: returned}, begun_ns)
+    if older.keys() >= others.keys():
+        return []
+    back = {
+        name: (status.st_size, status.st_mtime_ns)
+        for name in group.kept - {home.name}
+        if is_earlier(was := was_of(folder / name)) and (status := was.stat())
+    }
+    mine = {} if returned is None else {home.name: returned}
+    mark_put_back(folder, older | back | mine)
+    done = []
+    for name in sorted(group.kept - {home.name}):
+        place = folder / name
+        newer = place.with_name(beside(name, NEWER))
+        if name in group.links and name in back:
+            if lead_aside(place, newer):
+                done.append(place)
+        elif name in group.files and _put_back(place) is not None:
+            done.append(place)
+    fsync_folder(folder)
+    return done
+
+
+def _end_lost(place: Path) -> Mended:
+    """Raises OSError."""
+    was = was_of(place)
+    if is_earlier(was):
+        was.replace(place)
+        return Mended(place, True)
+    place.unlink(missing_ok=True)
+    if _is_none(was):
+        was.unlink(missing_ok=True)
+    return Mended(place, False)
+
+
+def _put_back(home: Path) -> Mended | None:
+    """Raises OSError."""
+    was, newer = was_of(home), home.with_name(beside(home.name, NEWER))
+    if _is_same(was, home):
+        was.unlink(missing_ok=True)  # set aside by a program that was killed then
+        return None
+    if _is_none(was):
+        if home.is_symlink() or not home.exists():
+            was.unlink(missing_ok=True)
+            return None
+        home.replace(newer)
+        was.unlink(missing_ok=True)
+        return Mended(home, False, newer)
+    if not is_earlier(was):
+        return None
+    if home.is_symlink() or not home.exists():
+        was.replace(home)
+        return Mended(home, True)
+    newer.unlink(missing_ok=True)
+    try:
+        newer.hardlink_to(home)
+    except OSError:
+        home.replace(newer)
+    was.replace(home)
+    return Mended(home, True, newer)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(one.lstat(), other.lstat())
+    return False
+
+
+def _remove_stale(folder: Path) -> None:
+    """A drain that was killed as it removed earlier files has left some.  Raises OSError."""
+    try:
+        since_ns = (folder / LETTING_GO).stat().st_ctime_ns
+    except FileNotFoundError:
+        return
+    for group in _groups(folder).values():
+        for name in group.kept:
+            was = was_of(folder / name)
+            if was.lstat().st_ctime_ns <= since_ns:
+                was.unlink(missing_ok=True)
+    (folder / LETTING_GO).unlink(missing_ok=True)
+
+
+def _forget_old(folder: Path, names: Iterable[str]) -> None:
+    """Of a save that is home as a whole, whose drain is lost with its tier.  Raises OSError."""
+    wases = [was_of(folder / name) for name in names]
+    if all(time.time() - was.lstat().st_ctime > STALE_S for was in wases):
+        for was in wases:
+            was.unlink(missing_ok=True)
+
+
+def _older(folder: Path, group: _Group, lost: set[str]) -> dict[str, tuple[int, int]]:
+    """Size and time of each file of the earlier save: that is about to come back, or was never
+    replaced.  Raises OSError."""
+    back: dict[str, tuple[int, int]] = {}
+    for name in group.kept:
+        was = was_of(folder / name)
+        if is_earlier(was):
+            status = was.stat()
+            back[name] = status.st_size, status.st_mtime_ns
+    if not back:
+        return {}
+    begun_ns = min(map(_made_ns, (group.links.get(name, "") for name in lost)), default=0)
+    others = {}
+    for name in group.files - group.kept - lost:
+        status = (folder / name).stat()
+        others[name] = status.st_size, status.st_mtime_ns
+    return back | _nearer(others, back, begun_ns)
+
+
+def _nearer(
+    others: Mapping[str, tuple[int, int]], back: Mapping[str, tuple[int, int]], begun_ns: int
+) -> dict[str, tuple[int, int]]:
+    """Of other files those that are nearer in time to what comes back than to the save that was
+    begun then: nothing else tells which of the two they are of."""
+    newest_ns = max(mtime_ns for _, mtime_ns in back.values())
+    return {
+        name: (size_bytes, mtime_ns)
+        for name, (size_bytes, mtime_ns) in others.items()
+        if mtime_ns <= newest_ns or mtime_ns - newest_ns < begun_ns - mtime_ns
+    }
+
+
+def _made_ns(target: str) -> int:
+    """When the file on the tier was made that a link leads to: its name begins with that."""
+    with suppress(ValueError):
+        return int(Path(target).name[:16], 16)
+    return 0
