@@ -259,6 +259,13 @@ def cli(context: click.Context) -> None:
     "--burst-limit", type=rate, metavar="RATE", help="From there at most so much, as 300MB/s."
 )
 @click.option(
+    "--wait-at-most",
+    "wait_s",
+    type=duration,
+    metavar="TIME",
+    help="Wait for them so long after the program's end; then exit status 75.",
+)
+@click.option(
     "--container",
     "inside",
     metavar="WORDS",
@@ -281,6 +288,7 @@ def run_command(
     burst_buffer: str | None,
     patterns: tuple[str, ...],
     burst_limit: int | None,
+    wait_s: float | None,
     inside: str | None,
 ) -> None:
     """Run a program, record its I/O, report at its end.
@@ -301,8 +309,8 @@ def run_command(
     from penstock import container, launch
 
     _check_options(staged, verify, fill, fill_limit if fill_from is None else fill_from)
-    if burst_buffer is None and (patterns or burst_limit):
-        raise click.UsageError("--burst-... go with --burst-buffer TIER")
+    if burst_buffer is None and (patterns or burst_limit or wait_s):
+        raise click.UsageError("--burst-... and --wait-at-most go with --burst-buffer TIER")
     if inside is not None and (staged, fill, burst_buffer) != (None, None, None):
         raise click.UsageError("--container goes without tiers: their paths are those of this side")
     box = container.Container.parse(inside) if inside is not None else None
@@ -320,9 +328,7 @@ def run_command(
         filling = _filling(folder, fill, fill_from, fill_limit, environ)
     draining: Any = contextlib.nullcontext()
     if burst is not None and folder is not None:
-        from penstock.cli.burst import DrainedBeside
-
-        draining = DrainedBeside(burst[0].parent, folder, budget, burst_limit)
+        draining = _drained_beside(burst[0].parent, folder, budget, burst_limit, wait_s)
     try:
         status = _run_beside(folder, started, environ, facts, draining, box, job, data)
     except StartError as error:
@@ -341,6 +347,12 @@ def _burst_of(name: str, patterns: tuple[str, ...]) -> Any:
     from penstock.cli.burst import burst_of
 
     return burst_of(name, patterns)
+
+
+def _drained_beside(*words: Any) -> Any:
+    from penstock.cli.burst import DrainedBeside
+
+    return DrainedBeside(*words)
 
 
 def _check_options(staged: str | None, verify: bool, fill: str | None, how: Any) -> None:

@@ -16,8 +16,15 @@ from penstock.errors import PenstockError, TierError
 
 if TYPE_CHECKING:
     from penstock.save.burst import BurstDrain
+    from penstock.save.working import Status
 
-__all__ = ["DrainedBeside", "burst_of"]
+__all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
+
+UNFINISHED = 75  # the exit status where --wait-at-most has ended it; EX_TEMPFAIL of sysexits.h
+STOPPING_S = 30.0  # more than the drain takes for the piece that it copies
+MOST_GRACE_S = 86_400.0  # as shell.duration() takes it
+MOST_NAMED = 3
+REASONS = {"full": "the slow tier is full", "absent": "the slow tier is not there"}
 
 
 def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
@@ -52,14 +59,20 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
 class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
     """A process that brings checkpoints to their paths, waited for when the program has ended.
 
-    status: after that, 1 if something could not be brought there."""
+    wait_s: at most so long; None: until it has ended.  status: after that, 1 if something could
+    not be brought there, UNFINISHED if the time was over before."""
 
-    def __init__(self, tier: Path, folder: Path, budget: int, limit: int | None) -> None:
+    def __init__(
+        self, tier: Path, folder: Path, budget: int, limit: int | None, wait_s: float | None = None
+    ) -> None:
         from penstock import launch
         from penstock.save.burst import BurstDrain
 
         self.status = 0
-        self._drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder))
+        self._wait_s = wait_s
+        # The drain does not end by itself before that.
+        grace_s = None if wait_s is None else min(MOST_GRACE_S, wait_s + 2 * STOPPING_S)
+        self._drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder), grace_s)
         self._environ = launch.environment(folder, budget, os.environ)
 
     def __enter__(self) -> Self:
@@ -79,33 +92,73 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
         self._drain.leave()
         tier = short(Path(self._drain.fast))
         try:
-            if not _has_drained(self._drain):
-                self.status = 1
+            self.status = _await_drain(self._drain, self._wait_s) or self.status
         except KeyboardInterrupt:
             say(f"the drain goes on without us (pid {self._drain.pid}); {tier}/.penstock/drain.log")
+            self._say_left()
+
+    def _say_left(self) -> None:
+        status = self._drain.status()
+        if status is not None and status.backlog:
+            say(_at_risk(status))
 
 
-def _has_drained(drain: BurstDrain) -> bool:
-    """Waits for it, and whether it has brought all there is to its path."""
+def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
+    """Waits for it, and says why it does not end.  Returns 0 if it has brought all there is."""
     from penstock.views.paper import Paper
 
-    begun_s = time.monotonic()
-    has_said = False
+    begun_s, begun_ns = time.monotonic(), time.time_ns()
+    has_said, reason, is_late = False, "", False
     with ended_like_ctrl_c(), Progress("draining", is_of_bytes=True) as bar:
         while (ended := drain.wait(0.2)) is None:
+            waited_s = time.monotonic() - begun_s
+            if wait_s is not None and waited_s >= wait_s:
+                is_late = True
+                drain.stop()
+                ended = drain.wait(STOPPING_S)
+                break
             status = drain.status()
-            if status is None or not status.backlog:
+            if status is None or not status.backlog or status.updated_unix_ns < begun_ns:
                 continue
-            if not has_said and time.monotonic() - begun_s > PROGRESS_AFTER_S:
+            if status.error and status.reason != reason:
+                has_said, reason = True, status.reason
+                say(f"{_at_risk(status)}; {_why(status)}; waiting, Ctrl-C leaves it to the drain")
+            elif not has_said and waited_s > PROGRESS_AFTER_S:
                 has_said = True
-                n = f"{status.backlog_bytes / 1e6:,.1f} MB of checkpoints"
-                say(f"{n} are on the fast tier only; waiting for the drain, Ctrl-C leaves it alone")
+                say(f"{_at_risk(status)}; waiting for the drain, Ctrl-C leaves it alone")
             bar.advance(status.done_bytes, max(1, status.total_bytes), status.current or "draining")
     status = drain.status()
     if status is not None and status.warning:
         say(Paper.clean(status.warning))
-    if ended:
-        log = Path(drain.fast) / ".penstock/drain.log"
-        again = f"penstock save drain {short(Path(drain.fast))}"
-        say(f"not all checkpoints were drained: {log} says why; {again}")
-    return not ended
+    if not (ended or is_late):
+        return 0
+    tier = short(Path(drain.fast))
+    is_known = status is not None and bool(status.backlog)
+    left = _at_risk(status) if status is not None and is_known else "not all was drained"
+    if is_late:
+        say(f"{left}; {_why(status)}; not done in {wait_s:g} s: penstock save recover {tier}")
+        return UNFINISHED
+    say(f"not all checkpoints were drained: {left}; {_why(status)}; penstock save drain {tier}")
+    return 1
+
+
+def _at_risk(status: Status) -> str:
+    """Which files, and how many bytes, are lost with the fast tier."""
+    from penstock.views.paper import Paper
+
+    named = ", ".join(short(Path(name)) for name in status.backlog[:MOST_NAMED])
+    n_files = len(status.backlog)
+    more = f" and {n_files - MOST_NAMED:,} more" if n_files > MOST_NAMED else ""
+    n_bytes = f"{status.backlog_bytes / 1e6:,.1f} MB of checkpoints in {n_files:,} file"
+    s = "" if n_files == 1 else "s"
+    return Paper.clean(f"{n_bytes}{s} are on the fast tier only ({named}{more})")
+
+
+def _why(status: Status | None) -> str:
+    from penstock.views.paper import Paper
+
+    if status is None:
+        return "the drain has not told anything"
+    if not status.error:
+        return "the drain was still copying"
+    return Paper.clean(": ".join(filter(None, (REASONS.get(status.reason, ""), status.error))))

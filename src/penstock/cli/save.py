@@ -1,15 +1,18 @@
 """`penstock save`: arguments and exit codes of the checkpoint commands; no logic.
 
-Exit status: 0 all is well, 1 something is not whole or could not be drained, 2 cannot be asked so.
+Exit status: 0 all is well, 1 something is not whole or could not be drained, 2 cannot be asked so,
+75 it was not done within --wait-at-most.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.burst import UNFINISHED
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
@@ -39,6 +43,13 @@ class _Folder(click.Path):
 
 
 FOLDER = _Folder(exists=True, file_okay=False, path_type=Path)
+WAIT = click.option(
+    "--wait-at-most",
+    "wait_s",
+    type=duration,
+    metavar="TIME",
+    help="So long for what is left; then exit status 75, and the tier is left as it is.",
+)
 NOT_WHOLE = 1
 INTERRUPTED = 130
 
@@ -287,7 +298,7 @@ def _keep(
 
 
 @save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
-@click.argument("fast", type=FOLDER)
+@click.argument("fast", type=_Folder(file_okay=False, path_type=Path))
 @click.argument("slow", required=False, callback=_named)
 @click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
 @click.option("--once/--watch", default=True, help="What is there now, or on and on.  [--once]")
@@ -313,6 +324,7 @@ def _keep(
     metavar="TIME",
     help="... or so long after it.",
 )
+@WAIT
 @click.option("--follow-input", is_flag=True, hidden=True, help="... when standard input ends.")
 @click.option("--owner", default="", hidden=True, help="The run whose files its log tells of.")
 @_keep_options
@@ -326,6 +338,7 @@ def drain_command(
     run: Path | None,
     follow: int | None,
     grace: float,
+    wait_s: float | None,
     follow_input: bool,
     owner: str,
     keep_fast: int | None,
@@ -349,19 +362,24 @@ def drain_command(
       penstock save drain /nvme/run1 /lustre/run1 --watch --keep-fast 2 --foreign &
       penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
       penstock save drain /nvme/tier                         after `penstock run --burst-buffer`
+
+    With --watch, FAST need not be there yet.  --wait-at-most counts from the end of the process
+    that is followed, or from now where none is.
     """  # fmt: skip
     from penstock.save import working as running
     from penstock.save.drain import Drainer
 
     is_followed = follow is not None or follow_input
-    if is_followed and once:
-        raise click.UsageError("--follow goes with --watch")
+    _check_follow(is_followed, once, wait_s)
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
     settings = running.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
     if quiet_io:
         running.be_quiet()
+    over = _input_ended if follow_input else _ended(follow)
+    if not fast.is_dir() and not _has_come(fast, slow, once, over):
+        return NOT_WHOLE
     share = _share_of(run) if run is not None else None
     with Progress("draining", is_of_bytes=True) as bar:
         told = functools.partial(_told if once else _warned_once(), bar)
@@ -376,29 +394,105 @@ def drain_command(
             patience_s = running.PATIENCE_S * is_followed
             working = Drainer(fast, slow, settings, patience_s, share=share, told=told)
             _tell_slow(fast, slow, working.slow.durable)
-        over = _input_ended if follow_input else _ended(follow)
-        # What followed is over: nobody else would bring the rest, so the grace is long.
-        do = working.once if once else functools.partial(working.watch, over, grace)
-        failed = _unless_stopped(working, do)
-    return INTERRUPTED if failed is None else _told_end(working.status, failed, slow is None)
+        return _drained(working, once, over, grace, wait_s)
 
 
-def _unless_stopped(working: Working, do: Callable[[], list[str]]) -> list[str] | None:
+def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
+    if is_followed and once:
+        raise click.UsageError("--follow goes with --watch")
+    if wait_s is not None and not (once or is_followed):
+        raise click.UsageError("--wait-at-most with --watch is about what --follow has followed")
+
+
+def _drained(
+    working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
+) -> int:
+    """The exit status."""
+    from penstock.save.burst import Burst
+
+    if once and wait_s is not None:  # as long as that takes, then
+        once, over = False, lambda: True
+    # What followed is over: nobody else would bring the rest, so the grace is long.
+    do = working.once if once else functools.partial(working.watch, over, wait_s or grace_s)
+    ended = _Limit(working, over, wait_s)
+    failed = _unless_stopped(working, do, ended)
+    of_burst = isinstance(working, Burst)
+    return ended.tell_stopped() if failed is None else ended.tell_end(failed, of_burst)
+
+
+def _unless_stopped(
+    working: Working, do: Callable[[], list[str]], limit: _Limit
+) -> list[str] | None:
     from penstock.save.copying import Stopped
 
-    with working, _stopped_by_signals(working):
+    with working, _stopped_by_signals(working), limit:
         try:
             return do()
         except Stopped:
-            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
             return None
 
 
-def _told_end(status: Status, failed: list[str], of_burst: bool) -> int:
-    """The exit status."""
-    _told_drained(status, of_burst=of_burst)
-    _tell_failed(failed)
-    return NOT_WHOLE if failed else 0
+def _has_come(fast: Path, slow: str | None, once: bool, over: Callable[[], bool]) -> bool:
+    """Waits for a folder that is not there yet; whether it came."""
+    if once or slow is None or os.path.lexists(fast):
+        raise click.BadParameter(f"Directory '{fast}' does not exist.", param_hint="'FAST'")
+    click.echo(f"penstock: {fast}: not there yet; waiting for it", err=True)
+    while not fast.is_dir():
+        is_over = over()
+        if is_over and not fast.is_dir():  # it may have come as the last thing
+            click.echo(f"penstock: {fast}: what was followed ended, and it never came", err=True)
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class _Limit(contextlib.AbstractContextManager["_Limit"]):
+    """Ends a drain some time after over(), by a thread; None: never."""
+
+    def __init__(self, working: Working, over: Callable[[], bool], wait_s: float | None) -> None:
+        self._working, self._over, self._wait_s = working, over, wait_s
+        self._has_ended, self._is_late = threading.Event(), False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Limit:
+        if self._wait_s is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._has_ended.set()
+        if self._wait_s is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over():
+            if self._has_ended.wait(0.2):
+                return
+        if not self._has_ended.wait(self._wait_s):
+            self._is_late = True
+            self._working.stop()
+
+    def tell_stopped(self) -> int:
+        """Returns the exit status."""
+        click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
+        if not self._is_late:
+            return INTERRUPTED
+        status = self._working.status
+        _tell_failed([status.error] if status.error else [])
+        click.echo(
+            f"penstock: not all was drained within {self._wait_s:g} s: "
+            f"{status.backlog_bytes / 1e6:,.1f} MB are on {self._working.fast.url} only",
+            err=True,
+        )
+        return UNFINISHED
+
+    def tell_end(self, failed: list[str], of_burst: bool) -> int:
+        """Returns the exit status."""
+        _told_drained(self._working.status, of_burst=of_burst)
+        _tell_failed(failed)
+        if not failed:
+            return 0
+        return UNFINISHED if self._wait_s is not None else NOT_WHOLE
 
 
 def _tell_failed(failed: list[str]) -> None:
@@ -515,6 +609,7 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     "--full", "level", flag_value="full", help="Compare every byte of the one to begin from."
 )
 @click.option("--fetch", is_flag=True, help="Bring it to the fast tier if it is not there.")
+@WAIT
 def recover_command(
     fast: Path,
     slow: str | None,
@@ -522,6 +617,7 @@ def recover_command(
     concurrency: int,
     level: str | None,
     fetch: bool,
+    wait_s: float | None,
 ) -> int:
     """After a crash: sweep what it left, drain the rest, name the checkpoint to begin from.
 
@@ -545,7 +641,7 @@ def recover_command(
     settings = running.Settings(limit_bps=limit, concurrency=concurrency)
     is_burst = (fast / "burst" / "home").is_dir()
     if is_burst:
-        status = _finish_burst(fast, settings)
+        status = _finish_burst(fast, settings, wait_s)
         if slow is None or status:
             return status
     is_lost = not is_burst and not (fast.is_dir() and any(fast.iterdir()))
@@ -559,15 +655,15 @@ def recover_command(
         return _name_newest(slow, fast, level)
     _tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+        limited, limits = _limited(stack, wait_s)
         try:
             choice, failed = recover(
-                fast, slow, settings, level=level or "sample", patience_s=running.PATIENCE_S,
-                told=functools.partial(_warned_once(), bar),
-                drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
+                fast, slow, settings, level=level or "sample",
+                patience_s=min(running.PATIENCE_S, wait_s or math.inf),
+                told=functools.partial(_warned_once(), bar), drainer=limited,
             )  # fmt: skip
         except copying.Stopped:
-            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
-            return INTERRUPTED
+            return limits[0].tell_stopped()
     _tell_failed(failed)
     _tell_choice(choice, _led_elsewhere(slow, fast))
     if choice.checkpoint is None:
@@ -603,19 +699,31 @@ def _fetched(choice: Choice, fast: Path, slow: str) -> str:
     return ""
 
 
-def _finish_burst(fast: Path, settings: Any) -> int:
+def _limited(
+    stack: contextlib.ExitStack, wait_s: float | None
+) -> tuple[Callable[[Working], None], list[_Limit]]:
+    """What makes a drain end by signals and by time, and its limit once it has been called."""
+    limits: list[_Limit] = []
+
+    def limited(working: Working) -> None:
+        stack.enter_context(_stopped_by_signals(working))
+        limits.append(stack.enter_context(_Limit(working, lambda: True, wait_s)))
+
+    return limited, limits
+
+
+def _finish_burst(fast: Path, settings: Any, wait_s: float | None) -> int:
     from penstock.save import burst
     from penstock.save.copying import Stopped
 
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
+        limited, limits = _limited(stack, wait_s)
         try:
             status, failed = burst.finish(
-                fast, settings, told=functools.partial(_told, bar),
-                drainer=lambda working: stack.enter_context(_stopped_by_signals(working)),
-            )  # fmt: skip
+                fast, settings, told=functools.partial(_told, bar), drainer=limited
+            )
         except Stopped:
-            click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
-            return INTERRUPTED
+            return limits[0].tell_stopped()
     _told_drained(status, is_aside=True)  # standard output is the path to begin from
     _tell_failed(failed)
     return NOT_WHOLE if failed else 0
@@ -628,9 +736,17 @@ def _mend(slow: str, fast: Path) -> bool:
     if "://" in slow:
         raise click.UsageError("SLOW is the folder that the program wrote to")
     mended = mend(slow, fast)
-    for place, is_back in mended:
-        now = "what was there before is back" if is_back else "the link is removed"
-        click.echo(f"penstock: {place}: was on the fast tier only, and is lost; {now}", err=True)
+    for one in mended:
+        if one.newer is not None:
+            now = "what was there before is back, and" if one.is_back else "it is now"
+            why = f"is of a save that is lost in part; {now} the newer file is {one.newer.name}"
+            why = (
+                why if one.is_back else f"is of a save that is lost in part; {now} {one.newer.name}"
+            )
+        else:
+            now = "what was there before is back" if one.is_back else "the link is removed"
+            why = f"was on the fast tier only, and is lost; {now}"
+        click.echo(f"penstock: {one.place}: {why}", err=True)
     return bool(mended)
 
 

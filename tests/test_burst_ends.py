@@ -1,0 +1,204 @@
+"""How a drain ends that cannot bring home what is left: in words, with a status, within a time."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MB = 1 << 20
+
+
+def penstock(*words: Any, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+    assert ended.returncode == status, ended.stderr
+    return ended
+
+
+@contextmanager
+def mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    if subprocess.run(["mount", *words, folder], capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here: needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], capture_output=True)
+
+
+def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """Without the remarks that both tiers of this test may be on one device."""
+    return [
+        line
+        for line in ended.stderr.splitlines()
+        if "of this folder" not in line and "on one device" not in line
+    ]
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    path = tmp_path / "fast"
+    path.mkdir()
+    return path
+
+
+SAVES = """
+    import os, sys, time
+    for number in range(4):
+        with open(f"{sys.argv[1]}/step-{number}.pt", "wb") as file:
+            file.write(os.urandom(1 << 20))
+    time.sleep(float(sys.argv[2]))
+    sys.exit(int(sys.argv[3]))
+"""
+
+
+def run(fast: Path, slow: Path, *words: Any, sleep_s: float = 0, own: int = 0) -> list[Any]:
+    command = ["run", "-q", "-o", fast.parent / f"run-{time.time_ns()}", "--burst-buffer", fast]
+    source = textwrap.dedent(SAVES)
+    return [*command, *words, sys.executable, "-c", source, slow, sleep_s, own]
+
+
+def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_status(
+    fast: Path, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "slow", "-t", "tmpfs", "-o", "size=3m", "tmpfs") as slow:
+        ended = penstock(*run(fast, slow, "--wait-at-most", "4s"), status=75)
+        told = said(ended)
+        assert len(told) == 2, told
+        first, last = told
+        for line in told:
+            assert "the slow tier is full" in line
+            assert "no room" in line
+        assert "waiting" in first
+        on_tier = [path.name for path in (fast / "burst/data").iterdir()]
+        assert f"{len(on_tier) * 1.048576:,.1f} MB of checkpoints in {len(on_tier)} file" in last
+        assert "step-" in last
+        assert f"penstock save recover {fast}" in last
+        assert 0 < len(on_tier) < 4
+        left = sorted(path.name for path in slow.iterdir() if path.is_symlink())
+        assert len(left) == len(on_tier)
+        # The program's own status wins; a drain by hand has a status, too.
+        penstock(*run(fast, slow, "--wait-at-most", "1s", own=3), status=3)
+        assert "no room" in penstock("save", "drain", fast, status=1).stderr
+        late = penstock("save", "drain", fast, "--wait-at-most", "1s", status=75).stderr
+        assert "no room" in late
+        assert "not all was drained within 1 s" in late
+        penstock("save", "recover", fast, "--wait-at-most", "1s", status=75)
+        subprocess.run(["mount", "-o", "remount,size=30m", slow], check=True)
+        penstock("save", "recover", fast)
+        assert not any(path.is_symlink() for path in slow.iterdir())
+        assert {path.stat().st_size for path in slow.glob("step-?.pt")} == {MB}
+
+
+def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_back(
+    fast: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    slow = tmp_path / "slow"
+    words = run(fast, slow / "out", "--burst-limit", "200KB/s", "--wait-at-most", "5s", sleep_s=4)
+    (tmp_path / "real/out").mkdir()
+    with mounted(slow, "-t", "tmpfs", "tmpfs"):
+        (slow / "out").mkdir()
+        threading.Timer(
+            3.0, lambda: subprocess.run(["umount", "-l", slow], capture_output=True)
+        ).start()
+        ended = penstock(*words, status=75)
+    assert "the slow tier is not there" in ended.stderr
+    assert "is its file system mounted?" in ended.stderr
+    assert "full" not in ended.stderr
+    assert len(list((fast / "burst/data").iterdir())) == 4
+    # A drain that comes later has not seen that folder: it names the files, and keeps them.
+    assert "mount its file system" in penstock("save", "drain", fast, status=1).stderr
+    (slow / "out").mkdir()
+    for way in (fast / "burst/home").iterdir():  # as it is mounted again
+        way.readlink().symlink_to(fast / "burst/data" / way.name)
+    penstock("save", "recover", fast)
+    assert {path.stat().st_size for path in (slow / "out").iterdir()} == {MB}
+
+
+def test_a_drain_that_brings_everything_says_nothing_of_a_limit(fast: Path, work: Path) -> None:
+    assert said(penstock(*run(fast, work, "--wait-at-most", "60s"))) == []
+    penstock("run", "--wait-at-most", "5s", "true", status=2)
+    penstock("save", "drain", fast, "--wait-at-most", "5s")
+
+
+# The folder of the training
+
+
+def test_a_watching_drain_waits_for_its_folder(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "run1", tmp_path / "slow1"
+    source = f"""
+import os, time, zipfile
+time.sleep(2)
+os.mkdir({str(fast)!r})
+with zipfile.ZipFile({str(fast / "step-1.pt")!r}, "w") as file:
+    file.writestr("a/data.pkl", b"1")
+time.sleep(1)
+"""
+    with subprocess.Popen([sys.executable, "-c", source]) as program:
+        words = ("--watch", "--follow", program.pid, "--keep-fast", 2, "--foreign")
+        told = penstock("save", "drain", fast, slow, *words)
+    assert told.stderr.count("not there yet; waiting for it") == 1
+    assert (slow / "step-1.pt").exists()
+
+
+def test_a_watching_drain_ends_where_its_folder_never_comes(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "run1", tmp_path / "slow1"
+    with subprocess.Popen(["sleep", "1"]) as program:
+        words = ("--watch", "--follow", program.pid)
+        told = penstock("save", "drain", fast, slow, *words, status=1)
+    assert "what was followed ended, and it never came" in told.stderr
+    assert "does not exist" in penstock("save", "drain", fast, slow, status=2).stderr
+    (tmp_path / "file").touch()
+    penstock("save", "drain", tmp_path / "file", slow, "--watch", status=2)
+
+
+TRAINING = """
+import argparse, os, time, zipfile
+parser = argparse.ArgumentParser()
+parser.add_argument("--output")
+parser.add_argument("--resume", default="")
+words = parser.parse_args()
+time.sleep(2)  # its imports
+os.makedirs(words.output, exist_ok=True)
+for step in (1, 2, 3):
+    with zipfile.ZipFile(f"{words.output}/step-{step}.pt", "w") as file:
+        file.writestr("a/data.pkl", bytes([step]) * 1000)
+    time.sleep(0.2)
+"""
+
+
+def first_examples() -> list[str]:
+    """The indented blocks of docs/save.md before its first heading of a section."""
+    text = (ROOT / "docs/save.md").read_text().partition("\n## ")[0]
+    blocks = [block for block in text.split("\n\n") if block.startswith("    ")]
+    assert blocks
+    return [textwrap.dedent(block) for block in blocks]
+
+
+def test_the_first_examples_of_the_docs_run_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for folder in ("nvme", "lustre"):
+        (tmp_path / folder).mkdir()
+    for number, block in enumerate(first_examples()):
+        here = block.replace("/nvme", f"{tmp_path}/nvme").replace("/lustre", f"{tmp_path}/lustre")
+        ended = subprocess.run(
+            ["bash", "-e", "-c", here],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == 0, (number, ended.stderr)
+        assert ended.stdout.splitlines()[-1].endswith("run1/step-3.pt"), ended.stdout
+        assert (tmp_path / "lustre/run1/step-3.pt").exists()
+        shutil.rmtree(tmp_path / "nvme/run1")
+        shutil.rmtree(tmp_path / "lustre/run1")
