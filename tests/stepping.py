@@ -53,20 +53,38 @@ class Ranks:
                 run.step(int(at[step] + wait), int(at[step + 1]), step, process=process)
         return run
 
-    def logs(self, folder: Path, *, launched: bool = True) -> Path:
-        """The same as the logs of a run folder."""
-        folder.mkdir()
+    def logs(
+        self,
+        folder: Path,
+        *,
+        launched: bool = True,
+        steps: int | None = None,
+        waiting: int | None = None,
+        busy: int | None = None,
+        saves_ms: float = 0,
+    ) -> Path:
+        """The same as the logs of a run folder.  steps: of a job that runs and has taken so many;
+        waiting: then this rank waits for its next batch.  busy: a rank that makes other calls.
+        saves_ms: so long the last rank saves after its last step."""
+        folder.mkdir(exist_ok=True)
         for rank in range(self.ends.shape[1]):
             process = logwriter.Process(
                 pid=100 + rank,
                 header={"host": b"node1"}
-                | ({"rank": rank, "world_size": self.ends.shape[1]} if launched else {}),
+                | ({"rank": rank, "world_size": self.ends.shape[1]} if launched else {})
+                | ({} if steps is None else {"state": "running"}),
             )
             at = (self.ends[:, rank] * MS).astype(int)
-            waits = (self.waits[:, rank] * MS).astype(int)
+            waits = (self.waits[:, rank] * MS).astype(int)[:steps]
             for step, wait in enumerate(waits):
                 process.span("data wait", int(at[step]), int(wait), step, 1, 1000)
                 process.step(step, int(at[step] + wait), int(at[step + 1] - at[step] - wait), b=1)
+                if rank == busy:
+                    process.call("read", int(at[step + 1]) - 1000, 900, "/data/x", moved=1)
+            if rank == waiting:
+                process.span("data wait", int(at[len(waits)]), 0, len(waits), 1, 1000)
+            if saves_ms and rank == self.ends.shape[1] - 1:
+                process.span("checkpoint", int(at[-1]), int(saves_ms * MS), 0)
             process.write(folder, rank)
         return folder
 

@@ -68,7 +68,7 @@ TABLE = {
         ours="errors failures findings.* incidents measures.* startup verdict words report.*",
         world="",
     ),
-    "live.*": May(ours="errors log threads live.*", world="numpy"),
+    "live.*": May(ours="errors log questions threads live.*", world="numpy"),
     "window": May(ours="errors control log", world=""),
     "compare": May(ours="errors report.* findings.*", world=""),
     "views.*": May(ours="errors report.* live.* compare words views.*", world=""),

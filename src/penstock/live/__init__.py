@@ -4,10 +4,10 @@ Reads log files and nothing else: no signal, no lock, nothing that the job could
 logs, processes and spans; knows no table, no report and no screen.
 
 Stall and storage mean what they mean in the report (queries/mains, waits, stretches, file_waits,
-bounds): a data wait is attributed to the thread that fetched the batch, here as soon as the wait
-has ended, and of a file call counts what may have been waiting.  What is
-kept does not grow with the job: seconds of the last minute, sums, and the calls that a wait which
-has not ended may still ask for.
+bounds, and for ranks that wait for each other coupling and shares): a data wait is attributed to
+the thread that fetched the batch, here as soon as the wait has ended, and of a file call counts
+what may have been waiting.  What is kept does not grow with the job: seconds of the last minute,
+sums, some thousand steps, and the calls that a wait which has not ended may still ask for.
 """
 
 import json
@@ -27,6 +27,7 @@ from penstock.live.kept import (
     APP,
     FOREVER,
     IS_STDIO,
+    ITERATION,
     OP_NAME,
     OWN,
     READS,
@@ -39,6 +40,7 @@ from penstock.live.kept import (
     Array,
     Bins,
     Fetch,
+    Halt,
     Mark,
     Process,
     Trainer,
@@ -49,6 +51,7 @@ from penstock.live.kept import (
     is_file_call,
     learn,
 )
+from penstock.live.ranks import MOST, Main, Ranks
 from penstock.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
 from penstock.log import Events, Follower, Header, News, is_alive, read_header
 from penstock.threads import Look, doing, in_words
@@ -71,6 +74,7 @@ SHORT_NS = 10_000
 BYTES_PER_NS = 10
 
 _LAYERS = ("posix", "stdio")
+HALTS = (WAIT, WAIT_STORAGE, SAVE, SAVE_STORAGE)
 
 
 class Monitor:
@@ -91,6 +95,7 @@ class Monitor:
         self._begun_ns: int | None = None
         self._quiet_looks = 0
         self._looked: Look | None = None
+        self._ranks = Ranks()
         if not os.path.isdir(self.folder):  # noqa: PTH112 - one spelling for str and Path
             raise RunError(f"{self.folder}: no such folder; `penstock run` says where a run goes")
 
@@ -274,7 +279,9 @@ class Monitor:
             best = process.trainer
             if best is not None:
                 found.append((process, *best))
-        return found
+        # As queries/mains.sql: beside one that trains, one that only reads for it is none.
+        trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
+        return trains or found
 
     def _settle(self, main: Process, thread: int, trainer: Trainer, until_ns: int) -> None:
         """Sums the pieces of the training up to a moment."""
@@ -290,9 +297,13 @@ class Monitor:
             ready and ready[-1].kind == "end"
         ):  # after the last step it is no part of the training
             trainer.marks.append(ready.pop())
+        trainer.is_cut = main.skipped_ns is not None
         for mark in ready:
             for piece in self._pieces(main, thread, trainer, mark, mark.end_ns):
                 _add(trainer, *piece)
+            if mark.kind == "step":
+                begun = (end for start, end in main.pauses if start <= mark.start_ns)
+                trainer.close_step(mark, max(begun, default=0))
 
     def _pieces(
         self, main: Process, thread: int, trainer: Trainer, mark: Mark, end_ns: int
@@ -372,13 +383,15 @@ class Monitor:
         until_ns = max(latest_ns, 10**9) if is_over else now_ns - SLACK_NS
         until_s = until_ns // 10**9
         total, recent = np.zeros(6), np.zeros((6, WINDOW_S))
-        steps, step_bins = 0, np.zeros(WINDOW_S)
+        steps, step_bins, ranks = 0, np.zeros(WINDOW_S), []
         for main, thread, trainer in mains:
             extra = self._unsettled(main, thread, trainer, until_ns) if main.is_alive else _Extra()
             total += trainer.sums + extra.sums
             recent += trainer.bins.last(until_s) + extra.bins.last(until_s)
             steps += trainer.steps
             step_bins += trainer.step_bins.last(until_s)[0]
+            ranks.append(Main(main.header.rank, trainer, extra.halts, main.is_done))
+        shared = self._ranks.look(ranks)
         first = min(processes, key=lambda process: process.header.start_ns, default=None)
         chosen = mains[0][0] if mains else first
         start_ns = first.header.start_ns + first.shift_ns if first else now_ns
@@ -398,11 +411,14 @@ class Monitor:
             workers=sum(process.worker_ns is not None for process in alive),
             steps=steps,
             step_s=_step_s(recent[WALL].sum(), step_bins.sum()),
-            recent=replace(Stall(*(recent.sum(axis=1) / 1e9).tolist()), is_fed=is_fed),
-            total=replace(Stall(*(total / 1e9).tolist()), is_fed=is_fed),
+            recent=_stall(recent.sum(axis=1), shared.bins.last(until_s).sum(axis=1), is_fed),
+            total=_stall(total, shared.sums, is_fed),
+            ranks=self._ranks.how,
             recent_traffic=_traffic(self._traffic.last(until_s).sum(axis=1)),
             traffic=_traffic(self._sums),
-            seconds=_seconds(recent, step_bins, self._traffic.last(until_s)),
+            seconds=_seconds(
+                recent, shared.bins.last(until_s), step_bins, self._traffic.last(until_s)
+            ),
             blocked=self._blocked(alive, now_ns),
             gaps=(*(() if is_fed else (NOT_FED,)), *self._gaps(processes, is_over)),
             still=() if is_over else self._still(mains, now_ns),
@@ -446,13 +462,14 @@ class Monitor:
         if trainer.first_ns is None or until_ns <= trainer.settled_ns:
             return extra
         shadow = Trainer(first_ns=trainer.first_ns, settled_ns=trainer.settled_ns)
+        shadow.closed = trainer.closed
         marks = [mark for mark in trainer.open if trainer.first_ns <= mark.start_ns < until_ns]
         for mark in sorted(marks, key=lambda mark: mark.start_ns)[:1] or [
             Mark(until_ns, until_ns, "step")
         ]:
             for piece in self._pieces(main, thread, shadow, mark, until_ns):
                 _add(shadow, *piece)
-        return _Extra(shadow.sums, shadow.bins)
+        return _Extra(shadow.sums, shadow.bins, shadow.halts)
 
     def _blocked(self, alive: Iterable[Process], now_ns: int) -> tuple[Blocked, ...]:
         found = []
@@ -510,6 +527,7 @@ class _Extra:
 
     sums: Array = field(default_factory=lambda: np.zeros(6))
     bins: Bins = field(default_factory=lambda: Bins(6))
+    halts: list[Halt] = field(default_factory=list)
 
 
 def _add(
@@ -519,6 +537,7 @@ def _add(
     rows = {storage_row: min(in_calls, ns), WALL: ns}
     if row != WALL:
         rows[row] = ns
+        trainer.halts.append(Halt(trainer.closed + 1, row, a, b, ns, rows[storage_row]))
     for place, amount in rows.items():
         trainer.sums[place] += amount
         trainer.bins.spread(place, a, b, amount)
@@ -563,13 +582,26 @@ def _traffic(sums: Array) -> tuple[Traffic, ...]:
     )
 
 
-def _seconds(recent: Array, steps: Array, traffic: Array) -> tuple[Second, ...]:
+def _stall(own: Array, shared: Array, is_fed: bool) -> Stall:
+    """own: rows of Trainer.sums of all main processes; shared: as the job counts them."""
+    rows = own.copy()
+    rows[list(HALTS)] = shared[list(HALTS)]
+    return replace(
+        Stall(*(rows / 1e9).tolist()),
+        is_fed=is_fed,
+        mean_stall_s=float(own[WAIT] + own[SAVE]) / 1e9,
+        most_stall_s=float(shared[MOST]) / 1e9,
+    )
+
+
+def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tuple[Second, ...]:
     found = []
     for place in range(WINDOW_S):
         wall = recent[WALL, place]
         # Less than a millisecond of training is no second to speak of.
         wait, save = (
-            (float(recent[row, place] / wall) if wall > 1e6 else None) for row in (WAIT, SAVE)
+            (min(1.0, float(shared[row, place] / wall)) if wall > 1e6 else None)
+            for row in (WAIT, SAVE)
         )
         read = max(traffic[2, place], traffic[6, place])
         written = max(traffic[3, place], traffic[7, place])

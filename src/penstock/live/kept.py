@@ -18,6 +18,7 @@ __all__ = [
     "APP",
     "FOREVER",
     "IS_STDIO",
+    "ITERATION",
     "OP_NAME",
     "OWN",
     "READS",
@@ -30,6 +31,7 @@ __all__ = [
     "Array",
     "Bins",
     "Fetch",
+    "Halt",
     "Mark",
     "Process",
     "Trainer",
@@ -194,6 +196,20 @@ class Mark:
     kind: str
     index: int = -1
     iterator: int = 0
+    goes_on: bool = False  # of a step: no new one, it makes the one before longer
+
+
+@dataclass(slots=True)
+class Halt:
+    """Part of a data wait or a checkpoint: the step in whose time it begins, the row of sums that
+    it counts in, the ns of it that were recorded, and those in file calls."""
+
+    step: int
+    row: int
+    from_ns: int
+    to_ns: int
+    ns: float
+    in_calls: float
 
 
 @dataclass(slots=True)
@@ -232,10 +248,52 @@ class Trainer:
     first_wait: Mark | None = None
     first_ns: int | None = None  # where the training begins
     settled_ns: int = 0  # up to where pieces are summed
+    # Steps and halts that are kept one by one: see live/ranks.py.
+    halts: list[Halt] = field(default_factory=list)
+    n_counted: int = 0  # the first so many are counted for good
+    ends: list[tuple[int, int]] = field(default_factory=list)  # from the end before to its own end
+    closed: int = 0  # steps that were settled
+    forgotten: int = 0  # of these, how many are no longer kept
+    first_index: int = 0  # the number that the first of them has of its own
+    is_counting: bool = True  # these numbers follow each other
+    is_cut: bool = False  # its log was not read from the begin
+
+    def close_step(self, mark: Mark, from_ns: int) -> None:
+        """A step is settled; from_ns: it does not begin before."""
+        if mark.goes_on:
+            if self.ends:
+                self.ends[-1] = (self.ends[-1][0], max(self.ends[-1][1], mark.end_ns))
+            return
+        if not self.closed:
+            self.first_index = mark.index
+        self.is_counting &= mark.index == self.first_index + self.closed
+        before_ns = self.ends[-1][1] if self.ends else self.first_ns or 0
+        self.ends.append((max(before_ns, from_ns), mark.end_ns))
+        self.closed += 1
+
+    def forget_steps(self, until: int) -> None:
+        """Drops the steps up to that number, and what halted them."""
+        n = min(max(0, until - self.forgotten), len(self.ends) - 1)
+        if n > 0:
+            del self.ends[:n]
+            self.forgotten += n
+        n_old = sum(halt.step <= until for halt in self.halts[: self.n_counted])
+        del self.halts[:n_old]
+        self.n_counted -= n_old
+
+    def forget_halts(self, most: int) -> bool:
+        """Drops the oldest halts that are counted, where there are more; whether it did."""
+        n_old = min(len(self.halts) - most, self.n_counted)
+        if n_old <= 0:
+            return False
+        del self.halts[:n_old]
+        self.n_counted -= n_old
+        return True
 
     def step(self, mark: Mark, origin: int) -> None:
         if origin == CONTINUATION:
             if self.origin == ADAPTER:
+                mark.goes_on = True
                 self.marks.append(mark)
             return
         rank = STEPS.index(origin) if origin in STEPS else len(STEPS) - 1
@@ -245,6 +303,10 @@ class Trainer:
             self.origin, self.steps, self.step_bins = STEPS[rank], 0, Bins(1)
             self.first_step = None
             self.marks = [one for one in self.marks if one.kind != "step"]
+            self.ends, self.closed, self.forgotten = [], 0, 0
+            self.is_counting = True
+            for halt in self.halts:
+                halt.step = 1
         self.steps += 1
         self.step_bins.add(0, np.array([mark.end_ns]), np.ones(1))
         if self.first_step is None or mark.start_ns < self.first_step.start_ns:

@@ -28,6 +28,7 @@ __all__ = ["line", "render", "show_on"]
 
 # As verdict.py's: XProf's steps.
 MODERATELY, HIGHLY = 0.05, 0.20
+WORTH_TELLING = 0.01  # of the wall time, as verdict.py's
 BLOCKED_S = 10.0  # a call under way for so long is told at once
 QUIET_S = 60.0  # without a step for so long, a line says what the job is doing
 
@@ -105,13 +106,26 @@ def _percent(share: float | None) -> str:
 def _stall(stall: Stall) -> str:
     if not stall.is_fed:
         return "stall not measured"
+    if not stall.is_joined:
+        least, most = stall.stall_between
+        return f"stall at least {_percent(least)}, at most {_percent(most)}: {_NOT_JOINED}"
     if stall.stall is None:
         return "stall not measured yet"
     data, save = stall.share(stall.data_wait_s) or 0.0, stall.share(stall.checkpoint_s) or 0.0
     whole = round(stall.stall * 100)
     parts = [("data", data), ("checkpoint", save)]
     told = ", ".join(f"{name} {share * 100:.0f}" for name, share in parts if share >= 0.005)
-    return f"stall {whole} %" + (f" ({told})" if told and whole else "")
+    return f"stall {whole} %" + (f" ({told})" if told and whole else "") + _mean(stall)
+
+
+_NOT_JOINED = "whether ranks wait for each other is not known"
+
+
+def _mean(stall: Stall) -> str:
+    """What ranks waited in the mean, where it differs from what the job lost."""
+    if (stall.stall or 0.0) - (stall.mean_stall or 0.0) < WORTH_TELLING:
+        return ""
+    return f", mean over ranks {_percent(stall.mean_stall)}"
 
 
 def _rates(live: Live) -> list[str]:
@@ -211,11 +225,17 @@ def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]
         return [Text(row, "bold cyan") for row in paper.wrap(_STATES[live.state])]
     if not stall.is_fed:
         return [Text(row, "bold cyan") for row in paper.wrap(f"NOT JUDGED: {NOT_FED}")]
+    if not stall.is_joined:
+        least, most = stall.stall_between
+        between = f"at least {_percent(least)} and at most {_percent(most)} of {whole} stalled"
+        told = f"NOT JUDGED: {between}: {_NOT_JOINED}"
+        return [Text(row, "bold cyan") for row in paper.wrap(told)]
     if stall.stall is None:
         return [Text("NO TRAINING STEPS SEEN YET", "bold cyan")]
     # Shares of one whole, said once: what is blocked by file calls is no share of the stall.
-    head = f"Of {whole} {_percent(stall.stall)} stalled"
-    tail = f", {_percent(stall.storage)} blocked by file calls"
+    mean = _mean(stall)
+    head = f"Of {whole} {_percent(stall.stall)} {'lost by the job' if mean else 'stalled'}"
+    tail = f"{mean}, {_percent(stall.storage)} blocked by file calls"
     if stall.wait_in_calls is not None:
         tail += f"; of the data wait {_percent(stall.wait_in_calls)} in file calls"
     rows = paper.wrap(head + tail)
@@ -231,8 +251,13 @@ def _segments(stall: Stall) -> list[tuple[str, str, float]]:
     wait_off = stall.data_wait_s - stall.data_storage_s
     save_off = stall.checkpoint_s - stall.checkpoint_storage_s
     rest = stall.wall_s - stall.data_wait_s - stall.checkpoint_s - stall.own_s
+    unjoined = 0.0
+    if stall.is_fed and not stall.is_joined:
+        least, most = stall.stall_between
+        unjoined = min(rest, ((most or 0.0) - (least or 0.0)) * stall.wall_s)
     parts = [
-        ("compute", "compute", rest)
+        ("unfed", "compute or waiting for another rank: not known which", unjoined),
+        ("compute", "compute", rest - unjoined)
         if stall.is_fed
         else ("unfed", "compute or data wait: not known which", rest),
         ("own", "own file calls", stall.own_s),

@@ -11,12 +11,18 @@ __all__ = ["METRICS", "Metrics"]
 
 SECONDS: dict[str, tuple[str, Callable[[Stall], float]]] = {
     "wall": ("Training time of all main processes.", lambda stall: stall.wall_s),
-    "data_wait": ("Of it in data waits.", lambda stall: stall.data_wait_s),
+    "data_wait": (
+        "Of it in data waits; where main processes wait for each other, lost to data waits by all.",
+        lambda stall: stall.data_wait_s,
+    ),
     "data_wait_storage": (
         "Of the data wait in file calls of whoever fetched the batch.",
         lambda stall: stall.data_storage_s,
     ),
-    "checkpoint_block": ("Of it blocked by checkpoints.", lambda stall: stall.checkpoint_s),
+    "checkpoint_block": (
+        "Of it blocked by checkpoints, counted likewise.",
+        lambda stall: stall.checkpoint_s,
+    ),
     "checkpoint_storage": (
         "Of the checkpoint block in file calls.",
         lambda stall: stall.checkpoint_storage_s,
@@ -24,6 +30,14 @@ SECONDS: dict[str, tuple[str, Callable[[Stall], float]]] = {
     "training_calls": (
         "Of it in file calls of the training thread outside waits and checkpoints.",
         lambda stall: stall.own_s,
+    ),
+    "mean_stall": (
+        "Of it in each main process's own data waits and checkpoints, whoever waits for whom.",
+        lambda stall: (
+            stall.data_wait_s + stall.checkpoint_s
+            if stall.mean_stall_s is None
+            else stall.mean_stall_s
+        ),
     ),
 }
 BY_LAYER: dict[str, tuple[str, str, Callable[[Traffic], int]]] = {
@@ -35,13 +49,29 @@ BY_LAYER: dict[str, tuple[str, str, Callable[[Traffic], int]]] = {
 GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     "stall": (
         "ratio",
-        "(data wait + checkpoint block) / wall of the last minute.",
+        "(data wait + checkpoint block) / wall of the last minute: what the job lost.",
         lambda live: live.recent.stall,
+    ),
+    "mean_stall": (
+        "ratio",
+        "The mean over main processes of their own stalls in the last minute.",
+        lambda live: live.recent.mean_stall,
+    ),
+    "stall_least": (
+        "ratio",
+        "The last minute's stall if main processes do not wait for each other, where not known.",
+        lambda live: live.recent.stall_between[0],
+    ),
+    "stall_most": (
+        "ratio",
+        "The last minute's stall if they wait for each other in every step, where not known.",
+        lambda live: live.recent.stall_between[1],
     ),
     "stall_is_measured": (
         "",
-        "1 if a known loader feeds every process that trains, else 0: data waits may be unseen.",
-        lambda live: float(live.recent.is_fed),
+        "1 if a known loader feeds every process that trains and whether these wait for each other "
+        "is known or makes no difference, else 0.",
+        lambda live: float(live.recent.is_fed and live.recent.is_joined),
     ),
     "storage_stall": (
         "ratio",
