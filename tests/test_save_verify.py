@@ -569,7 +569,8 @@ def test_hugging_face_folders_are_whole_when_every_shard_is(torch: Any, tmp_path
         for cut in cuts(folder / name):
             assert not is_whole(tmp_path, "sizes"), (name, cut)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    assert "named in model.safetensors.index.json" in verify(only(tmp_path), "sizes").problems[0]
+    lost = "is missing: model-00001-of-00002.safetensors"
+    assert verify(only(tmp_path), "sizes").problems == (lost,)
 
 
 def test_a_trainers_folder_holds_a_model_and_checkpoints_beside_it(tmp_path: Path) -> None:

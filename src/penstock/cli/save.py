@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.save.retention import Keep
     from penstock.save.verify import Choice
     from penstock.save.working import Status, Working
-    from penstock.stores import Store
+    from penstock.stores import Found, Store
 
 __all__ = ["save"]
 
@@ -81,27 +81,32 @@ def save() -> None:
 @save.command("ls")
 @click.argument("tiers", nargs=-1, required=True, metavar="TIER...")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
-def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--explain", is_flag=True, help="Name the files of each, why they are one, and what is missing."
+)
+def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool) -> None:
     """List the checkpoints of one or more tiers, newest first.
 
-    A tier is a folder or a URL (s3://, gs://, sftp://).  Known are Penstock's own, torch.save, DCP,
-    safetensors, Hugging Face, DeepSpeed, Lightning, Keras, TensorFlow and Orbax.
+    A tier is a folder or a URL (s3://, gs://, sftp://).  A checkpoint is what belongs together: the
+    files of a format, the folder of a step, the files of one step (model-300.pt, optim-300.pt).
 
     \b
       penstock save ls /nvme/run1 /lustre/run1
+      penstock save ls /nvme/run1 --explain
       penstock save ls s3://bucket/run1 --json
     """
     from penstock.save.formats import find
     from penstock.stores import open_store
 
     rows = []
+    rest: dict[str, list[Found]] = {tier: [] for tier in tiers}
     for tier in tiers:
         if "://" not in tier and not os.path.isdir(tier):  # noqa: PTH112 - a text, as it was given
             found, _ = _checkpoints_at(tier)
             if not found:
                 raise click.ClickException(f"{tier}: no checkpoint and no folder")
         else:
-            found = find(open_store(tier))
+            found = find(open_store(tier), rest=rest[tier])
         for one in found:
             verified = bool(one.manifest and one.manifest.verified_unix_ns)
             rows.append(
@@ -115,8 +120,13 @@ def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
                     "has_manifest": one.manifest is not None,
                     "is_verified_copy": verified,
                     "problem": one.problem,
+                    "why": one.why,
+                    "files": {file.name: file.size_bytes for file in one.files},
                 }
             )
+    if explain and not as_json:
+        _explain(rows, rest)
+        return
     if as_json:
         import json
 
@@ -136,6 +146,31 @@ def ls_command(tiers: tuple[str, ...], as_json: bool) -> None:
     )  # fmt: skip
     if not rows:
         click.echo("no checkpoint found", err=True)
+
+
+MOST_NAMED = 12
+
+
+def _explain(rows: Sequence[dict[str, Any]], rest: dict[str, list[Found]]) -> None:
+    from penstock.views.paper import Paper
+
+    def told(files: dict[str, int]) -> Iterator[str]:
+        for name, size_bytes in list(files.items())[:MOST_NAMED]:
+            yield f"    {size_bytes / 1e6:10,.1f} MB  {name}"
+        if len(files) > MOST_NAMED:
+            yield f"    and {len(files) - MOST_NAMED:,} more files"
+
+    lines = list[str]()
+    for row in rows:
+        step = "" if row["step"] is None else f", step {row['step']}"
+        lines.append(f"{row['tier']}: {row['name']}{step}: {row['why'] or row['kind']}")
+        lines += [*told(row["files"]), f"    {_state_of(row)}"]
+    for tier, files in rest.items():
+        if files:
+            lines.append(f"{tier}: files of no checkpoint; a drain copies them, too")
+            lines += told({file.name: file.size_bytes for file in files})
+    for line in lines or ["no checkpoint found"]:
+        click.echo(Paper.clean(line))
 
 
 def _state_of(row: dict[str, Any]) -> str:
@@ -325,6 +360,13 @@ def _keep(
     help="... or so long after it.",
 )
 @WAIT
+@click.option(
+    "--unit",
+    "units",
+    multiple=True,
+    metavar="NAMES",
+    help="Files that are one checkpoint: 'model-{step}.pt optim-{step}.pt'.  Kept with both tiers.",
+)
 @click.option("--follow-input", is_flag=True, hidden=True, help="... when standard input ends.")
 @click.option("--owner", default="", hidden=True, help="The run whose files its log tells of.")
 @_keep_options
@@ -339,6 +381,7 @@ def drain_command(
     follow: int | None,
     grace: float,
     wait_s: float | None,
+    units: tuple[str, ...],
     follow_input: bool,
     owner: str,
     keep_fast: int | None,
@@ -368,13 +411,15 @@ def drain_command(
     """  # fmt: skip
     from penstock.save import working as running
     from penstock.save.drain import Drainer
+    from penstock.save.units import Rule
 
     is_followed = follow is not None or follow_input
     _check_follow(is_followed, once, wait_s)
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
-    settings = running.Settings(limit_bps=limit, concurrency=concurrency, keep=keep)
+    rules = tuple(map(Rule.of, units))
+    settings = running.Settings(limit_bps=limit, concurrency=concurrency, keep=keep, rules=rules)
     if quiet_io:
         running.be_quiet()
     over = _input_ended if follow_input else _ended(follow)

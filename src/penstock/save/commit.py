@@ -43,6 +43,7 @@ from penstock.stores import PART, LocalStore, fsync_folder, make_folders
 __all__ = [
     "MARK",
     "PART_SUFFIX",
+    "PLACE",
     "STATE",
     "Claim",
     "Part",
@@ -69,6 +70,9 @@ Buffer = bytes | bytearray | memoryview
 STATE = ".penstock"  # a tier's folder for locks, status, remembered failures and what is going
 PART_SUFFIX = ".part"
 MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
+# In a part whose files go to places beside it, one after another, since all of it is durable: what
+# will be their manifest there.  Such a part is ended, and not swept.
+PLACE = "penstock-place.json"
 HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h
@@ -444,9 +448,10 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
 
 
 def _is_left(part: Path) -> bool:
-    """Whether a part is ours, and nobody writes it.  False where that cannot be told."""
+    """Whether a part is ours, is to be removed, and nobody writes it.  False where that cannot be
+    told."""
     try:
-        return not is_strange(part) and not is_alive(part)
+        return not is_strange(part) and not is_alive(part) and not (part / PLACE).exists()
     except OSError:
         return False
 
@@ -463,7 +468,7 @@ def _swept(path: Path, removed: Callable[[Path], None]) -> int:
 
 def is_strange(part: Path) -> bool:
     """Whether a part that is there was not begun by us."""
-    is_ours = (part / MARK).exists() or (part / INSIDE).exists()
+    is_ours = any((part / one).exists() for one in (MARK, INSIDE, PLACE))
     return not is_ours and part.exists()
 
 

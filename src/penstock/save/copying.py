@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.errors import SaveError, TierError
 from penstock.save.commit import (
     MARK,
     PART_SUFFIX,
+    PLACE,
     discard,
     exchange,
     is_alive,
@@ -40,6 +41,7 @@ from penstock.save.formats import (
     own_and_others,
 )
 from penstock.save.manifest import (
+    BESIDE,
     CHUNK_BYTES,
     INSIDE,
     FileSum,
@@ -67,6 +69,7 @@ __all__ = [
     "Unwanted",
     "copy_checkpoint",
     "copy_file",
+    "end_placing",
     "paced",
 ]
 
@@ -171,10 +174,13 @@ def copy_file(
     name: str,
     trip: Trip,
     replacing: Callable[[], None] | None = None,
+    *,
+    is_growing: bool = False,
 ) -> tuple[FileSum, bool]:
     """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
-    has compared the bytes by itself.  replacing: as an Upload's.  Raises TierError; SaveError: the
-    source has changed."""
+    has compared the bytes by itself.  replacing: as an Upload's.  is_growing: it may be
+    written to while it is copied, as far as it was when it was listed.  Raises TierError;
+    SaveError: the source has changed."""
     inner = source.inner(found)
     known = {file.name: file for file in source.manifest.files} if source.manifest else {}
     pieces = _Pieces(source.store, found)
@@ -183,7 +189,8 @@ def copy_file(
         if there is not None and there.size_bytes == found.size_bytes:
             same = _same(pieces, found, dest, name, trip)
             if same is not None:
-                _unwritten(source, inner, pieces, known)
+                if not is_growing:
+                    _unwritten(source, inner, pieces, known)
                 return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
         upload.mtime_ns = found.mtime_ns  # until it has a manifest, this is what tells its age
@@ -212,7 +219,8 @@ def copy_file(
             else:
                 done = _spread(carry, count, trip.concurrency)
             sums = _checked(b"".join(done), inner, found, known, source.store.url)
-            _unwritten(source, inner, pieces, known)  # it would take the place of a whole one
+            if not is_growing:
+                _unwritten(source, inner, pieces, known)  # it would take the place of a whole one
             upload.finish()
         finally:
             upload.close()
@@ -358,7 +366,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing:
         Found(target.prefix + file.name, file.size_bytes, None) for file in manifest.files
     )
     copy = Checkpoint(
-        target.store, target.place, manifest.kind, target.is_folder, files, None, manifest
+        target.store, target.place, manifest.kind, target.is_inside, files, None, manifest
     )
     verdict = verify(copy, "full", paced(trip.held, trip.pace), is_sparing=is_sparing)
     if not verdict.is_whole:
@@ -388,7 +396,8 @@ class _Target:
         self.store, self.is_folder = dest, source.is_folder
         self._source = source
         stem, suffix = source.name, ""
-        if not self.is_folder and len(source.files) == 1 and "." in source.name.rpartition("/")[2]:
+        has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
+        if not self.is_folder and has_ending:
             stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt: what it is stays its end
             suffix = f".{suffix}"
         self.name, again = source.name, 1
@@ -398,18 +407,34 @@ class _Target:
         self.place = self.name
         # A name that it was given is not the one that it was saved under.
         self.called = source.called or (source.name if self.name != source.name else "")
-        if not self.is_folder:
+        if not self.is_inside:
             self.prefix = source.folder
             return
         if dest.can_rename:
             self.place = f"{self.name}{PART_SUFFIX}"
         self.prefix = f"{self.place}/"
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether its files are in a folder of their own until they count.  Several files that lie
+        beside others go to their places when all of them are durable."""
+        has_several = not self.is_folder and len(self._source.files) > 1
+        return self.is_folder or (has_several and isinstance(self.store, LocalStore))
+
     def inner(self, name: str) -> str:
         """A file's name in the copy, by its name in the source."""
-        if self.is_folder or self.name == self._source.name:
-            return name
-        return self.name.rpartition("/")[2] + name[len(self._source.name.rpartition("/")[2]) :]
+        return name if self.is_folder else self._renamed(name, self.name)
+
+    def _renamed(self, inner: str, name: str) -> str:
+        """A file's name where the checkpoint is called `name`: NAME.2 makes each the second."""
+        old, new = (one.rpartition("/")[2] for one in (self._source.name, name))
+        if old == new:
+            return inner
+        if self._source.kind == "tensorflow" or len(self._source.files) == 1:
+            return new + inner[len(old) :]
+        again = new.removesuffix(old[old.rfind(".") :]).rpartition(".")[2]
+        stem, dot, suffix = inner.rpartition(".")
+        return f"{stem}.{again}.{suffix}" if dot else f"{inner}.{again}"
 
     def _manifest_name(self, name: str) -> str:
         return replace(self._source, name=name).manifest_name
@@ -417,7 +442,7 @@ class _Target:
     def _may_have(self, name: str) -> bool:
         """Whether the name is free, or that of a copy that this one may replace.  Raises TierError:
         it is being written."""
-        if isinstance(self.store, LocalStore) and self.is_folder:
+        if isinstance(self.store, LocalStore) and self.is_inside:
             part = self.store.path(f"{name}{PART_SUFFIX}")
             if is_alive(part):
                 raise TierError(f"{part}: is being written by another process; next time")
@@ -433,7 +458,8 @@ class _Target:
         noted = self._manifest_name(name)
         try:
             if self.store.stat(noted) is not None:
-                if self.is_folder and not self.store.can_rename:
+                has_several = self.is_folder or len(self._source.files) > 1
+                if has_several and not self.store.can_rename:
                     return False  # a committed name is never written into
                 there = parse(self.store.read(noted), noted)
                 is_theirs = is_overtaken(there, self.store, name, self.is_folder)
@@ -454,8 +480,8 @@ class _Target:
     def _is_taken(self, store: Store, name: str) -> bool:
         if self.is_folder:
             return any(store.list(name))
-        names = [f"{name}{one.name[len(self._source.name) :]}" for one in self._source.files]
-        return any(store.stat(one) for one in names)
+        names = (self._renamed(self._source.inner(one), name) for one in self._source.files)
+        return any(store.stat(f"{self._source.folder}{one}") for one in names)
 
     def _is_older(self, there: Manifest) -> bool:
         """Whether it is a copy of this one, or of what had its name on the same tier before."""
@@ -487,7 +513,7 @@ class _Target:
         return called == wanted and origin in ("", *origins(self._source.store))
 
     def begin(self) -> None:
-        if not self.is_folder:
+        if not self.is_inside:
             # Before the first file is there under its name: whose it is until the manifest comes.
             mark = mark_of_half(self.called or self.name, origin_of(self._source.store))
             self.store.put(beside(self.name, HALF), mark)
@@ -501,12 +527,12 @@ class _Target:
     def arrived(self) -> None:
         """When the files are there under their names.  A manifest of those that were replaced tells
         nothing of them; until now it said what may be damaged."""
-        if not self.is_folder and self.store.stat(self._manifest_name(self.name)) is not None:
+        if not self.is_inside and self.store.stat(self._manifest_name(self.name)) is not None:
             self.store.delete(self._manifest_name(self.name))
 
     def abandon(self) -> None:
         """Removes what there is of a copy.  Raises TierError."""
-        if self.is_folder and isinstance(self.store, LocalStore):
+        if self.is_inside and isinstance(self.store, LocalStore):
             discard(self.store.path(self.place), self.store.folder)
             return
         # With one file and its manifest still there, nothing of the copy before was replaced yet.
@@ -527,9 +553,14 @@ class _Target:
         )
 
     def commit(self, manifest: bytes) -> None:
-        if not self.is_folder:
+        if not self.is_inside:
             self.store.put(self._manifest_name(self.name), manifest)
             self.store.delete(beside(self.name, HALF))
+        elif not self.is_folder:
+            assert isinstance(self.store, LocalStore)
+            self._drop_strangers(self.store.path(self.place))
+            self.store.put(f"{self.place}/{PLACE}", manifest)
+            place(self.store, self.name)
         elif isinstance(self.store, LocalStore):
             self._commit_locally(self.store, manifest)
         else:
@@ -562,9 +593,48 @@ class _Target:
 
     def _drop_strangers(self, part: Path) -> None:
         """Files of an earlier attempt with another version of this checkpoint."""
-        wanted = {self._source.inner(found) for found in self._source.files} | {MARK, INSIDE}
+        wanted = {self.inner(self._source.inner(found)) for found in self._source.files}
+        wanted |= {MARK, INSIDE}
         for folder, _, names in os.walk(part):
             for name in names:
                 path = Path(folder) / name
                 if os.fspath(path.relative_to(part)) not in wanted:
                     path.unlink()
+
+
+# --- into their places ----------------------------------------------------------------------------
+
+
+def place(store: LocalStore, name: str) -> None:
+    """The files of a checkpoint go from its part, where all of them are durable, to their places
+    beside it.  Taken up again after any end: no file is lost, and until the last one is in its
+    place none of them counts.  Raises TierError; SaveError: what is to be its manifest is damaged.
+    """
+    part = store.path(f"{name}{PART_SUFFIX}")
+    noted = f"{name}{PART_SUFFIX}/{PLACE}"
+    data = store.read(noted)
+    manifest = parse(data, store.where(noted))
+    start = name[: name.rfind("/") + 1]
+    try:
+        for file in manifest.files:
+            if (part / file.name).exists():
+                (part / file.name).replace(store.path(f"{start}{file.name}"))
+        fsync_folder(part.parent)
+    except OSError as error:
+        raise TierError(f"{part}: cannot be put in its place: {error.strerror}") from error
+    for file in manifest.files:  # of what lay there by itself before
+        for ending in (BESIDE, HALF):
+            if store.stat(before := beside(f"{start}{file.name}", ending)) is not None:
+                store.delete(before)
+    store.put(beside(name, BESIDE), data)
+    discard(part, store.folder)
+
+
+def end_placing(store: LocalStore) -> None:
+    """Ends what a drain that was killed had begun to put in place.  Raises TierError."""
+    for found in list(store.list()):
+        folder, _, base = found.name.rpartition("/")
+        name = folder.removesuffix(PART_SUFFIX)
+        if base == PLACE and name != folder and not is_alive(store.path(folder)):
+            with suppress(SaveError):  # damaged: it stays, and does not count
+                place(store, name)

@@ -7,7 +7,6 @@ committed on fast and not on slow is work to do.
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Self
 
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.save.besides import Beside
 from penstock.save.commit import (
     STATE,
     Claim,
@@ -33,11 +33,11 @@ from penstock.save.copying import (
     UnreadError,
     Unwanted,
     copy_checkpoint,
+    end_placing,
     paced,
 )
 from penstock.save.formats import (
     HALF,
-    HINTS,
     OF_FILES,
     UNREAD,
     Checkpoint,
@@ -45,9 +45,10 @@ from penstock.save.formats import (
     go_on,
     half_of,
     halves,
-    is_of_one_file,
     origin_of,
     origins,
+    remains_of,
+    with_lacks,
 )
 from penstock.save.manifest import (
     BESIDE,
@@ -59,6 +60,7 @@ from penstock.save.manifest import (
 )
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
+from penstock.save.units import LACKS, add_rules, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
@@ -98,6 +100,8 @@ BESIDE_MODEL = f"{STATE}/beside-model.json"
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
+# After the last change of files that a save has only begun to write over: nobody goes on with them.
+LINGER_S = 10.0
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 
@@ -236,7 +240,7 @@ class Drainer(Working):
         self._slow_mark, self._is_remembered = "", False  # and on the fast tier
         self._seen: dict[str, tuple[str, float]] = {}
         self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
-        self._unfinished: set[str] = set()  # on the fast tier, at the last look
+        self._unfinished: dict[str, str] = {}  # on the fast tier, at the last look
         self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, what is wrong
         self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, times
         # By name: identity, not before, delay, why.
@@ -247,10 +251,12 @@ class Drainer(Working):
         self._removals = Removals(self.fast, self.slow, self._look_at_slow)
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
-        self._hints: list[Found] = []  # on the fast tier, at the last look
-        self._hinted: set[Found] = set()  # those that the slow tier has, too
         self._still = _Stillness(self.fast, clock)
-        self._held_back = self._renamed = self._left_alone = ""  # what is to be warned of
+        self._held_back = self._renamed = ""  # what is to be warned of
+        self._beside = Beside(self.fast, self.slow, self._look_at_slow)
+        self._on_slow: list[Checkpoint] | None = None  # at the last look
+        self._before: dict[str, Sequence[Found]] = {}  # files of what was drained, by its name
+        self._partly: dict[str, str] = {}  # what another save has begun to write over, and how far
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -263,6 +269,12 @@ class Drainer(Working):
                 self._look_at_slow()  # it may have been unmounted while another drain had it
                 self._mark_slow()
                 self._say(state="starting", error="", warning="")
+            for tier in (self.fast, self.slow):
+                with suppress(TierError):  # told by what then does not count
+                    if isinstance(tier, LocalStore):
+                        end_placing(tier)
+                    if self.settings.rules:
+                        add_rules(tier, self.settings.rules)
             self._claims = claims.pop_all()
         return self
 
@@ -300,14 +312,21 @@ class Drainer(Working):
         if the machine dies.  Raises TierError."""
         begun_unix_ns = time.time_ns()
         self._still.begin()
-        self._hints = []
-        found = find(self.fast, hints=self._hints)
+        self._beside.forget()
+        found = find(self.fast, hints=self._beside.hints, rest=self._beside.rest)
+        known = self._known_slow()
+        found = [
+            one for one in with_lacks(found, known)
+            if one.identity in self._arrived or remains_of(one, known) is None
+        ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]
-        self._unfinished = {one.name for one in found if one.problem and not one.is_broken}
+        self._unfinished = {
+            one.name: one.problem for one in found if one.problem and not one.is_broken
+        }
         self._damaged = {one.name: self._damaged[one.name] for one in on_fast if self._wrong(one)}
         missing = self._missing(on_fast)
         if all(self._wrong(one) for one in missing):
-            self._still.note(found, self._hints)
+            self._still.note(found, (*self._beside.hints, *self._beside.rest))
         self._say(looked_unix_ns=begun_unix_ns)
         self._say_damaged()
         return missing
@@ -324,7 +343,41 @@ class Drainer(Working):
         return tries >= UNREAD_TRIES
 
     def _owed(self) -> list[Checkpoint]:
-        return [one for one in self.backlog() if not self._wrong(one)]
+        return [
+            one for one in self.backlog()
+            if not self._wrong(one) and not (self._is_partly(one) and _age_s(one) > LINGER_S)
+        ]  # fmt: skip
+
+    def left(self) -> dict[str, str]:
+        """What stays on the fast tier only, and why: as it was found at the last look."""
+        unsettled = {name: f"{why}; not copied" for name, why in self._partly.items()}
+        unfinished = {
+            name: f"{why}; not copied{HOW_TO_RULE if LACKS in why else ''}"
+            for name, why in self._unfinished.items()
+        }
+        return unsettled | unfinished | self._beside.left
+
+    def _known_slow(self) -> Sequence[Checkpoint]:
+        """What the slow tier had when it was listed last; a tier that is gone is told of later."""
+        if self._on_slow is None:
+            with suppress(TierError):
+                self._look_at_slow()
+                self._on_slow = find(self.slow)
+        return self._on_slow or ()
+
+    def _is_partly(self, one: Checkpoint) -> bool:
+        """Whether a save has written over some files of the one that was drained before, and not
+        over the others: until it has ended, or another has, they are of two saves."""
+        self._partly.pop(one.name, None)
+        if one.manifest is not None:
+            return False
+        before = self._before.get(one.name)
+        if before is None:
+            before = next((copy.files for copy in self._known_slow() if _is_copy_of(one, copy)), ())
+        why = written_over(one.files, before)
+        if why:
+            self._partly[one.name] = why
+        return bool(why)
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
         return set(failed) <= set(self._damaged)
@@ -348,8 +401,9 @@ class Drainer(Working):
         try:
             self._look_at_slow()
             on_slow, self._listed_s = find(self.slow), self._clock()
+            self._on_slow = on_slow
         except TierError:  # what it had when it was listed last is all that is known to be there
-            self._backlog([one for one in on_fast if one.identity not in self._arrived])
+            self._backlog([one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))])
             raise
         self._removals.saw(on_slow)
         self._arrived = {
@@ -366,7 +420,7 @@ class Drainer(Working):
             if (made := one.manifest) is not None
             and (made.called or one.name, made.source) in theirs
         }
-        missing = [one for one in on_fast if one.identity not in self._arrived]
+        missing = [one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))]
         keep = self.settings.keep
         if keep is not None and not keep.foreign:
             is_held = sum(not one.is_ours and not one.problem for one in on_fast) > keep.fast
@@ -407,6 +461,8 @@ class Drainer(Working):
         """Ours are whole by nature; others have to stay as they are for a while."""
         if one.manifest is not None:
             return True
+        if self._is_partly(one):
+            return False
         identity, since_s = self._seen.get(one.name, ("", 0.0))
         now_s = self._clock()
         if identity != one.identity:
@@ -449,7 +505,13 @@ class Drainer(Working):
                 delay_s = min(MOST_DELAY_S, LEAST_DELAY_S * 2**attempt)
                 self._rest(self.settings.settle_s if not failed else delay_s)
                 self._again.clear()
-        return [sentence(name, why) for name, why in failed.items()]
+        self.is_over = True
+        failed = failed or self._round()
+        return [sentence(name, why) for name, why in (failed | self.left()).items()]
+
+    def _settle_s(self) -> float:
+        """How long a file that is no checkpoint has to be unchanged: at the end not at all."""
+        return 0.0 if self.is_over else self.settings.settle_s
 
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
@@ -501,7 +563,9 @@ class Drainer(Working):
             self._backlog(due)
             left = [other for other in due if other.name not in {*failed, one.name}]
         if not is_waiting and set(failed) <= set(self._damaged):
-            self._copy_hints()
+            trip = Trip(self._pace, 1, self._held)
+            self._beside.copy(trip, {*self._damaged, *self._unfinished}, self._settle_s())
+            self._warn()
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
         if not self._is_ended:
@@ -583,6 +647,7 @@ class Drainer(Working):
                 name, manifest = copy_checkpoint(one, self.slow, trip)
             finally:
                 self._current = None
+            self._before[one.name] = one.files
         self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
             self._renamed = (
@@ -601,7 +666,7 @@ class Drainer(Working):
         )
 
     def _warn(self) -> None:
-        said = (self._held_back, self._renamed, self._left_alone)
+        said = (self._held_back, self._renamed, self._beside.left_alone)
         self._say(warning="; ".join(filter(None, said)))
 
     def _backlog(self, all_left: Sequence[Checkpoint]) -> None:
@@ -614,58 +679,21 @@ class Drainer(Working):
             at_risk_s=max(0.0, time.time() - min(times) / 1e9) if times else 0.0,
         )
 
-    def _copy_hints(self) -> None:
-        """Pointers such as TensorFlow's `checkpoint`, when everything they can name is there."""
-        for found in self._hints:
-            if found in self._hinted or found.size_bytes > HINT_BYTES:
-                continue
-            try:
-                self._copy_hint(found)
-            except TierError as error:
-                if not is_of_one_file(error):  # else the next look comes back to it
-                    raise
-        self._hinted &= set(self._hints)
 
-    def _copy_hint(self, found: Found) -> None:
-        data = self.fast.read(found.name)
-        # One that has changed since the look may name what came after it, too.
-        if self.fast.stat(found.name) != found or self._names_damaged(data):
-            return
-        self._look_at_slow()
-        there = self.slow.stat(found.name)
-        if there is None or self.slow.read(found.name) != data:
-            is_pointer = found.name.rpartition("/")[2] in HINTS
-            if is_pointer or self._is_ours_beside(found.name, there):
-                self.slow.put(found.name, data)
-            else:
-                self._left_alone = (
-                    f"{self.slow.url}: {found.name} is another program's, and stays as it is; "
-                    f"with that of {self.fast.url} what was drained there could not be loaded: "
-                    "give each model a SLOW of its own"
-                )
-                self._warn()
-        self._hinted.add(found)
+def _marks_of(one: Checkpoint) -> set[str]:
+    """By which a copy of it is known: what it is, and what it was brought back from."""
+    return {one.identity, one.manifest.source if one.manifest is not None else ""} - {""}
 
-    def _is_ours_beside(self, name: str, there: Found | None) -> bool:
-        """Whether what loads a model may be put under this name on the slow tier, which then knows
-        from which fast tier it is: another model there has the like.  Raises TierError."""
-        came_from: dict[str, str] = {}
-        if self.slow.stat(BESIDE_MODEL) is not None:
-            with suppress(ValueError, RecursionError, TypeError):
-                came_from = dict(json.loads(self.slow.read(BESIDE_MODEL, 0, MOST_MARKS_BYTES)))
-        if there is not None and came_from.get(name) not in origins(self.fast):
-            return False
-        origin = origin_of(self.fast)
-        if came_from.get(name) != origin:
-            self.slow.put(BESIDE_MODEL, [json.dumps(came_from | {name: origin}).encode()])
-        return True
 
-    def _names_damaged(self, hint: bytes) -> bool:
-        """Whether a pointer's first line, where the newest stands, names what is not copied."""
-        out = (*self._damaged, *self._unfinished)
-        names = (re.escape(os.fsencode(name.rpartition("/")[2])) for name in out)
-        line = hint.partition(b"\n")[0]
-        return any(re.search(rb"(?<![0-9A-Za-z])%b(?![0-9A-Za-z])" % name, line) for name in names)
+def _age_s(one: Checkpoint) -> float:
+    return time.time() - one.mtime_ns / 1e9
+
+
+def _is_copy_of(one: Checkpoint, copy: Checkpoint) -> bool:
+    """Whether a copy on the slow tier, whose files have the times of those that were copied, is of
+    what had this name before."""
+    is_local = isinstance(copy.store, LocalStore) and copy.manifest is not None
+    return is_local and (copy.called or copy.name) == one.name
 
 
 def _sum_of(one: Checkpoint, found: Found, told: Callable[[int, int], None]) -> FileSum:
@@ -687,6 +715,7 @@ def _apart(fast: LocalStore, slow: Store) -> None:
             raise SaveError(f"{fast.url} and {slow.url}: one lies in the other; name two folders")
 
 
+HOW_TO_RULE = " (--unit says which files are one checkpoint)"
 HELD_BACK = (
     "checkpoints of another program stay on the fast tier, more of them than --keep-fast says; "
     "--foreign lets them go once they are drained"

@@ -16,8 +16,24 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
-from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, STATE
+from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
+from penstock.save.putback import MARK as PUT_BACK
+from penstock.save.putback import mixed
+from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
+from penstock.save.units import (
+    BY_RULE,
+    Rule,
+    Shape,
+    Unit,
+    grouped,
+    is_state,
+    lacking,
+    of_two_saves,
+    parts_of,
+    rules_of,
+    shape_of,
+)
 from penstock.stores import Found, LocalStore, Store, beside
 
 __all__ = [
@@ -36,6 +52,7 @@ __all__ = [
     "is_of_one_file",
     "is_overtaken",
     "is_text",
+    "is_unfinished",
     "kind_of",
     "lying",
     "mark_of_half",
@@ -43,7 +60,9 @@ __all__ = [
     "origin_of",
     "origins",
     "own_and_others",
+    "remains_of",
     "step_of",
+    "with_lacks",
 ]
 
 INCOMPLETE = (
@@ -59,6 +78,8 @@ MOST_GOES_ON_BYTES = 1 << 20
 # Files that frameworks rewrite to name their last checkpoint.  They are copied, never believed.
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
 _UNREAD_MANIFEST, _UNSEEN = "its manifest cannot be read", "not all of it can be seen"
+_ARRIVING = "not all of it has arrived"
+_PLACING = f"{_ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
 UNREAD = (_UNREAD_MANIFEST, _UNSEEN)  # a problem that begins so may pass
 OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
 # A bad sector, damage of the file system, a file of another user: the others are as they were.
@@ -67,16 +88,10 @@ DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is 
 
 # Names that a framework gives to what it has not finished.
 _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.incomplete$|\.partial$")
+_UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside what it writes
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
-_HF_STATE, _DCP, _ORBAX = "trainer_state.json", ".metadata", "_CHECKPOINT_METADATA"
-_HF_FOLDER = re.compile(r"checkpoint-\d+")
-_HF_SIGNS = {_HF_STATE, "training_args.bin", "optimizer.pt", "scheduler.pt"}  # of a Trainer
-_HF_PARTS = {
-    *_HF_SIGNS, "optimizer.bin", "scaler.pt", "optimizer_#", "pytorch_model_fsdp_#", "global_step#",
-}  # fmt: skip
-_HF_CONFIGS = ("config.json", "adapter_config.json")
 # What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
 _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
 _STEP_WORDS = re.compile(
@@ -94,6 +109,7 @@ class Checkpoint:
     manifest: None: there is none, or it cannot be believed, which `problem` then says.  problem:
     why it does not count, empty where nothing is known against it.  is_broken: nobody who is still
     writing it leaves it so.  called: a manifest's `called`, also of a copy that has none yet.
+    why: what makes its files one checkpoint, in words.
     """
 
     store: Store = field(repr=False)
@@ -106,6 +122,7 @@ class Checkpoint:
     problem: str = ""
     is_broken: bool = False
     called: str = ""
+    why: str = field(default="", compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -172,7 +189,7 @@ def is_overtaken(manifest: Manifest, store: Store, name: str, is_folder: bool) -
         names = {one.name for one in others}
         theirs = {
             top for top in tops
-            if _HF_FOLDER.fullmatch(top) or f"{folder}{top}/{_HF_STATE}" in names
+            if HF_FOLDER.fullmatch(top) or f"{folder}{top}/{HF_STATE}" in names
         }  # fmt: skip
         # A folder that is no checkpoint of its own is a part of this one, and new.
         return bool(tops - theirs) or lying(folder, own) != manifest.as_fetched
@@ -263,7 +280,8 @@ def is_of_one_file(error: TierError | OSError) -> bool:
 
 def _is_content(inner: str) -> bool:
     """Of a folder: not one of the files that we put there."""
-    return inner not in (INSIDE, MARK, INCOMPLETE) and HANDED_IN not in inner
+    is_ours = inner in (INSIDE, MARK, INCOMPLETE) or inner.rpartition("/")[2] == PUT_BACK
+    return not is_ours and HANDED_IN not in inner
 
 
 def step_of(name: str) -> int | None:
@@ -295,17 +313,103 @@ def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 
 
 def find(
-    store: Store, *, hints: list[Found] | None = None, within: Sequence[str] = ("",)
+    store: Store,
+    *,
+    hints: list[Found] | None = None,
+    rest: list[Found] | None = None,
+    within: Sequence[str] = ("",),
 ) -> list[Checkpoint]:
     """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them,
-    and, where the tier is itself a model's folder, what loads the model beside its weights.
+    and, where the tier is itself a model's folder, what loads the model beside its weights.  rest:
+    all files that belong to no checkpoint and are none of those.
     within: folders that are looked at, and no others.  Raises TierError."""
-    tree = _Tree(store, within)
-    found = newest_first(tree.below("", 0))
+    tree = Tree(store, within)
+    found = with_lacks([_unmixed(tree, one) for one in tree.below("", 0)])
+    found = newest_first(found)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
-        hints += [one for one in tree.hints if not one.name.startswith(folders)]
+        known = {file.name for one in found if not one.is_folder for file in one.files}
+        hints += [
+            one for one in tree.hints if not one.name.startswith(folders) and one.name not in known
+        ]
+    if rest is not None:
+        known = {file.name for one in found for file in one.files}
+        known |= {one.name for one in hints or ()}
+        own = tuple(f"{one.name}/" for one in found if one.is_folder and one.kind != "hf")
+        rest += [
+            one
+            for one in tree.all_files("")
+            if one.name not in known
+            and not one.name.startswith(own)
+            and not one.name.endswith((BESIDE, HALF))
+            and _is_content(one.name.rpartition("/")[2])
+        ]
     return found
+
+
+def _unmixed(tree: "Tree", one: Checkpoint) -> Checkpoint:
+    """With what is known of files in it that were put back from an older save."""
+    if not tree.put_back or one.problem or one.manifest is not None:
+        return one
+    return replace(one, problem=mixed(one))
+
+
+# Of these the format itself, or what it was compared with beside it, says what is missing.
+_TELLS_ALL = ("dcp", "deepspeed", "hf", "orbax", "tensorflow")
+
+
+def with_lacks(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
+    """Each that lacks a part which those before it have gets that as its problem.  others: of
+    another tier, to be compared with."""
+    lines: defaultdict[tuple[str, ...], list[tuple[Checkpoint, Shape]]] = defaultdict(list)
+    for one in (*found, *others):
+        is_by_rule = one.why.startswith(BY_RULE)  # which says all that belongs to it
+        if one.step is not None and one.kind not in _TELLS_ALL and not is_by_rule:
+            lines[_line_of(one)].append((one, _shape_of(one)))
+    lacks = dict[int, str]()
+    for line in lines.values():
+        line.sort(key=lambda row: row[1].step)
+        for place, (one, shape) in enumerate(line):
+            near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
+            if not one.problem and one.manifest is None and (why := lacking(shape, near)):
+                lacks[id(one)] = why
+    return [replace(one, problem=lacks[id(one)]) if id(one) in lacks else one for one in found]
+
+
+def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:
+    """The copy of which this is what is left: a removal that was cut short leaves some of several
+    files.  None: there is none."""
+    if one.manifest is not None or one.is_folder:
+        return None
+    own = {one.inner(found): found for found in one.files}
+    for copy in copies:
+        if copy.manifest is None or copy.is_folder or copy.folder != one.folder:
+            continue
+        names = {file.name: file.size_bytes for file in copy.manifest.files}
+        if len(names) > len(own) and all(
+            names.get(name) == found.size_bytes for name, found in own.items()
+        ):
+            there = {copy.inner(found): found.mtime_ns for found in copy.files}
+            is_local = isinstance(copy.store, LocalStore)
+            if not is_local or all(there.get(name) == own[name].mtime_ns for name in own):
+                return copy
+    return None
+
+
+def _line_of(one: Checkpoint) -> tuple[str, ...]:
+    """What the checkpoints of one training in one folder have in common."""
+    folder, _, last = one.name.rpartition("/")
+    if one.is_folder:
+        return (folder, re.sub(r"\d+", "#", last))
+    return (folder, "", *parts_of(last).key)
+
+
+def _shape_of(one: Checkpoint) -> Shape:
+    start = f"{one.name}/" if one.is_folder else ""
+    shape = shape_of(one.step or 0, one.files, start)
+    if one.manifest is not None and one.manifest.source:  # of a copy: when it came says nothing
+        return replace(shape, begin_ns=0, end_ns=0)
+    return shape
 
 
 def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
@@ -313,35 +417,45 @@ def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
     it, but for what a Trainer's says of its neighbours; none, where it is none.  Raises
     TierError."""
     within = [name]
-    if _HF_FOLDER.fullmatch(name):
+    if HF_FOLDER.fullmatch(name):
         with suppress(OSError):
             there = (one.name for one in store.folder.iterdir())
-            within = [one for one in there if _HF_FOLDER.fullmatch(one)]
+            within = [one for one in there if HF_FOLDER.fullmatch(one)]
     return [one for one in find(store, within=within) if one.name == name]
 
 
 def find_file(store: Store, name: str) -> Checkpoint | None:
-    """The checkpoint that is this one file at the top of a store, without a look at the others;
-    None: it is none, or has several files.  Raises TierError."""
-    found = store.stat(name) if kind_of(name) else None
+    """The checkpoint that this file at the top of a store is, or is one of the files of, without a
+    look into folders; None: it is none.  Raises TierError."""
+    found = store.stat(name) if kind_of(name) or is_state(name) else None
     if found is None:
         return None
+    files = {name: found}
+    if isinstance(store, LocalStore):
+        with suppress(OSError):
+            names = [entry.name for entry in os.scandir(store.folder) if entry.is_file()]
+            files |= {name: there for name in names if (there := store.stat(name)) is not None}
     noted = {beside(name, ending): store.stat(beside(name, ending)) for ending in (BESIDE, HALF)}
-    files = {name: found} | {other: one for other, one in noted.items() if one is not None}
-    return next(_singles(store, "", _Folder(files, set())), None)
+    files |= {other: there for other, there in noted.items() if there is not None}
+    all_of_them = list(_files(store, "", Folder(files, set(), {}), rules_of(store)))
+    return next((one for one in with_lacks(all_of_them) if found in one.files), None)
 
 
-class _Folder(NamedTuple):
+class Folder(NamedTuple):
     files: dict[str, Found]  # by their own names
     folders: set[str]
+    # By the name of a checkpoint of several files: what will be its manifest when all of them have
+    # been put in their places.
+    arriving: dict[str, Found]
 
 
-class _Tree:
+class Tree:
     """What a store lists, by folder."""
 
     def __init__(self, store: Store, within: Sequence[str]) -> None:
-        self.store = store
-        self.folders: defaultdict[str, _Folder] = defaultdict(lambda: _Folder({}, set()))
+        self.store, self.rules = store, rules_of(store)
+        self.put_back = False  # whether a burst buffer has put back anything
+        self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.hints: list[Found] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
@@ -354,12 +468,17 @@ class _Tree:
             folder, _, base = found.name.rpartition("/")
             if folder != last:
                 last, here = folder, self._noted(folder)
+            self.put_back = self.put_back or base == PUT_BACK
+            if base == PLACE and folder.endswith(PART_SUFFIX):
+                above, _, part = folder.rpartition("/")
+                if (place := self._noted(above)) is not None:
+                    place.arriving[part.removesuffix(PART_SUFFIX)] = found
             if here is not None:
                 here.files[base] = found
                 if base in HINTS:
                     self.hints.append(found)
         top = self.folders[""].files
-        if any(map(_is_config, top)):  # the tier is a model's own folder
+        if any(map(is_config, top)):  # the tier is a model's own folder
             self.hints += [
                 one for name, one in sorted(top.items())
                 if name.endswith(_HF_BESIDE) and not name.endswith(BESIDE) and _is_content(name)
@@ -371,7 +490,7 @@ class _Tree:
             if self._noted(name) is not None:
                 self._unseen[name] = f"{_UNSEEN}: {error}"
 
-    def _noted(self, name: str) -> _Folder | None:
+    def _noted(self, name: str) -> Folder | None:
         """A folder that those above it know; None: it is no place for checkpoints."""
         parts = name.split("/") if name else []
         if parts[:1] == [STATE] or any(part.endswith(PART_SUFFIX) for part in parts):
@@ -389,7 +508,7 @@ class _Tree:
             if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
                 yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
                 return
-            for recognise in _FOLDERS:
+            for recognise in (_with_manifest, *FOLDERS):
                 found = recognise(self, name, here)
                 if found is not None:
                     runs = self._inner_runs(found, name, here)
@@ -397,7 +516,7 @@ class _Tree:
                     for inner in runs:
                         yield from self.below(inner, depth + 1)
                     return
-        yield from _singles(self.store, name, here)
+        yield from _files(self.store, name, here, self.rules)
         if depth < DEEPEST:
             for folder in sorted(here.folders):
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
@@ -409,26 +528,26 @@ class _Tree:
                 return replace(found, manifest=None, problem=why, is_broken=True)
         return found
 
-    def _inner_runs(self, found: Checkpoint, name: str, here: _Folder) -> list[str]:
+    def _inner_runs(self, found: Checkpoint, name: str, here: Folder) -> list[str]:
         """A Trainer's output folder holds a model, and checkpoints beside it."""
         if found.kind != "hf":
             return []
-        return [f"{name}/{one}" for one in sorted(here.folders) if self._is_hf(f"{name}/{one}")]
+        return [f"{name}/{one}" for one in sorted(here.folders) if self.is_hf(f"{name}/{one}")]
 
     def trainers(self, above: str) -> dict[str, set[str]]:
         """Folders called as the Trainer calls its checkpoints, and what parts are in each."""
         if above not in self._trainers:
             self._trainers[above] = {
-                one: _parts_of(self.folders[f"{above}/{one}" if above else one])
+                one: parts_of_trainer(self.folders[f"{above}/{one}" if above else one])
                 for one in sorted(self.folders[above].folders)
-                if _HF_FOLDER.fullmatch(one)
+                if HF_FOLDER.fullmatch(one)
             }
         return self._trainers[above]
 
-    def _is_hf(self, name: str) -> bool:
+    def is_hf(self, name: str) -> bool:
         """A checkpoint of its own; the Trainer's also before it has ended it."""
-        is_named = _HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
-        return is_named or _HF_STATE in self.folders[name].files
+        is_named = HF_FOLDER.fullmatch(name.rsplit("/", 1)[-1]) is not None
+        return is_named or HF_STATE in self.folders[name].files
 
     def all_files(self, name: str, skip: Callable[[str], bool] = lambda name: False) -> list[Found]:
         found: list[Found] = []
@@ -436,30 +555,35 @@ class _Tree:
         while stack:
             folder = stack.pop()
             found += self.folders[folder].files.values()
+            start = f"{folder}/" if folder else ""
             stack += [
-                f"{folder}/{one}"
-                for one in self.folders[folder].folders
-                if not skip(f"{folder}/{one}")
+                f"{start}{one}" for one in self.folders[folder].folders if not skip(f"{start}{one}")
             ]
         return sorted(found, key=lambda one: one.name)
 
-    def checkpoint(self, name: str, kind: str, files: list[Found], problem: str = "") -> Checkpoint:
+    def checkpoint(
+        self, name: str, kind: str, files: Sequence[Found], problem: str = "", why: str = ""
+    ) -> Checkpoint:
         """A folder."""
         kept = tuple(one for one in files if _is_content(one.name[len(name) + 1 :]))
-        if not problem and _UNFINISHED.search(name.rsplit("/", 1)[-1]):
+        above, _, last = name.rpartition("/")
+        if not problem and _UNFINISHED.search(last):
             problem = "its name says that it is not finished"
-        return Checkpoint(self.store, name, kind, True, kept, step_of(name), None, problem)
+        if not problem and f"{last}{_UNFINISHED_MARK}" in self.folders[above].files:
+            problem = f"{last}{_UNFINISHED_MARK} beside it says that it is not finished"
+        step = step_of(name)
+        return Checkpoint(self.store, name, kind, True, kept, step, None, problem, why=why)
 
 
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _with_manifest(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
+def _with_manifest(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     noted = here.files.get(INSIDE)
     if noted is None:
         if INCOMPLETE in here.files:
             files = tree.all_files(name)
-            return tree.checkpoint(name, "files", files, "not all of it has arrived")
+            return tree.checkpoint(name, "files", files, _ARRIVING)
         return None
     made = _believed(tree.checkpoint(name, "files", tree.all_files(name)), noted)
     return made if made.is_ours or made.problem else None  # else its own framework's again
@@ -501,7 +625,7 @@ def _called(checkpoint: Checkpoint, name: str) -> Checkpoint:
     return replace(checkpoint, called=name, step=step_of(name))
 
 
-def _noted(checkpoint: Checkpoint, here: _Folder) -> Checkpoint:
+def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
     """One that is no folder, with what its manifest or its mark says.  A copy that was ended before
     it had its manifest is a checkpoint still: it may have replaced the only older one."""
     store, base = checkpoint.store, checkpoint.name.rpartition("/")[2]
@@ -520,101 +644,111 @@ def _noted(checkpoint: Checkpoint, here: _Folder) -> Checkpoint:
         return checkpoint
 
 
-def _dcp(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
-    has_data = any(one.endswith(".distcp") for one in here.files)
-    if not has_data and _DCP not in here.files:
-        return None
-    problem = "" if _DCP in here.files else "no .metadata: the save did not end"
-    if _DCP in here.files and not has_data and not _looks_like_dcp(here):
-        return None
-    return tree.checkpoint(name, "dcp", tree.all_files(name), problem)
-
-
-def _looks_like_dcp(here: _Folder) -> bool:
-    return any(one.startswith("__") for one in here.files) or len(here.files) == 1
-
-
-def _orbax(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
-    if _ORBAX in here.files or "_METADATA" in here.files or "manifest.ocdbt" in here.files:
-        return tree.checkpoint(name, "orbax", tree.all_files(name))
-    last = name.rsplit("/", 1)[-1]
-    inner = tree.folders[f"{name}/default"].files if "default" in here.folders else {}
-    if ".orbax-checkpoint-tmp" in last or "_METADATA" in inner:
-        problem = "" if "_METADATA" in inner and ".orbax" not in last else "Orbax has not ended it"
-        return tree.checkpoint(name, "orbax", tree.all_files(name), problem)
-    return None
-
-
-def _hf(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
-    has_weights = any(one.endswith((".safetensors", ".bin")) for one in here.files)
-    has_config = any(map(_is_config, here.files))
-    above, _, last = name.rpartition("/")
-    is_beside_one = _HF_FOLDER.fullmatch(last) is not None and any(
-        _HF_STATE in parts for parts in tree.trainers(above).values()
-    )
-    if _HF_STATE not in here.files and not (has_weights and has_config) and not is_beside_one:
-        return None
-    files = tree.all_files(name, tree._is_hf)
-    return tree.checkpoint(name, "hf", files, _unlike_its_neighbours(tree, name))
-
-
-def _is_config(name: str) -> bool:
-    return name in _HF_CONFIGS or name.endswith((".safetensors.index.json", ".bin.index.json"))
-
-
-def _unlike_its_neighbours(tree: _Tree, name: str) -> str:
-    """What a Trainer's checkpoint lacks, empty where that is nothing: it writes its state last, and
-    one run's checkpoints have the same parts."""
-    above, _, last = name.rpartition("/")
-    if not _HF_FOLDER.fullmatch(last):
-        return ""
-    run = tree.trainers(above)
-    own = run[last]
-    # Several without any of the Trainer's parts are somebody else's.
-    if _HF_STATE not in own and (len(run) == 1 or any(_HF_SIGNS & one for one in run.values())):
-        return f"no {_HF_STATE}: the Trainer has not ended it"
-    for part in sorted(set().union(*run.values()) - own):
-        neighbour = max((one for one in run if part in run[one]), key=lambda one: (len(one), one))
-        return f"no {part.replace('#', '0')}, which {neighbour} beside it has"
-    return ""
-
-
-def _parts_of(here: _Folder) -> set[str]:
-    """What a training needs to go on, of what is in a folder; numbers as #."""
-    names = {re.sub(r"\d+", "#", one) for one in (*here.files, *here.folders)}
-    return names & _HF_PARTS
-
-
-def _deepspeed(tree: _Tree, name: str, here: _Folder) -> Checkpoint | None:
-    if any(
-        re.fullmatch(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one)
-        for one in here.files
-    ):
-        return tree.checkpoint(name, "deepspeed", tree.all_files(name))
-    return None
-
-
-# The first that knows a folder has it.
-_FOLDERS = (_with_manifest, _dcp, _orbax, _hf, _deepspeed)
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _singles(store: Store, folder: str, here: _Folder) -> Iterator[Checkpoint]:
-    """Checkpoints that are a file, or several with one beginning."""
+def _files(
+    store: Store, folder: str, here: Folder, rules: Sequence[Rule] = ()
+) -> Iterator[Checkpoint]:
+    """Checkpoints that are a file of this folder, or several."""
     start = f"{folder}/" if folder else ""
-    for name, found in here.files.items():
-        kind, is_index = kind_of(name), name.endswith(".index")
-        if not (kind or is_index) or name.startswith(".") or name.endswith(BESIDE):
+    taken = set[str]()
+    for one in (*_arriving(store, start, here), *_with_manifest_beside(store, start, here)):
+        names = {found.name[len(start) :] for found in one.files}
+        if taken.isdisjoint(names):
+            yield one
+        taken |= names
+    for name in here.files:
+        if name.endswith(".index") and name not in taken:
+            for one in _tensorflow(store, start, name.removesuffix(".index"), here):
+                taken |= {found.name[len(start) :] for found in one.files}
+                yield one
+    left = {
+        name: found for name, found in here.files.items()
+        if name not in taken and not name.startswith(".")
+        and not name.endswith((BESIDE, HALF, ".distcp")) and not _UNFINISHED.search(name)
+    }  # fmt: skip
+    made = grouped(left, rules)
+    units = {name: unit for unit in made for name in unit.files}
+    ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
+    halves_of = {_kin(name.removesuffix(HALF)): name for name in here.files if name.endswith(HALF)}
+    for name, found in left.items():
+        unit = units.get(name)
+        is_ruled = unit is not None and unit.why.startswith(BY_RULE)
+        if ruled and not is_ruled and _kin(name) in ruled:
+            continue  # the rule says what belongs to a checkpoint of this step
+        if unit is None or len(unit.files) == 1:
+            if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
+                one = _noted(_single(store, found, unit), here)
+                half = halves_of.get(_kin(name), beside(name, HALF))
+                is_part = one.manifest is None and half != beside(name, HALF)
+                yield replace(one, problem=one.problem or _ARRIVING) if is_part else one
+        elif name == unit.name:
+            one = _as_unit(store, start, here, unit)
+            yield replace(one, problem=_ARRIVING) if _kin(name) in halves_of else one
+
+
+def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
+    """What the names of one checkpoint's files have in common."""
+    parts = parts_of(name)
+    return parts.step, parts.key
+
+
+def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
+    kind, step = kind_of(found.name) or "files", _step_at(found.name)
+    if step is None and unit is not None:
+        step = unit.step
+    problem = _lost(unit.missing) if unit is not None else ""
+    why = unit.why if unit is not None else "one file"
+    return Checkpoint(store, found.name, kind, False, (found,), step, None, problem, why=why)
+
+
+def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
+    """Several files, without a manifest of them all."""
+    files = tuple(here.files[name] for name in unit.files)
+    marks = [one.name for one in files if one.name.endswith(".json")]
+    problem = _lost(unit.missing) or of_two_saves(files, marks)
+    name = f"{start}{unit.name}"
+    return Checkpoint(store, name, "files", False, files, unit.step, None, problem, why=unit.why)
+
+
+def _lost(missing: Sequence[str]) -> str:
+    return f"is missing: {', '.join(missing)}" if missing else ""
+
+
+def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
+    """Those of several files whose manifest says which these are; also with some of them gone."""
+    names = {name: beside(name, BESIDE) for name in here.files if not name.endswith(BESIDE)}
+    gone = (name.removesuffix(BESIDE) for name in here.files if name.endswith(BESIDE))
+    names |= {name: f"{name}{BESIDE}" for name in gone if name}
+    for name, noted in names.items():
+        if noted not in here.files:
             continue
-        if _UNFINISHED.search(name) or is_text(store, found):
+        own = tuple(here.files[one] for one in (name,) if one in here.files)
+        single = Checkpoint(store, f"{start}{name}", "files", False, own, None)
+        one = _believed(single, here.files[noted])
+        if one.manifest is None or len(one.manifest.files) < 2:
             continue
-        if is_index:
-            yield from _tensorflow(store, start, name.removesuffix(".index"), here)
-        else:
-            single = Checkpoint(store, found.name, kind, False, (found,), _step_at(found.name))
-            yield _noted(single, here)
+        inside = [file.name for file in one.manifest.files]
+        files = tuple(here.files[name] for name in inside if name in here.files)
+        yield replace(one, files=files, why="its manifest names its files")
+
+
+def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
+    """Those of several files that are being put in the place of an older one, from beside it."""
+    for name, noted in sorted(here.arriving.items()):
+        problem, files = _PLACING, tuple[Found, ...]()
+        try:
+            manifest = parse(store.read(noted.name, 0, MOST_BYTES), store.where(noted.name))
+            files = tuple(here.files[one.name] for one in manifest.files if one.name in here.files)
+        except SaveError as error:
+            problem = str(error)
+        yield Checkpoint(store, f"{start}{name}", "files", False, files, None, None, problem)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file's name says that its program has not ended it."""
+    return any(map(_UNFINISHED.search, name.split("/")))
 
 
 def is_text(store: Store, found: Found) -> bool:
@@ -648,7 +782,7 @@ def kind_of(name: str) -> str:
     return "hdf5" if name.endswith(".weights.h5") else ""
 
 
-def _tensorflow(store: Store, start: str, prefix: str, here: _Folder) -> Iterator[Checkpoint]:
+def _tensorflow(store: Store, start: str, prefix: str, here: Folder) -> Iterator[Checkpoint]:
     """PREFIX.index and its data files; an index alone is something else's, but for a name that
     TensorFlow gives, beside its pointer."""
     data = []

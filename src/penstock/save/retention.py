@@ -27,6 +27,7 @@ from penstock.save.formats import (
     is_of_one_file,
     newest_first,
     own_and_others,
+    remains_of,
 )
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
@@ -234,11 +235,11 @@ def doomed_on_fast(
     # One that is being written, or was cut short, does not make the one before it superfluous.
     good = [one.name for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = set(good[: keep.fast])
-    doomed = [
-        (one, copies[one.identity])
-        for one in candidates
-        if one.name not in kept and one.identity in copies
-    ]
+    doomed = []
+    for one in candidates:
+        known = copies.get(one.identity) or remains_of(one, copies.values())
+        if one.name not in kept and known is not None:
+            doomed.append((one, known))
     return doomed[::-1]
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -32,7 +32,7 @@ from penstock.save.foreign import (
     check_tf,
     torch_top,
 )
-from penstock.save.formats import Checkpoint, find, is_text, newest_first
+from penstock.save.formats import Checkpoint, find, is_text, newest_first, with_lacks
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
@@ -655,6 +655,38 @@ def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
     )
 
 
+def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
+    """The graph is there, and its variables as TensorFlow's index says."""
+    known = {checkpoint.inner(found): found for found in checkpoint.files}
+    variables = [found for name, found in known.items() if name.startswith("variables/variables.")]
+    index = known.get("variables/variables.index")
+    data = sorted((one for one in variables if one is not index), key=lambda one: one.name)
+    if data and index is None:
+        raise Damage("variables/variables.index: is missing: the save did not end")
+    if index is not None:
+        count = re.search(r"-of-(\d{5})$", data[0].name) if data else None
+        if count is None or int(count[1]) != len(data):
+            raise Damage("variables/: a data file is missing")
+        _check_tensorflow(replace(checkpoint, files=(*data, index)), scope)
+    for found in checkpoint.files:
+        if found not in variables:
+            if not found.size_bytes and found.name.endswith(".pb"):
+                raise Damage(f"{checkpoint.inner(found)}: empty")
+            scope.unprotected_bytes += found.size_bytes
+
+
+def _check_pipeline(checkpoint: Checkpoint, scope: Scope) -> None:
+    """Each part that the index of a pipeline names is there."""
+    known = {checkpoint.inner(found): found for found in checkpoint.files}
+    index = check_json(_small(checkpoint, known["model_index.json"]), "model_index.json")
+    folders = {name.partition("/")[0] for name in known if "/" in name}
+    for part, told in index.items() if isinstance(index, dict) else ():
+        is_part = isinstance(told, list) and len(told) == 2 and all(told)
+        if is_part and not part.startswith("_") and part not in folders:
+            raise Damage(f"{part}: named in model_index.json and not there")
+    _check_hf(checkpoint, scope)
+
+
 _CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
     "dcp": _check_dcp_folders,
     "deepspeed": _check_files,
@@ -666,6 +698,8 @@ _CHECKS: dict[str, Callable[[Checkpoint, Scope], None]] = {
     "safetensors": _check_files,
     "tensorflow": _check_tensorflow,
     "torch": _check_files,
+    "diffusers": _check_pipeline,
+    "savedmodel": _check_saved_model,
 }
 
 
@@ -704,7 +738,7 @@ def latest_valid(
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
     weak: list[Choice] = []
-    for checkpoint in newest_first(filter(wanted, found)):
+    for checkpoint in newest_first(filter(wanted, with_lacks(found))):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
         why = why or failure_of(checkpoint, known)
         state = NOT_WHOLE

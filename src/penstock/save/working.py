@@ -26,6 +26,7 @@ from penstock.save.commit import (
 )
 from penstock.save.copying import Pace, Stopped
 from penstock.save.retention import Keep
+from penstock.save.units import Rule
 from penstock.stores import (
     LocalStore,
 )
@@ -66,6 +67,7 @@ class Settings:
     limit_bps: bytes a second, read-back included; None: none.  concurrency: pieces on their way at
     once.  settle_s: a checkpoint without manifest has to be unchanged for so long.  tries: of one
     checkpoint, when draining once.  keep: prunes both tiers by it; None removes nothing.
+    rules: which files are one checkpoint, kept with both tiers.
     """
 
     limit_bps: float | None = None
@@ -73,6 +75,7 @@ class Settings:
     settle_s: float = 2.0
     tries: int = 5
     keep: Keep | None = None
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class Working:
         self._yielding = Yielding(share, clock) if share else None
         self._lock, self._published_s = threading.Lock(), -math.inf
         self._rate: deque[tuple[float, int]] = deque(maxlen=64)
+        self.is_over = False  # what was watched has ended: this is the last that is done
         self._at_risk_since_s: float | None = None  # by the clock of files
         self._claims = ExitStack()
 
@@ -227,6 +231,10 @@ class Working:
         """Whether nothing is left that another attempt could do."""
         return not failed
 
+    def left(self) -> dict[str, str]:
+        """What this leaves where it is, though nothing has failed, and why."""
+        return {}
+
     @abstractmethod
     def once(self) -> list[str]:
         """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
@@ -243,7 +251,7 @@ class Working:
         failed: dict[str, str] = {}
         while True:
             if over_s == math.inf and is_over():
-                over_s = self._clock()
+                over_s, self.is_over = self._clock(), True
             try:
                 failed = self._round()
                 left = over_s < math.inf and bool(self._owed())
@@ -254,7 +262,7 @@ class Working:
             self._publish()
             now_s = self._clock()
             if over_s < math.inf and (not left or now_s - over_s >= grace_s):
-                return [sentence(name, why) for name, why in failed.items()]
+                return [sentence(name, why) for name, why in (failed | self.left()).items()]
             self._rest(LOOK_S)
 
     def _rest(self, seconds: float) -> None:

@@ -1,0 +1,235 @@
+"""Folders that are one checkpoint, each by its framework's own files, or by the step in its name.
+
+Knows names, and reads what a framework writes to say which of its checkpoints is the last; whether
+the bytes are whole is asked in penstock.save.verify.  From strong to weak: the first that knows a
+folder has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.errors import TierError
+from penstock.save.units import is_state, lost_shards, of_two_saves, parts_of, step_of_folder
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint, Folder, Tree
+    from penstock.stores import Found
+
+__all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer"]
+
+HF_STATE = "trainer_state.json"
+_DCP, _ORBAX = ".metadata", "_CHECKPOINT_METADATA"
+HF_FOLDER = re.compile(r"checkpoint-\d+")
+_HF_SIGNS = {HF_STATE, "training_args.bin", "optimizer.pt", "scheduler.pt"}  # of a Trainer
+_HF_PARTS = {
+    *_HF_SIGNS, "optimizer.bin", "scaler.pt", "optimizer_#", "pytorch_model_fsdp_#", "global_step#",
+}  # fmt: skip
+_HF_CONFIGS = ("config.json", "adapter_config.json")
+_DIFFUSERS = "model_index.json"
+_DIFFUSERS_PARTS = {
+    "unet", "vae", "transformer", "text_encoder", "scheduler", "tokenizer", "feature_extractor",
+}  # fmt: skip
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+_MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
+_MEGATRON_LAST = "latest_checkpointed_iteration.txt"
+_RANDOM = re.compile(r"random_states_\d+\.pkl")
+_ACCELERATE = {"optimizer.bin", "scheduler.bin"}
+MOST_LINE_BYTES, MOST_RANKS = 4 << 10, 1 << 20
+
+
+def _dcp(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    has_data = any(one.endswith(".distcp") for one in here.files)
+    if not has_data and _DCP not in here.files:
+        return None
+    if _DCP in here.files and not has_data and not _looks_like_dcp(here):
+        return None
+    files = tree.all_files(name)
+    problem = "no .metadata: the save did not end"
+    if _DCP in here.files:
+        problem = of_two_saves(files, [f"{name}/{_DCP}"], r".*\.distcp")
+    return tree.checkpoint(name, "dcp", files, problem, "DCP's .metadata and data files")
+
+
+def _looks_like_dcp(here: Folder) -> bool:
+    return any(one.startswith("__") for one in here.files) or len(here.files) == 1
+
+
+def _orbax(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    if _ORBAX in here.files or "_METADATA" in here.files or "manifest.ocdbt" in here.files:
+        return tree.checkpoint(name, "orbax", tree.all_files(name), "", "Orbax' metadata")
+    last = name.rsplit("/", 1)[-1]
+    inner = tree.folders[f"{name}/default"].files if "default" in here.folders else {}
+    if ".orbax-checkpoint-tmp" in last or "_METADATA" in inner:
+        problem = "" if "_METADATA" in inner and ".orbax" not in last else "Orbax has not ended it"
+        return tree.checkpoint(name, "orbax", tree.all_files(name), problem, "Orbax' metadata")
+    return None
+
+
+def _hf(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    has_weights = any(one.endswith((".safetensors", ".bin")) for one in here.files)
+    has_config = any(map(is_config, here.files))
+    above, _, last = name.rpartition("/")
+    is_beside_one = HF_FOLDER.fullmatch(last) is not None and any(
+        HF_STATE in parts for parts in tree.trainers(above).values()
+    )
+    if HF_STATE not in here.files and not (has_weights and has_config) and not is_beside_one:
+        return None
+    files = tree.all_files(name, tree.is_hf)
+    problem = _unlike_its_neighbours(tree, name) or _of_shards(name, here, files)
+    why = HF_STATE if HF_STATE in here.files else "a Hugging Face configuration and weights"
+    return tree.checkpoint(name, "hf", files, problem, why)
+
+
+def _of_shards(name: str, here: Folder, files: Sequence[Found]) -> str:
+    """What the names and times of a model's shards say against it; empty: nothing."""
+    if lost := lost_shards(here.files):
+        return f"is missing: {', '.join(lost)}"
+    return of_two_saves(files, [f"{name}/{one}" for one in here.files if is_config(one)])
+
+
+def is_config(name: str) -> bool:
+    return name in _HF_CONFIGS or name.endswith((".safetensors.index.json", ".bin.index.json"))
+
+
+def _unlike_its_neighbours(tree: Tree, name: str) -> str:
+    """What a Trainer's checkpoint lacks, empty where that is nothing: it writes its state last, and
+    one run's checkpoints have the same parts."""
+    above, _, last = name.rpartition("/")
+    if not HF_FOLDER.fullmatch(last):
+        return ""
+    run = tree.trainers(above)
+    own = run[last]
+    # Several without any of the Trainer's parts are somebody else's.
+    if HF_STATE not in own and (len(run) == 1 or any(_HF_SIGNS & one for one in run.values())):
+        return f"no {HF_STATE}: the Trainer has not ended it"
+    for part in sorted(set().union(*run.values()) - own):
+        neighbour = max((one for one in run if part in run[one]), key=lambda one: (len(one), one))
+        return f"no {part.replace('#', '0')}, which {neighbour} beside it has"
+    return ""
+
+
+def parts_of_trainer(here: Folder) -> set[str]:
+    """What a training needs to go on, of what is in a folder; numbers as #."""
+    names = {re.sub(r"\d+", "#", one) for one in (*here.files, *here.folders)}
+    return names & _HF_PARTS
+
+
+def _deepspeed(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    if any(
+        re.fullmatch(r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d+_)?mp_rank_\d+_.*\.pt", one)
+        for one in here.files
+    ):
+        return tree.checkpoint(name, "deepspeed", tree.all_files(name), "", "DeepSpeed's ranks")
+    return None
+
+
+def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    has_graph = any(one in here.files for one in _SAVED_MODEL)
+    variables = tree.folders[f"{name}/variables"].files if "variables" in here.folders else {}
+    has_variables = any(one.startswith("variables.") for one in variables)
+    if not has_graph and not has_variables:
+        return None
+    problem = "" if has_graph else f"no {_SAVED_MODEL[0]}: the save did not end"
+    why = "TensorFlow's saved_model.pb and its variables"
+    return tree.checkpoint(name, "savedmodel", tree.all_files(name), problem, why)
+
+
+def _diffusers(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    """A pipeline of several models: its index is written last."""
+    has_index = _DIFFUSERS in here.files
+    if not has_index and len(_DIFFUSERS_PARTS & here.folders) < 2:
+        return None
+    if not has_index and any(map(is_state, here.files)):
+        return None  # a training's own, with its optimizer beside the parts
+    problem = "" if has_index else f"no {_DIFFUSERS}: the save did not end"
+    why = f"a pipeline: {_DIFFUSERS} and its parts"
+    return tree.checkpoint(name, "diffusers", tree.all_files(name), problem, why)
+
+
+def _megatron(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    ranks = [match for one in here.folders if (match := _MEGATRON.fullmatch(one))]
+    if not ranks:
+        return None
+    there = {(int(match[1]), int(match[2] or 0)) for match in ranks}
+    tensors, stages = (max(pair[side] for pair in there) + 1 for side in (0, 1))
+    n_lost = tensors * stages - len(there) if tensors * stages <= MOST_RANKS else 0
+    problem = f"{n_lost} of {tensors * stages} folders mp_rank_* are missing" if n_lost else ""
+    files = tree.all_files(name)
+    problem = problem or _is_not_the_last(tree, name, files)
+    return tree.checkpoint(name, "megatron", files, problem, "Megatron's ranks")
+
+
+def _is_not_the_last(tree: Tree, name: str, files: Sequence[Found]) -> str:
+    """Megatron names its last checkpoint when that has ended: one that was written after it, and
+    that it does not name, has not."""
+    above, _, last = name.rpartition("/")
+    pointer = tree.folders[above].files.get(_MEGATRON_LAST)
+    step = step_of_folder(last)
+    if pointer is None or step is None:
+        return ""
+    with suppress(TierError, ValueError):
+        named = int(tree.store.read(pointer.name, 0, MOST_LINE_BYTES))
+        is_newer = max((one.mtime_ns or 0 for one in files), default=0) > (pointer.mtime_ns or 0)
+        if named < step and is_newer:
+            return f"{_MEGATRON_LAST} names {named}: the save did not end"
+    return ""
+
+
+def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    has_random = any(map(_RANDOM.fullmatch, here.files))
+    has_state = not _ACCELERATE.isdisjoint(here.files) and any(
+        one.startswith(("model", "pytorch_model")) for one in here.files
+    )
+    if not has_random and not has_state:
+        return None
+    problem = "" if has_random else "no random_states_0.pkl: Accelerate has not ended it"
+    why = "the files of Accelerate's save_state"
+    return tree.checkpoint(name, "accelerate", tree.all_files(name), problem, why)
+
+
+def _nemo(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    if not {"weights", "context"} <= here.folders:
+        return None
+    why = "NeMo's weights and context"
+    return tree.checkpoint(name, "nemo", tree.all_files(name), "", why)
+
+
+def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    """A folder whose name tells a step, whatever a program has put into it; but for one of several
+    checkpoints, as those of an epoch or of a numbered run."""
+    last = name.rsplit("/", 1)[-1]
+    step = step_of_folder(last)
+    if step is None:
+        return None
+    files = tree.all_files(name)
+    if not any(is_state(one.name.rpartition("/")[2]) for one in files):
+        return None
+    inner = dict[int, str]()
+    for one in files:
+        for part in one.name[len(name) + 1 :].split("/"):
+            told = parts_of(part)
+            if told.is_told and told.step is not None and told.step != step:
+                inner[told.step] = part
+    is_of_many = len(inner) > 1 or (
+        len(inner) == 1 and (last.isdigit() or _is_finer(last, *inner.values()))
+    )
+    if is_of_many:
+        return None
+    why = f"a folder whose name tells step {step}"
+    return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
+
+
+def _is_finer(folder: str, inner: str) -> bool:
+    """Whether a name tells steps, and the one of its folder epochs."""
+    return "epoch" in folder.lower() and "epoch" not in inner.lower()
+
+
+# The first that knows a folder has it.
+FOLDERS = (
+    _dcp, _orbax, _saved_model, _diffusers, _hf, _deepspeed, _megatron, _accelerate, _nemo,
+    _stepped,
+)  # fmt: skip

@@ -1,0 +1,522 @@
+"""Which files of one folder are one checkpoint, where no format's own index says so.
+
+Knows names, sizes and times; opens nothing but its own rules.  From strong to weak: a rule of the
+user; shards that are numbered `-00001-of-00004`; files that share a step and differ by what they
+hold (`model-300.pt`, `optim-300.pt`); files without a step whose names are parts of a training's
+state (`model.pt`, `optimizer.pt`).  What belongs together is copied, kept, judged and removed
+together, so that a wrong guess costs room and no data: files are grouped where it is likely, and a
+part is only said to be missing where older checkpoints of the same training have it.
+"""
+
+import itertools
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from penstock.errors import SaveError
+from penstock.save.commit import STATE
+from penstock.stores import Found, Store
+
+__all__ = [
+    "BY_RULE",
+    "LACKS",
+    "Parts",
+    "Rule",
+    "Shape",
+    "Unit",
+    "add_rules",
+    "grouped",
+    "is_state",
+    "lacking",
+    "lost_shards",
+    "of_two_saves",
+    "parts_of",
+    "rules_of",
+    "shape_of",
+    "step_of_folder",
+    "written_over",
+]
+
+RULES = f"{STATE}/units.json"
+MOST_RULES_BYTES, MOST_RULES = 64 << 10, 100
+BY_RULE = "the rule --unit"
+
+# Endings of files that hold a training's state, whatever they are called ...
+_ALWAYS = (
+    *(".pt", ".pth", ".ckpt", ".pt2", ".safetensors", ".keras", ".weights.h5", ".pth.tar"),
+    *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
+)
+# ... and of those that do where their name says so: data sets and results have them, too.
+_PERHAPS = (
+    ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params", ".th", ".tar",
+)  # fmt: skip
+_BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, and are none
+_SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
+_STEP_WORDS = {
+    "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
+    "ep", "ckpt", "checkpoint", "update", "updates", "round",
+}  # fmt: skip
+_STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
+_RANK_WORDS = {
+    "rank", "mp", "tp", "pp", "dp", "ep", "shard", "part", "worker", "node", "proc", "process",
+    "gpu", "device", "host", "replica", "states", "partition",
+}  # fmt: skip
+_STATE_WORDS = {
+    "model", "models", "weights", "weight", "net", "network", "params", "param", "state", "states",
+    "optim", "optimizer", "optimizers", "opt", "adam", "sgd", "scheduler", "sched", "lr", "ema",
+    "scaler", "rng", "random", "trainer", "training", "train", "sampler", "dataloader", "loader",
+    "generator", "discriminator", "netg", "netd", "encoder", "decoder", "actor", "critic",
+    "policy", "value", "target", "lora", "adapter", "head", "backbone", "teacher", "student",
+    "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
+    "g", "d", "averaged", "swa", "master", "fp", "meta", "metadata", "args", "config",
+}  # fmt: skip
+_SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
+_LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
+_SHARD = re.compile(r"(.*?)[-_.](\d{2,})-of-(\d{2,})(.*)")
+_PIECES = re.compile(r"[-_=+ ~@,]+")
+_GLUED = re.compile(r"([A-Za-z]+)(\d+)")
+_FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, the decay of an average
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a file's name says.  step: None: no step, or several numbers and no word that tells
+    which is it.  is_told: a word beside the number says that it is a step.  words: what the file
+    holds, or which run it is of; key: what files of one checkpoint have in common beside the step.
+    """
+
+    name: str
+    ending: str
+    step: int | None = None
+    is_told: bool = False
+    words: tuple[str, ...] = ()
+    rank: str = ""
+    shard: tuple[str, int, int] | None = None  # before the number, number, of how many
+    key: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """What the file is in its checkpoint, the same in each."""
+        rank = f" {self.rank}" if self.rank else ""
+        return f"{'_'.join(self.words)}{self.ending}{rank}"
+
+    @property
+    def is_component(self) -> bool:
+        """Whether its words are names of parts of a training's state."""
+        return bool(self.words) and all(word in _STATE_WORDS for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Files of one folder that are one checkpoint.  name: of the file that it is called by.  why:
+    what makes them one; missing: what is known to belong to it and is not there."""
+
+    name: str
+    files: tuple[str, ...]
+    step: int | None
+    why: str
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a checkpoint consists of, to be compared with others of its training.
+
+    roles: what its files are; known: those whose words are parts of a training's state.  begin_ns,
+    end_ns: when its first and its last file were written.
+    """
+
+    step: int
+    roles: frozenset[str]
+    known: frozenset[str]
+    begin_ns: int = 0
+    end_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A user's: names with {step}, and with * for anything, of one folder.  All are needed."""
+
+    text: str
+    patterns: tuple[re.Pattern[str], ...]
+
+    def names(self, name: str) -> bool:
+        """Whether a file is one of those."""
+        return any(pattern.fullmatch(name) for pattern in self.patterns)
+
+    @classmethod
+    def of(cls, text: str) -> "Rule":
+        """Raises SaveError: no such rule can be."""
+        names = text.split()
+        if not names or len(text) > 1000 or any("/" in name or "\0" in name for name in names):
+            raise SaveError(
+                f"--unit {text!r}: names of files of one folder, as 'model-{{step}}.pt "
+                "optim-{step}.pt'; {step} is the step, * is anything"
+            )
+        has_step = {name.count("{step}") for name in names}
+        if len(has_step) > 1 or max(has_step) > 1:
+            raise SaveError(f"--unit {text!r}: {{step}} once in each name, or in none")
+        return cls(" ".join(names), tuple(map(_pattern, names)))
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    pieces = re.split(r"(\{step\}|\*)", name)
+    made = {"{step}": r"(?P<step>\d{1,18})", "*": r"[^/]*"}
+    return re.compile("".join(made.get(one, re.escape(one)) for one in pieces))
+
+
+def rules_of(store: Store) -> tuple[Rule, ...]:
+    """The rules that are kept with a tier.  Raises TierError."""
+    if store.stat(RULES) is None:
+        return ()
+    with suppress(ValueError, RecursionError, TypeError, SaveError):
+        rows = json.loads(store.read(RULES, 0, MOST_RULES_BYTES))
+        return tuple(Rule.of(str(one)) for one in rows["rules"][:MOST_RULES])
+    return ()
+
+
+def add_rules(store: Store, rules: Sequence[Rule]) -> None:
+    """Keeps rules with a tier.  Raises TierError."""
+    kept = {one.text: None for one in (*rules_of(store), *rules)}
+    store.put(RULES, json.dumps({"version": 1, "rules": list(kept)[-MOST_RULES:]}).encode())
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _ending_of(name: str) -> str:
+    low = name.lower()
+    for ending in (*_ALWAYS, *_PERHAPS, ".index.json", *_BESIDE):
+        if low.endswith(ending):
+            found = ending
+            for longer in (".weights.h5", ".pth.tar", ".pt.tar", ".index.json"):
+                found = longer if low.endswith(longer) else found
+            return name[-len(found) :]
+    dot = name.rfind(".")
+    return name[dot:] if dot > 0 and not name[dot + 1 :].isdigit() else ""
+
+
+@lru_cache(1 << 16)
+def parts_of(name: str) -> Parts:
+    """What a file's own name says, without its folder."""
+    ending = _ending_of(name)
+    stem, shard = name[: len(name) - len(ending)], None
+    if match := _SHARD.fullmatch(stem):
+        shard = (f"{match[1]}{match[4]}{ending}", int(match[2][:9]), int(match[3][:9]))
+        stem = f"{match[1]}{match[4]}"
+    words, key, ranks = list[str](), list[str](), list[str]()
+    told, bare = dict[str, str](), list[str]()
+    before = ""
+    for piece in _pieces(stem):
+        low = piece.lower()
+        if piece.isdigit():
+            if before in _RANK_WORDS:
+                ranks.append(f"{before}{piece}")
+            elif before in _STEP_WORDS:
+                told[before] = piece
+            else:
+                bare.append(piece)
+        elif low in _SELECTORS:
+            key.append(low)
+        elif low.isalpha():
+            words.append(low)
+        elif piece:
+            key.append(piece)
+        before = low
+    step, is_told = _step(told, bare)
+    if (not is_told and step is None) or is_told:
+        key += bare
+    # A word that only says that a number is a step or a rank tells nothing of the content.
+    kept = [one for one in words if one not in _STEP_WORDS | {"rank"} or one in _STATE_WORDS]
+    if told or step is not None:
+        kept = [one for one in kept if one not in _STEP_WORDS]
+    return Parts(
+        name, ending, step, is_told, tuple(kept), " ".join(ranks), shard, tuple(sorted(key))
+    )
+
+
+def _pieces(stem: str) -> Iterable[str]:
+    """Words and numbers; `epoch3` and `model000300` are two each, `resnet50` is one."""
+    for piece in _PIECES.split(stem):
+        if match := _FRACTION.fullmatch(piece):
+            yield from filter(None, [match[1]])
+            continue
+        for one in filter(None, piece.split(".")):
+            match = _GLUED.fullmatch(one)
+            if match and match[1].lower() in _SPLIT:
+                yield from match.groups()
+            else:
+                yield one
+
+
+def _step(told: Mapping[str, str], bare: Sequence[str]) -> tuple[int | None, bool]:
+    for word in (*_STEP_ORDER, *told):
+        found = next((told[one] for one in told if one.startswith(word)), "")
+        if found:
+            return (int(found), True) if len(found) <= 18 else (None, False)
+    if len(bare) == 1 and len(bare[0]) <= 18:
+        return int(bare[0]), False
+    return None, False
+
+
+@lru_cache(1 << 16)
+def is_state(name: str) -> bool:
+    """Whether a file holds a training's state, as its name says."""
+    low = name.lower()
+    if low.endswith(_ALWAYS):
+        return True
+    if not low.endswith(_PERHAPS):
+        return re.fullmatch(r"checkpoint_\d+", name) is not None  # Flax gives it no ending
+    found = parts_of(name)
+    if any(word in _STATE_WORDS for word in found.words):
+        return True
+    return not found.words and (found.is_told or any(one in _SELECTORS for one in found.key))
+
+
+def step_of_folder(name: str) -> int | None:
+    """The step that a folder's name tells: by a word, or as nothing but a number."""
+    found = parts_of(name)
+    if found.step is None or not (found.is_told or name.isdigit()):
+        return None
+    return found.step
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+
+def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
+    """The units of one folder, by its files' own names.  What is in none of them is no checkpoint,
+    or one by itself that tells no step."""
+    left = dict.fromkeys(sorted(names))
+    units = list[Unit]()
+    for rule in rules:
+        units += _by_rule(rule, left)
+    by_key: defaultdict[tuple[int | None, tuple[str, ...]], list[Parts]] = defaultdict(list)
+    for name in left:
+        # What is no state may belong to one of a step, as `meta_000300.json` does.
+        is_beside = name.lower().endswith(_BESIDE)
+        if is_state(name) or is_beside:
+            found = parts_of(name)
+            if not is_beside or found.step is not None or found.ending.endswith(".index.json"):
+                by_key[found.step, found.key].append(found)
+    for (step, _), members in by_key.items():
+        units += _stepless(members) if step is None else _of_a_step(step, members)
+    return units
+
+
+def _by_rule(rule: Rule, left: dict[str, None]) -> list[Unit]:
+    found: defaultdict[int | None, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in left:
+        for number, pattern in enumerate(rule.patterns):
+            if match := pattern.fullmatch(name):
+                told = match.groupdict().get("step")
+                found[int(told) if told else None][number].append(name)
+                break
+    units, wanted = [], rule.text.split()
+    for step, members in found.items():
+        names = [name for number in sorted(members) for name in members[number]]
+        lost = [one for number, one in enumerate(wanted) if number not in members]
+        lost = [one.replace("{step}", str(step)) for one in lost]
+        why = f"{BY_RULE} {rule.text!r}"
+        units.append(Unit(names[0], tuple(names), step, why, tuple(lost)))
+        for name in names:
+            del left[name]
+    return units
+
+
+def _of_a_step(step: int, members: Sequence[Parts]) -> list[Unit]:
+    if not any(is_state(one.name) for one in members):
+        return []
+    why = f"files of step {step} in one folder" if len(members) > 1 else "one file"
+    return [_unit(members, step, why)]
+
+
+def _stepless(members: Sequence[Parts]) -> list[Unit]:
+    """Parts of a training's state, and the shards of anything."""
+    state = [one for one in members if is_state(one.name)]
+    parts = [one for one in state if one.is_component]
+    if len({one.role for one in parts}) < 2 and not any(one.shard for one in parts):
+        parts = []
+    sets: defaultdict[str, list[Parts]] = defaultdict(list)
+    for one in state:
+        if one.shard is not None and one not in parts:
+            sets[one.shard[0]].append(one)
+    indices = [one for one in members if one not in state]
+    made = [(some, "shards, by their numbers") for some in sets.values()]
+    if parts:
+        made.append((parts, "parts of one training's state in one folder"))
+    units = []
+    for some, why in made:
+        starts = {one.shard[0] for one in some if one.shard is not None}
+        beside = [one for one in indices if one.name.removesuffix(".index.json") in starts]
+        units.append(_unit([*some, *beside], None, why))
+    return units
+
+
+def _unit(members: Sequence[Parts], step: int | None, why: str) -> Unit:
+    names = sorted(one.name for one in members)
+    state = [one for one in members if is_state(one.name)]
+    lead = min(state, key=lambda one: (_place_as_lead(one), one.name))
+    return Unit(lead.name, tuple(names), step, why, lost_shards(names))
+
+
+def lost_shards(names: Iterable[str]) -> tuple[str, ...]:
+    """What is missing of files that are numbered `-00001-of-00004`, in words."""
+    sets: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for name in names:
+        shard = parts_of(name).shard
+        if shard is not None:
+            sets[shard[0], shard[2]][shard[1]] = name
+    said = []
+    for (_, count), there in sorted(sets.items()):
+        first = 0 if 0 in there else 1
+        n_lost = count - sum(first <= number < count + first for number in there)
+        if n_lost:
+            lost = next(n for n in range(first, count + first) if n not in there)
+            name = next(iter(there.values()))
+            match = re.search(r"(?<=[-_.])\d+(?=-of-)", name)
+            begin, end = match.span() if match else (0, 0)
+            more = f" and {n_lost - 1} more of {count}" if n_lost > 1 else ""
+            said.append(f"{name[:begin]}{lost:0{end - begin}d}{name[end:]}{more}")
+    return tuple(said)
+
+
+def _place_as_lead(one: Parts) -> int:
+    return min((_LEADS.index(word) for word in one.words if word in _LEADS), default=len(_LEADS))
+
+
+def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
+    """Of a checkpoint of this step.  start: of its folder's name, if it is one."""
+    state = [one for one in files if is_state(one.name.rpartition("/")[2])]
+    if start:
+        names = (one.name[len(start) :].split("/") for one in state)
+        roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
+        known = roles
+    else:
+        told = [parts_of(one.name.rpartition("/")[2]) for one in state]
+        roles = frozenset(one.role for one in told)
+        known = frozenset(one.role for one in told if one.is_component)
+    times = [one.mtime_ns for one in files if one.mtime_ns]
+    return Shape(step, roles, known, min(times, default=0), max(times, default=0))
+
+
+def _without_step(name: str, step: int) -> str:
+    """A name in a folder, the same in that of each step.  A small number may be a rank as well."""
+    found = parts_of(name)
+    if found.step == step and (found.is_told or step > MOST_LIKE_RANKS):
+        return " ".join((found.role, *found.key))
+    return name
+
+
+MOST_LIKE_RANKS = 9
+LACKS = ", which step"
+OLDER, NEWER = 4, 2  # so many are looked at
+
+
+def lacking(one: Shape, others: Iterable[Shape]) -> str:
+    """What a checkpoint lacks of what most of those before it have, in words; empty: nothing.
+
+    A part whose words are none of a training's state counts only where each checkpoint was written
+    before the next: two trainings in one folder have steps of their own.  What those after it lack,
+    too, is not saved any more.
+    """
+    ordered = sorted(others, key=lambda other: other.step)
+    older = [other for other in ordered if other.step < one.step][-OLDER:]
+    newer = [other for other in ordered if other.step > one.step][:NEWER]
+    row = [*older, one]
+    is_one_training = all(
+        left.end_ns <= right.begin_ns or not right.begin_ns
+        for left, right in itertools.pairwise(row)
+    )
+    counts = Counter(
+        role for other in older for role in (other.roles if is_one_training else other.known)
+    )
+    lost = [
+        role for role, n in sorted(counts.items())
+        if role not in one.roles and 2 * n > len(older)
+        and (not newer or any(role in other.roles for other in newer))
+    ]  # fmt: skip
+    if not lost:
+        return ""
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS} {older[-1].step} has"
+
+
+# --- files of two saves ---------------------------------------------------------------------------
+
+IDLE_S = 2.0  # between two saves: less is a pause within one
+SLOW_BPS = 20e6  # of a file that takes long for its size
+
+
+def of_two_saves(
+    files: Sequence[Found], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
+) -> str:
+    """Whether shards lie there that a second save has written, beside others of the save before, in
+    words; empty: nothing says so.
+
+    marks: names of what each save writes before or after its shards (an index, a configuration).
+    Said where nothing was written for a while, one of the marks was last written before that, or
+    next after it, and a shard of a higher number is older than one of a lower: a save writes in
+    order.  shard: what the shards' own names match.
+    """
+    shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
+    told = [one for one in files if one.name in marks]
+    written = sorted((*shards, *told), key=_written_ns)
+    for earlier, later in itertools.pairwise(written):
+        idle_s = (_written_ns(later) - _written_ns(earlier)) / 1e9
+        if idle_s - later.size_bytes / SLOW_BPS < IDLE_S:
+            continue
+        old = [one for one in shards if _written_ns(one) <= _written_ns(earlier)]
+        new = [one for one in shards if _written_ns(one) >= _written_ns(later)]
+        if not old or not new:
+            continue
+        first, last = min(new, key=_written_ns), max(old, key=_written_ns)
+        is_between = any(
+            _written_ns(last) <= _written_ns(one) <= _written_ns(first) for one in told
+        )
+        if is_between and max(one.name for one in old) > min(one.name for one in new):
+            new_name, old_name = (one.name.rpartition("/")[2] for one in (first, last))
+            return f"of two saves: {new_name} was written {idle_s:,.0f} s after {old_name}"
+    return ""
+
+
+def _written_ns(found: Found) -> int:
+    return found.mtime_ns or 0
+
+
+FROZEN_S = 60.0  # so much older than the rest of its save: it is written once, and not each time
+
+
+def written_over(files: Sequence[Found], before: Sequence[Found]) -> str:
+    """Whether a save has written over some files of a checkpoint, as they lay before, and not over
+    the others, in words; empty: it has not, or over all.
+
+    Of the others count those that the save before had written with the rest.
+    """
+    known = {one.name.rpartition("/")[2]: one for one in before if is_state(one.name)}
+    state = [one for one in files if one.name.rpartition("/")[2] in known]
+    same, changed = list[Found](), list[Found]()
+    for one in state:
+        there = known[one.name.rpartition("/")[2]]
+        is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
+        (same if is_same else changed).append(one)
+    if not same or not changed:
+        return ""
+    row = sorted(known.values(), key=_written_ns)
+    begin = 0
+    for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
+        if (_written_ns(later) - _written_ns(earlier)) / 1e9 > FROZEN_S:
+            begin = place
+    one_save = {one.name.rpartition("/")[2] for one in row[begin:]}
+    late = [one for one in same if one.name.rpartition("/")[2] in one_save]
+    if not late:
+        return ""
+    n, first = len(late) + len(changed), late[0].name.rpartition("/")[2]
+    return (
+        f"{len(changed)} of its {n} files were written again and {len(late)} were not, as {first}: "
+        "the save has not ended"
+    )

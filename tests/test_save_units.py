@@ -1,0 +1,565 @@
+"""Which files are one checkpoint, and that nothing smaller is copied, kept, removed or named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from penstock import cli
+from penstock.errors import SaveError
+from penstock.save import copying
+from penstock.save.commit import PLACE
+from penstock.save.drain import Drainer, recover
+from penstock.save.formats import Checkpoint, find, find_file
+from penstock.save.retention import Keep, prune
+from penstock.save.units import Rule, grouped, lacking, parts_of, shape_of
+from penstock.save.verify import latest_valid, verify
+from penstock.save.working import Settings
+from penstock.stores import Found, LocalStore
+
+NOW = Settings(settle_s=0, tries=1)
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    (tmp_path / "fast").mkdir()
+    return tmp_path / "fast"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    return tmp_path / "slow"
+
+
+def written(path: Path, save: int, *, at_s: float | None = None, size: int = 100) -> Path:
+    """A safetensors file of this save under any name; each number in it is the save's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}})
+    data = struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", save) * size
+    path.write_bytes(data)
+    if at_s is not None:
+        os.utime(path, (at_s, at_s))
+    return path
+
+
+def save_of(path: Path) -> int:
+    return int(struct.unpack("<f", path.read_bytes()[-4:])[0])
+
+
+def steps(folder: Path, *, roles: Iterable[str] = ("model", "optim", "ema")) -> None:
+    for step in (100, 200, 300):
+        for role in roles:
+            written(folder / f"{role}-{step}.safetensors", step)
+
+
+def files_of(one: Checkpoint) -> list[str]:
+    return sorted(one.inner(found) for found in one.files)
+
+
+def there(folder: Path) -> set[str]:
+    """Files of a tier but for Penstock's own."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {
+        os.fspath(one) for one in names
+        if one.parts[0] != ".penstock" and "penstock" not in one.name
+    }  # fmt: skip
+
+
+def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
+    settings = Settings(settle_s=0, tries=1, keep=keep)
+    with Drainer(fast, slow, settings) as working:
+        return working.once()
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("model-300.pt optim-300.pt ema-300.pt", {"model-300.pt": 3}),
+        ("model_000300.pt meta_000300.json optim_000300_rank0.pt optim_000300_rank1.pt",
+         {"model_000300.pt": 4}),
+        ("model000300.pt opt000300.pt ema_0.9999_000300.pt", {"model000300.pt": 3}),
+        ("300_net_G.pth 300_net_D.pth 400_net_G.pth 400_net_D.pth",
+         {"300_net_D.pth": 2, "400_net_D.pth": 2}),
+        ("netG_epoch_3.pth netD_epoch_3.pth", {"netG_epoch_3.pth": 2}),
+        ("unet50-epoch3.npz unet50-epoch3.json", {"unet50-epoch3.npz": 2}),
+        ("model_300.pdparams model_300.pdopt", {"model_300.pdopt": 2}),
+        ("model.pt optimizer.pt scheduler.pt", {"model.pt": 3}),
+        ("best_model.pt best_optim.pt last_model.pt last_optim.pt",
+         {"best_model.pt": 2, "last_model.pt": 2}),
+        ("model-00001-of-00002.safetensors model-00002-of-00002.safetensors"
+         " model.safetensors.index.json", {"model-00001-of-00002.safetensors": 3}),
+        ("any-7b-00001-of-00002.gguf any-7b-00002-of-00002.gguf",
+         {"any-7b-00001-of-00002.gguf": 2}),
+        # Each of these is one by itself.
+        ("last.ckpt best-300.ckpt epoch=1-step=300.ckpt", {}),
+        ("resnet50-0676ba61.pth vgg16-397923af.pth", {}),
+        ("runs.csv log-300.txt sample-300.png", {}),
+    ],
+)  # fmt: skip
+def test_files_are_grouped_by_their_names(names: str, wanted: dict[str, int]) -> None:
+    found = {one.name: len(one.files) for one in grouped(names.split()) if len(one.files) > 1}
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("model-300.pt", 300), ("epoch=3-step=1200.ckpt", 1200), ("ema_0.9999_000300.pt", 300),
+        ("model-epoch=3-loss=0.23.pt", 3), ("optim_000300_rank12.pt", 300),
+        ("model-00001-of-00004.safetensors", None), ("mp_rank_00_model_states.pt", None),
+        ("resnet50-0676ba61.pth", None), ("random_states_0.pkl", None),
+    ],
+)  # fmt: skip
+def test_the_step_of_a_name(name: str, step: int | None) -> None:
+    assert parts_of(name).step == step
+
+
+def test_a_rule_that_cannot_be_is_refused() -> None:
+    for text in ("", "a/b-{step}.pt", "a-{step}-{step}.pt", "a-{step}.pt b.pt"):
+        with pytest.raises(SaveError, match="--unit"):
+            Rule.of(text)
+
+
+def shape(step: int, roles: str, begin: int = 0, end: int = 0) -> Any:
+    files = [Found(f"{role}-{step}.pt", 1, begin or step) for role in roles.split()]
+    return shape_of(step, files[:-1] + [Found(files[-1].name, 1, end or step)])
+
+
+def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
+    whole = [shape(step, "model optim ema") for step in (100, 200, 400)]
+    assert lacking(shape(300, "model optim"), whole[:2]) == "no ema.pt, which step 200 has"
+    assert lacking(shape(300, "model optim ema"), whole) == ""
+    assert lacking(shape(100, "model"), whole[1:]) == ""  # nothing is before it
+    # It is not saved any more.
+    later = [shape(step, "model optim") for step in (400, 500)]
+    assert lacking(shape(300, "model optim"), [*whole[:2], *later]) == ""
+
+
+def test_two_trainings_in_one_folder_lack_nothing_of_each_other() -> None:
+    older = [shape(step, "anna berta", begin=step, end=1000 + step) for step in (100, 200)]
+    assert lacking(shape(300, "anna", begin=300), older) == ""
+    # Where each was written before the next, they are parts of one.
+    older = [shape(step, "anna berta") for step in (100, 200)]
+    assert lacking(shape(300, "anna"), older) == "no berta.pt, which step 200 has"
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["random_states_0.pkl", "optimizer.bin", "model.safetensors"], "accelerate"),
+        (["saved_model.pb", "variables/variables.index",
+          "variables/variables.data-00000-of-00001", "assets/vocab.txt"], "savedmodel"),
+        (["model_index.json", "unet/config.json", "unet/model.safetensors",
+          "vae/config.json", "vae/model.safetensors"], "diffusers"),
+        (["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"], "megatron"),
+        (["weights/a.distcp", "weights/.metadata", "context/io.json"], "nemo"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("folder", ["out", "step_100"])
+def test_a_folder_is_one_checkpoint(
+    fast: Path, slow: Path, folder: str, names: list[str], kind: str
+) -> None:
+    for name in names:
+        written(fast / folder / name, 1)
+    (one,) = find(LocalStore(fast))
+    assert (one.kind, one.name, files_of(one)) == (kind, folder, sorted(names))
+
+
+@pytest.mark.parametrize(
+    "ending", [".npz", ".npy", ".h5", ".gguf", ".msgpack", ".pkl", ".bin", ".pth.tar", ".eqx"]
+)
+def test_a_folder_of_a_step_goes_as_a_whole(fast: Path, slow: Path, ending: str) -> None:
+    for step in (1, 2):
+        for name in (f"weights{ending}", "parts/optimizer.safetensors", "notes.txt", "arguments"):
+            written(fast / f"iter_{step:07d}" / name, step)
+    found = find(LocalStore(fast))
+    assert [(one.name, one.step, len(one.files)) for one in found] == [
+        ("iter_0000002", 2, 4), ("iter_0000001", 1, 4)
+    ]  # fmt: skip
+
+
+def test_folders_of_epochs_and_of_runs_hold_checkpoints_and_are_none(fast: Path) -> None:
+    for place in ("epoch_1", "0"):
+        for step in (100, 200):
+            written(fast / place / f"step_{step}.safetensors", step)
+    written(fast / "epoch_2" / "step_300.safetensors", 300)  # the first of its epoch
+    assert {one.name for one in find(LocalStore(fast))} == {
+        *(f"{place}/step_{step}.safetensors" for place in ("epoch_1", "0") for step in (100, 200)),
+        "epoch_2/step_300.safetensors",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("saved_model.pb", "no saved_model.pb"),
+        ("variables/variables.data-00000-of-00001", "data file is missing"),
+    ],
+)
+def test_a_saved_model_without_a_part_is_not_whole(tmp_path: Path, name: str, lost: str) -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="pip install 'penstock[tensorflow]'")
+    module = tensorflow.Module()
+    module.v = tensorflow.Variable([1.0] * 100)
+    tensorflow.saved_model.save(module, tmp_path / "out")
+    (one,) = find(LocalStore(tmp_path))
+    assert (one.kind, verify(one, "full").problems) == ("savedmodel", ())
+    (tmp_path / "out" / name).unlink()
+    (one,) = find(LocalStore(tmp_path))
+    assert lost in verify(one, "full").problems[0]
+
+
+def test_a_pipeline_without_one_of_its_parts_is_not_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for part in ("unet", "vae"):
+        written(out / part / "diffusion_pytorch_model.safetensors", 1)
+        (out / part / "config.json").write_text("{}")
+    (one,) = find(LocalStore(tmp_path))
+    assert "no model_index.json" in one.problem
+    index = {"_class_name": "Any", "unet": ["diffusers", "UNet"], "vae": ["diffusers", "VAE"],
+             "safety_checker": [None, None]}  # fmt: skip
+    (out / "model_index.json").write_text(json.dumps(index))
+    assert verify(find(LocalStore(tmp_path))[0], "full").problems == ()
+    shutil.rmtree(out / "vae")
+    assert "vae: named" in verify(find(LocalStore(tmp_path))[0], "sizes").problems[0]
+
+
+def test_megatron_s_last_iteration_counts_when_it_is_named(tmp_path: Path) -> None:
+    for step in (100, 200):
+        for rank in (0, 1):
+            written(tmp_path / f"iter_{step:07d}" / f"mp_rank_0{rank}" / "model_optim_rng.pt", step)
+        if step == 100:
+            pointer = tmp_path / "latest_checkpointed_iteration.txt"
+            pointer.write_text("100")
+            os.utime(pointer, ns=(1, 1 + max(
+                one.stat().st_mtime_ns for one in tmp_path.rglob("*.pt"))))  # fmt: skip
+            time.sleep(0.05)
+    newer, older = find(LocalStore(tmp_path))
+    assert ("names 100" in newer.problem, older.problem) == (True, "")
+    pointer.write_text("200")
+    assert [one.problem for one in find(LocalStore(tmp_path))] == ["", ""]
+    shutil.rmtree(tmp_path / "iter_0000200" / "mp_rank_00")
+    assert "mp_rank" in find(LocalStore(tmp_path))[0].problem
+
+
+def test_a_marker_beside_it_says_that_it_is_not_finished(tmp_path: Path) -> None:
+    for inner in ("weights/model.safetensors", "context/io.json"):
+        written(tmp_path / "model-step=5" / inner, 1)
+    (tmp_path / "model-step=5-unfinished").touch()
+    (one,) = (one for one in find(LocalStore(tmp_path)) if one.is_folder)
+    assert "not finished" in one.problem
+
+
+def test_a_folder_that_lacks_what_those_before_it_have_is_not_whole(tmp_path: Path) -> None:
+    for step, names in ((100, "model optim"), (200, "model optim"), (300, "model")):
+        for name in names.split():
+            written(tmp_path / f"step_{step}" / f"{name}_step{step}.pt", step)
+    problems = [one.problem for one in find(LocalStore(tmp_path))]
+    assert ["no optim" in one for one in problems] == [True, False, False]
+    assert "which step 200 has" in problems[0]
+
+
+def test_small_steps_are_not_taken_for_ranks(tmp_path: Path) -> None:
+    """As Accelerate numbers its checkpoints, from 0."""
+    for step in range(3):
+        for name in ("model.safetensors", "optimizer.bin", "random_states_0.pkl"):
+            written(tmp_path / f"checkpoint_{step}" / name, step)
+    assert [one.problem for one in find(LocalStore(tmp_path))] == ["", "", ""]
+
+
+# --- all or nothing -------------------------------------------------------------------------------
+
+
+def test_retention_counts_checkpoints_and_not_files(fast: Path, slow: Path) -> None:
+    steps(fast)
+    assert drained(fast, slow, Keep(fast=1, last=2, foreign=True)) == []
+    newest = {f"{role}-300.safetensors" for role in ("model", "optim", "ema")}
+    assert there(fast) == newest
+    assert there(slow) == newest | {one.replace("300", "200") for one in newest}
+
+
+def test_single_copies_of_an_older_drain_become_one(
+    fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file had a manifest of its own, and would be counted and removed by itself."""
+    steps(fast)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.save.formats.grouped", lambda names, rules: [])
+        assert drained(fast, slow) == []
+    assert len(list(slow.glob("*.penstock.json"))) == 9
+    store = LocalStore(slow)
+    prune(LocalStore(fast), store, Keep(fast=9, last=1))
+    assert len(there(slow)) == 9  # nothing that is not whole is anybody's to remove
+    assert drained(fast, slow, Keep(fast=1, last=2, foreign=True)) == []
+    assert [(one.name, len(one.files), one.is_ours) for one in find(store)] == [
+        ("model-300.safetensors", 3, True), ("model-200.safetensors", 3, True)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("keep_fast", [0, 1])
+def test_a_part_of_a_save_is_not_drained_where_the_slow_tier_knows_the_others(
+    fast: Path, slow: Path, keep_fast: int
+) -> None:
+    steps(fast)
+    keep = Keep(fast=keep_fast, last=1, foreign=True)
+    drained(fast, slow, keep)
+    for role in ("ema", "model"):  # and then the program was killed
+        written(fast / f"{role}-400.safetensors", 400)
+    (line,) = drained(fast, slow, keep)
+    assert "no optim.safetensors, which step 300 has; not copied" in line
+    assert "--unit" in line
+    assert not any("400" in name for name in there(slow))
+    choice, _ = recover(fast, slow, NOW)
+    assert choice.step == 300
+    written(fast / "optim-400.safetensors", 400)
+    assert drained(fast, slow, keep) == []
+    assert {name for name in there(slow) if "400" in name} == {
+        f"{role}-400.safetensors" for role in ("ema", "model", "optim")
+    }
+
+
+def test_what_a_user_says_is_one_is_one(fast: Path, slow: Path) -> None:
+    steps(fast, roles=("model", "optim", "sketch"))
+    (fast / "sketch-300.safetensors").unlink()
+    rules = (Rule.of("model-{step}.safetensors optim-{step}.safetensors"),)
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1, rules=rules)) as working:
+        assert working.once() == []
+    assert [len(one.files) for one in find(LocalStore(slow))] == [2, 2, 2]
+    assert "sketch-200.safetensors" in there(slow)  # beside
+    (fast / "optim-300.safetensors").unlink()
+    written(fast / "model-300.safetensors", 301)
+    (line,) = drained(fast, slow)  # the rule is kept with the tier
+    assert "is missing: optim-300.safetensors" in line
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
+    fast: Path, slow: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended at each step of being put into its place over an older one of the same names."""
+    names = [f"{role}.safetensors" for role in ("model", "optim", "scheduler")]
+    for name in names:
+        written(fast / name, 1)
+    assert drained(fast, slow) == []
+    for name in names:
+        written(fast / name, 2)
+
+    class Killed(BaseException):
+        pass
+
+    left = itertools.count()
+    replace, put, discard = Path.replace, LocalStore.put, copying.discard
+
+    def counted(do: Any) -> Any:
+        def now(*given: Any) -> Any:
+            is_of_slow = any(os.fspath(slow) in str(getattr(one, "folder", one)) for one in given)
+            if is_of_slow and "penstock/" not in str(given) and next(left) == at:
+                raise Killed
+            return do(*given)
+
+        return now
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", counted(replace))
+        patched.setattr(LocalStore, "put", counted(put))
+        patched.setattr(copying, "discard", counted(discard))
+        with suppress(Killed):
+            drained(fast, slow)
+    lost = fast.with_name("lost")  # the fast tier is gone, and what was on it
+    lost.mkdir()
+    before = latest_valid(lost, slow, "full")
+    if before.checkpoint is not None:
+        assert len({save_of(slow / name) for name in names}) == 1
+    choice, _ = recover(lost, slow, NOW)
+    assert choice.checkpoint is not None
+    assert verify(choice.checkpoint, "full").problems == ()
+    assert len({save_of(slow / name) for name in names}) == 1
+    assert not list(slow.rglob(PLACE))
+
+
+def test_what_a_removal_has_left_is_not_drained_over_its_copy(fast: Path, slow: Path) -> None:
+    steps(fast)
+    drained(fast, slow)
+    for gone in ("model", "ema"):
+        (fast / f"{gone}-100.safetensors").unlink()
+        assert drained(fast, slow) == []
+    assert len(there(slow)) == 9
+    assert all(len(one.files) == 3 and one.is_ours for one in find(LocalStore(slow)))
+    prune(LocalStore(fast), LocalStore(slow), Keep(fast=1, foreign=True))
+    assert there(fast) == {f"{role}-300.safetensors" for role in ("model", "optim", "ema")}
+
+
+def test_a_name_that_another_run_has_is_left_alone_as_a_whole(fast: Path, slow: Path) -> None:
+    other = fast.with_name("other")
+    steps(other)
+    steps(fast)
+    drained(other, slow)
+    for name in there(fast):
+        written(fast / name, 7)
+    drained(fast, slow)
+    found = {
+        one.name: {save_of(slow / file.name) for file in one.files}
+        for one in find(LocalStore(slow))
+    }
+    assert found["model-100.safetensors"] == {100}
+    assert found["model-100.2.safetensors"] == {7}
+    assert all(len(one) == 1 for one in found.values())
+    assert len(there(slow)) == 18
+
+
+# --- one save, and not two ------------------------------------------------------------------------
+
+
+def sharded(folder: Path, save: int, shards: Iterable[int], at_s: float, pause_s: float) -> None:
+    for number in shards:
+        written(folder / f"model-0000{number}-of-00004.safetensors", save,
+                at_s=at_s + number * pause_s)  # fmt: skip
+
+
+def index_of(folder: Path, at_s: float) -> None:
+    path = folder / "model.safetensors.index.json"
+    names = [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+    path.write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    os.utime(path, (at_s, at_s))
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_shards_of_two_saves_are_not_whole(tmp_path: Path, has_config: bool) -> None:
+    out = tmp_path / "step_5" if not has_config else tmp_path / "out"
+    out.mkdir()
+    begin_s = time.time() - 1000
+    if has_config:
+        (out / "config.json").write_text("{}")
+        os.utime(out / "config.json", (begin_s, begin_s))
+    sharded(out, 1, (1, 2, 3, 4), begin_s, 4)
+    index_of(out, begin_s + 20)
+    (one,) = find(LocalStore(tmp_path))
+    assert one.problem == ""
+    sharded(out, 2, (1, 2), begin_s + 22, 4)
+    (one,) = find(LocalStore(tmp_path))
+    assert one.problem.startswith("of two saves: model-00001-of-00004.safetensors")
+    sharded(out, 2, (3, 4), begin_s + 22, 4)
+    index_of(out, begin_s + 42)
+    assert find(LocalStore(tmp_path))[0].problem == ""
+
+
+def test_a_slow_save_and_a_plain_copy_are_of_one_save(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    begin_s = time.time() - 5000
+    (out / "config.json").write_text("{}")
+    os.utime(out / "config.json", (begin_s, begin_s))
+    sharded(out, 1, (1, 2, 3, 4), begin_s, 300)  # a shard takes five minutes
+    index_of(out, begin_s + 1500)
+    assert find(LocalStore(tmp_path))[0].problem == ""
+    # Copied in any order of names, without their times.
+    for number, path in enumerate(sorted(out.iterdir(), key=lambda path: path.name[::-1])):
+        os.utime(path, (begin_s + number / 10, begin_s + number / 10))
+    assert find(LocalStore(tmp_path))[0].problem == ""
+
+
+@pytest.mark.parametrize("kind", ["files", "folder"])
+def test_a_save_that_has_written_over_a_part_is_not_drained(
+    fast: Path, slow: Path, kind: str
+) -> None:
+    folder = fast / "run" if kind == "files" else fast / "run" / "step_5"
+    names = ("model.safetensors", "optimizer.safetensors")
+    for name in names:
+        written(folder / name, 1)
+    assert drained(fast, slow) == []
+    written(folder / names[0], 2, size=101)  # and then it was killed
+    for _ in range(2):  # also by a drain that begins anew
+        (line,) = drained(fast, slow)
+        assert "1 of its 2 files were written again and 1 were not" in line
+        assert {save_of(slow / folder.relative_to(fast) / name) for name in names} == {1}
+    written(folder / names[1], 2)
+    assert drained(fast, slow) == []
+    assert {save_of(slow / folder.relative_to(fast) / name) for name in names} == {2}
+
+
+def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(
+    fast: Path, slow: Path
+) -> None:
+    """As the frozen weights below a head that is trained."""
+    written(fast / "backbone.safetensors", 1, at_s=time.time() - 3600)
+    for save in (1, 2, 3):
+        written(fast / "head.safetensors", save, size=100 + save)
+        assert drained(fast, slow) == []
+        assert save_of(slow / "head.safetensors") == save
+
+
+# --- what belongs to none -------------------------------------------------------------------------
+
+
+def test_what_belongs_to_no_checkpoint_is_copied_beside(fast: Path, slow: Path) -> None:
+    steps(fast)
+    (fast / "train.log").write_text("a line\n")
+    (fast / "plots").mkdir()
+    (fast / "plots" / "loss.png").write_bytes(b"\x89PNG")
+    assert drained(fast, slow, Keep(fast=1, foreign=True)) == []
+    assert {"train.log", "plots/loss.png"} <= there(slow) & there(fast)
+    (fast / "train.log").write_text("a line\nanother\n")
+    assert drained(fast, slow) == []
+    assert (slow / "train.log").read_text() == "a line\nanother\n"
+
+
+def test_another_run_s_file_stays_and_is_named(fast: Path, slow: Path, tmp_path: Path) -> None:
+    for folder, wanted in ((fast, 0), (tmp_path / "other", 1)):
+        folder.mkdir(exist_ok=True)
+        (folder / "train.log").write_text(folder.name)
+        assert len(drained(folder, slow)) == wanted
+    assert (slow / "train.log").read_text() == "fast"
+
+
+def penstock(*words: object) -> tuple[int, str]:
+    """Exit status, and all that was said."""
+    ended = CliRunner().invoke(cli.cli, list(map(str, words)), standalone_mode=False)
+    return int(ended.return_value or 0), ended.output
+
+
+def test_a_drain_that_leaves_something_says_so_with_its_status(fast: Path, slow: Path) -> None:
+    steps(fast)
+    assert penstock("save", "drain", fast, slow)[0] == 0
+    written(fast / "model-400.safetensors", 400)
+    (fast / "optim-400.safetensors.tmp").write_bytes(b"half")
+    status, said = penstock("save", "drain", fast, slow)
+    assert status == 1
+    assert "not drained: model-400.safetensors: no" in said
+    assert "optim-400.safetensors.tmp: its name says that it is not finished" in said
+
+
+def test_ls_explains_what_is_one_and_what_is_missing(fast: Path) -> None:
+    steps(fast)
+    (fast / "ema-300.safetensors").unlink()
+    (fast / "train.log").touch()
+    _, said = penstock("save", "ls", fast, "--explain")
+    assert "model-300.safetensors, step 300: files of step 300 in one folder" in said
+    assert "no ema.safetensors, which step 200 has" in said
+    assert "files of no checkpoint" in said.split("train.log")[0]
+
+
+def test_one_file_is_judged_with_those_that_it_belongs_to(fast: Path) -> None:
+    steps(fast)
+    one = find_file(LocalStore(fast), "optim-300.safetensors")
+    assert one is not None
+    assert (one.name, len(one.files)) == ("model-300.safetensors", 3)
+    (fast / "ema-300.safetensors").unlink()
+    status, said = penstock("save", "verify", fast / "model-300.safetensors")
+    assert status == 1
+    assert "no ema.safetensors" in said
