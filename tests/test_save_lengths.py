@@ -21,7 +21,7 @@ from penstock.cli.save import _verdict_line, save
 from penstock.save.burst import is_torn
 from penstock.save.foreign import Damage, Scope
 from penstock.save.formats import Checkpoint, find
-from penstock.save.judges import check_file, pickled
+from penstock.save.judges import arrays, check_file, pickled
 from penstock.save.judges.hdf5 import lookup3
 from penstock.save.verify import (
     BY_LENGTH,
@@ -217,6 +217,19 @@ def test_hdf5_data_in_several_files_is_not_judged_by_one_of_them(tmp_path: Path)
         file["a"] = np.ones(3000)
     for version in ("part0.h5",):
         assert state_of(tmp_path / version) == UNCHECKED
+
+
+def test_any_changed_bit_of_a_superblock_with_a_checksum_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file["a"] = np.ones(10)
+    data = path.read_bytes()
+    for place in range(48):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        # The version says whether there is a checksum, and is one of a newer library.
+        assert state_of(path) == NOT_WHOLE or (place == 8 and state_of(path) == UNCHECKED), place
 
 
 def test_the_checksum_of_hdf5_is_that_of_its_inventor() -> None:
@@ -419,6 +432,11 @@ def test_a_pickle_ends_where_its_file_does(tmp_path: Path, protocol: int) -> Non
     assert state_of(path, "full") == state_of(path) == BY_LENGTH
     is_seen_wherever_it_is_cut(path, chance)
     assert grown(path) == NOT_WHOLE
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(b"N.")  # a whole pickle by its operations, of no protocol that is written today
+    assert "more follows" in judged(path).problems[0]
+    os.truncate(path, path.stat().st_size - 2)
     with path.open("ab") as file:  # several in a file
         pickle.dump(value, file, protocol)
     assert state_of(path) == BY_LENGTH
@@ -507,7 +525,7 @@ def test_a_record_that_a_directory_says_is_longer_than_it_can_be_is_found(tmp_pa
 def gguf_file(path: Path, chance: random.Random) -> None:
     """By gguf-py, with values of every type, tensors of several, and an alignment."""
     import gguf
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.constants import GGML_QUANT_SIZES
 
     is_big = chance.random() < 0.3
     writer = gguf.GGUFWriter(
@@ -521,7 +539,7 @@ def gguf_file(path: Path, chance: random.Random) -> None:
     writer.add_int64("b", -5)
     writer.add_bool("c", True)
     writer.add_string("d", "text" * chance.randrange(30))
-    kinds = [one for one in GGML_QUANT_SIZES if one != GGMLQuantizationType.Q8_1]
+    kinds = [one for one in GGML_QUANT_SIZES if int(one) in arrays._BLOCKS]
     for number in range(chance.choice([0, 1, 20])):
         kind = chance.choice(kinds)
         in_block, block_bytes = GGML_QUANT_SIZES[kind]
@@ -552,6 +570,16 @@ def test_a_gguf_file_is_as_long_as_its_tensors(tmp_path: Path, seed: int) -> Non
             assert state_of(path) == NOT_WHOLE or cut > len(data) - n_padding, cut
         path.write_bytes(data + bytes(300))
         assert state_of(path) == NOT_WHOLE
+
+
+def test_the_blocks_of_gguf_are_those_of_its_library() -> None:
+    constants = pytest.importorskip("gguf.constants")
+    theirs = {int(kind): sizes for kind, sizes in constants.GGML_QUANT_SIZES.items()}
+    # Of the ninth ggml itself has another size than gguf-py; it is in no file.
+    assert 9 not in arrays._BLOCKS
+    known = {kind: sizes for kind, sizes in theirs.items() if kind in arrays._BLOCKS}
+    assert len(known) >= 30
+    assert {kind: arrays._BLOCKS[kind] for kind in known} == known
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
