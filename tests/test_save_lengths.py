@@ -391,10 +391,13 @@ def test_a_cut_file_is_torn_for_the_burst_buffer(torch: Any, tmp_path: Path) -> 
     torch.save({"a": torch.ones(99)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     with h5py.File(tmp_path / "a.weights.h5", "w") as file:
         file["a"] = np.ones(99)
-    for path in (tmp_path / "a.pt", tmp_path / "a.weights.h5"):
+    np.save(tmp_path / "a.npy", np.ones(99))
+    for path in (tmp_path / "a.pt", tmp_path / "a.weights.h5", tmp_path / "a.npy"):
         assert not is_torn(path, path.name)
         os.truncate(path, path.stat().st_size - 1)
         assert is_torn(path, path.name)
+    (tmp_path / "a.weights.h5").write_bytes(bytes(96) + b"data")  # killed before its first flush
+    assert is_torn(tmp_path / "a.weights.h5", "a.weights.h5")
 
 
 def test_every_operation_of_a_pickle_has_the_length_that_python_gives_it() -> None:

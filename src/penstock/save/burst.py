@@ -270,8 +270,10 @@ def is_torn(path: Path, name: str) -> bool:
         is_safetensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 27
         if kind_of(name) == "safetensors" and is_safetensors:
             return not verify(_as_checkpoint(path, "safetensors"), "sizes").is_whole
-        if head[:8] == b"\x89HDF\r\n\x1a\n":
+        if head[:8] == b"\x89HDF\r\n\x1a\n" or kind_of(name) == "hdf5":
             return not verify(_as_checkpoint(path, "hdf5"), "sizes").is_whole
+        if head.startswith((b"\x93NUMPY", b"GGUF")):  # known by it, whatever the file is called
+            return verify(_as_checkpoint(path, "files"), "sizes").is_unended
         if kind_of(name) == "torch" and head[:1] == b"\x80":  # torch.save before 1.6
             return not verify(_as_checkpoint(path, "torch"), "sizes").is_whole
     except OSError:
