@@ -266,7 +266,8 @@ def _verdict_line(verdict: Any, failure: str) -> str:
 
 def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
     """Of a tier; or the one checkpoint that this is the folder or the file of, and True."""
-    from penstock.save.formats import find, find_file, find_folder
+    from penstock.save.formats import Checkpoint, find, find_file, find_folder
+    from penstock.save.judges import is_text
     from penstock.stores import LocalStore, open_store
 
     # TensorFlow's are the beginning of several files' names: ckpt-12, as it prints them itself.
@@ -289,6 +290,11 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
                 ]  # fmt: skip
             if inner:
                 return inner, True
+            if isinstance(store, LocalStore) and (found := store.stat(name)) is not None:
+                with contextlib.closing(store.open(name)) as file:
+                    is_told = is_text(file, found.size_bytes)
+                if not is_told:  # a file that makes no checkpoint is judged where it is named
+                    return [Checkpoint(store, name, "files", False, (found,), None)], True
     return find(open_store(place)), False
 
 

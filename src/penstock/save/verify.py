@@ -114,7 +114,7 @@ class Verdict:
             return UNCHECKED
         if self.unchecked or self.by_name:
             return BY_NAME
-        has_sums = self.level != "sizes" and not self.unprotected_bytes
+        has_sums = self.level != "sizes" and self.checked_bytes and not self.unprotected_bytes
         return WHOLE if has_sums else BY_LENGTH
 
     @property

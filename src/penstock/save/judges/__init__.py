@@ -15,7 +15,7 @@ from penstock.save.judges.hdf5 import SIGNATURE, check_hdf5
 from penstock.save.judges.packed import check_msgpack
 from penstock.save.judges.pickled import check_pickles, is_pickle
 
-__all__ = ["check_file"]
+__all__ = ["check_file", "is_text"]
 
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _HDF5 = (".h5", ".hdf5", ".he5", ".hdf")
