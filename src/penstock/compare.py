@@ -156,6 +156,14 @@ def _per_step(key: str) -> Callable[[Report], float | None]:
     return value
 
 
+def _own_calls_step_s(report: Report) -> float | None:
+    """Seconds of a step in the training thread's own file calls."""
+    steps, wall_s = _steps(report), _fact(report, "wall_s")
+    if not steps or wall_s is None:
+        return None
+    return wall_s * sum(part.share for part in report.wall if part.key == "own") / steps
+
+
 def _share(key: str) -> Callable[[Report], float | None]:
     def value(report: Report) -> float | None:
         part, wall = _fact(report, key), _fact(report, "wall_s")
@@ -272,6 +280,15 @@ ROWS = (
     ),
     _Row("step_s", "wall per step", "s", "less", _per_step("wall_s"), ("program",)),
     _Row("wait_step_s", "data wait per step", "s", "less", _per_step("data_wait_s"), ("program",)),
+    _Row(
+        "calls_step_s",
+        "own file calls per step",
+        "s",
+        "less",
+        _own_calls_step_s,
+        ("program",),
+        is_rare=True,
+    ),
     _Row(
         "data_wait_s",
         "data wait time",

@@ -566,8 +566,8 @@ def _training(engine: duckdb.DuckDBPyConnection) -> Training:
     return Training(
         *(mains, steps, None, None, wall, None, wait, waits, 0, save, own, unfed_steps),
         unfed_s=unfed_ns / 1e9 / max(1, mains),
-        mean_stall_s=(wait or 0.0) + (save or 0.0),
-        most_stall_s=_lost_s(engine, 1, mains),
+        mean_stall_s=(wait or 0.0) + (save or 0.0) + (own or 0.0),
+        most_stall_s=_lost_s(engine, 1, mains) + (own or 0.0),
     )
 
 
@@ -624,7 +624,8 @@ def _ranks(engine: duckdb.DuckDBPyConnection) -> tuple[Rank, ...]:
         engine,
         "SELECT row_number() OVER (ORDER BY rank, name) - 1, rank, host, steps, wall_ns / 1e9,"
         " wait_ns / 1e9, save_ns / 1e9, barrier_ns / 1e9,"
-        " greatest(0, wall_ns - wait_ns - save_ns - coalesce(barrier_ns, 0)) / 1e9, moved_bytes"
+        " greatest(0, wall_ns - wait_ns - save_ns - coalesce(barrier_ns, 0)) / 1e9, moved_bytes,"
+        " NULL::DOUBLE, coalesce(duration_ns, 0) / 1e9"
         " FROM every WHERE kind = 'rank' ORDER BY rank, name LIMIT 10000",
     )
     return tuple(Rank(*row) for row in rows)

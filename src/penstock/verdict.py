@@ -96,9 +96,8 @@ def _verdict_of_still(measures: Measures, still: Still) -> Verdict:
 
 def _between(measures: Measures, verdict: Verdict) -> Verdict:
     """The verdict of a run of which some data waits may not have been seen."""
-    own = (measures.training.training_calls_s or 0.0) / (measures.training.wall_s or 1.0)
-    least = min(1.0, (measures.stall_least.value or 0.0) + own)
-    most = min(1.0, (verdict.stall.value or 0.0) + own + measures.doubt_share)
+    least = min(1.0, measures.stall_least.value or 0.0)
+    most = measures.stall_most.value or 0.0
     if level_of(least) == level_of(most):
         return replace(
             verdict,
@@ -157,12 +156,16 @@ def _loser(measures: Measures) -> str:
     slow = ranks[-1]
     if not slow.lost_s or slow.lost_s < 0.5 * sum(row.lost_s or 0.0 for row in ranks):
         return "the rank that was held up longest, not the same one in all steps"
-    by = "data wait" if slow.data_wait_s >= slow.checkpoint_block_s else "checkpoints"
-    return f"{_name(slow)}'s {by}"
+    parts = {
+        "data wait": slow.data_wait_s,
+        "checkpoints": slow.checkpoint_block_s,
+        "own file calls": slow.calls_s,
+    }
+    return f"{_name(slow)}'s {max(parts, key=lambda part: parts[part])}"
 
 
 def _stall_share(row: Rank) -> float:
-    return (row.data_wait_s + row.checkpoint_block_s) / row.wall_s
+    return (row.data_wait_s + row.checkpoint_block_s + row.calls_s) / row.wall_s
 
 
 def _name(row: Rank) -> str:
@@ -175,8 +178,7 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
         return _verdict_without_steps(measures)
     training = measures.training
     wall_s = training.wall_s or 1.0
-    own = (training.training_calls_s or 0.0) / wall_s
-    waiting = stall.value + own
+    waiting = stall.value
     level = level_of(storage.value)
     if level_of(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
         return _verdict_off_storage(measures, waiting, wall_s)

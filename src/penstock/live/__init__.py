@@ -603,9 +603,10 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
             (min(1.0, float(shared[row, place] / wall)) if wall > 1e6 else None)
             for row in (WAIT, SAVE)
         )
+        own = float(recent[OWN, place] / wall) if wall > 1e6 else None
         read = max(traffic[2, place], traffic[6, place])
         written = max(traffic[3, place], traffic[7, place])
-        found.append(Second(wait, save, int(read), int(written), int(steps[place])))
+        found.append(Second(wait, save, int(read), int(written), int(steps[place]), own))
     return tuple(found)
 
 

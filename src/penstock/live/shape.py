@@ -41,8 +41,9 @@ class Stall:
 
     @property
     def stall(self) -> float | None:
-        """(data wait + checkpoint block) / wall, what the job lost; None where data waits may have
-        gone unseen, or it is not known whether main processes wait for each other."""
+        """(data wait + checkpoint block + own file calls) / wall, what the job lost; None where
+        data waits may have gone unseen, or it is not known whether main processes wait for each
+        other."""
         return self.stall_between[0] if self.is_joined else None
 
     @property
@@ -50,11 +51,12 @@ class Stall:
         """The stall at least and at most; where ranks are known to wait or not, both the same."""
         if not self.is_fed:
             return None, None
-        least = self.share(self.data_wait_s + self.checkpoint_s)
+        least = self.share(self.data_wait_s + self.checkpoint_s + self.own_s)
         if least is None:
             return None, None
         least = min(1.0, least)  # a stall that counts for all is longer than some had in that time
-        return least, max(least, min(1.0, self.share(self.most_stall_s or 0.0) or 0.0))
+        most = self.share((self.most_stall_s or 0.0) + self.own_s) or 0.0
+        return least, max(least, min(1.0, most))
 
     @property
     def is_joined(self) -> bool:
@@ -68,8 +70,10 @@ class Stall:
         unseen."""
         if not self.is_fed:
             return None
-        own_s = self.mean_stall_s
-        return self.share(self.data_wait_s + self.checkpoint_s if own_s is None else own_s)
+        halts_s = self.mean_stall_s
+        if halts_s is None:
+            halts_s = self.data_wait_s + self.checkpoint_s
+        return self.share(halts_s + self.own_s)
 
     @property
     def storage(self) -> float | None:
@@ -106,6 +110,7 @@ class Second:
     read_bytes: int
     written_bytes: int
     steps: int
+    own_calls: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

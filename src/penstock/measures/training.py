@@ -176,6 +176,7 @@ class Rank:
     own_s: float
     read_bytes: int
     lost_s: float | None = None
+    calls_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,10 +328,12 @@ class Measures:
 
     @property
     def stall_fraction(self) -> Number:
-        """(data wait + checkpoint block) / wall.  Where main processes wait for each other, of the
-        one that holds up all; at least, where some of it is not known."""
+        """(data wait + checkpoint block + the training thread's own file calls) / wall.  Where main
+        processes wait for each other, of the one that holds up all; at least, where some of it is
+        not known."""
         training = self.training
-        stall_s = (training.data_wait_s or 0.0) + (training.checkpoint_block_s or 0.0)
+        parts = (training.data_wait_s, training.checkpoint_block_s, training.training_calls_s)
+        stall_s = sum(part or 0.0 for part in parts)
         return self._at_least(self._of_wall(stall_s, self.spans_state))
 
     @property

@@ -4,6 +4,7 @@
 --               makes ranks wait for each other and is not known, that is in it
 --   lost_s      of the job's time, what all lost to this one's data waits and blocking checkpoints; where
 --               main processes are not known to wait for each other, its part of the mean (see shares)
+--   calls_s     of own_s, in file calls of the thread that takes the steps, as training has it
 --   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
 WITH parts AS (
     SELECT
@@ -48,9 +49,18 @@ SELECT
     m.barrier_ns / 1e9 AS barrier_s,
     greatest(0, m.wall_ns - m.wait_ns - m.save_ns - coalesce(m.barrier_ns, 0)) / 1e9 AS own_s,
     CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes,
-    m.lost_ns / 1e9 / (SELECT count(*) FROM mains) AS lost_s
+    m.lost_ns / 1e9 / (SELECT count(*) FROM mains) AS lost_s,
+    coalesce(c.ns, 0) / 1e9 AS calls_s
 FROM parts AS m
 JOIN processes AS p ON p.process = m.process
 LEFT JOIN main_reads AS r ON r.main = m.process
+LEFT JOIN (
+    SELECT s.process, sum(c.ns * f.fit) AS ns
+    FROM stretch_calls AS c
+    JOIN stretches AS s ON s.stretch_id = c.stretch_id
+    JOIN fits AS f ON f.stretch_id = c.stretch_id
+    WHERE s.kind = 'step'
+    GROUP BY s.process
+) AS c ON c.process = m.process
 ORDER BY p.rank, m.process
 LIMIT 10000

@@ -3,8 +3,8 @@
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
 --                     Of both, where main processes wait for each other: what held up all (see shares)
---   mean stall        both together, a mean over main processes in any case; most stall: if all of them
---                     wait for each other in every step
+--   mean stall        both together with the training calls, a mean over main processes in any case;
+--                     most stall: if all of them wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   inferred waits    those that no loader told (see waits)
 --   unfed, maybe, hidden  steps without a known loader, and time that may be data wait: see unsure
@@ -26,8 +26,8 @@ SELECT
     sum(coalesce(u.maybe_ns, 0)) / 1e9 / count(*) AS maybe_s,
     sum(coalesce(u.hidden_ns, 0)) / 1e9 / count(*) AS hidden_s,
     CAST(coalesce(sum(w.inferred), 0) AS BIGINT) AS inferred_waits,
-    sum(coalesce(w.ns, 0) + coalesce(s.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
-    sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0)) / 1e9 / count(*) AS most_stall_s
+    sum(coalesce(w.ns, 0) + coalesce(s.ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
+    sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS most_stall_s
 FROM mains AS m
 LEFT JOIN (
     SELECT

@@ -330,9 +330,9 @@ start-up: before it, since the recording began, by the thread that will train: i
 reading, making files, loading a checkpoint, worker start, first batch, other file calls, CPU
 data wait: the consumer is blocked in the outermost next() of a loader, or in making its iterator
 checkpoint block: the step loop cannot advance because of a save
-stall: data wait and checkpoint block
-waits on storage: what of the stall is spent held up in file calls, and the training thread's own \
-file calls: not the time in them on a CPU, nor without one
+stall: data wait, checkpoint block and the training thread's own file calls
+waits on storage: what of the stall is spent held up in file calls: not the time in them on a CPU, \
+nor without one
 not, moderately, highly: less than 5 %, 5 to 20 %, more than 20 % of the wall time
 at most 1.26x as fast: if all waiting on storage went away and nothing else changed
 read, write, open/stat/list: the worker that owed the batch was held up in a file call: the thread \

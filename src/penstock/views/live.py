@@ -113,7 +113,7 @@ def _stall(stall: Stall) -> str:
         return "stall not measured yet"
     data, save = stall.share(stall.data_wait_s) or 0.0, stall.share(stall.checkpoint_s) or 0.0
     whole = round(stall.stall * 100)
-    parts = [("data", data), ("checkpoint", save)]
+    parts = [("data", data), ("checkpoint", save), ("own calls", stall.share(stall.own_s) or 0.0)]
     told = ", ".join(f"{name} {share * 100:.0f}" for name, share in parts if share >= 0.005)
     return f"stall {whole} %" + (f" ({told})" if told and whole else "") + _mean(stall)
 
@@ -277,7 +277,7 @@ def _minute(live: Live, paper: Paper) -> list["Text"]:
     width = min(WINDOW_S, paper.width - 34)
     seconds = live.seconds[-width:]
     rows: list[tuple[str, list[float | None], str]] = [
-        ("stalled", [_sum(s.data_wait, s.checkpoint) for s in seconds], "share"),
+        ("stalled", [_sum(s.data_wait, s.checkpoint, s.own_calls) for s in seconds], "share"),
         ("read", [float(s.read_bytes) for s in seconds], "B/s"),
         ("written", [float(s.written_bytes) for s in seconds], "B/s"),
         ("steps", [float(s.steps) for s in seconds], "count"),
@@ -295,8 +295,9 @@ def _minute(live: Live, paper: Paper) -> list["Text"]:
     return drawn
 
 
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
+def _sum(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _totals(live: Live, paper: Paper) -> list["Text"]:

@@ -49,7 +49,8 @@ BY_LAYER: dict[str, tuple[str, str, Callable[[Traffic], int]]] = {
 GAUGES: dict[str, tuple[str, str, Callable[[Live], float | None]]] = {
     "stall": (
         "ratio",
-        "(data wait + checkpoint block) / wall of the last minute: what the job lost.",
+        "(data wait + checkpoint block + own file calls) / wall of the last minute: what the job"
+        " lost.",
         lambda live: live.recent.stall,
     ),
     "mean_stall": (
