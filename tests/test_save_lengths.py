@@ -215,8 +215,13 @@ def test_zeros_in_the_metadata_of_an_hdf5_file_are_found(tmp_path: Path) -> None
 def test_hdf5_data_in_several_files_is_not_judged_by_one_of_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "part%d.h5", "w", driver="family", memb_size=4096) as file:
         file["a"] = np.ones(3000)
-    for version in ("part0.h5",):
-        assert state_of(tmp_path / version) == UNCHECKED
+    assert state_of(tmp_path / "part0.h5") == UNCHECKED
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"] = np.ones(10)
+    with (tmp_path / "a.h5").open("r+b") as opened:
+        opened.seek(48)
+        opened.write(bytes(8))  # says that there is another driver, and there is none
+    assert "driver information" in judged(tmp_path / "a.h5").problems[0]
 
 
 def test_any_changed_bit_of_a_superblock_with_a_checksum_is_found(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ LINK_INFO, LINK, LAYOUT, CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = (
     0x11,
     0x14,
 )
+DRIVER_NAMES = (b"NCSA", b"LANL")  # NCSAfami, NCSAmult: data in several files
 ROOT = -1
 NEWER_VERSIONS = 15
 _WORD = 0xFFFFFFFF
@@ -57,7 +58,7 @@ def check_hdf5(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
     try:
         top = _superblock(source, place)
         walk = _Walk(source, top)
-        if top.driver != top.undefined or walk.has_driver_info():
+        if walk.has_driver_info():
             raise Unfollowed("data in several files (family or multi driver)")
     except Unfollowed as why:
         unfollowed(name, scope, str(why))
@@ -188,7 +189,13 @@ class _Walk:
     is_dense: bool = False
 
     def has_driver_info(self) -> bool:
-        """Whether the superblock's extension names another driver.  Raises Damage, Unfollowed."""
+        """Return whether another driver wrote the file, by the superblock's block of version 0 or
+        its extension.  Raises Damage, Unfollowed."""
+        if self.top.driver != self.top.undefined:
+            name = self._at(self.top.driver, 16, "driver information")[8:]
+            if not name.startswith(DRIVER_NAMES):
+                raise self._damage("driver information", self.top.driver, "is none: damaged")
+            return True
         if self.top.extension == self.top.undefined:
             return False
         messages = self._messages(self.top.extension)
