@@ -1583,7 +1583,7 @@ def test_what_comes_back_for_a_torn_file_is_the_newest_that_was_closed(
     """Three versions of one path; the program is killed in the third, at the worst moments."""
     home = work / "a.safetensors"
     _made(fast, home, _safetensors(1), 1)
-    _made(fast, work / "other.safetensors", _safetensors(9), 9)
+    _made(fast, work / "other.safetensors", _safetensors(9, 2_000_000), 9)  # goes by itself
 
     def torn() -> None:
         _made(fast, home, _safetensors(3)[:500], 3)
@@ -2814,7 +2814,7 @@ def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
     assert 0 < row.durable_mean_s < 600
     assert (row.left_files, row.left_bytes, row.at_risk_s, row.paused_s) == (0, 0, 0.0, 0.0)
     [(spans,)] = run.sql("select count(*) from spans where name = 'drain'")
-    assert spans >= row.drained
+    assert 1 <= spans <= row.drained  # small files come home together
     # What the drain reads, of the tier and of the run's logs, is none of the job's data.
     read = "select path from files where path_class = 'data' and kind = 'regular'"
     assert [path for (path,) in run.sql(read) if str(fast) in path or path.endswith(".log")] == []

@@ -445,7 +445,8 @@ def drain_command(
             patience_s = running.PATIENCE_S * is_followed
             working = Drainer(fast, slow, settings, patience_s, share=share, told=told)
             _tell_slow(fast, slow, working.slow.durable)
-        return _drained(working, once, over, grace, wait_s)
+        tell = _drained(working, once, over, grace, wait_s)
+    return tell()
 
 
 def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
@@ -457,8 +458,8 @@ def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
 
 def _drained(
     working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
-) -> int:
-    """The exit status."""
+) -> Callable[[], int]:
+    """What says what was done, and returns the exit status."""
     from penstock.save.burst import Burst
 
     if once and wait_s is not None:  # as long as that takes, then
@@ -467,8 +468,9 @@ def _drained(
     do = working.once if once else functools.partial(working.watch, over, wait_s or grace_s)
     ended = _Limit(working, over, wait_s)
     failed = _unless_stopped(working, do, ended)
-    of_burst = isinstance(working, Burst)
-    return ended.tell_stopped() if failed is None else ended.tell_end(failed, of_burst)
+    if failed is None:
+        return ended.tell_stopped
+    return functools.partial(ended.tell_end, failed, isinstance(working, Burst))
 
 
 def _unless_stopped(

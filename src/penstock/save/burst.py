@@ -35,6 +35,7 @@ from typing import Self
 
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.save.batch import MOST_BYTES, MOST_FILES, SMALL_BYTES, Copy, copy_together
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
 from penstock.save.earlier import Kept, Mended, give_back_save, is_earlier, roll_back, was_of
@@ -646,7 +647,7 @@ class Burst(Working):
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
         self._look_again_s, self._failed = -math.inf, dict[str, str]()  # of a look that is dear
-        self._copied = ""  # the name of what is being copied
+        self._copied: set[str] = set()  # the names of what is being copied
         self._dropping, self._drop_again_s = threading.Lock(), -math.inf
         # Committed, and dropped at the next look: as it was on the tier, and as it is at its path.
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
@@ -863,17 +864,40 @@ class Burst(Working):
             # Looks at tens of thousands of files take seconds, and must not take most of the time.
             until_s = self._clock() + max(LOOK_S, self._pause_after(begun_s))
             has_tried = False
-            for one in self._of_owed(left):
-                if has_tried and self._clock() >= until_s:
+            for batch in self._batches(self._of_owed(left), failed):
+                self._try(batch, failed)
+                has_tried = True
+                if self._clock() >= until_s:
                     break
-                if self._is_time(one, failed) and self._may_go(one, failed):
-                    self._try(one, failed)
-                    has_tried = True
+            if not failed:
+                self._say(reason="")
             if not has_tried:
                 self._failed, pause_s = failed, self._pause_after(begun_s)
                 self._look_again_s = self._clock() + (pause_s if pause_s > DEAR_S else 0.0)
                 return failed
             look = self.backlog
+
+    def _batches(self, left: Iterable[Entry], failed: dict[str, str]) -> Iterator[Sequence[Entry]]:
+        """Those that may go now: small ones together, others one by one.  failed: is told of what
+        may not."""
+        small: list[Entry] = []
+        n_bytes = 0
+        # With a limit, none waits for its name for much longer than its own bytes take.
+        most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
+        for one in left:
+            if not (self._is_time(one, failed) and self._may_go(one, failed)):
+                continue
+            size_bytes = one.size_bytes
+            if size_bytes is None or size_bytes > SMALL_BYTES:
+                yield [one]
+                continue
+            small.append(one)
+            n_bytes += size_bytes
+            if len(small) >= MOST_FILES or n_bytes >= most_bytes:
+                yield small
+                small, n_bytes = [], 0
+        if small:
+            yield small
 
     def _pause_after(self, begun_s: float) -> float:
         return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
@@ -904,13 +928,21 @@ class Burst(Working):
             failed[name] = why
         return name not in failed
 
-    def _try(self, one: Entry, failed: dict[str, str]) -> None:
-        """failed: is told why it could not be done."""
+    def _try(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
+        """failed: is told what could not be done, and why."""
+        if len(batch) > 1:
+            self._drain_together(batch, failed)
+            return
+        with self._trying(batch[0], failed):
+            self._drain(batch[0])
+
+    @contextmanager
+    def _trying(self, one: Entry, failed: dict[str, str]) -> Iterator[None]:
         name = one.home.as_posix()
         try:
-            self._drain(one)
+            yield
             self._again.pop(name, None)
-            self._say(error="", reason="")
+            self._say(error="")
         except _UnfinishedError as error:
             failed[name] = str(error)
         except (PenstockError, OSError) as error:
@@ -918,7 +950,8 @@ class Burst(Working):
             delay_s = self._again.get(name, (-1.0, LEAST_DELAY_S, ""))[1]
             again_s = self._clock() + delay_s
             self._again[name] = (again_s, min(MOST_DELAY_S, 2 * delay_s), why)
-            self._say(error=sentence(name, why), reason=_reason_of(error))
+            reason = _reason_of(error) or self.status.reason
+            self._say(error=sentence(name, why), reason=reason)
 
     def _may_go(self, one: Entry, failed: dict[str, str]) -> bool:
         """failed: what cannot go in this round, and why; is told of it."""
@@ -938,21 +971,10 @@ class Burst(Working):
     # --- one of them
 
     def _drain(self, one: Entry) -> None:
-        if one.size_bytes is None:
-            if not os.path.lexists(one.data):  # else it was being made while we looked
-                self._end_moved(one)
+        before = self._begun(one)
+        if before is None:
             return
-        if why := self._absence(one):
-            raise _AbsentError(why)
-        path = one.data
-        torn = self._torn(one)
-        if not one.is_linked():
-            return  # that took its time: removed, or it has another name
-        if torn is not None:
-            self._give_back(one, torn)
-            return
-        self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=one.size_bytes)
-        before = path.stat()
+        self._say(state="draining", current=one.home.name, done_bytes=0, total_bytes=before.st_size)
         with recorder.span("drain", self.status.drained):
             try:
                 new = self._copy(one, before)
@@ -961,19 +983,111 @@ class Burst(Working):
                     raise
                 return  # removed, or its folder has another name: the next look finds it there
             try:
-                with self._as_it_was(one, before) as lease:
-                    put = _put(new, one)
-                    if put is not None and lease.is_wanted():
-                        # Who had come this far by the link writes to the tier: nobody must read,
-                        # or go on with, what is at the path then.
-                        _link(replace(one, is_home=True), put)
-                        raise _written_again(one)
+                put = self._placed(one, new, before)
                 if put is None:
-                    self._is_late(one, new)
                     return
                 fsync_folder(one.home.parent)
             finally:
                 new.unlink(missing_ok=True)
+        self._arrived(one, before, put)
+
+    def _drain_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
+        """As _drain() of each, with the waits of all at once."""
+        copies: dict[str, Copy] = {}
+        ones = {one.name: one for one in batch}
+        for one in batch:
+            with self._trying(one, failed):
+                before = self._begun(one)
+                if before is not None:
+                    self._note_draft(one, one.beside(NEW), before)
+                    copies[one.name] = Copy(one.data, one.beside(NEW), before)
+        total = sum(copy.status.st_size for copy in copies.values())
+        current = f"{len(copies)} files"
+        self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
+        self._copied = set(copies)
+        placed: dict[str, os.stat_result] = {}
+        try:
+            with recorder.span("drain", self.status.drained):
+                copy_together(list(copies.values()), self._before_copy)
+                for name, copy in copies.items():
+                    with self._trying(ones[name], failed):
+                        put = self._placed_copy(ones[name], copy)
+                        if put is not None:
+                            placed[name] = put
+                durable = self._synced({ones[name] for name in placed}, failed)
+        finally:
+            self._copied = set()
+            for copy in copies.values():
+                with suppress(OSError):  # the next drain sweeps it
+                    copy.new.unlink(missing_ok=True)
+        for one in durable:
+            with self._trying(one, failed):
+                self._arrived(one, copies[one.name].status, placed[one.name])
+
+    def _before_copy(self, copy: Copy) -> None:
+        """Before a file is written, and before it is read back.  Raises Stopped."""
+        self._held()
+        self._pace.take(copy.status.st_size)
+        self._through(0, False)
+
+    def _placed_copy(self, one: Entry, copy: Copy) -> os.stat_result | None:
+        """As _placed().  Raises TierError, OSError."""
+        if copy.error is None:
+            self._through(copy.status.st_size, False)
+            return self._placed(one, copy.new, copy.status)
+        if one.is_linked() or self._absence(one):
+            raise copy.error
+        return None  # removed, or its folder has another name: the next look finds it there
+
+    def _synced(self, placed: Iterable[Entry], failed: dict[str, str]) -> list[Entry]:
+        """Those of which the folder knows for good."""
+        of_folder: dict[Path, list[Entry]] = {}
+        for one in placed:
+            of_folder.setdefault(one.home.parent, []).append(one)
+        done = []
+        for folder, ones in of_folder.items():
+            try:
+                fsync_folder(folder)
+                done += ones
+            except OSError as error:
+                for one in ones:
+                    with self._trying(one, failed):
+                        raise error
+        return done
+
+    def _begun(self, one: Entry) -> os.stat_result | None:
+        """As the file is before it is copied; None: there is nothing to copy.  Raises TierError,
+        OSError."""
+        if one.size_bytes is None:
+            if not os.path.lexists(one.data):  # else it was being made while we looked
+                self._end_moved(one)
+            return None
+        if why := self._absence(one):
+            raise _AbsentError(why)
+        torn = self._torn(one)
+        if not one.is_linked():
+            return None  # that took its time: removed, or it has another name
+        if torn is not None:
+            self._give_back(one, torn)
+            return None
+        return one.data.stat()
+
+    def _placed(self, one: Entry, new: Path, before: os.stat_result) -> os.stat_result | None:
+        """The copy as it is at the file's path; None: the program was quicker.  Raises TierError,
+        OSError."""
+        with self._as_it_was(one, before) as lease:
+            put = _put(new, one)
+            if put is not None and lease.is_wanted():
+                # Who had come this far by the link writes to the tier: nobody must read, or go on
+                # with, what is at the path then.
+                _link(replace(one, is_home=True), put)
+                raise _written_again(one)
+        if put is None:
+            self._is_late(one, new)
+        return put
+
+    def _arrived(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
+        """A file is at its path for good.  Raises TierError, OSError."""
         self._forget_was(one)
         self._earlier.came(one.name, one.home, os.path.lexists(one.was))
         self._gone[one.name] = (before, put)
@@ -1058,20 +1172,24 @@ class Burst(Working):
 
     def _copy(self, one: Entry, before: os.stat_result) -> Path:
         """Beside its path, synced and read back.  Raises TierError, OSError."""
-        self._copied = one.name
+        self._copied = {one.name}
         try:
             return self._copy_to(one.beside(NEW), one, before)
         finally:
-            self._copied = ""
+            self._copied = set()
 
-    def _copy_to(self, new: Path, one: Entry, before: os.stat_result) -> Path:
+    def _note_draft(self, one: Entry, new: Path, before: os.stat_result) -> None:
+        """Where a copy is made, for the drain that comes after this one.  Raises OSError."""
         if _target(one.draft) != os.fspath(new):
             _sweep_noted(one.draft)
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
             one.draft.parent.mkdir(exist_ok=True)
             one.draft.symlink_to(new)
-        dest = LocalStore(new.parent, makes_folders=False)
         self._say_device(before, one.home.parent)
+
+    def _copy_to(self, new: Path, one: Entry, before: os.stat_result) -> Path:
+        self._note_draft(one, new, before)
+        dest = LocalStore(new.parent, makes_folders=False)
         source = _as_checkpoint(one.data, "files")
         found = Found(one.name, before.st_size, before.st_mtime_ns)
         trip = Trip(self._pace, self.settings.concurrency, self._held, self._through)
@@ -1299,7 +1417,11 @@ class Burst(Working):
         which the path may not yet lead to that.  The names of those that are gone."""
         replaced: dict[Path, list[Entry]] = {}
         for one in found:
-            if one.is_home and one is not linked.get(one.home, one) and one.name != self._copied:
+            if (
+                one.is_home
+                and one is not linked.get(one.home, one)
+                and one.name not in self._copied
+            ):
                 replaced.setdefault(one.home, []).append(one)
         gone = set()
         for home, older in replaced.items():
