@@ -1,7 +1,6 @@
 """How a drain ends that cannot bring home what is left: in words, with a status, within a time."""
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -73,12 +72,11 @@ def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_st
 ) -> None:
     with mounted(tmp_path / "slow", "-t", "tmpfs", "-o", "size=3m", "tmpfs") as slow:
         ended = penstock(*run(fast, slow, "--wait-at-most", "4s"), status=75)
-        told = said(ended)
-        assert len(told) == 2, told
+        # Where the reason is known late, a line before says that the drain is waited for.
+        told = [line for line in said(ended) if "the slow tier is full" in line]
+        assert len(told) == 2, ended.stderr
         first, last = told
-        for line in told:
-            assert "the slow tier is full" in line
-            assert "no room" in line
+        assert all("no room" in line for line in told)
         assert "waiting" in first
         on_tier = [path.name for path in (fast / "burst/data").iterdir()]
         assert f"{len(on_tier) * 1.048576:,.1f} MB of checkpoints in {len(on_tier)} file" in last
@@ -191,14 +189,14 @@ def test_the_first_examples_of_the_docs_run_as_they_are_written(tmp_path: Path) 
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for folder in ("nvme", "lustre"):
         (tmp_path / folder).mkdir()
-    for number, block in enumerate(first_examples()):
+    told = []
+    for number, block in enumerate(first_examples()):  # in one folder, one after the other
         here = block.replace("/nvme", f"{tmp_path}/nvme").replace("/lustre", f"{tmp_path}/lustre")
         ended = subprocess.run(
             ["bash", "-e", "-c", here],
             cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert ended.returncode == 0, (number, ended.stderr)
-        assert ended.stdout.splitlines()[-1].endswith("run1/step-3.pt"), ended.stdout
-        assert (tmp_path / "lustre/run1/step-3.pt").exists()
-        shutil.rmtree(tmp_path / "nvme/run1")
-        shutil.rmtree(tmp_path / "lustre/run1")
+        told.append(ended.stdout)
+    assert told[0].splitlines()[-1].endswith("run1/step-3.pt"), told
+    assert (tmp_path / "lustre/run1/step-3.pt").exists()

@@ -410,3 +410,37 @@ def test_a_node_that_is_lost_in_the_middle_of_a_drain_leaves_one_save(
         cwd=work, text=True, capture_output=True, check=True,
     )  # fmt: skip
     assert loaded.stdout.split("\n")[:-1] == ["[1.0]"] * 6
+
+
+def test_a_mixture_that_older_code_has_left_is_never_named(tmp_path: Path, work: Path) -> None:
+    """Earlier files of what was home had gone already: the rest comes back from an older save."""
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    prepare(fast)
+    out = work / "out"
+    out.mkdir()
+    (out / "config.json").write_text('{"model_type": "bert"}')
+    shards = [out / f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    for shard in shards:
+        shard.write_bytes(_safetensors(1))
+        os.utime(shard, (1000, 1000))
+    weights = {f"w{number}": shard.name for number, shard in enumerate(shards)}
+    (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    for shard in shards[:2]:
+        written(fast, shard, _safetensors(2))
+    shards[2].write_bytes(_safetensors(2))  # home, and its earlier file let go
+    shutil.rmtree(fast)
+    told = subprocess.run(
+        [sys.executable, "-m", "penstock", "save", "recover", str(fast), str(work)],
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (1, ""), told.stderr
+    assert "mixed: 2 of its 3 files were put back from an older save" in told.stderr
+    for shard in shards[:2]:  # until a whole save replaces it
+        shard.write_bytes(_safetensors(2))
+    assert put_back(LocalStore(out))  # ends by itself: no file is as it is listed
+    again = subprocess.run(
+        [sys.executable, "-m", "penstock", "save", "recover", str(fast), str(work)],
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert "mixed" not in again.stderr

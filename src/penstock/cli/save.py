@@ -412,8 +412,7 @@ def drain_command(
       penstock save drain /nvme/run1 s3://bucket/run1 --watch --run penstock-runs/train-1 &
       penstock save drain /nvme/tier                         after `penstock run --burst-buffer`
 
-    With --watch, FAST need not be there yet.  --wait-at-most counts from the end of the process
-    that is followed, or from now where none is.
+    With --watch, FAST may come later.  --wait-at-most counts from the end of the --follow process.
     """  # fmt: skip
     from penstock.save import working as running
     from penstock.save.drain import Drainer
@@ -569,13 +568,17 @@ def _tell_device(fast: Path, slow: str) -> None:
 
 
 def _warned_once() -> Callable[[Progress, Status], None]:
-    """Says a drain's warning when it comes: one that watches may never end by itself."""
+    """Says a drain's warning, and why it waits, when that comes: one that watches may never end by
+    itself."""
     said = {""}
 
     def tell(progress: Progress, status: Status) -> None:
         if status.warning not in said:
             said.add(status.warning)
             click.echo(f"penstock: {status.warning}", err=True)
+        if status.error and status.reason not in said:  # the slow tier is full, or not there
+            said.add(status.reason)
+            click.echo(f"penstock: {status.error}", err=True)
         _told(progress, status)
 
     return tell

@@ -51,9 +51,12 @@ class Copy:
             raise TierError(f"{self.source}: cannot be read: {error.strerror}") from error
         if len(self._data) != size_bytes:
             raise TierError(f"{self.source}: changed while it was copied; next time")
-        self.new.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self.new, flags, 0o600)
+        try:
+            self._descriptor = os.open(self.new, flags, 0o600)
+        except FileExistsError:  # of a drain that was killed
+            self.new.unlink()
+            self._descriptor = os.open(self.new, flags, 0o600)
         rest = memoryview(self._data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]

@@ -443,11 +443,12 @@ def _sweep(new: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def _sweep_noted(note: Path) -> None:
-    """As _sweep(), of the path that was noted, as it is in another folder than the file by now."""
+def _sweep_noted(note: Path, swept: str = "") -> None:
+    """As _sweep(), of the path that was noted, as it is in another folder than the file by now.
+    swept: a path of which that was done."""
     new = _target(note)
     with suppress(OSError):  # the program's folder may be gone, or another machine's
-        if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}"):
+        if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}") and new != swept:
             _sweep(Path(new))
     with suppress(OSError):
         note.unlink(missing_ok=True)
@@ -455,8 +456,9 @@ def _sweep_noted(note: Path) -> None:
 
 def _drop(one: Entry) -> None:
     """Forgets a file on the tier, and what a copy of it has left in the program's folder."""
-    _sweep(one.beside(NEW))
-    _sweep_noted(one.draft)
+    new = one.beside(NEW)
+    _sweep(new)
+    _sweep_noted(one.draft, os.fspath(new))
     if _target(one.was) == os.fspath(one.data):  # see _was_put()
         one.was.unlink(missing_ok=True)
     ways = [replace(one, is_home=is_home).way for is_home in (False, True)]
@@ -1017,9 +1019,10 @@ class Burst(Working):
                 durable = self._synced({ones[name] for name in placed}, failed)
         finally:
             self._copied = set()
-            for copy in copies.values():
+            for name, copy in copies.items():
                 with suppress(OSError):  # the next drain sweeps it
-                    copy.new.unlink(missing_ok=True)
+                    if name not in placed:
+                        copy.new.unlink(missing_ok=True)
         for one in durable:
             with self._trying(one, failed):
                 self._arrived(one, copies[one.name].status, placed[one.name])

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
+from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
-from penstock.save.putback import mixed
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
 from penstock.save.units import (
     BY_RULE,
@@ -469,6 +469,8 @@ class Tree:
             if folder != last:
                 last, here = folder, self._noted(folder)
             self.put_back = self.put_back or base == PUT_BACK
+            if base.endswith(ASIDE) and kind_of(base.rpartition(".")[0]):
+                continue  # it was put aside, and is no part of the checkpoint
             if base == PLACE and folder.endswith(PART_SUFFIX):
                 above, _, part = folder.rpartition("/")
                 if (place := self._noted(above)) is not None:

@@ -21,7 +21,7 @@ from penstock.stores import LocalStore, Store
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["MARK", "is_state", "mark_put_back", "mixed", "put_back"]
+__all__ = ["ASIDE", "MARK", "is_state", "mark_put_back", "mixed", "put_back"]
 
 MARK = ".penstock-put-back.json"
 VERSION = 1
@@ -29,7 +29,7 @@ MOST_BYTES = 16 << 20  # about 200,000 files
 # Files beside the state, which hold the same text in each save, and hidden ones (DCP's .metadata
 # tells where values lie, and holds none): from another save they make no mixture.
 _TEXTS = (".json", ".txt", ".md", ".yaml", ".yml", ".jinja", ".py", ".html", ".log", ".csv")
-_ASIDE = (".newer", ".torn")  # what the burst buffer has put aside
+ASIDE = (".newer", ".torn")  # ends the name of what the burst buffer has put aside
 _TOKENS = ("tokenizer", "spiece", "sentencepiece", "vocab", "merges")
 
 
@@ -104,4 +104,4 @@ def mixed(checkpoint: Checkpoint) -> str:
 
 def is_state(name: str) -> bool:
     """Whether a file's bytes change from save to save."""
-    return not (name.endswith((*_TEXTS, *_ASIDE)) or name.startswith((".", *_TOKENS)))
+    return not (name.endswith((*_TEXTS, *ASIDE)) or name.startswith((".", *_TOKENS)))
