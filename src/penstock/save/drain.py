@@ -41,6 +41,7 @@ from penstock.save.formats import (
     OF_FILES,
     UNREAD,
     Checkpoint,
+    compared,
     find,
     go_on,
     half_of,
@@ -48,7 +49,6 @@ from penstock.save.formats import (
     origin_of,
     origins,
     remains_of,
-    with_lacks,
 )
 from penstock.save.manifest import (
     BESIDE,
@@ -254,9 +254,12 @@ class Drainer(Working):
         self._still = _Stillness(self.fast, clock)
         self._held_back = self._renamed = ""  # what is to be warned of
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
-        self._on_slow: list[Checkpoint] | None = None  # at the last look
+        self._on_slow: list[Checkpoint] | None = None  # when it was listed last
+        self._fresh: list[Checkpoint] | None = None  # and nobody has asked for since
         self._before: dict[str, Sequence[Found]] = {}  # files of what was drained, by its name
-        self._partly: dict[str, str] = {}  # what another save has begun to write over, and how far
+        self._partly: dict[
+            str, tuple[str, str]
+        ] = {}  # what another save has begun to write over, and how far
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -316,7 +319,7 @@ class Drainer(Working):
         found = find(self.fast, hints=self._beside.hints, rest=self._beside.rest)
         known = self._known_slow()
         found = [
-            one for one in with_lacks(found, known)
+            one for one in compared(found, known)
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]
@@ -350,7 +353,7 @@ class Drainer(Working):
 
     def left(self) -> dict[str, str]:
         """What stays on the fast tier only, and why: as it was found at the last look."""
-        unsettled = {name: f"{why}; not copied" for name, why in self._partly.items()}
+        unsettled = {name: f"{why}; not copied" for name, (_, why) in self._partly.items()}
         unfinished = {
             name: f"{why}; not copied{HOW_TO_RULE if LACKS in why else ''}"
             for name, why in self._unfinished.items()
@@ -361,9 +364,13 @@ class Drainer(Working):
         """What the slow tier had when it was listed last; a tier that is gone is told of later."""
         if self._on_slow is None:
             with suppress(TierError):
-                self._look_at_slow()
-                self._on_slow = find(self.slow)
+                self._fresh = self._list_slow()
         return self._on_slow or ()
+
+    def _list_slow(self) -> list[Checkpoint]:
+        self._look_at_slow()
+        self._on_slow, self._listed_s = find(self.slow), self._clock()
+        return self._on_slow
 
     def _is_partly(self, one: Checkpoint) -> bool:
         """Whether a save has written over some files of the one that was drained before, and not
@@ -371,12 +378,9 @@ class Drainer(Working):
         self._partly.pop(one.name, None)
         if one.manifest is not None:
             return False
-        before = self._before.get(one.name)
-        if before is None:
-            before = next((copy.files for copy in self._known_slow() if _is_copy_of(one, copy)), ())
-        why = written_over(one.files, before)
+        why = written_over(one.files, self._before.get(one.name, ()))
         if why:
-            self._partly[one.name] = why
+            self._partly[one.name] = (one.identity, why)
         return bool(why)
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
@@ -388,10 +392,11 @@ class Drainer(Working):
         return why if identity == one.identity else ""
 
     def damaged(self) -> dict[tuple[str, str], str]:
-        """What was read on the fast tier and found damaged, as latest_valid takes it."""
+        """What was read on the fast tier and found damaged, or of two saves, as latest_valid takes
+        it."""
         return {
             (self.fast.where(name), identity): why
-            for name, (identity, why) in self._damaged.items()
+            for name, (identity, why) in (self._damaged | self._partly).items()
         }
 
     def _missing(self, on_fast: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -399,9 +404,8 @@ class Drainer(Working):
         if is_known and self._clock() - self._listed_s < LIST_S:
             return []
         try:
-            self._look_at_slow()
-            on_slow, self._listed_s = find(self.slow), self._clock()
-            self._on_slow = on_slow
+            on_slow = self._fresh if self._fresh is not None else self._list_slow()
+            self._fresh = None
         except TierError:  # what it had when it was listed last is all that is known to be there
             self._backlog([one for one in on_fast if self._arrived.isdisjoint(_marks_of(one))])
             raise
@@ -648,6 +652,7 @@ class Drainer(Working):
             finally:
                 self._current = None
             self._before[one.name] = one.files
+            self._on_slow = None  # it has more now, of which a part of another save is judged
         self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
             self._renamed = (
@@ -687,13 +692,6 @@ def _marks_of(one: Checkpoint) -> set[str]:
 
 def _age_s(one: Checkpoint) -> float:
     return time.time() - one.mtime_ns / 1e9
-
-
-def _is_copy_of(one: Checkpoint, copy: Checkpoint) -> bool:
-    """Whether a copy on the slow tier, whose files have the times of those that were copied, is of
-    what had this name before."""
-    is_local = isinstance(copy.store, LocalStore) and copy.manifest is not None
-    return is_local and (copy.called or copy.name) == one.name
 
 
 def _sum_of(one: Checkpoint, found: Found, told: Callable[[int, int], None]) -> FileSum:

@@ -33,6 +33,7 @@ from penstock.save.units import (
     parts_of,
     rules_of,
     shape_of,
+    written_over,
 )
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -43,6 +44,7 @@ __all__ = [
     "OF_FILES",
     "UNREAD",
     "Checkpoint",
+    "compared",
     "find",
     "find_file",
     "find_folder",
@@ -62,7 +64,6 @@ __all__ = [
     "own_and_others",
     "remains_of",
     "step_of",
-    "with_lacks",
 ]
 
 INCOMPLETE = (
@@ -324,7 +325,7 @@ def find(
     all files that belong to no checkpoint and are none of those.
     within: folders that are looked at, and no others.  Raises TierError."""
     tree = Tree(store, within)
-    found = with_lacks([_unmixed(tree, one) for one in tree.below("", 0)])
+    found = compared([_unmixed(tree, one) for one in tree.below("", 0)])
     found = newest_first(found)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
@@ -355,25 +356,54 @@ def _unmixed(tree: "Tree", one: Checkpoint) -> Checkpoint:
 
 
 # Of these the format itself, or what it was compared with beside it, says what is missing.
-_TELLS_ALL = ("dcp", "deepspeed", "hf", "orbax", "tensorflow")
+_TELLS_ALL = ("dcp", "deepspeed", "orbax", "tensorflow")
 
 
-def with_lacks(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
-    """Each that lacks a part which those before it have gets that as its problem.  others: of
-    another tier, to be compared with."""
+def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
+    """Each with what a look at those beside it, and at its own copy, says against it: it lacks a
+    part that those before it have, or a save has written over some of its files only.  others: of
+    another tier."""
     lines: defaultdict[tuple[str, ...], list[tuple[Checkpoint, Shape]]] = defaultdict(list)
+    copies = dict[str, Checkpoint]()
     for one in (*found, *others):
         is_by_rule = one.why.startswith(BY_RULE)  # which says all that belongs to it
         if one.step is not None and one.kind not in _TELLS_ALL and not is_by_rule:
             lines[_line_of(one)].append((one, _shape_of(one)))
-    lacks = dict[int, str]()
+        if one.manifest is not None and not one.problem:
+            names = (
+                [one.called or one.name]
+                if one.is_folder
+                else [f"{one.folder}{file.name}" for file in one.manifest.files]
+            )
+            copies |= dict.fromkeys(names, one)
+    said = dict[int, str]()
     for line in lines.values():
         line.sort(key=lambda row: row[1].step)
         for place, (one, shape) in enumerate(line):
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
-                lacks[id(one)] = why
-    return [replace(one, problem=lacks[id(one)]) if id(one) in lacks else one for one in found]
+                said[id(one)] = why
+    for one in found:
+        copy = copies.get(one.name)
+        is_open = one.manifest is None and not one.problem and id(one) not in said
+        if copy is not None and is_open and (why := _unlike_its_copy(one, copy)):
+            said[id(one)] = why
+    return [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
+
+
+def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
+    """What the copy of what had its name before says against a checkpoint; empty: nothing."""
+    is_by_rule = one.why.startswith(BY_RULE)
+    own = {one.inner(found) for found in one.files}
+    assert copy.manifest is not None
+    lost = sorted(
+        file.name
+        for file in copy.manifest.files
+        if file.name not in own and is_state(file.name.rpartition("/")[2])
+    )
+    if lost and copy.is_folder == one.is_folder and not copy.called and not is_by_rule:
+        return f"no {lost[0]}, which its copy on {copy.store.url} has"
+    return written_over(one.files, copy.files) if isinstance(copy.store, LocalStore) else ""
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -438,7 +468,7 @@ def find_file(store: Store, name: str) -> Checkpoint | None:
     noted = {beside(name, ending): store.stat(beside(name, ending)) for ending in (BESIDE, HALF)}
     files |= {other: there for other, there in noted.items() if there is not None}
     all_of_them = list(_files(store, "", Folder(files, set(), {}), rules_of(store)))
-    return next((one for one in with_lacks(all_of_them) if found in one.files), None)
+    return next((one for one in compared(all_of_them) if found in one.files), None)
 
 
 class Folder(NamedTuple):

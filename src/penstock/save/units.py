@@ -391,7 +391,9 @@ def _place_as_lead(one: Parts) -> int:
 
 def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
     """Of a checkpoint of this step.  start: of its folder's name, if it is one."""
-    state = [one for one in files if is_state(one.name.rpartition("/")[2])]
+    state = [
+        one for one in files if is_state(one.name.rpartition("/")[2]) or one.name.endswith(_BESIDE)
+    ]
     if start:
         names = (one.name[len(start) :].split("/") for one in state)
         roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
@@ -413,15 +415,15 @@ def _without_step(name: str, step: int) -> str:
 
 
 MOST_LIKE_RANKS = 9
-LACKS = ", which step"
+LACKS = ", which "
 OLDER, NEWER = 4, 2  # so many are looked at
 
 
 def lacking(one: Shape, others: Iterable[Shape]) -> str:
-    """What a checkpoint lacks of what most of those before it have, in words; empty: nothing.
+    """What a checkpoint lacks of what half of those before it have, in words; empty: nothing.
 
     A part whose words are none of a training's state counts only where each checkpoint was written
-    before the next: two trainings in one folder have steps of their own.  What those after it lack,
+    before the next: two trainings in one folder have steps of their own.  What two after it lack,
     too, is not saved any more.
     """
     ordered = sorted(others, key=lambda other: other.step)
@@ -437,13 +439,13 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     )
     lost = [
         role for role, n in sorted(counts.items())
-        if role not in one.roles and 2 * n > len(older)
-        and (not newer or any(role in other.roles for other in newer))
+        if role not in one.roles and 2 * n >= len(older)
+        and (len(newer) < NEWER or any(role in other.roles for other in newer))
     ]  # fmt: skip
     if not lost:
         return ""
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS} {older[-1].step} has"
+    return f"no {lost[0].replace('#', str(one.step))}{more}{LACKS}step {older[-1].step} has"
 
 
 # --- files of two saves ---------------------------------------------------------------------------
@@ -497,7 +499,11 @@ def written_over(files: Sequence[Found], before: Sequence[Found]) -> str:
 
     Of the others count those that the save before had written with the rest.
     """
-    known = {one.name.rpartition("/")[2]: one for one in before if is_state(one.name)}
+    known = {
+        name: one
+        for one in before
+        if is_state(name := one.name.rpartition("/")[2]) or name.endswith(".index.json")
+    }
     state = [one for one in files if one.name.rpartition("/")[2] in known]
     same, changed = list[Found](), list[Found]()
     for one in state:

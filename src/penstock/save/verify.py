@@ -32,7 +32,7 @@ from penstock.save.foreign import (
     check_tf,
     torch_top,
 )
-from penstock.save.formats import Checkpoint, find, is_text, newest_first, with_lacks
+from penstock.save.formats import Checkpoint, compared, find, is_text, newest_first
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
@@ -738,7 +738,7 @@ def latest_valid(
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))
     weak: list[Choice] = []
-    for checkpoint in newest_first(filter(wanted, with_lacks(found))):
+    for checkpoint in newest_first(filter(wanted, compared(found))):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
         why = why or failure_of(checkpoint, known)
         state = NOT_WHOLE

@@ -1,0 +1,280 @@
+"""Whatever happens to a program, its drain and its fast tier: no whole newest checkpoint is lost,
+and what `recover` names is whole and of one save."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.save import commit, copying, drain, retention
+from penstock.save.drain import Drainer, fetch, recover
+from penstock.save.formats import Checkpoint
+from penstock.save.retention import Keep, prune
+from penstock.save.working import Settings
+from penstock.stores import LocalStore
+
+NOW = Settings(settle_s=0, tries=1)
+SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+
+# How a program lays out save N: its files in the order in which it writes them.
+LAYOUTS = {
+    "three files": ["model-{n}.safetensors", "optim-{n}.safetensors", "ema-{n}.safetensors"],
+    "ranks": ["model_{n:06d}.safetensors", "optim_{n:06d}_rank0.pt", "optim_{n:06d}_rank1.pt",
+              "meta_{n:06d}.json"],
+    "folder": ["step_{n}/weights.npz", "step_{n}/optimizer.msgpack", "step_{n}/args.txt"],
+    "accelerate": ["checkpoint_{n}/model.safetensors", "checkpoint_{n}/optimizer.bin",
+                   "checkpoint_{n}/random_states_0.pkl"],
+    "shards of a step": [*(f"step_{{n}}/{name}" for name in SHARDS), f"step_{{n}}/{INDEX}"],
+    "one file": ["epoch={n}.safetensors"],
+    # The same names each time.
+    "parts": ["model.safetensors", "optimizer.safetensors", "scheduler.safetensors"],
+    "model": ["out/config.json", *(f"out/{name}" for name in SHARDS), f"out/{INDEX}"],
+    "loose shards": [*SHARDS, INDEX],
+}  # fmt: skip
+
+
+class Killed(BaseException):
+    pass
+
+
+@functools.cache  # an archive has the time in it
+def content(name: str, save: int) -> bytes:
+    """What the name's format takes for whole, with the number of the save at its end."""
+    if name.endswith(INDEX):
+        return json.dumps({"weight_map": {one: one for one in SHARDS}, "save": save}).encode()
+    if name.endswith(".json"):
+        return json.dumps({"save": save}).encode()
+    if name.endswith(".safetensors"):
+        head = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+        return struct.pack("<Q", len(head)) + head + struct.pack("<2f", save, save)
+    return made_by[name.rpartition(".")[2]](save)
+
+
+def _npz(save: int) -> bytes:
+    import io
+
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez(file, save=save)
+    return file.getvalue()
+
+
+def _torch(save: int) -> bytes:
+    import io
+    import zipfile
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", str(save))
+    return file.getvalue()
+
+
+def _pickle(save: int) -> bytes:
+    import pickle
+
+    return pickle.dumps(save)
+
+
+made_by = {
+    "npz": _npz, "pt": _torch, "bin": _torch, "pkl": _pickle,
+    "msgpack": lambda save: b"\xce" + struct.pack(">I", save),
+    "txt": lambda save: str(save).encode(),
+}  # fmt: skip
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[None]:
+    """Ends what runs inside at the so-manieth change of a file system."""
+    left = [number]
+
+    def counted(do: Any) -> Any:
+        def now(*given: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+            return do(*given, **named)
+
+        return now
+
+    held = list[commit.Claim]()
+
+    def claimed(*given: Any) -> commit.Claim:
+        held.append(commit.claim(*given))
+        return held[-1]
+
+    with (
+        mock.patch.object(drain, "claim", claimed),
+        mock.patch.object(Path, "replace", counted(Path.replace)),
+        mock.patch.object(Path, "rename", counted(Path.rename)),
+        mock.patch.object(Path, "unlink", counted(Path.unlink)),
+        mock.patch.object(LocalStore, "put", counted(LocalStore.put)),
+        mock.patch.object(LocalStore, "delete", counted(LocalStore.delete)),
+        mock.patch.object(copying, "discard", counted(commit.discard)),
+        mock.patch.object(retention, "discard", counted(commit.discard)),
+        suppress(Killed),
+    ):
+        yield
+    for one in held:  # the kernel lets go of them
+        one.close()
+
+
+class Tiers(RuleBasedStateMachine):
+    """saves: the number of the last one that is whole; safe: of the newest that is known to be on
+    the slow tier, or is whole on the fast one."""
+
+    @initialize(layout=st.sampled_from(sorted(LAYOUTS)))
+    def begin(self, layout: str) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="penstock-machine-"))
+        self.fast, self.slow = self.root / "fast", self.root / "slow"
+        self.fast.mkdir()
+        self.layout = LAYOUTS[layout]
+        self.in_place = not any("{n" in name for name in self.layout)
+        self.n = 0
+        self.on_fast: int | None = None  # the newest that is whole there
+        self.on_slow = 0  # at least that one is whole there
+        self.is_torn = False  # the program was killed in the middle of its last save
+        self.save()
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            shutil.rmtree(self.root)
+
+    def _write(self, n_files: int) -> None:
+        self.n += 1
+        for place, name in enumerate(self.layout[:n_files]):
+            path = self.fast / name.format(n=self.n)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content(path.name, self.n))
+            at_s = 1.7e9 + 100 * self.n + place / 10
+            os.utime(path, (at_s, at_s))
+
+    @rule()
+    def save(self) -> None:
+        self._write(len(self.layout))
+        self.on_fast, self.torn = self.n, 0
+        self.is_torn = self.is_torn and not self.in_place  # else the torn one still lies there
+
+    # Three in a row without a part look like a program that does not save it any more.
+    @precondition(lambda self: self._is_known() and self.torn < 2)
+    @rule(share=st.floats(0.01, 0.99))
+    def save_killed(self, share: float) -> None:
+        if len(self.layout) == 1:
+            return
+        self._write(max(1, min(len(self.layout) - 1, int(share * len(self.layout)))))
+        self.is_torn, self.torn = True, self.torn + 1
+        if self.in_place:  # over the one before
+            self.on_fast = None
+
+    def _is_known(self) -> bool:
+        """Whether a tier has a whole save to compare a part with."""
+        return self.on_slow == self.n if self.in_place else bool(self.on_fast or self.on_slow)
+
+    def _keep(self, fast: int, last: int | None) -> Keep:
+        return Keep(fast=fast, last=last, foreign=True)
+
+    @rule(fast=st.integers(0, 2), last=st.sampled_from([None, 1, 2]))
+    def drain(self, fast: int, last: int | None) -> None:
+        one = Settings(settle_s=0, tries=1, keep=self._keep(fast, last))
+        with Drainer(self.fast, self.slow, one) as working:
+            failed = working.once()
+        assert bool(failed) == self.is_torn, failed
+        self.on_slow = max(self.on_slow, self.on_fast or 0)
+        if fast == 0:
+            self.on_fast = None
+
+    @rule(at=st.integers(1, 40), fast=st.integers(0, 2), last=st.sampled_from([None, 1]))
+    def drain_killed(self, at: int, fast: int, last: int | None) -> None:
+        one = Settings(settle_s=0, tries=1, keep=self._keep(fast, last))
+        with killed_at(at), Drainer(self.fast, self.slow, one) as working:
+            working.once()
+        if fast == 0:  # what went from the fast tier was on the slow one
+            self._look_which()
+
+    def _look_which(self) -> None:
+        if self.on_fast is not None and not self._is_there(self.on_fast):
+            self.on_slow = max(self.on_slow, self.on_fast)
+            self.on_fast = None
+
+    def _is_there(self, n: int) -> bool:
+        return all((self.fast / name.format(n=n)).exists() for name in self.layout)
+
+    @rule(fast=st.integers(0, 2), last=st.sampled_from([None, 1]))
+    def prune(self, fast: int, last: int | None) -> None:
+        prune(LocalStore(self.fast), LocalStore(self.slow), self._keep(fast, last))
+        self._look_which()
+
+    @precondition(lambda self: self.on_slow > 0)
+    @rule()
+    def lose_fast(self) -> None:
+        shutil.rmtree(self.fast)
+        self.fast.mkdir()
+        self.on_fast, self.is_torn = None, False
+
+    @rule(is_fetched=st.booleans())
+    def recover(self, is_fetched: bool) -> None:
+        choice, _ = recover(self.fast, self.slow, NOW)
+        one = choice.checkpoint
+        newest = max(self.on_fast or 0, self.on_slow)
+        assert (one is None) == (newest == 0), choice
+        if one is None:
+            return
+        found = self._save_of(one)
+        assert found >= newest
+        self.on_slow = max(self.on_slow, self.on_fast or 0)
+        is_there = one.store.url == str(self.fast)
+        if is_fetched and not is_there and not self.is_torn:
+            fetch(one, self.fast)
+            self.on_fast = found
+
+    def _save_of(self, one: Checkpoint) -> int:
+        """All of its files are there, and of this one save."""
+        assert isinstance(one.store, LocalStore)
+        there = {one.inner(found): one.store.path(found.name) for found in one.files}
+        for n in range(self.n, 0, -1):
+            start = len(one.folder)
+            wanted = [name.format(n=n) for name in self.layout]
+            inner = [name[start:] for name in wanted]
+            if set(inner) <= set(there) and all(
+                there[name].read_bytes() == content(name.rpartition("/")[2], n) for name in inner
+            ):
+                return n
+        raise AssertionError(f"a mixture, or a part: {sorted(there)}")
+
+    @invariant()
+    def slow_has_no_mixture(self) -> None:
+        """Where a copy counts, it is of one save; also to who looks without a drain."""
+        from penstock.save.verify import latest_valid
+
+        if getattr(self, "slow", None) is None or not self.slow.is_dir():
+            return
+        choice = latest_valid(self.slow, level="full")
+        if choice.checkpoint is not None:
+            self._save_of(choice.checkpoint)
+
+
+Tiers.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=14,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+    phases=[Phase.generate],
+)
+pytest.mark.slow(Tiers.TestCase)
+TestTiers = Tiers.TestCase
