@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from findings_examples import EXAMPLES, example
@@ -13,6 +14,7 @@ from penstock.measures import measure
 from penstock.report import Report, report_of
 from penstock.run import open_run
 from penstock.verdict import HIGHLY, MODERATELY
+from stepping import Array, Ranks, apart, even, together
 from synthetic import MS, Synthetic
 
 STEP = 100 * MS
@@ -101,3 +103,74 @@ def test_verdict_and_limits_agree(name: str) -> None:
 
 def test_verdict_and_limits_agree_on_a_log_of_the_first_version(tmp_path: Path) -> None:
     agrees(golden(tmp_path))
+
+
+# Ranks that wait for each other: the job loses what the one that holds up all loses.
+
+
+def ranks_of(
+    own_ms: tuple[float, ...], *, unfed: tuple[int, ...] = (), is_by_turns: bool = False
+) -> tuple[Synthetic, Ranks]:
+    """Each rank waits 1 ms, reads for so long itself and computes 40 ms, and then meets the others;
+    by turns: the ranks read one after the other.  unfed: those that nobody saw take a batch."""
+    n = len(own_ms)
+
+    def own(step: int) -> Array:
+        turn = np.arange(n) == step % n if is_by_turns else np.ones(n)
+        return np.array(own_ms) * turn
+
+    steps = iter(range(300))
+    ranks = together(
+        n, 300, even(0.5, 1.5), lambda rng, n: rng.uniform(38, 42, n) + own(next(steps))
+    )
+    run = Synthetic()
+    for rank in range(n):
+        at, waits = (ranks.ends[:, rank] * MS).astype(int), (ranks.waits[:, rank] * MS).astype(int)
+        run.process(1 + rank, end=int(at[-1]) + MS, rank=rank, world_size=n)
+        for step, wait in enumerate(waits):
+            fed = int(at[step] + wait)
+            if rank not in unfed:
+                run.wait(int(at[step]), fed, step, process=1 + rank)
+            if rank not in unfed and (ms := own(step)[rank]):
+                run.call("read", fed, fed + int(ms * MS), process=1 + rank, moved=4096)
+            run.step(fed, int(at[step + 1]), step, process=1 + rank)
+    return run, ranks
+
+
+@pytest.mark.parametrize("is_by_turns", [False, True], ids=["one", "by turns"])
+def test_own_calls_of_the_rank_that_holds_up_all_are_what_the_job_lost(is_by_turns: bool) -> None:
+    own = (25.0, 25.0) if is_by_turns else (0.0, 25.0)
+    run, _ = ranks_of(own, is_by_turns=is_by_turns)
+    measures = measure(run)
+    known = report_of(measures)
+    assert measures.coupling.how == "together"
+    assert known.verdict.level == "highly"
+    assert known.verdict.stall.value == pytest.approx(26 / 67, abs=0.02)
+    assert measures.mean_stall.value == pytest.approx(13.5 / 67, abs=0.02)
+    assert known.verdict.storage.value == pytest.approx(25 / 67, abs=0.02)
+    assert limits(known, max_stall=0.30)[0].state == "passed"
+    assert sum(row.lost_s or 0.0 for row in measures.ranks) == pytest.approx(
+        (known.verdict.stall.value or 0.0) * (measures.training.wall_s or 0.0), rel=0.01
+    )
+    if not is_by_turns:
+        assert "rank 1's own file calls" in known.verdict.sentence
+
+
+def test_own_calls_of_ranks_that_do_not_meet_are_a_mean() -> None:
+    ranks = apart(2, 300, even(0.5, 1.5), even(40, 90))
+    run = ranks.run()
+    for step, (at, wait) in enumerate(zip(ranks.ends[:-1, 1], ranks.waits[:, 1], strict=True)):
+        fed = int((at + wait) * MS)
+        run.call("read", fed, fed + 20 * MS, process=2, moved=4096, path=f"/data/{step}")
+    measures = measure(run)
+    assert measures.coupling.how == "apart"
+    assert measures.stall_fraction.value == pytest.approx(measures.mean_stall.value)
+    assert measures.stall_fraction.value == pytest.approx(11 / 66, abs=0.03)
+
+
+def test_time_of_unknown_use_is_bounded_by_the_rank_that_may_hold_up_all() -> None:
+    """Rank 1 took data from nobody that is known: the job may wait all the time, not half of it."""
+    run, _ = ranks_of((0.0, 0.0), unfed=(1,))
+    measures = measure(run)
+    assert measures.stall_most.value == pytest.approx(1, abs=0.05)
+    assert limits(report_of(measures), max_stall=0.60)[0].state == "not measured"

@@ -273,6 +273,6 @@ def _stretches(mains: Sequence[Main], shifts: Sequence[int]) -> dict[str, Array]
 
 # The halts that are known here, in the words of queries/step_stalls.sql.
 _STEP_STALLS = """
-    SELECT h.process, h.wait_id, NULL AS save_id, g.generation, h.step, h.ns
+    SELECT h.process, h.wait_id, NULL AS save_id, NULL AS calls_id, g.generation, h.step, h.ns
     FROM halts AS h
     JOIN generations AS g ON g.process = h.process"""

@@ -1,4 +1,4 @@
--- held_up: stretches of waits and checkpoints that do not count as the mean over main processes does: see shares.
+-- held_up: stretches of waits, checkpoints and own calls that do not count as the mean over main processes does: see shares.
 SELECT s.stretch_id, h.share
 FROM stretches AS s
 JOIN shares AS h ON h.wait_id = s.wait_id
@@ -8,3 +8,9 @@ SELECT s.stretch_id, h.share
 FROM stretches AS s
 JOIN shares AS h ON h.save_id = s.save_id
 WHERE h.share <> 1
+UNION ALL
+SELECT c.stretch_id, sum(c.ns * h.share) / nullif(sum(c.ns), 0) AS share
+FROM own_calls AS c
+JOIN shares AS h ON h.calls_id = c.calls_id
+GROUP BY c.stretch_id
+HAVING sum(c.ns * h.share) <> sum(c.ns)

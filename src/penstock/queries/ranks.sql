@@ -2,7 +2,7 @@
 --   barrier_s   in barriers that are known as such: spans of that name, on the thread that takes the steps
 --   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
 --               makes ranks wait for each other and is not known, that is in it
---   lost_s      of the job's time, what all lost to this one's data waits and blocking checkpoints; where
+--   lost_s      of the job's time, what all lost to this one's data waits, blocking checkpoints and calls_s; where
 --               main processes are not known to wait for each other, its part of the mean (see shares)
 --   calls_s     of own_s, in file calls of the thread that takes the steps, as training has it
 --   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
@@ -49,7 +49,7 @@ SELECT
     m.barrier_ns / 1e9 AS barrier_s,
     greatest(0, m.wall_ns - m.wait_ns - m.save_ns - coalesce(m.barrier_ns, 0)) / 1e9 AS own_s,
     CAST(coalesce(r.bytes, 0) AS BIGINT) AS read_bytes,
-    m.lost_ns / 1e9 / (SELECT count(*) FROM mains) AS lost_s,
+    (m.lost_ns + coalesce(c.ns * u.share, c.ns, 0)) / 1e9 / (SELECT count(*) FROM mains) AS lost_s,
     coalesce(c.ns, 0) / 1e9 AS calls_s
 FROM parts AS m
 JOIN processes AS p ON p.process = m.process
@@ -62,5 +62,11 @@ LEFT JOIN (
     WHERE s.kind = 'step'
     GROUP BY s.process
 ) AS c ON c.process = m.process
+LEFT JOIN (
+    SELECT o.process, sum(o.ns * h.share) / nullif(sum(o.ns), 0) AS share
+    FROM own_calls AS o
+    JOIN shares AS h ON h.calls_id = o.calls_id
+    GROUP BY o.process
+) AS u ON u.process = m.process
 ORDER BY p.rank, m.process
 LIMIT 10000

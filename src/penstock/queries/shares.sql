@@ -1,5 +1,5 @@
--- shares: how much of the job's time a data wait of the training stretch or a blocking checkpoint takes, as a
--- multiple of its part in the mean over main processes.
+-- shares: how much of the job's time a data wait of the training stretch, a blocking checkpoint or own_calls take, as
+-- a multiple of its part in the mean over main processes.
 --   share  1: main processes do not wait for each other, or it is not known.  Where they do, all wait for the
 --          one that is held up longest in a bin of steps: its stalls count for all, those of others not
 --   most   the same if all met in every step; where they are known not to meet, or there is one, 1
@@ -34,6 +34,7 @@ weighed AS (
     SELECT
         s.wait_id,
         s.save_id,
+        s.calls_id,
         z.is_share,
         CASE WHEN l.process = s.process THEN c.mains ELSE 0 END AS share
     FROM step_stalls AS s
@@ -46,7 +47,8 @@ weighed AS (
 SELECT
     wait_id,
     save_id,
+    calls_id,
     CAST(coalesce(max(share) FILTER (WHERE is_share), 1) AS DOUBLE) AS share,
     CAST(coalesce(max(share) FILTER (WHERE NOT is_share), 1) AS DOUBLE) AS most
 FROM weighed
-GROUP BY wait_id, save_id
+GROUP BY wait_id, save_id, calls_id

@@ -2,12 +2,14 @@
 -- shares of the wall time mean the same for one process and for many.
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
---                     Of both, where main processes wait for each other: what held up all (see shares)
+--                     Of both, and of training calls, where main processes wait for each other: what held up
+--                     all (see shares)
 --   mean stall        both together with the training calls, a mean over main processes in any case;
 --                     most stall: if all of them wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   inferred waits    those that no loader told (see waits)
---   unfed, maybe, hidden  steps without a known loader, and time that may be data wait: see unsure
+--   unfed, maybe, hidden  steps without a known loader, and time that may be data wait: see unsure; where
+--                     main processes wait for each other, or may, what the job may lose to it: see unsure_lost
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,
@@ -20,14 +22,15 @@ SELECT
     CAST(coalesce(sum(w.waits), 0) AS BIGINT) AS waits,
     CAST(coalesce(sum(w.pooled), 0) AS BIGINT) AS pooled_waits,
     sum(coalesce(s.share_ns, 0)) / 1e9 / count(*) AS checkpoint_block_s,
-    sum(coalesce(c.ns, 0)) / 1e9 / count(*) AS training_calls_s,
+    sum(coalesce(c.share_ns, 0)) / 1e9 / count(*) AS training_calls_s,
     CAST(coalesce(sum(u.unfed_steps), 0) AS BIGINT) AS unfed_steps,
-    sum(coalesce(u.unfed_ns, 0)) / 1e9 / count(*) AS unfed_s,
-    sum(coalesce(u.maybe_ns, 0)) / 1e9 / count(*) AS maybe_s,
-    sum(coalesce(u.hidden_ns, 0)) / 1e9 / count(*) AS hidden_s,
+    sum(coalesce(u.unfed_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS unfed_s,
+    sum(coalesce(u.maybe_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS maybe_s,
+    sum(coalesce(u.hidden_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS hidden_s,
     CAST(coalesce(sum(w.inferred), 0) AS BIGINT) AS inferred_waits,
     sum(coalesce(w.ns, 0) + coalesce(s.ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
-    sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS most_stall_s
+    sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0) + coalesce(c.most_ns, 0)) / 1e9 / count(*)
+        AS most_stall_s
 FROM mains AS m
 LEFT JOIN (
     SELECT
@@ -55,10 +58,18 @@ LEFT JOIN (
     GROUP BY s.process
 ) AS s ON s.process = m.process
 LEFT JOIN (
-    SELECT s.process, sum(c.ns * f.fit) AS ns
+    SELECT s.process, sum(c.ns * f.fit) AS ns, sum(c.ns * f.fit * coalesce(h.share, 1)) AS share_ns,
+        sum(c.ns * f.fit * coalesce(h.most, 1)) AS most_ns
     FROM stretch_calls AS c
     JOIN stretches AS s ON s.stretch_id = c.stretch_id
     JOIN fits AS f ON f.stretch_id = c.stretch_id
+    LEFT JOIN (
+        SELECT o.stretch_id, sum(o.ns * h.share) / nullif(sum(o.ns), 0) AS share,
+            sum(o.ns * h.most) / nullif(sum(o.ns), 0) AS most
+        FROM own_calls AS o
+        JOIN shares AS h ON h.calls_id = o.calls_id
+        GROUP BY o.stretch_id
+    ) AS h ON h.stretch_id = c.stretch_id
     WHERE s.kind = 'step'
     GROUP BY s.process
 ) AS c ON c.process = m.process

@@ -120,7 +120,8 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
 def _of_ranks(measures: Measures) -> tuple[Fact, ...]:
     """What the ranks waited in the mean, beside what the job lost."""
     how = {
-        "together": "ranks wait for each other: the times above are of the one that holds up all",
+        "together": "ranks wait for each other: data wait, checkpoints and own calls are of the"
+        " one that holds up all",
         "apart": "ranks do not wait for each other: the times above are means",
         "not known": "whether ranks wait for each other is not known: the times above are means",
     }.get(measures.coupling.how)
