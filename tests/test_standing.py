@@ -17,6 +17,7 @@ import pytest
 from conftest import PENSTOCK
 from penstock import run as runs
 from penstock import standing
+from penstock.compare import limits
 from penstock.live import Monitor
 from penstock.measures import Measures, measure
 from penstock.report import report_of
@@ -168,6 +169,91 @@ def test_a_job_that_was_ended_in_a_wait_says_in_which() -> None:
     (incident,) = report_of(measure(run)).incidents
     assert incident.headline == "THE JOB WAS ENDED BY SIGTERM"
     assert "the main process (pid 1001) waits for data (batch 2) for 38.0 s" in incident.sentence
+
+
+# In a queue, a lock or at a pipe of the program's own: nobody told a wait.
+
+
+def own_queue(op: str = "sem_wait", now_s: int = 40, *, end: int | None = None, errno: int = 0,
+              by: str = "/usr/lib/libpython3.11.so.1.0", **main: Any) -> Synthetic:  # fmt: skip
+    """Two steps with a loader in two seconds; blocked in a call since."""
+    run = Synthetic()
+    run.process(1, **{"state": "running", "read": now_s * S} | main)
+    for step in range(2):
+        run.wait(step * S, step * S + MS, step)
+        run.blocked(op, step * S + MS, step * S + 30 * MS, by=by)
+        run.step(step * S + 50 * MS, (step + 1) * S, step)
+    run.blocked(op, 2 * S, end, errno=errno, by=by)
+    return run
+
+
+def test_a_hang_in_the_programs_own_queue_is_told_and_no_limit_is_kept() -> None:
+    run = own_queue()
+    does(run, 1, "S", "futex")
+    report = report_of(measure(run))
+    (incident,) = report.incidents
+    assert incident.headline == "THE JOB STANDS STILL"
+    assert incident.sentence == (
+        "the main process (pid 1001) waits for another thread (a lock, a queue, a future) for "
+        "38.0 s, its latest step ended 38.0 s ago, its thread sleeps in futex: a lock, a queue or "
+        "a future for 38.0 s"
+    )
+    assert report.verdict.headline == "NOT JUDGED"
+    assert limits(report, max_stall=0.10)[0].state == "not measured"
+    assert all(check.state != "fine" for check in report.checks if check.rule == "D2")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"state": "killed", "read": None, "end": 40 * S},
+        {"state": "exited", "read": None, "end": 41 * S, "status": 1},
+    ],
+    ids=["killed", "interrupted"],
+)
+def test_a_hang_of_its_own_that_was_ended_is_no_measure_of_the_training(more: Any) -> None:
+    is_failed = more["state"] == "exited"
+    run = own_queue(end=40 * S if is_failed else None, errno=4 if is_failed else 0)
+    run.rows["processes"].clear()
+    run.rows["threads"].clear()
+    run.process(1, **more)
+    run.note("ended", "1\t\t1\tnode1", process=None)
+    report = report_of(measure(run))
+    assert report.verdict.headline == "NOT JUDGED"
+    assert "waits for another thread" in report.verdict.sentence
+    assert "waits for another thread" in report.incidents[0].sentence
+    assert limits(report, max_stall=0.10)[0].state == "not measured"
+
+
+def child_computes() -> Synthetic:
+    """What it waits for is made by another process, that works."""
+    run = own_queue()
+    run.process(2, state="running", read=40 * S, parent=1)
+    does(run, 1, "S", "futex")
+    does(run, 2, "R", "", cpu=0.9)
+    return run
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        child_computes,
+        lambda: own_queue("epoll"),  # an event loop: a notebook
+        lambda: own_queue("sync", by="/usr/lib/libcudart.so.12"),  # computes
+        lambda: own_queue("sleep"),  # ends by itself
+        lambda: own_queue(now_s=11),
+        lambda: own_queue(end=3 * S),  # and computes since
+        lambda: own_queue(end=40 * S, state="exited", read=None, status=0),
+    ],
+    ids=["child", "event loop", "accelerator", "sleep", "short", "computes", "ended well"],
+)
+def test_what_is_blocked_and_does_not_hang_is_no_hang(job: Callable[[], Synthetic]) -> None:
+    run = job()
+    if not any(row[1] == "doing" for row in run.rows["notes"]):
+        does(run, 1, "S", "futex")
+    report = report_of(measure(run))
+    assert not report.incidents
+    assert "still" not in report.verdict.sentence
 
 
 def test_a_stopped_job_is_suspended_and_no_other() -> None:

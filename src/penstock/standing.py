@@ -10,7 +10,7 @@ from penstock.measures import Doing, Measures, Standing
 from penstock.threads import in_words
 from penstock.words import count, show
 
-__all__ = ["STILL_S", "Still", "ended_in", "still_of"]
+__all__ = ["STILL_S", "Still", "ended_blocked", "ended_in", "still_of"]
 
 STILL_S = 10.0  # chosen: no batch, and no call on sound storage, takes so long but now and then
 # Chosen: a wait that is no longer than the longest before it is the job's own way.
@@ -28,6 +28,13 @@ IN = {
     "restore": "loads a checkpoint",
     "load state": "puts a checkpoint into its model",
     "barrier": "waits for other ranks at a barrier",
+}
+# What of queries/standstills.sql.
+BLOCKED_IN = {
+    "other thread": "waits for another thread (a lock, a queue, a future)",
+    "network": "waits for the network",
+    "pipe": "waits at a pipe",
+    "interpreter lock": "waits for the interpreter lock",
 }
 
 
@@ -64,14 +71,25 @@ def still_of(measures: Measures) -> Still | None:
 
 
 def ended_in(measures: Measures) -> list[str]:
-    """What main processes that were killed had been in for long, each a sentence."""
+    """What main processes that were killed, or failed, had been in for long, each a sentence."""
     return [
         f"at its end {_main(one)} {_what(one)} for {show(one.open_s, 's')}"
         for one in measures.hung
-        if not one.is_running
-        and (one.open_s or 0.0) >= STILL_S
-        and (one.open_s or 0.0) > TIMES_LONGEST * one.longest_s
+        if not one.is_running and _is_long(one)
     ][:TOLD]
+
+
+def ended_blocked(measures: Measures) -> str:
+    """What a main process had been blocked in for long at its end, where that is no data wait that
+    is counted; "" where none was."""
+    if any(one.is_blocked and not one.is_running and _is_long(one) for one in measures.hung):
+        return ended_in(measures)[0]
+    return ""
+
+
+def _is_long(one: Standing) -> bool:
+    open_s = one.open_s or 0.0
+    return open_s >= STILL_S and open_s > TIMES_LONGEST * one.longest_s
 
 
 def _headline(measures: Measures, still: list[Standing], how: str) -> str:
@@ -95,11 +113,11 @@ def _is_stopped(measures: Measures, one: Standing) -> bool:
 
 
 def _stands(measures: Measures, one: Standing) -> bool:
-    family = _family(measures, one)
+    # Who is to end it is not known: any process of the job may be.
+    family = list(measures.doing) if one.is_blocked else _family(measures, one)
     return (
         one.doing is not None
-        and (one.open_s or 0.0) >= STILL_S
-        and (one.open_s or 0.0) > TIMES_LONGEST * one.longest_s
+        and _is_long(one)
         and not one.calls
         and bool(family)
         and not any(row.state == "R" for row in family)
@@ -109,7 +127,7 @@ def _stands(measures: Measures, one: Standing) -> bool:
 
 def _is_on_storage(measures: Measures, one: Standing) -> bool:
     """Whether a file call has been under way for most of the time."""
-    if one.doing not in IN:  # it is a file call itself
+    if not one.is_blocked and one.doing not in IN:  # it is a file call itself
         return True
     pids = {row.pid for row in _family(measures, one)}
     return any(
@@ -126,12 +144,14 @@ def _told(measures: Measures, one: Standing) -> str:
     since = f"for {show(one.open_s, 's')}"
     quiet = "" if one.quiet_s is None else f", its latest step ended {show(one.quiet_s, 's')} ago"
     told = [f"{_main(one)} {_what(one)} {since}{quiet}"]
-    if one.doing in IN:
+    if one.doing in IN or one.is_blocked:
         told += [_asleep(row) for row in _owing(measures, one)[:TOLD]]
     return ", ".join(told)
 
 
 def _what(one: Standing) -> str:
+    if one.is_blocked:
+        return BLOCKED_IN[one.doing or ""]
     batch = f" (batch {one.number})" if one.doing == "data wait" and one.number is not None else ""
     return IN.get(one.doing or "", f"is in {one.doing} {one.path or 'of a file'}") + batch
 

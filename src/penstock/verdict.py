@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock import startup
 from penstock.measures import PARTS, STORAGE_PARTS, Measures, Number, Rank
-from penstock.standing import Still, still_of
+from penstock.standing import ended_blocked, still_of
 from penstock.words import count, per_cent, show
 
 __all__ = ["HIGHLY", "MODERATELY", "Level", "Verdict", "level_of", "verdict_of"]
@@ -64,7 +64,10 @@ def _judged(measures: Measures) -> Verdict:
 def _verdict_between_bounds(measures: Measures) -> Verdict:
     still = still_of(measures)
     if still is not None and measures.has_training and not still.on_storage:
-        return _verdict_of_still(measures, still)
+        why = "the job is suspended" if still.is_suspended else "the job stands still"
+        return _verdict_of_still(measures, why)
+    if still is None and measures.has_training and (why := ended_blocked(measures)):
+        return _verdict_of_still(measures, why)
     verdict = _verdict_as_seen(measures)
     is_whole = measures.spans_state[0] == "measured"
     if is_whole and measures.doubt and verdict.stall.value is not None:
@@ -78,9 +81,8 @@ def _verdict_between_bounds(measures: Measures) -> Verdict:
     return replace(verdict, sentence=f"{verdict.sentence}, of what is left: {verdict.stall.why}")
 
 
-def _verdict_of_still(measures: Measures, still: Still) -> Verdict:
+def _verdict_of_still(measures: Measures, why: str) -> Verdict:
     """No verdict: a wait that does not end says nothing of the waits that did."""
-    why = "the job is suspended" if still.is_suspended else "the job stands still"
     share = measures.stall_fraction
     waited = "" if share.value is None else f"; {_percent_of_run(share.value)} of it was waiting"
     return Verdict(

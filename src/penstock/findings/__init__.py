@@ -91,7 +91,7 @@ from penstock.findings.workers import (
 )
 from penstock.measures import Measures, Number, State
 from penstock.remedies import NAME_THE_TIER, RUN, Remedy
-from penstock.standing import still_of
+from penstock.standing import ended_blocked, still_of
 from penstock.words import per_cent, show
 
 __all__ = [
@@ -223,6 +223,7 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
     told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
     if not told and (still := still_of(measures)):
         told = "the job is suspended" if still.is_suspended else "the job stands still"
+    told = told or ended_blocked(measures)
     if not told:
         return {}
     exempt = OF_THE_RECORDING if state != "measured" or measures.missing else OF_NO_WAIT

@@ -53,13 +53,20 @@ from penstock.live.kept import (
 )
 from penstock.live.ranks import MOST, Main, Ranks
 from penstock.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
-from penstock.log import Events, Follower, Header, News, is_alive, read_header
+from penstock.log import OPS, Events, Follower, Header, News, is_alive, read_header
 from penstock.threads import Look, doing, in_words
 
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
 
 BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
 BLOCKED_SHOWN = 5
+# Calls that block and need not end; an event loop rests in epoll.
+ENDLESS = [
+    op.number
+    for op in OPS
+    if op.layer == "wait"
+    and op.name not in ("epoll", "sleep", "waitpid", "sync", "collective", "signal")
+]
 STILL_NS = 10_000_000_000  # a wait that is open for longer is named, with what its processes do
 BACKLOG_UNITS = 256  # of a log, on the first look: 400,000 events, half a second of work
 
@@ -429,8 +436,9 @@ class Monitor:
         workers since the look before."""
         looked, self._looked = self._looked, None
         waiting = []
-        for main, _, trainer in mains:
+        for main, thread, trainer in mains:
             oldest = min(trainer.open, key=lambda mark: mark.start_ns, default=None)
+            oldest = oldest or _blocked_in(main, thread)
             if oldest and is_alive(main.header) and now_ns - oldest.start_ns > STILL_NS:
                 waiting.append((main, oldest))
         if not waiting:
@@ -441,7 +449,9 @@ class Monitor:
         told = []
         for main, mark in waiting[:BLOCKED_SHOWN]:
             pid, s = main.header.pid, (now_ns - mark.start_ns) / 1e9
-            kind = "saves a checkpoint" if mark.kind == "save" else "waits for data"
+            kind = {"save": "saves a checkpoint", "wait": "waits for data"}.get(
+                mark.kind, mark.kind
+            )
             said = [f"process {pid} {kind} for {s:.0f} s"]
             workers = [
                 one.header.pid
@@ -608,6 +618,17 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
         written = max(traffic[3, place], traffic[7, place])
         found.append(Second(wait, save, int(read), int(written), int(steps[place]), own))
     return tuple(found)
+
+
+def _blocked_in(process: Process, thread: int) -> Mark | None:
+    """The call that the thread is blocked in, as a mark; None: in none that need not end."""
+    events = process.in_flight
+    blocked = np.flatnonzero(np.isin(events.op, ENDLESS) & (events.thread == thread))
+    if not len(blocked):
+        return None
+    op = OP_NAME[int(events.op[blocked[0]])]
+    start_ns = int(events.start_ns[blocked[0]]) + process.shift_ns
+    return Mark(start_ns, start_ns, f"is blocked in {op}")
 
 
 def _path_of(process: Process, file: int) -> str | None:

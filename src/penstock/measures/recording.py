@@ -176,6 +176,7 @@ class Standing:
     longest_s: float
     quiet_s: float | None
     calls: int
+    is_blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,26 @@
--- Main processes that run, or were killed, and what the thread that takes the steps is in, or was: the
+-- Main processes that run, were killed or ended with an error, and what the thread that takes the steps is in, or was: the
 -- longest first.
 --   doing, number  the outermost span of it that is open (data wait, loader start, loader end, checkpoint,
---                  restore, load state, barrier), else the file call under way; NULL: neither
+--                  restore, load state, barrier), else the file call under way, else what it is blocked in that need not end (of
+--                  standstills: another thread, network, pipe, interpreter lock; not epoll, in which an event loop
+--                  rests; of one that ended with an error, what ended without an answer in the five seconds
+--                  before); NULL: neither
+--   is_blocked     the last of these
 --   path           of a file call
 --   open_s         for how long;  longest_s  of those of its name that ended the longest; 0: none did
 --   quiet_s        since the latest step ended; NULL: none has
 --   calls          file calls on data or output of it and its workers that ended in the ten seconds before
 WITH running AS (
-    SELECT m.process, m.thread, l.end_ns, p.state = 'running' AS is_running
+    SELECT
+        m.process,
+        m.thread,
+        l.end_ns,
+        p.state = 'running' AS is_running,
+        p.state IN ('running', 'killed') AS is_open
     FROM mains AS m
     JOIN processes AS p ON p.process = m.process
     JOIN lives AS l ON l.process = m.process
-    WHERE p.state IN ('running', 'killed')
+    WHERE p.state IN ('running', 'killed') OR (p.state = 'exited' AND p.status <> 0)
 ),
 spans_of AS (
     SELECT s.*, r.end_ns AS now_ns
@@ -24,14 +33,24 @@ spans_of AS (
 open_ones AS (
     SELECT process, name, index AS number, CAST(NULL AS VARCHAR) AS path, start_ns, 0 AS turn
     FROM spans_of
-    WHERE NOT is_finished AND is_outermost
+    WHERE NOT is_finished AND is_outermost AND process IN (SELECT process FROM running WHERE is_open)
     UNION ALL
     SELECT e.process, o.op, NULL, f.path, e.start_ns, 1
     FROM file_calls AS e
     JOIN running AS r ON r.process = e.process AND r.thread = e.thread
     JOIN ops AS o ON o.op_number = e.op_number
     LEFT JOIN files AS f ON f.file = e.file
-    WHERE e.duration_ns IS NULL
+    WHERE e.duration_ns IS NULL AND r.is_open
+    UNION ALL
+    SELECT s.process, s.what, NULL, NULL, s.start_ns, 2
+    FROM standstills AS s
+    JOIN running AS r ON r.process = s.process AND r.thread = s.thread
+    LEFT JOIN blocked AS b
+        ON b.process = s.process AND b.thread = s.thread AND b.start_ns = s.start_ns AND b.op = 'epoll'
+    WHERE NOT s.is_answered
+        AND s.what IN ('other thread', 'network', 'pipe', 'interpreter lock')
+        AND b.process IS NULL
+        AND s.end_ns >= r.end_ns - CASE WHEN r.is_open THEN 0 ELSE 5000000000 END
 ),
 chosen AS (
     SELECT *
@@ -43,6 +62,12 @@ longest AS (
     FROM spans_of
     WHERE is_finished
     GROUP BY process, name
+    UNION ALL
+    SELECT s.process, s.what, max(s.end_ns - s.start_ns)
+    FROM standstills AS s
+    JOIN running AS r ON r.process = s.process AND r.thread = s.thread
+    WHERE s.is_answered
+    GROUP BY s.process, s.what
 ),
 stepped AS (
     SELECT s.process, max(s.end_ns) AS ns FROM steps AS s GROUP BY s.process
@@ -69,7 +94,8 @@ SELECT
     greatest(0, r.end_ns - c.start_ns) / 1e9 AS open_s,
     coalesce(l.ns, 0) / 1e9 AS longest_s,
     greatest(0, r.end_ns - s.ns) / 1e9 AS quiet_s,
-    coalesce(y.calls, 0) AS calls
+    coalesce(y.calls, 0) AS calls,
+    coalesce(c.turn = 2, false) AS is_blocked
 FROM running AS r
 JOIN processes AS p ON p.process = r.process
 LEFT JOIN chosen AS c ON c.process = r.process
