@@ -22,6 +22,7 @@ def job(
     steps: int = 40,
     has_stretches: bool = True,
     is_loader: bool = False,
+    cpu_ms: float = 0.5,
     **of_the_wait: object,
 ) -> Synthetic:
     """Steps of 100 ms whose first 80 ms are an input stretch; at at_ms the thread blocks."""
@@ -32,7 +33,7 @@ def job(
         if is_loader:
             run.wait(start, start + MS, number)
         if has_stretches:
-            run.span("input stretch", start, start + 80 * MS, index=0, a=1, b=2 * MS)
+            run.span("input stretch", start, start + 80 * MS, index=0, a=1, b=int(cpu_ms * MS))
         begin = start + MS + int(at_ms * MS)
         run.blocked(op, begin, begin + int(blocked_ms * MS), **of_the_wait)  # type: ignore[arg-type]
         run.step(start, start + STEP, number)
@@ -200,14 +201,83 @@ def test_a_wait_inside_the_computation_of_a_step_with_a_loader_is_none() -> None
     assert measures.unsure == ""
 
 
+def between(began: int, ended: int) -> Measures:
+    """A program that reads 100 kB of a pipe in each step, between two events of torch."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    run.file("pipe:", path_class="system", kind="pipe")
+    for number in range(40):
+        start = number * STEP
+        run.span("input stretch", start, start + MS, index=0, a=1, b=MS // 2)
+        run.span("input stretch", start + 30 * MS, start + 90 * MS, index=began, a=ended, b=MS // 2)
+        run.call("read", start + 35 * MS, start + 85 * MS, path="pipe:", moved=100_000)
+        run.step(start, start + STEP, number)
+    return measured(run)
+
+
+def test_what_is_exchanged_between_backward_pass_and_optimizer_is_no_data_wait() -> None:
+    measures = between(began=2, ended=5)
+    assert measures.training.data_wait_s in (None, 0)
+    assert measures.unsure == ""
+    assert report_of(measures).verdict.level == "not"
+
+
+def test_what_is_read_between_backward_and_forward_pass_is_a_data_wait() -> None:
+    """Gradients are accumulated over several batches."""
+    assert report_of(between(began=2, ended=1)).verdict.stall.value == pytest.approx(0.5, abs=0.02)
+
+
 def test_a_sleep_in_an_input_stretch_may_wait_for_data() -> None:
     report = reported(job("sleep"))
     assert report.verdict.level == "unknown"
     assert report.verdict.stall_most.value == pytest.approx(0.8, abs=0.02)
 
 
-def test_a_sleep_of_a_step_with_a_loader_is_no_data_wait() -> None:
-    assert reported(job("sleep", is_loader=True)).verdict.level == "not"
+def test_a_sleep_between_a_loader_s_batch_and_the_computation_may_wait_for_data() -> None:
+    """The loader yields keys, and the loop waits for what they name: or it only cools down."""
+    report = reported(job("sleep", is_loader=True))
+    assert report.verdict.level == "unknown"
+    assert report.verdict.stall_most.value == pytest.approx(0.71, abs=0.02)
+
+
+def test_a_sleep_inside_the_computation_of_a_step_with_a_loader_is_no_data_wait() -> None:
+    assert reported(job("sleep", at_ms=79, blocked_ms=15, is_loader=True)).verdict.level == "not"
+
+
+def fed(cpu_ms: float, *, began: int = 0, ended: int = 1) -> Report:
+    """A loader that answers at once, and a loop that uses the CPU before its computation."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        end, cpu = start + int((1 + cpu_ms) * MS), int(cpu_ms * MS)
+        run.wait(start, start + MS, number)
+        run.span("input stretch", start, end, index=began, a=ended, b=cpu)
+        run.step(start, start + STEP, number)
+    return reported(run)
+
+
+def test_cpu_time_between_a_loader_s_batch_and_the_computation_may_make_a_batch() -> None:
+    verdict = fed(50).verdict
+    assert verdict.level == "unknown"
+    assert verdict.stall_most.value == pytest.approx(0.5, abs=0.02)
+    assert "used the CPU between the loader's batch and the computation" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("cpu_ms", "began", "ended"),
+    [
+        (0.9, 0, 1),  # a batch is moved, a line is logged
+        (50, 3, 1),  # an evaluation, whose end is not seen
+        (50, 0, 4),  # a forward pass of no module: only the backward pass is seen
+        (50, 2, 5),  # gradients are clipped between the backward pass and the optimizer
+    ],
+)
+def test_little_cpu_time_or_a_computation_after_a_loader_s_batch_is_no_data_wait(
+    cpu_ms: float, began: int, ended: int
+) -> None:
+    report = fed(cpu_ms, began=began, ended=ended)
+    assert (report.verdict.level, report.verdict.stall.state) == ("not", "derived")
 
 
 def test_waiting_for_a_thread_that_saves_is_no_data_wait() -> None:

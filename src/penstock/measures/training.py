@@ -56,6 +56,7 @@ class Training:
     most_stall_s: float | None = None
     maybe_s: float | None = None
     hidden_s: float | None = None
+    between_s: float | None = None
     inferred_waits: int = 0
 
 

@@ -264,7 +264,7 @@ class Measures:
         training, wall_s = self.training, self.training.wall_s
         if not wall_s:
             return 0.0
-        parts = (training.unfed_s, training.maybe_s, training.hidden_s)
+        parts = (training.unfed_s, training.maybe_s, training.between_s, training.hidden_s)
         return min(1.0, sum(part or 0.0 for part in parts) / wall_s)
 
     @property
@@ -275,11 +275,14 @@ class Measures:
             return ""
         reasons = {
             "took data from no loader that Penstock knows": training.unfed_s,
-            "slept, or waited inside a computation": training.maybe_s,
+            "slept or waited, outside a known loader, for what may be data": training.maybe_s,
+            "used the CPU between the loader's batch and the computation": training.between_s,
             "left the training thread off the CPU in no recorded call": training.hidden_s,
         }
         what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
         whose = "steps"
+        if what.startswith("took") and not training.unfed_steps:  # sums of ranks: see reduce
+            return "steps waited, or used the CPU, outside a known loader"
         if what.startswith("took") and training.unfed_steps < training.steps:
             whose = f"{training.unfed_steps:,} of {training.steps:,} steps"
         return f"{whose} {what}"

@@ -3,7 +3,8 @@
 --   began    'step ended', 'step began' (one that the program marks), 'backward ended', 'evaluation'
 --            (a forward pass without gradients began)
 --   ended    'forward', 'evaluation', 'step began', 'backward', 'optimizer', 'step ended'
---   is_tight  true: no computation lies in it; false: it may, as its begin was not seen
+--   is_tight  true: no computation lies in it; false: it may, as its begin, or the end of an evaluation, was
+--            not seen
 --   cpu_ns   time of the thread on a CPU inside
 SELECT
     process,
@@ -24,7 +25,7 @@ SELECT
         WHEN 5 THEN 'optimizer'
         ELSE 'step ended'
     END AS ended,
-    a IN (1, 2, 3) OR (a = 5 AND index = 2) AS is_tight,
+    index IS DISTINCT FROM 3 AND (a IN (1, 2, 3) OR (a = 5 AND index = 2)) AS is_tight,
     b AS cpu_ns
 FROM spans
 WHERE kind = 'span' AND name = 'input stretch' AND duration_ns IS NOT NULL

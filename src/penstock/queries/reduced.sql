@@ -187,7 +187,7 @@ SELECT
     'unfed' AS layer,
     'time' AS name,
     CAST(coalesce(sum(unfed_steps), 0) AS BIGINT) AS calls,
-    CAST(coalesce(sum(unfed_ns + maybe_ns + coalesce(hidden_ns, 0)), 0) AS BIGINT) AS duration_ns
+    CAST(coalesce(sum(unfed_ns + maybe_ns + between_ns + coalesce(hidden_ns, 0)), 0) AS BIGINT) AS duration_ns
 FROM unsure
 UNION ALL BY NAME
 SELECT

@@ -4,8 +4,9 @@
 --   is_data  it counts as data wait: it waited for another thread, another process or the network while it
 --            computed nothing, or while nobody told when it computes
 --   is_sure  what it waited for is no data: an accelerator, other ranks, a computation's own threads, the
---            interpreter lock; or a sleep, or another program's end, inside a computation.  Neither: it may
---            be a data wait
+--            interpreter lock; or a sleep, or another program's end, inside a computation; or anything between
+--            a backward pass and its optimizer's step.  Neither: it may be a data wait
+--   is_input  it lies in an input stretch, or nobody told when its process computes
 --   made_by  the thread whose work it waited for; see waits
 WITH known AS (
     SELECT process, start_ns, end_ns FROM loader_waits
@@ -25,6 +26,11 @@ savers AS (
     FROM spans
     WHERE kind = 'span' AND name IN ('checkpoint', 'snapshot', 'local commit')
 ),
+after_backward AS (
+    SELECT process, thread, start_ns, end_ns
+    FROM input_stretches
+    WHERE began = 'backward ended' AND ended = 'optimizer'
+),
 placed AS (
     SELECT
         o.process,
@@ -33,11 +39,16 @@ placed AS (
         o.waker,
         o.start_ns,
         least(o.end_ns, m.last_ns) AS end_ns,
-        o.process NOT IN (SELECT process FROM input_time) OR i.end_ns > o.start_ns AS is_input
+        coalesce(e.end_ns > o.start_ns, false) AS is_after_backward,
+        coalesce(e.end_ns <= o.start_ns, true)
+            AND (o.process NOT IN (SELECT process FROM input_time) OR coalesce(i.end_ns > o.start_ns, false))
+            AS is_input
     FROM outside AS o
     JOIN mains AS m ON m.process = o.process
     LEFT JOIN savers AS b ON b.process = o.process AND b.thread = o.waker
     ASOF LEFT JOIN input_time AS i ON i.process = o.process AND i.start_ns <= o.start_ns
+    ASOF LEFT JOIN after_backward AS e
+        ON e.process = o.process AND e.thread = o.thread AND e.start_ns <= o.start_ns
 ),
 consumers AS (
     SELECT DISTINCT process, thread FROM spans WHERE kind = 'span' AND name IN ('data wait', 'worker')
@@ -48,9 +59,10 @@ SELECT
     p.what,
     p.start_ns,
     p.end_ns,
-    p.what IN ('other thread', 'network', 'pipe') AND coalesce(p.is_input, false) AS is_data,
+    p.is_input,
+    p.what IN ('other thread', 'network', 'pipe') AND p.is_input AS is_data,
     p.what IN ('accelerator', 'exchange', 'compute', 'interpreter lock', 'save')
-        OR (p.what IN ('sleep', 'program') AND NOT coalesce(p.is_input, false)) AS is_sure,
+        OR p.is_after_backward OR (p.what IN ('sleep', 'program') AND NOT p.is_input) AS is_sure,
     CASE
         WHEN p.what = 'network' THEN p.thread
         -- What such a thread hands on, its loader's workers made.

@@ -8,7 +8,7 @@
 --                     most stall: if all of them wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   inferred waits    those that no loader told (see waits)
---   unfed, maybe, hidden  steps without a known loader, and time that may be data wait: see unsure; where
+--   unfed, maybe, hidden, between  steps without a known loader, and time that may be data wait: see unsure; where
 --                     main processes wait for each other, or may, what the job may lose to it: see unsure_lost
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
@@ -27,6 +27,7 @@ SELECT
     sum(coalesce(u.unfed_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS unfed_s,
     sum(coalesce(u.maybe_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS maybe_s,
     sum(coalesce(u.hidden_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS hidden_s,
+    sum(coalesce(u.between_ns, 0)) / 1e9 / count(*) * (SELECT share FROM unsure_lost) AS between_s,
     CAST(coalesce(sum(w.inferred), 0) AS BIGINT) AS inferred_waits,
     sum(coalesce(w.ns, 0) + coalesce(s.ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
     sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0) + coalesce(c.most_ns, 0)) / 1e9 / count(*)

@@ -4,7 +4,10 @@
 --              it computes only the input stretches in them, less what the thread was known to wait for and
 --              its file calls; else all of it but checkpoints, inferred waits and standstills that are no
 --              data wait
---   maybe_ns   standstills in such steps that may be data waits: see stood
+--   maybe_ns   standstills that may be data waits (see stood), in such steps or in an input stretch of any step
+--   between_ns  input stretches of the other steps, less what the thread was known to wait for and its file
+--              calls, where it used the CPU: it may decode or copy a batch there.  1 ms of CPU time a step, or
+--              5 % of the step where that is less, is free: a loop moves its batch to a device and logs
 --   hidden_ns  time off the CPU that no recorded call explains, as far as it may lie in an input stretch: a
 --              computation's own threads (OpenMP) wait for each other by system calls that pass no import
 --              slot; NULL: the balance of its steps was not measured
@@ -43,6 +46,37 @@ known_in_input AS (
     FROM known AS k
     ASOF JOIN input_time AS i ON i.process = k.process AND i.start_ns <= k.start_ns
     WHERE i.end_ns > k.start_ns
+    GROUP BY i.process
+),
+fed_input AS (
+    SELECT i.process, i.start_ns, i.end_ns, i.cpu_ns, least(1000000, 0.05 * (f.to_ns - f.from_ns)) AS free_ns
+    FROM input_time AS i
+    ASOF JOIN step_stretches AS f ON f.process = i.process AND f.from_ns <= i.start_ns
+    WHERE i.is_tight AND f.waits > 0 AND f.to_ns > i.start_ns
+),
+known_in_fed AS (
+    SELECT i.process, i.start_ns, sum(k.ns) AS ns, sum(k.cpu_ns) AS cpu_ns
+    FROM (
+        SELECT process, start_ns, end_ns - start_ns AS ns, 0 AS cpu_ns FROM known
+        UNION ALL
+        SELECT f.process, f.start_ns, 0, coalesce(f.cpu_ns, 0)
+        FROM fetches AS f
+        JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
+    ) AS k
+    ASOF JOIN fed_input AS i ON i.process = k.process AND i.start_ns <= k.start_ns
+    WHERE i.end_ns > k.start_ns
+    GROUP BY i.process, i.start_ns
+),
+own_work AS (
+    SELECT
+        i.process,
+        sum(CASE
+            WHEN i.cpu_ns - coalesce(k.cpu_ns, 0) > i.free_ns
+            THEN greatest(0, i.end_ns - i.start_ns - coalesce(k.ns, 0) - i.free_ns)
+            ELSE 0
+        END) AS ns
+    FROM fed_input AS i
+    LEFT JOIN known_in_fed AS k ON k.process = i.process AND k.start_ns = i.start_ns
     GROUP BY i.process
 ),
 off_in_input AS (
@@ -91,8 +125,8 @@ explained AS (
 maybe AS (
     SELECT s.process, sum(s.end_ns - s.start_ns) AS ns
     FROM stood AS s
-    ASOF JOIN unfed AS u ON u.process = s.process AND u.from_ns <= s.start_ns
-    WHERE NOT s.is_data AND NOT s.is_sure AND s.start_ns < u.to_ns
+    ASOF JOIN step_stretches AS u ON u.process = s.process AND u.from_ns <= s.start_ns
+    WHERE NOT s.is_data AND NOT s.is_sure AND s.start_ns < u.to_ns AND (u.waits = 0 OR s.is_input)
     GROUP BY s.process
 )
 SELECT
@@ -100,6 +134,7 @@ SELECT
     (SELECT count(*) FROM unfed AS u WHERE u.process = m.process) AS unfed_steps,
     greatest(0, coalesce(w.ns, 0) - coalesce(t.ns, 0)) AS unfed_ns,
     coalesce(y.ns, 0) AS maybe_ns,
+    coalesce(x.ns, 0) AS between_ns,
     CASE
         WHEN b.ns IS NOT NULL THEN greatest(0, least(b.ns - coalesce(e.ns, 0), coalesce(o.ns, b.ns)))
     END AS hidden_ns
@@ -107,6 +142,7 @@ FROM mains AS m
 LEFT JOIN widths AS w ON w.process = m.process
 LEFT JOIN taken AS t ON t.process = m.process
 LEFT JOIN maybe AS y ON y.process = m.process
+LEFT JOIN own_work AS x ON x.process = m.process
 LEFT JOIN balances AS b ON b.process = m.process
 LEFT JOIN explained AS e ON e.process = m.process
 LEFT JOIN off_in_input AS o ON o.process = m.process

@@ -3,7 +3,7 @@
 --          longest in a bin of steps; in which steps a process may have waited is told by its input stretches, or by
 --          what is left of a step where it told none
 WITH totals AS (
-    SELECT process, unfed_ns + maybe_ns + coalesce(hidden_ns, 0) AS ns FROM unsure
+    SELECT process, unfed_ns + maybe_ns + between_ns + coalesce(hidden_ns, 0) AS ns FROM unsure
 ),
 sure AS (
     SELECT o.process, e.step, sum(o.end_ns - o.start_ns) AS ns
