@@ -292,7 +292,8 @@ HOOK_EPOLL(epoll_pwait2, (EPOLL_TYPES, const struct timespec *timeout, const sig
            (fd, events, n, timeout, mask), (fd, events, n, &no_time, mask),
            IS_NO_TIME(timeout) || (timeout && !IS_TIME(timeout)))
 
-#define HOOK_SOCKET(type, function, parameters, arguments, is_at_once)                             \
+/* received: bytes, of its `result`. */
+#define HOOK_SOCKET(type, function, parameters, arguments, is_at_once, received)                   \
     HOOK(type, function, parameters)                                                               \
     {                                                                                              \
         struct waiting waiting;                                                                    \
@@ -302,31 +303,33 @@ HOOK_EPOLL(epoll_pwait2, (EPOLL_TYPES, const struct timespec *timeout, const sig
             return real_##function arguments;                                                      \
         waits_begin(&waiting, OP_RECEIVE, 0, known_file(fd), CALLER);                              \
         result = real_##function arguments;                                                        \
+        if ((received) > 0)                                                                        \
+            waits_received(received);                                                              \
         waits_end_fd(&waiting, result < 0 ? errno : 0, fd);                                        \
         return result;                                                                             \
     }
 HOOK_SOCKET(ssize_t, recv, (int fd, void *data, size_t size, int flags), (fd, data, size, flags),
-            flags &MSG_DONTWAIT)
+            flags &MSG_DONTWAIT, result)
 HOOK_SOCKET(ssize_t, __recv_chk, (int fd, void *data, size_t size, size_t room, int flags),
-            (fd, data, size, room, flags), flags &MSG_DONTWAIT)
+            (fd, data, size, room, flags), flags &MSG_DONTWAIT, result)
 HOOK_SOCKET(ssize_t, recvfrom,
             (int fd, void *data, size_t size, int flags, struct sockaddr *from, socklen_t *length),
-            (fd, data, size, flags, from, length), flags &MSG_DONTWAIT)
+            (fd, data, size, flags, from, length), flags &MSG_DONTWAIT, result)
 HOOK_SOCKET(ssize_t, __recvfrom_chk,
             (int fd, void *data, size_t size, size_t room, int flags, struct sockaddr *from,
              socklen_t *length),
-            (fd, data, size, room, flags, from, length), flags &MSG_DONTWAIT)
+            (fd, data, size, room, flags, from, length), flags &MSG_DONTWAIT, result)
 HOOK_SOCKET(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags),
-            flags &MSG_DONTWAIT)
+            flags &MSG_DONTWAIT, result)
 HOOK_SOCKET(int, recvmmsg,
             (int fd, struct mmsghdr *messages, unsigned n, int flags, struct timespec *timeout),
-            (fd, messages, n, flags, timeout), flags &MSG_DONTWAIT)
+            (fd, messages, n, flags, timeout), flags &MSG_DONTWAIT, 0)
 HOOK_SOCKET(int, accept, (int fd, struct sockaddr *from, socklen_t *length), (fd, from, length),
-            false)
+            false, 0)
 HOOK_SOCKET(int, accept4, (int fd, struct sockaddr *from, socklen_t *length, int flags),
-            (fd, from, length, flags), false)
+            (fd, from, length, flags), false, 0)
 HOOK_SOCKET(int, connect, (int fd, const struct sockaddr *to, socklen_t length), (fd, to, length),
-            false)
+            false, 0)
 
 /* --- time, processes, threads, signals ----------------------------------------------------------
  */

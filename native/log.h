@@ -75,6 +75,7 @@ struct thread {
     int64_t delay_ns;                    /* before ended; -1: not measured */
     struct wait wait;
     uint64_t waits;      /* how many there were */
+    uint64_t received;   /* bytes by recv since the latest recorded wait for a descriptor */
     struct event *spare; /* a slot of round spare_round that was taken back: for the next wait */
     uint64_t spare_round;
 };

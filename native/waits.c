@@ -151,6 +151,30 @@ static bool can_be_woken(enum op op)
     return op == OP_SEM_WAIT || op == OP_COND_WAIT || op == OP_FUTEX || op == OP_JOIN;
 }
 
+/* Nobody is known to end these. */
+static bool is_for_descriptor(enum op op)
+{
+    return op == OP_POLL || op == OP_SELECT || op == OP_EPOLL || op == OP_RECEIVE;
+}
+
+static uint32_t take_received(void)
+{
+    struct thread *thread = log_known();
+    uint64_t received = thread ? thread->received : 0;
+
+    if (thread)
+        thread->received = 0;
+    return received < UINT32_MAX ? (uint32_t)received : UINT32_MAX;
+}
+
+void waits_received(int64_t bytes)
+{
+    struct thread *thread = log_known();
+
+    if (thread && !thread->is_borrowed)
+        thread->received += (uint64_t)bytes;
+}
+
 static bool is_on_signal_stack(void)
 {
     stack_t stack;
@@ -169,6 +193,8 @@ static void close_wait(struct wait *wait, uint64_t ticks, int error, int64_t off
     if (ticks >> 63)
         ticks = 0; /* two processors' counters a little apart */
     is_kept = is_kept && ticks >= recorded_ticks;
+    if (is_kept && is_for_descriptor(wait->op))
+        waker = take_received();
     if (wait->is_open && (is_kept || !log_take_back(&wait->call)))
         log_end_at(&wait->call, error, offset, waker);
     else if (is_kept && !wait->is_open && recorder_on)

@@ -148,6 +148,7 @@ class Synthetic:
         waker: int | None = None,
         address: int | None = None,
         descriptor: str | None = None,
+        received: int | None = None,
         errno: int = 0,
     ) -> None:
         """A call that blocked; by: the path of the library that made it."""
@@ -157,7 +158,18 @@ class Synthetic:
             self.rows["objects"].append((number, name, by, name.startswith("libpython")))
         file = None if descriptor is None else self.file(descriptor, path_class="system")
         self.rows["blocked/00000"].append(
-            (process, thread, NUMBERS[op], errno, self.objects[by], file, address, waker, start)
+            (
+                process,
+                thread,
+                NUMBERS[op],
+                errno,
+                self.objects[by],
+                file,
+                address,
+                waker,
+                received,
+                start,
+            )
             + (None if end is None else end - start, None)
         )
 

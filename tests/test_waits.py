@@ -256,6 +256,37 @@ def test_what_python_waits_for(recorded: Callable[..., Any]) -> None:
     assert set(groups.fetchall()) <= {("interpreter lock", python)}
 
 
+RECEIVES = """
+    import socket, threading, time
+
+    one, other = socket.socketpair()
+
+    def send():
+        time.sleep(0.03)
+        other.sendall(bytes(3000))
+        time.sleep(0.3)
+        other.sendall(bytes(50))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert len(one.recv(1000)) == 1000
+    assert len(one.recv(1500)) + len(one.recv(500)) == 2000  # at once
+    assert len(one.recv(100)) == 50
+    sender.join()
+"""
+
+
+def test_a_wait_for_a_socket_tells_what_its_thread_received_since_the_last(
+    recorded: Callable[..., Any],
+) -> None:
+    run = recorded(RECEIVES)
+    received = [got for op, got in waits_of_main(run, "op, received_bytes") if op == "receive"]
+    # Where the CPUs are busy a call that finds its bytes may take as long as a wait.
+    assert (received[0], sum(received)) == (1000, 3050)
+    others = {got for op, got in waits_of_main(run, "op, received_bytes") if op != "receive"}
+    assert others <= {None}
+
+
 def test_a_hang_is_in_the_log_of_a_running_process(tmp_path: Path, work: Path) -> None:
     program = (
         "import threading; lock = threading.Lock(); lock.acquire(); open('/dev/null').close();"

@@ -174,6 +174,11 @@ TABLES: dict[str, dict[str, tuple[str, str]]] = {
             "INTEGER",
             "the thread of this process that ended the wait; NULL: not known, or several may have",
         ),
+        "received_bytes": (
+            "BIGINT",
+            "of poll, select, epoll and receive: bytes that the thread received by recv since its "
+            "last recorded wait in one of them; NULL: another call",
+        ),
         "start_ns": ("BIGINT", "ns from the run's start to the call"),
         "duration_ns": ("BIGINT", "ns the call took; NULL: in flight when the log ends"),
         "errno": ("SMALLINT", "0: the call succeeded; 110 (ETIMEDOUT): its time was up"),

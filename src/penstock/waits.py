@@ -34,6 +34,9 @@ IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
 # Their offset is the file id of the descriptor that was awaited; of the others it is an address.
 _HAS_DESCRIPTOR: Array = np.zeros(256, bool)
 _HAS_DESCRIPTOR[[op.number for op in OPS if op.name in ("poll", "select", "receive")]] = True
+# They tell bytes where others tell who ended the wait.
+_RECEIVES: Array = _HAS_DESCRIPTOR.copy()
+_RECEIVES[[op.number for op in OPS if op.name == "epoll"]] = True
 
 # CPython's threads wait for its interpreter lock by a condition variable, and for all else by
 # semaphores (Python/thread_pthread.h).  The object is the library, or a program that contains it.
@@ -49,6 +52,7 @@ BLOCKED = {
     "descriptor": "INTEGER",
     "address": "BIGINT",
     "waker": "INTEGER",
+    "received": "BIGINT",
     "start_ns": "BIGINT",
     "duration_ns": "BIGINT",
     "step": "INTEGER",
@@ -75,7 +79,8 @@ STORED_SELECT = """
     SELECT process::INTEGER AS process, thread::INTEGER AS thread, op_number::UTINYINT AS op_number,
         errno::SMALLINT AS errno, nullif(object::INTEGER, -1) AS object,
         nullif(descriptor::INTEGER, -1) AS descriptor, nullif(address::BIGINT, -1) AS address,
-        nullif(waker::INTEGER, -1) AS waker, start_ns::BIGINT AS start_ns,
+        nullif(waker::INTEGER, -1) AS waker, nullif(received::BIGINT, -1) AS received,
+        start_ns::BIGINT AS start_ns,
         nullif(duration_ns::BIGINT, -1) AS duration_ns,
         nullif(step::INTEGER, -1) AS step
     FROM part"""
@@ -86,7 +91,8 @@ _GROUP = (
 )
 BLOCKED_SELECT = f"""
     SELECT w.process, w.thread, o.op, {_GROUP}, b.name AS object, b.path AS object_path,
-        w.address, f.path AS descriptor, w.waker, w.start_ns, w.duration_ns, w.errno, w.step
+        w.address, f.path AS descriptor, w.waker, w.received AS received_bytes,
+        w.start_ns, w.duration_ns, w.errno, w.step
     FROM blocked_raw w JOIN ops o ON o.op_number = w.op_number
         LEFT JOIN objects b ON b.object = w.object LEFT JOIN files f ON f.file = w.descriptor"""
 TOTALS_SELECT = f"""
@@ -136,7 +142,9 @@ def blocked_columns(
     """
     has_descriptor = _HAS_DESCRIPTOR[events.op]
     place = np.minimum(np.searchsorted(threads, events.moved), max(len(threads) - 1, 0))
+    receives = _RECEIVES[events.op]
     is_known = (events.moved > 0) & (threads[place] == events.moved) & (events.duration_ns >= 0)
+    is_known &= ~receives
     return {
         "process": np.full(len(events), process, np.int32),
         "thread": (first_thread + np.searchsorted(threads, events.thread)).astype(np.int32),
@@ -146,6 +154,7 @@ def blocked_columns(
         "descriptor": np.where(has_descriptor, descriptors, -1).astype(np.int32),
         "address": np.where(has_descriptor, -1, events.offset),
         "waker": np.where(is_known, first_thread + place, -1).astype(np.int32),
+        "received": np.where(receives, events.moved, -1),
         "start_ns": start_ns,
         "duration_ns": events.duration_ns,
         "step": steps.astype(np.int32),
