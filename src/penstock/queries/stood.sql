@@ -2,7 +2,8 @@
 -- waits of known loaders and blocking checkpoints.
 --   what     as in standstills, or 'save': another thread that saves checkpoints ended it
 --   is_data  it counts as data wait: it waited for another thread, another process or the network while it
---            computed nothing, or while nobody told when it computes
+--            computed nothing, or while nobody told when it computes, and there is a witness that it got data:
+--            see witnessed
 --   is_sure  what it waited for is no data: an accelerator, other ranks, a computation's own threads, the
 --            interpreter lock; or a sleep, or another program's end, inside a computation; or anything between
 --            a backward pass and its optimizer's step.  Neither: it may be a data wait
@@ -52,21 +53,97 @@ placed AS (
 ),
 consumers AS (
     SELECT DISTINCT process, thread FROM spans WHERE kind = 'span' AND name IN ('data wait', 'worker')
+),
+-- Of the threads that end waits, up to each of their own waits for others: a thread that mostly waited itself
+-- handed on what others made.
+handing AS (
+    SELECT
+        s.process,
+        s.thread,
+        s.start_ns,
+        s.end_ns,
+        sum(s.end_ns - s.start_ns) OVER (PARTITION BY s.process, s.thread ORDER BY s.start_ns)
+            - (s.end_ns - s.start_ns) AS before_ns
+    FROM standstills AS s
+    JOIN (SELECT DISTINCT process, waker FROM placed) AS w ON w.process = s.process AND w.waker = s.thread
+    WHERE s.what IN ('pipe', 'other thread')
+),
+handed AS (
+    SELECT
+        p.*,
+        c.thread IS NOT NULL AS is_consumer,
+        coalesce(t.before_ns + least(p.end_ns, t.end_ns) - t.start_ns, 0)
+            - coalesce(f.before_ns + least(p.start_ns, f.end_ns) - f.start_ns, 0)
+            > 0.5 * (p.end_ns - p.start_ns) AS is_handed_on
+    FROM placed AS p
+    LEFT JOIN consumers AS c ON c.process = p.process AND c.thread = p.waker
+    ASOF LEFT JOIN handing AS f
+        ON f.process = p.process AND f.thread = p.waker AND f.start_ns <= p.start_ns
+    ASOF LEFT JOIN handing AS t
+        ON t.process = p.process AND t.thread = p.waker AND t.start_ns <= p.end_ns
+),
+-- In how many steps it waited in this way.
+recurring AS (
+    SELECT h.process, h.what, h.waker, count(*) AS waits, count(DISTINCT coalesce(s.end_ns, 0)) AS steps
+    FROM handed AS h
+    ASOF LEFT JOIN steps AS s
+        ON s.process = h.process AND s.thread = h.thread AND s.end_ns <= h.start_ns
+    WHERE h.is_input AND h.what IN ('other thread', 'network', 'pipe')
+    GROUP BY h.process, h.what, h.waker
+),
+feeding AS (
+    SELECT m.process, coalesce(w.waits, 0) >= 0.5 * m.steps AS is_fed
+    FROM mains AS m
+    LEFT JOIN (
+        SELECT process, count(*) AS waits FROM loader_waits WHERE in_wall AND index IS NOT NULL GROUP BY process
+    ) AS w ON w.process = m.process
+),
+others AS (
+    SELECT t.main, sum(t.bytes) AS bytes
+    FROM taken_in AS t
+    JOIN mains AS m ON m.process = t.main
+    WHERE t.process <> m.process OR t.thread <> m.thread
+    GROUP BY t.main
+),
+-- What it waited for gave data: a thread known to consume a loader did, or one that took in 1 KiB or more for each
+-- wait that it ended, or what this thread received itself was as much.  Where nobody is known to have ended
+-- the wait, or who did only handed on what others made, all other threads count, in steps without a known loader
+-- and if the wait recurs in a quarter of them: the message of a pipe may only name what it brings.
+witnessed AS (
+    SELECT
+        h.*,
+        CASE
+            WHEN r.waits IS NULL THEN false
+            WHEN h.is_consumer THEN true
+            WHEN coalesce(g.bytes, 0) >= 1024 * r.waits THEN true
+            WHEN h.waker IS NULL AND coalesce(o.stream_bytes, 0) >= 1024 * r.waits THEN true
+            WHEN f.is_fed OR r.steps < 0.25 * m.steps OR h.what = 'network' THEN false
+            WHEN h.what = 'pipe' THEN true
+            ELSE (h.waker IS NULL OR h.is_handed_on) AND coalesce(a.bytes, 0) >= 1024 * r.waits
+        END AS is_witnessed
+    FROM handed AS h
+    JOIN mains AS m ON m.process = h.process
+    JOIN feeding AS f ON f.process = h.process
+    LEFT JOIN recurring AS r
+        ON r.process = h.process AND r.what = h.what AND coalesce(r.waker, -1) = coalesce(h.waker, -1)
+            AND h.is_input
+    LEFT JOIN taken_in AS g ON g.main = h.process AND g.process = h.process AND g.thread = h.waker
+    LEFT JOIN taken_in AS o ON o.main = h.process AND o.process = h.process AND o.thread = h.thread
+    LEFT JOIN others AS a ON a.main = h.process
 )
 SELECT
-    p.process,
-    p.thread,
-    p.what,
-    p.start_ns,
-    p.end_ns,
-    p.is_input,
-    p.what IN ('other thread', 'network', 'pipe') AND p.is_input AS is_data,
-    p.what IN ('accelerator', 'exchange', 'compute', 'interpreter lock', 'save')
-        OR p.is_after_backward OR (p.what IN ('sleep', 'program') AND NOT p.is_input) AS is_sure,
+    process,
+    thread,
+    what,
+    start_ns,
+    end_ns,
+    is_input,
+    is_witnessed AS is_data,
+    what IN ('accelerator', 'exchange', 'compute', 'interpreter lock', 'save')
+        OR is_after_backward OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
     CASE
-        WHEN p.what = 'network' THEN p.thread
-        -- What such a thread hands on, its loader's workers made.
-        WHEN c.thread IS NULL THEN p.waker
+        WHEN what = 'network' THEN thread
+        -- What such a thread hands on, its loader's workers made, or other threads and processes.
+        WHEN NOT is_consumer AND NOT is_handed_on THEN waker
     END AS made_by
-FROM placed AS p
-LEFT JOIN consumers AS c ON c.process = p.process AND c.thread = p.waker
+FROM witnessed

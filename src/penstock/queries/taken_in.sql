@@ -1,0 +1,38 @@
+-- taken_in: how much data each thread took in during the training stretch of the process that it works for: a
+-- witness that what it hands on is data.
+--   main   the process that trains: the thread's own, or the one whose worker or program it belongs to
+--   bytes  read of data files, pipes and sockets, received, and mapped pages that it waited for
+--   stream_bytes  of them those of pipes and sockets
+WITH members AS (
+    SELECT m.process AS main, m.process, m.first_ns, m.last_ns FROM mains AS m
+    UNION ALL
+    SELECT m.process, r.process, m.first_ns, m.last_ns
+    FROM mains AS m
+    JOIN roles AS r ON r.main = m.process AND r.process <> m.process
+    UNION ALL
+    SELECT m.process, s.process, m.first_ns, m.last_ns
+    FROM mains AS m
+    JOIN started AS s ON s.starter = m.process
+),
+gains AS (
+    SELECT e.process, e.thread, e.start_ns, e.moved_bytes AS bytes,
+        CASE WHEN k.file IS NULL THEN 0 ELSE e.moved_bytes END AS stream_bytes
+    FROM events_raw AS e
+    LEFT JOIN file_kinds AS k ON k.file = e.file
+    WHERE e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
+        AND e.errno = 0 AND e.moved_bytes > 0 AND NOT coalesce(k.is_file, false)
+    UNION ALL
+    SELECT process, thread, start_ns, received_bytes, received_bytes FROM blocked WHERE received_bytes > 0
+    UNION ALL
+    SELECT process, thread, start_ns, 4096, 0 FROM waited_faults WHERE path_class = 'data'
+)
+SELECT
+    m.main,
+    g.process,
+    g.thread,
+    CAST(sum(g.bytes) AS BIGINT) AS bytes,
+    CAST(sum(g.stream_bytes) AS BIGINT) AS stream_bytes
+FROM gains AS g
+JOIN members AS m ON m.process = g.process
+WHERE g.start_ns >= m.first_ns AND g.start_ns < m.last_ns
+GROUP BY m.main, g.process, g.thread
