@@ -152,6 +152,9 @@ def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
 def test_two_trainings_in_one_folder_lack_nothing_of_each_other() -> None:
     older = [shape(step, "anna berta", begin=step, end=1000 + step) for step in (100, 200)]
     assert lacking(shape(300, "anna", begin=300), older) == ""
+    # Models of other names have nothing in common with them.
+    older = [shape(step, "anna") for step in (100, 200)]
+    assert lacking(shape(300, "clara"), older) == ""
     # Where each was written before the next, they are parts of one.
     older = [shape(step, "anna berta") for step in (100, 200)]
     assert lacking(shape(300, "anna"), older) == "no berta.pt, which step 200 has"

@@ -403,3 +403,66 @@ def test_a_tier_that_may_not_grow_says_so(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "model: cannot be written: File too large" in finished.stdout
     assert os.listdir(tmp_path / "tier") == []
+
+
+# --- S3's own -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [100, 12 << 20])
+@pytest.mark.parametrize("method", ["put_object", "upload_part", "head_object"])
+def test_an_etag_of_other_bytes_is_an_error(
+    s3: Store, method: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call: Any = s3.call  # type: ignore[attr-defined]
+    met = []
+
+    def wrong(name: str, **given: Any) -> Any:
+        answer = call(name, **given)
+        if name == method:
+            met.append(name)
+            answer = {**answer, "ETag": f'"{7:032x}"'}
+        return answer
+
+    monkeypatch.setattr(s3, "call", wrong)
+    data = os.urandom(size)
+    upload = s3.upload("one", size, PIECE)
+    with (
+        pytest.raises(TierError, match="other bytes than were sent")
+        if (method == "head_object" or (method == "upload_part") == (size > 100))
+        else nullcontext()
+    ):
+        for number, start in enumerate(range(0, size, upload.piece_bytes)):
+            upload.write(number, memoryview(data)[start : start + upload.piece_bytes])
+        upload.finish()
+    upload.close()
+
+
+def test_an_etag_under_a_key_of_its_own_says_nothing(
+    s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call: Any = s3.call  # type: ignore[attr-defined]
+
+    def encrypted(name: str, **given: Any) -> Any:
+        answer = call(name, **given)
+        is_write = name in ("put_object", "head_object")
+        more = {"ServerSideEncryption": "aws:kms", "ETag": f'"{7:032x}"'} if is_write else {}
+        return {**answer, **more}
+
+    monkeypatch.setattr(s3, "call", encrypted)
+    upload = s3.upload("one", 3, PIECE)
+    upload.write(0, memoryview(b"abc"))
+    upload.finish()
+    assert s3.read("one") == b"abc"
+
+
+def test_uploads_that_nobody_ends_are_ended(s3: Store) -> None:
+    begun: Any = s3.begun  # type: ignore[attr-defined]
+    for name in ("gone", "gone", "owed"):
+        upload = s3.upload(name, 12 << 20, PIECE)
+        upload.write(0, memoryview(bytes(upload.piece_bytes)))
+        upload.close()
+    folder = s3.url.rpartition("/")[2]
+    assert len(list(begun(folder))) == 2  # of one name an older one is ended by the next
+    assert s3.end_uploads({"owed"}, 1e12) == 0
+    assert s3.end_uploads({"owed"}, -1) == 1
+    assert [one["Key"].rpartition("/")[2] for one in begun(folder)] == ["owed"]

@@ -12,11 +12,13 @@ import hashlib
 import io
 import mmap
 import os
+import re
 import stat
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -135,6 +137,12 @@ class Store(ABC):
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
         """Begins a put in pieces, or takes up the last one; the store may choose larger pieces, by
         a whole factor.  Raises TierError."""
+
+    def end_uploads(self, wanted: Collection[str], most_s: float) -> int:
+        """Ends what uploads that no process will finish have left, where a store keeps that unseen:
+        of names that are not wanted, begun more than so many seconds ago.  How many.  Raises
+        TierError."""
+        return 0
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -849,6 +857,30 @@ class _S3Store(_Remote):
     def call(self, method: str, **arguments: Any) -> Any:
         return self._fs.call_s3(method, **arguments)
 
+    def begun(self, prefix: str) -> Iterator[dict[str, Any]]:
+        """Uploads in parts that have not ended, of keys that begin so."""
+        page: dict[str, Any] = {}
+        asked = {"Bucket": self._root.partition("/")[0], "Prefix": prefix}
+        while True:
+            page = self.call("list_multipart_uploads", **asked)
+            yield from page.get("Uploads", [])
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                return
+            asked["KeyMarker"] = page["NextKeyMarker"]
+            asked["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
+
+    def end_uploads(self, wanted: Collection[str], most_s: float) -> int:
+        place = self._place("any")
+        start = place["Key"].removesuffix("any")
+        n_ended = 0
+        with _told(self.where(""), "cleared of old uploads"):
+            for one in list(self.begun(start)):
+                age_s = time.time() - one["Initiated"].timestamp()
+                if one["Key"][len(start) :] not in wanted and age_s > most_s:
+                    _Parts(self, {**place, "Key": one["Key"]}, one["UploadId"]).abort()
+                    n_ended += 1
+        return n_ended
+
     def put(self, name: str, source: Source) -> int:
         parts: _Parts | None = None
         try:
@@ -863,7 +895,8 @@ class _S3Store(_Remote):
                         number += 1
                         held.clear()
                 if parts is None:
-                    self.call("put_object", **self._place(name), **_body(bytes(held)))
+                    answer = self.call("put_object", **self._place(name), **_body(bytes(held)))
+                    _compare(answer, _md5(bytes(held)).hexdigest())
                     return size
                 if held:
                     parts.write(number, bytes(held))
@@ -881,13 +914,26 @@ class _S3Store(_Remote):
         return _S3Upload(self, self.where(name), self._place(name), size_bytes, piece_bytes)
 
 
+def _md5(data: bytes | memoryview) -> Any:
+    return hashlib.md5(data, usedforsecurity=False)
+
+
 def _body(data: bytes | memoryview) -> dict[str, Any]:
     """With a digest that S3 compares with what arrives."""
     import base64
-    import hashlib
 
-    digest = hashlib.md5(data, usedforsecurity=False).digest()
-    return {"Body": bytes(data), "ContentMD5": base64.b64encode(digest).decode()}
+    return {"Body": bytes(data), "ContentMD5": base64.b64encode(_md5(data).digest()).decode()}
+
+
+def _compare(answer: dict[str, Any], wanted: str) -> None:
+    """What S3 says that it has, with what was sent.  Under a key of its own or of the client's, S3
+    gives another mark than the MD5.  Raises OSError."""
+    is_plain = not answer.get("SSECustomerAlgorithm") and "kms" not in str(
+        answer.get("ServerSideEncryption", "")
+    )
+    there = str(answer.get("ETag", "")).strip('"')
+    if wanted and is_plain and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", there) and there != wanted:
+        raise OSError(errno.EIO, f"has other bytes than were sent (ETag {there}, not {wanted})")
 
 
 class _Parts:
@@ -902,14 +948,13 @@ class _Parts:
     @classmethod
     def last_of(cls, store: _S3Store, place: dict[str, str], n_parts: int) -> _Parts | None:
         """What an earlier process has begun for this very name: of a file that had more parts then,
-        as many as this one has."""
-        listed = store.call(
-            "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
-        ).get("Uploads", [])
-        ids = [one["UploadId"] for one in listed if one["Key"] == place["Key"]]
-        if not ids:
+        as many as this one has.  What lies there from before that is ended."""
+        begun = [one for one in store.begun(place["Key"]) if one["Key"] == place["Key"]]
+        if not begun:
             return None
-        parts = cls(store, place, ids[-1])
+        for one in begun[:-1]:
+            cls(store, place, one["UploadId"]).abort()
+        parts = cls(store, place, begun[-1]["UploadId"])
         marker = 0
         while True:
             page = store.call("list_parts", **parts._upload, PartNumberMarker=marker)
@@ -924,18 +969,22 @@ class _Parts:
         answer = self._store.call(
             "upload_part", **self._upload, PartNumber=number + 1, **_body(data)
         )
+        _compare(answer, _md5(data).hexdigest())
         self.marks[number] = answer["ETag"]
 
     def abort(self) -> None:
         self._store.call("abort_multipart_upload", **self._upload)
 
-    def complete(self) -> None:
-        parts = [
-            {"PartNumber": number + 1, "ETag": mark} for number, mark in sorted(self.marks.items())
-        ]
+    def complete(self) -> str:
+        """The mark that the object then has, if those of its parts are their MD5s."""
+        marks = sorted(self.marks.items())
+        parts = [{"PartNumber": number + 1, "ETag": mark} for number, mark in marks]
         self._store.call(
             "complete_multipart_upload", **self._upload, MultipartUpload={"Parts": parts}
         )
+        sums = [mark.strip('"') for _, mark in marks]
+        is_plain = all(re.fullmatch(r"[0-9a-f]{32}", one) for one in sums)
+        return f"{_md5(bytes.fromhex(''.join(sums))).hexdigest()}-{len(sums)}" if is_plain else ""
 
 
 class _S3Upload(Upload):
@@ -974,12 +1023,17 @@ class _S3Upload(Upload):
     def finish(self) -> None:
         with _told(self.where, "written", len(self._whole)):
             if self._parts is None:
-                self._store.call("put_object", **self._place, **_body(self._whole))
+                answer = self._store.call("put_object", **self._place, **_body(self._whole))
+                wanted = _md5(self._whole).hexdigest()
+                _compare(answer, wanted)
             else:
-                self._parts.complete()
-            there = self._store.call("head_object", **self._place)["ContentLength"]
-        if there != self.size_bytes:
-            raise TierError(f"{self.where}: has {there} bytes where {self.size_bytes} were put")
+                wanted = self._parts.complete()
+            there = self._store.call("head_object", **self._place)
+            _compare(there, wanted)
+        if there["ContentLength"] != self.size_bytes:
+            raise TierError(
+                f"{self.where}: has {there['ContentLength']} bytes where {self.size_bytes} were put"
+            )
 
     def close(self) -> None:
         self._whole = b""

@@ -102,6 +102,7 @@ HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
 # After the last change of files that a save has only begun to write over: nobody goes on with them.
 LINGER_S = 10.0
+MOST_UPLOAD_S = 86400.0  # of one that was begun: after a day nobody goes on with it
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 
@@ -487,8 +488,11 @@ class Drainer(Working):
         identity, why = self._judged.get(one.name, ("", ""))
         if identity != one.identity:
             told = paced(self._held, self._pace)
-            problems = verify(one, "sizes").problems or verify(one, "full", told).problems
-            why = "; ".join(problems)
+            verdict = verify(one, "sizes")
+            verdict = verdict if verdict.problems else verify(one, "full", told)
+            why = "; ".join(verdict.problems)
+            if verdict.is_unended and _age_s(one) < LINGER_S:  # its writer goes on, perhaps
+                raise TierError(f"{why}; copied when it has ended")
             if why.startswith("cannot be read"):
                 raise UnreadError(f"{one.where}: {why}")
             if "cannot be read" not in why:  # else it may be another time
@@ -576,6 +580,8 @@ class Drainer(Working):
             self._is_ended = True
             with suppress(TierError):  # the next start comes back to it
                 self.end_halves()
+                owed = {file.name for one in self._owed() for file in one.files}
+                self.slow.end_uploads(owed, MOST_UPLOAD_S)
         return failed | {name: why for name, (_, why) in self._damaged.items()}
 
     def end_halves(self) -> None:

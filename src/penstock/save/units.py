@@ -429,6 +429,8 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     ordered = sorted(others, key=lambda other: other.step)
     older = [other for other in ordered if other.step < one.step][-OLDER:]
     newer = [other for other in ordered if other.step > one.step][:NEWER]
+    if not any(one.roles & other.roles for other in older):
+        return ""  # they have nothing in common
     row = [*older, one]
     is_one_training = all(
         left.end_ns <= right.begin_ns or not right.begin_ns
