@@ -36,7 +36,7 @@ LAYOUTS = {
     "three files": ["model-{n}.safetensors", "optim-{n}.safetensors", "ema-{n}.safetensors"],
     "ranks": ["model_{n:06d}.safetensors", "optim_{n:06d}_rank0.pt", "optim_{n:06d}_rank1.pt",
               "meta_{n:06d}.json"],
-    "folder": ["step_{n}/weights.npz", "step_{n}/optimizer.msgpack", "step_{n}/args.txt"],
+    "folder": ["step_{n}/weights.npz", "step_{n}/optimizer.msgpack", "step_{n}/args.json"],
     "accelerate": ["checkpoint_{n}/model.safetensors", "checkpoint_{n}/optimizer.bin",
                    "checkpoint_{n}/random_states_0.pkl"],
     "shards of a step": [*(f"step_{{n}}/{name}" for name in SHARDS), f"step_{{n}}/{INDEX}"],
@@ -145,7 +145,7 @@ class Tiers(RuleBasedStateMachine):
         self.fast.mkdir()
         self.layout = LAYOUTS[layout]
         self.in_place = not any("{n" in name for name in self.layout)
-        self.n = 0
+        self.n = self.torn = self.clock = 0
         self.on_fast: int | None = None  # the newest that is whole there
         self.on_slow = 0  # at least that one is whole there
         self.is_torn = False  # the program was killed in the middle of its last save
@@ -156,19 +156,21 @@ class Tiers(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def _write(self, n_files: int) -> None:
-        self.n += 1
+        """A program that was killed goes on from the save before, and comes to that step again."""
+        self.n += not self.torn or self.in_place
+        self.clock += 1
         for place, name in enumerate(self.layout[:n_files]):
             path = self.fast / name.format(n=self.n)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content(path.name, self.n))
-            at_s = 1.7e9 + 100 * self.n + place / 10
+            at_s = 1.7e9 + 100 * self.clock + place / 10
             os.utime(path, (at_s, at_s))
 
     @rule()
     def save(self) -> None:
         self._write(len(self.layout))
         self.on_fast, self.torn = self.n, 0
-        self.is_torn = self.is_torn and not self.in_place  # else the torn one still lies there
+        self.is_torn = False
 
     # Three in a row without a part look like a program that does not save it any more.
     @precondition(lambda self: self._is_known() and self.torn < 2)

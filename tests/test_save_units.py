@@ -104,8 +104,20 @@ def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
          " model.safetensors.index.json", {"model-00001-of-00002.safetensors": 3}),
         ("any-7b-00001-of-00002.gguf any-7b-00002-of-00002.gguf",
          {"any-7b-00001-of-00002.gguf": 2}),
+        ("consolidated.00.pth consolidated.01.pth params.json", {"consolidated.00.pth": 2}),
+        ("rank0.pt rank1.pt rank2.pt", {"rank0.pt": 3}),
+        ("step20_layer00.pt step20_layer01.pt step40_layer00.pt step40_layer01.pt",
+         {"step20_layer00.pt": 2, "step40_layer00.pt": 2}),
+        ("fold0_epoch3.pth fold1_epoch3.pth", {"fold0_epoch3.pth": 2}),
+        ("latest_net_G_A.pth latest_net_G_B.pth latest_net_D_A.pth", {"latest_net_D_A.pth": 3}),
+        ("latest.pdparams latest.pdopt", {"latest.pdopt": 2}),
+        ("last.pt last_optim.pt best.pt", {"last.pt": 2}),
+        ("online.pt target.pt replay.pkl", {"online.pt": 3}),
+        ("rl_model_3000_steps.zip rl_model_replay_buffer_3000_steps.pkl",
+         {"rl_model_3000_steps.zip": 2}),
         # Each of these is one by itself.
-        ("last.ckpt best-300.ckpt epoch=1-step=300.ckpt", {}),
+        ("best_loss.ckpt best_accuracy.ckpt", {}),
+        ("last.ckpt last.pt best-300.ckpt epoch=1-step=300.ckpt", {}),
         ("resnet50-0676ba61.pth vgg16-397923af.pth", {}),
         ("runs.csv log-300.txt sample-300.png", {}),
     ],
@@ -121,7 +133,8 @@ def test_files_are_grouped_by_their_names(names: str, wanted: dict[str, int]) ->
         ("model-300.pt", 300), ("epoch=3-step=1200.ckpt", 1200), ("ema_0.9999_000300.pt", 300),
         ("model-epoch=3-loss=0.23.pt", 3), ("optim_000300_rank12.pt", 300),
         ("model-00001-of-00004.safetensors", None), ("mp_rank_00_model_states.pt", None),
-        ("resnet50-0676ba61.pth", None), ("random_states_0.pkl", None),
+        ("resnet50-0676ba61.pth", None), ("random_states_0.pkl", None), ("rank1.pt", None),
+        ("member_3.pt", None), ("rl_model_3000_steps.zip", 3000),
     ],
 )  # fmt: skip
 def test_the_step_of_a_name(name: str, step: int | None) -> None:
@@ -144,9 +157,16 @@ def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
     assert lacking(shape(300, "model optim"), whole[:2]) == "no ema.pt, which step 200 has"
     assert lacking(shape(300, "model optim ema"), whole) == ""
     assert lacking(shape(100, "model"), whole[1:]) == ""  # nothing is before it
-    # It is not saved any more.
-    later = [shape(step, "model optim") for step in (400, 500)]
+    # It is not saved any more, or every second time only.
+    later = [shape(400, "model optim")]
     assert lacking(shape(300, "model optim"), [*whole[:2], *later]) == ""
+    seldom = [shape(step, "model optim" if step % 200 else "model optim ema")
+              for step in range(100, 500, 100)]  # fmt: skip
+    assert lacking(shape(500, "model optim"), seldom) == ""
+    # One of four was killed.
+    older = [shape(step, "model optim ema" if step != 300 else "model")
+             for step in range(100, 500, 100)]  # fmt: skip
+    assert lacking(shape(500, "model optim"), older) == "no ema.pt, which step 400 has"
 
 
 def test_two_trainings_in_one_folder_lack_nothing_of_each_other() -> None:
@@ -278,6 +298,34 @@ def test_a_folder_that_lacks_what_those_before_it_have_is_not_whole(tmp_path: Pa
     assert "which step 200 has" in problems[0]
 
 
+def test_pictures_beside_a_state_tell_no_steps_of_it(fast: Path, slow: Path) -> None:
+    for epoch in (1, 2):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            written(fast / f"epoch_{epoch}" / name, epoch)
+        for step in (500, 600):
+            (fast / f"epoch_{epoch}" / f"img_step_{step}.png").touch()
+    assert drained(fast, slow) == []
+    assert [(one.name, len(one.files)) for one in find(LocalStore(slow))] == [
+        ("epoch_2", 4), ("epoch_1", 4)
+    ]  # fmt: skip
+
+
+def test_a_copy_of_a_folder_is_another_checkpoint(fast: Path, slow: Path) -> None:
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        written(fast / "epoch_3" / name, 3)
+    shutil.copytree(fast / "epoch_3", fast / "best" / "epoch_3")
+    assert drained(fast, slow) == []
+    assert {one.name for one in find(LocalStore(slow))} == {"epoch_3", "best/epoch_3"}
+
+
+def test_who_saves_an_optimizer_beside_an_adapter_is_no_trainer(fast: Path, slow: Path) -> None:
+    for step in (5, 10):
+        for name in ("adapter_model.safetensors", "optimizer.pt"):
+            written(fast / f"checkpoint-{step}" / name, step)
+        (fast / f"checkpoint-{step}" / "adapter_config.json").write_text("{}")
+        assert find(LocalStore(fast))[0].problem == ""
+
+
 def test_small_steps_are_not_taken_for_ranks(tmp_path: Path) -> None:
     """As Accelerate numbers its checkpoints, from 0."""
     for step in range(3):
@@ -396,6 +444,15 @@ def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
     assert verify(choice.checkpoint, "full").problems == ()
     assert len({save_of(slow / name) for name in names}) == 1
     assert not list(slow.rglob(PLACE))
+
+
+def test_markers_without_a_byte_keep_no_checkpoint_back(fast: Path, slow: Path) -> None:
+    for name in ("DONE", ".lock", "_SUCCESS", "events.log"):
+        written(fast / "step_1" / "model.safetensors", 1)
+        (fast / "step_1" / name).touch()
+    assert drained(fast, slow) == []
+    (fast / "step_1" / "optimizer.pt").touch()
+    assert "optimizer.pt: empty" in drained(fast, slow)[0]
 
 
 def test_what_a_removal_has_left_is_not_drained_over_its_copy(fast: Path, slow: Path) -> None:

@@ -103,6 +103,7 @@ LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: sto
 # After the last change of files that a save has only begun to write over: nobody goes on with them.
 LINGER_S = 10.0
 MOST_UPLOAD_S = 86400.0  # of one that was begun: after a day nobody goes on with it
+MOST_COPIES = 3  # of the same bytes, one after another: somebody may remove them there
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 
@@ -258,9 +259,9 @@ class Drainer(Working):
         self._on_slow: list[Checkpoint] | None = None  # when it was listed last
         self._fresh: list[Checkpoint] | None = None  # and nobody has asked for since
         self._before: dict[str, Sequence[Found]] = {}  # files of what was drained, by its name
-        self._partly: dict[
-            str, tuple[str, str]
-        ] = {}  # what another save has begun to write over, and how far
+        # What another save has begun to write over: identity, and how far.
+        self._partly: dict[str, tuple[str, str]] = {}
+        self._copied: dict[tuple[str, str], int] = {}  # how often, by name and identity
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -547,7 +548,12 @@ class Drainer(Working):
                 continue
             try:
                 self._judge(one)
+                key = (one.name, one.identity)
+                if self._copied.get(key, 0) >= MOST_COPIES:
+                    self._copied[key] -= 1  # once more after the delay
+                    raise TierError(f"{self.slow.url}: its copy is not found there again")
                 self._drain(one)
+                self._copied[key] = self._copied.get(key, 0) + 1
                 self._again.pop(one.name, None)
                 self._say(error="")
             except (PenstockError, OSError) as error:

@@ -167,7 +167,9 @@ class Checkpoint:
         store says of its files."""
         if self.manifest is not None:
             return self.manifest.identity
-        return lying(self.folder, self.files)
+        lies = lying(self.folder, self.files)
+        # Of another folder with the like in it, as a copy of one with its times, it is another.
+        return f"{OF_FILES}{content_of([(self.name, lies)])}" if self.is_folder else lies
 
 
 def lying(folder: str, files: Iterable[Found | None]) -> str:
@@ -540,7 +542,8 @@ class Tree:
             if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
                 yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
                 return
-            for recognise in (_with_manifest, *FOLDERS):
+            has_copies = any(one.endswith(BESIDE) for one in here.files)  # of files in it
+            for recognise in (_with_manifest, *(FOLDERS if not has_copies else ())):
                 found = recognise(self, name, here)
                 if found is not None:
                     runs = self._inner_runs(found, name, here)
@@ -728,7 +731,10 @@ def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
 
 def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
     kind, step = kind_of(found.name) or "files", _step_at(found.name)
-    if step is None and unit is not None:
+    told = parts_of(found.name.rpartition("/")[2])
+    if told.step is None and told.rank:  # its number is no step
+        step = None
+    elif step is None and unit is not None:
         step = unit.step
     problem = _lost(unit.missing) if unit is not None else ""
     why = unit.why if unit is not None else "one file"

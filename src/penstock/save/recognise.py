@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
+from penstock.save.manifest import BESIDE
 from penstock.save.units import is_state, lost_shards, of_two_saves, parts_of, step_of_folder
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ __all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer"]
 HF_STATE = "trainer_state.json"
 _DCP, _ORBAX = ".metadata", "_CHECKPOINT_METADATA"
 HF_FOLDER = re.compile(r"checkpoint-\d+")
-_HF_SIGNS = {HF_STATE, "training_args.bin", "optimizer.pt", "scheduler.pt"}  # of a Trainer
+_HF_SIGNS = {HF_STATE, "training_args.bin"}  # of a Trainer
 _HF_PARTS = {
-    *_HF_SIGNS, "optimizer.bin", "scaler.pt", "optimizer_#", "pytorch_model_fsdp_#", "global_step#",
+    *_HF_SIGNS, "optimizer.pt", "scheduler.pt", "optimizer.bin", "scaler.pt", "optimizer_#",
+    "pytorch_model_fsdp_#", "global_step#",
 }  # fmt: skip
 _HF_CONFIGS = ("config.json", "adapter_config.json")
 _DIFFUSERS = "model_index.json"
@@ -103,8 +105,11 @@ def _unlike_its_neighbours(tree: Tree, name: str) -> str:
         return ""
     run = tree.trainers(above)
     own = run[last]
-    # Several without any of the Trainer's parts are somebody else's.
-    if HF_STATE not in own and (len(run) == 1 or any(_HF_SIGNS & one for one in run.values())):
+    # Several without any of the Trainer's parts are somebody else's; so is one with an optimizer
+    # and without the arguments, which the Trainer writes before that.
+    is_other = len(run) == 1 and "training_args.bin" not in own and own & _HF_PARTS
+    is_trainer_s = any(_HF_SIGNS & one for one in run.values()) or (len(run) == 1 and not is_other)
+    if HF_STATE not in own and is_trainer_s:
         return f"no {HF_STATE}: the Trainer has not ended it"
     for part in sorted(set().union(*run.values()) - own):
         neighbour = max((one for one in run if part in run[one]), key=lambda one: (len(one), one))
@@ -206,10 +211,11 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     if step is None:
         return None
     files = tree.all_files(name)
-    if not any(is_state(one.name.rpartition("/")[2]) for one in files):
+    state = [one for one in files if is_state(one.name.rpartition("/")[2])]
+    if not state or any(one.name.endswith(BESIDE) for one in files):
         return None
     inner = dict[int, str]()
-    for one in files:
+    for one in state:
         for part in one.name[len(name) + 1 :].split("/"):
             told = parts_of(part)
             if told.is_told and told.step is not None and told.step != step:

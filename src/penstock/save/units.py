@@ -52,7 +52,8 @@ _ALWAYS = (
 )
 # ... and of those that do where their name says so: data sets and results have them, too.
 _PERHAPS = (
-    ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params", ".th", ".tar",
+    ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
+    ".th", ".tar",
 )  # fmt: skip
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, and are none
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
@@ -60,10 +61,14 @@ _STEP_WORDS = {
     "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
     "ep", "ckpt", "checkpoint", "update", "updates", "round",
 }  # fmt: skip
+# Written anew at each save; which of the others are best is another question for each.
+_BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
+_EACH_TIME = {"last", "latest", "final"}
 _STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
 _RANK_WORDS = {
     "rank", "mp", "tp", "pp", "dp", "ep", "shard", "part", "worker", "node", "proc", "process",
-    "gpu", "device", "host", "replica", "states", "partition",
+    "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
+    "expert", "chunk", "slice", "stage", "agent", "env", "consolidated", "ensemble", "block",
 }  # fmt: skip
 _STATE_WORDS = {
     "model", "models", "weights", "weight", "net", "network", "params", "param", "state", "states",
@@ -72,7 +77,9 @@ _STATE_WORDS = {
     "generator", "discriminator", "netg", "netd", "encoder", "decoder", "actor", "critic",
     "policy", "value", "target", "lora", "adapter", "head", "backbone", "teacher", "student",
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
-    "g", "d", "averaged", "swa", "master", "fp", "meta", "metadata", "args", "config",
+    "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
+    "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
+    "g", "d", "a", "b", "averaged", "swa", "master", "fp", "meta", "metadata", "args", "config",
 }  # fmt: skip
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
 _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
@@ -216,6 +223,8 @@ def parts_of(name: str) -> Parts:
         if piece.isdigit():
             if before in _RANK_WORDS:
                 ranks.append(f"{before}{piece}")
+                if words and words[-1] == before and before != "states":
+                    words.pop()
             elif before in _STEP_WORDS:
                 told[before] = piece
             else:
@@ -338,7 +347,11 @@ def _of_a_step(step: int, members: Sequence[Parts]) -> list[Unit]:
 def _stepless(members: Sequence[Parts]) -> list[Unit]:
     """Parts of a training's state, and the shards of anything."""
     state = [one for one in members if is_state(one.name)]
-    parts = [one for one in state if one.is_component]
+    # `last.ckpt` and `last.pt` are each of another saver.
+    is_each_time = not _EACH_TIME.isdisjoint(members[0].key) and any(
+        one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
+    )
+    parts = [one for one in state if one.is_component or one.rank or is_each_time]
     if len({one.role for one in parts}) < 2 and not any(one.shard for one in parts):
         parts = []
     sets: defaultdict[str, list[Parts]] = defaultdict(list)
@@ -420,11 +433,13 @@ OLDER, NEWER = 4, 2  # so many are looked at
 
 
 def lacking(one: Shape, others: Iterable[Shape]) -> str:
-    """What a checkpoint lacks of what half of those before it have, in words; empty: nothing.
+    """What a checkpoint lacks of what those before it have, in words; empty: nothing.
+
+    Of four before it one may lack it, too: a save that was killed.  What every second one has, or
+    what one after it lacks, too, is not of each.
 
     A part whose words are none of a training's state counts only where each checkpoint was written
-    before the next: two trainings in one folder have steps of their own.  What two after it lack,
-    too, is not saved any more.
+    before the next: two trainings in one folder have steps of their own.
     """
     ordered = sorted(others, key=lambda other: other.step)
     older = [other for other in ordered if other.step < one.step][-OLDER:]
@@ -441,8 +456,8 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     )
     lost = [
         role for role, n in sorted(counts.items())
-        if role not in one.roles and 2 * n >= len(older)
-        and (len(newer) < NEWER or any(role in other.roles for other in newer))
+        if role not in one.roles and n >= min(len(older), OLDER - 1)
+        and all(role in other.roles for other in newer)
     ]  # fmt: skip
     if not lost:
         return ""

@@ -36,6 +36,7 @@ from penstock.save.formats import Checkpoint, compared, find, is_text, newest_fi
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
+from penstock.save.units import is_state
 from penstock.stores import Found, LocalStore, Sparing, Store, open_store
 
 __all__ = [
@@ -414,7 +415,10 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
     if not found.size_bytes:
-        raise Unended(f"{name}: empty")
+        # A marker (DONE, _SUCCESS, a lock), or a file that has a content by its name.
+        if is_state(name.rpartition("/")[2]) or name.endswith(".json"):
+            raise Unended(f"{name}: empty")
+        return
     if name.endswith(".json"):
         check_json(_small(checkpoint, found), name)
         return
