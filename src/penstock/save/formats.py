@@ -27,6 +27,7 @@ from penstock.save.units import (
     Shape,
     Unit,
     grouped,
+    is_part,
     is_state,
     lacking,
     of_two_saves,
@@ -399,9 +400,7 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     own = {one.inner(found) for found in one.files}
     assert copy.manifest is not None
     lost = sorted(
-        file.name
-        for file in copy.manifest.files
-        if file.name not in own and is_state(file.name.rpartition("/")[2])
+        file.name for file in copy.manifest.files if file.name not in own and is_part(file.name)
     )
     if lost and copy.is_folder == one.is_folder and not copy.called and not is_by_rule:
         return f"no {lost[0]}, which its copy on {copy.store.url} has"

@@ -30,6 +30,7 @@ __all__ = [
     "Unit",
     "add_rules",
     "grouped",
+    "is_part",
     "is_state",
     "lacking",
     "lost_shards",
@@ -286,6 +287,11 @@ def is_state(name: str) -> bool:
     return not found.words and (found.is_told or any(one in _SELECTORS for one in found.key))
 
 
+def is_part(name: str) -> bool:
+    """Whether each save of a training writes such a file: its state, and what describes that."""
+    return is_state(name.rpartition("/")[2]) or name.lower().endswith(_BESIDE)
+
+
 def step_of_folder(name: str) -> int | None:
     """The step that a folder's name tells: by a word, or as nothing but a number."""
     found = parts_of(name)
@@ -404,9 +410,7 @@ def _place_as_lead(one: Parts) -> int:
 
 def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
     """Of a checkpoint of this step.  start: of its folder's name, if it is one."""
-    state = [
-        one for one in files if is_state(one.name.rpartition("/")[2]) or one.name.endswith(_BESIDE)
-    ]
+    state = [one for one in files if is_part(one.name)]
     if start:
         names = (one.name[len(start) :].split("/") for one in state)
         roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
