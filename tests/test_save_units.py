@@ -595,6 +595,29 @@ def penstock(*words: object) -> tuple[int, str]:
     return int(ended.return_value or 0), ended.output
 
 
+def test_links_are_not_followed_out_of_the_tier(fast: Path, slow: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of another")
+    for step in (1, 2, 3):
+        written(fast / f"step_{step}" / "model.safetensors", step)
+    (fast / "step_1" / "notes.txt").symlink_to(secret)
+    (fast / "step_2" / "optimizer.pt").symlink_to(tmp_path / "gone")
+    (fast / "all.txt").symlink_to(secret)
+    (fast / "away").symlink_to(tmp_path)
+    (fast / "latest").symlink_to("step_3")
+    os.mkfifo(fast / "pipe")
+    left = {line.partition(":")[0]: line for line in drained(fast, slow)}
+    assert "leads out of the tier" in left["step_1"]
+    assert "not there" in left["step_2"]
+    assert "leads out" in left["all.txt"]
+    assert "leads out" in left["away"]
+    assert "is no file" in left["pipe"]
+    assert "latest" not in left
+    assert [one.name for one in find(LocalStore(slow))] == ["step_3"]
+    assert (slow / "latest").readlink() == Path("step_3")
+    assert not any("of another" in path.read_text("latin1") for path in slow.rglob("*.txt"))
+
+
 def test_a_drain_that_leaves_something_says_so_with_its_status(fast: Path, slow: Path) -> None:
     steps(fast)
     assert penstock("save", "drain", fast, slow)[0] == 0

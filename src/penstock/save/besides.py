@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import STATE
@@ -23,14 +24,46 @@ from penstock.save.formats import (
     origin_of,
     origins,
 )
-from penstock.stores import Found, LocalStore, Store
+from penstock.stores import PART, Found, LocalStore, Store
 
-__all__ = ["Beside"]
+__all__ = ["Beside", "strange"]
 
 # In a slow tier: of what lies beside checkpoints there, from which fast tier each file is.
 CAME_FROM = f"{STATE}/beside-model.json"
 MOST_CAME_FROM_BYTES = 16 << 20
 HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
+
+
+def strange(store: LocalStore, below: str = "", *, is_deep: bool = True) -> dict[str, str]:
+    """What lies in a tier, or in a folder of it, and is neither a file nor a folder of its own, and
+    why it is not copied: links that lead out of the tier, to nothing or to a folder, and what is no
+    file at all.  Links are not followed."""
+    root = os.path.realpath(store.folder)
+    found, stack = dict[str, str](), [below]
+    while stack:
+        here = stack.pop()
+        with suppress(OSError), os.scandir(store.path(here) if here else store.folder) as scan:
+            for entry in scan:
+                name = f"{here}/{entry.name}" if here else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if is_deep and name != STATE:
+                        stack.append(name)
+                elif why := _why_strange(entry, root):
+                    found[name] = why
+    return found
+
+
+def _why_strange(entry: os.DirEntry[str], root: str) -> str:
+    if entry.is_file(follow_symlinks=False):
+        return ""
+    if not entry.is_symlink():
+        return "it is no file (a pipe, a socket or a device); not copied"
+    there = os.path.realpath(entry.path)
+    if not os.path.exists(there):  # noqa: PTH110 - a text
+        return f"a link to {Path(entry.path).readlink()}, which is not there; not copied"
+    if os.path.commonpath((root, there)) != root:
+        return f"a link that leads out of the tier, to {there}; not copied"
+    return "a link to a folder; not copied" if os.path.isdir(there) else ""  # noqa: PTH112
 
 
 class Beside:
@@ -52,11 +85,15 @@ class Beside:
 
     def copy(self, trip: Trip, out: Collection[str], settle_s: float) -> None:
         """What has changed.  out: names of checkpoints that were not copied; settle_s: how long a
-        file that belongs to none has to be unchanged.  Raises TierError: a tier is gone."""
-        self.left = {}
+        file that belongs to none has to be unchanged; 0: this is the end, and what cannot be copied
+        at all is looked for, too.  Raises TierError: a tier is gone."""
+        self.left = strange(self._fast) if not settle_s else {}
+        for name in [name for name in self.left if self._is_linked(name)]:
+            del self.left[name]
         for found in (*self.hints, *self.rest):
             is_hint = found in self.hints
-            if found in self._there or (is_hint and found.size_bytes > HINT_BYTES):
+            is_done = found in self._there or found.name in self.left
+            if is_done or (is_hint and found.size_bytes > HINT_BYTES):
                 continue
             try:
                 if is_hint:
@@ -86,12 +123,43 @@ class Beside:
             self._slow.put(found.name, data)
         self._there.add(found)
 
+    def _is_linked(self, name: str) -> bool:
+        """Whether the slow tier has a link as this one, to a folder of its own tier: `latest`.
+        Raises TierError."""
+        path, slow = self._fast.path(name), self._slow
+        there = os.path.realpath(path)
+        if not isinstance(slow, LocalStore) or not os.path.isdir(there):  # noqa: PTH112
+            return False
+        target = os.path.relpath(there, os.path.realpath(path.parent))
+        root = os.path.realpath(self._fast.folder)
+        if os.path.commonpath((root, there)) != root or there == root:
+            return False
+        self._look()
+        new = slow.path(name)
+        draft = new.with_name(f".{new.name}{PART}")
+        if not new.is_symlink() and os.path.lexists(new):
+            return False
+        try:
+            new.parent.mkdir(parents=True, exist_ok=True)
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(target)
+            draft.replace(new)
+        except OSError:
+            return False
+        return True
+
     def _copy_rest(self, found: Found, trip: Trip, settle_s: float) -> None:
         if is_unfinished(found.name):
             self.left[found.name] = "its name says that it is not finished; not copied"
             return
         if time.time() - (found.mtime_ns or 0) / 1e9 < settle_s:
             return  # a later look comes back to it
+        if self._fast.path(found.name).is_symlink():
+            above, _, _ = found.name.rpartition("/")
+            why = strange(self._fast, above, is_deep=False).get(found.name)
+            if why:
+                self.left[found.name] = why
+                return
         self._look()
         there = self._slow.stat(found.name)
         lies = (found.size_bytes, found.mtime_ns)

@@ -20,7 +20,7 @@ from typing import Self
 
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
-from penstock.save.besides import Beside
+from penstock.save.besides import Beside, strange
 from penstock.save.commit import (
     STATE,
     Claim,
@@ -486,6 +486,8 @@ class Drainer(Working):
             raise SaveError(f"{one.problem}; not copied")
         if one.manifest is not None:
             return
+        if why := self._strange(one):
+            raise SaveError(why)
         identity, why = self._judged.get(one.name, ("", ""))
         if identity != one.identity:
             told = paced(self._held, self._pace)
@@ -500,6 +502,17 @@ class Drainer(Working):
                 self._judged[one.name] = (one.identity, why)
         if why:
             raise SaveError(f"{why}; not copied: save it again, or remove it")
+
+    def _strange(self, one: Checkpoint) -> str:
+        """What in a checkpoint of another program is no file of its own; empty: nothing."""
+        if one.is_folder:
+            found = strange(self.fast, one.name)
+        elif any(self.fast.path(file.name).is_symlink() for file in one.files):
+            found = strange(self.fast, one.folder.rstrip("/"), is_deep=False)
+            found = {file.name: found[file.name] for file in one.files if file.name in found}
+        else:
+            return ""
+        return "; ".join(f"{name}: {why}" for name, why in sorted(found.items())[:1])
 
     def once(self) -> list[str]:
         """Drains all there is; returns what could not be drained, with the reason.  Raises Stopped,

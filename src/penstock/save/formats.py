@@ -381,6 +381,8 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             copies |= dict.fromkeys(names, one)
     said = dict[int, str]()
     for line in lines.values():
+        if len({shape.roles for _, shape in line}) == 1:
+            continue
         line.sort(key=lambda row: row[1].step)
         for place, (one, shape) in enumerate(line):
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
@@ -714,12 +716,13 @@ def _files(
         if unit is None or len(unit.files) == 1:
             if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
                 one = _noted(_single(store, found, unit), here)
-                half = halves_of.get(_kin(name), beside(name, HALF))
-                is_part = one.manifest is None and half != beside(name, HALF)
+                half = halves_of.get(_kin(name)) if halves_of else None
+                is_part = one.manifest is None and half not in (None, beside(name, HALF))
                 yield replace(one, problem=one.problem or _ARRIVING) if is_part else one
         elif name == unit.name:
             one = _as_unit(store, start, here, unit)
-            yield replace(one, problem=_ARRIVING) if _kin(name) in halves_of else one
+            is_part = bool(halves_of) and _kin(name) in halves_of
+            yield replace(one, problem=_ARRIVING) if is_part else one
 
 
 def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
@@ -755,6 +758,8 @@ def _lost(missing: Sequence[str]) -> str:
 
 def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
     """Those of several files whose manifest says which these are; also with some of them gone."""
+    if not any(name.endswith(BESIDE) for name in here.files):
+        return
     names = {name: beside(name, BESIDE) for name in here.files if not name.endswith(BESIDE)}
     gone = (name.removesuffix(BESIDE) for name in here.files if name.endswith(BESIDE))
     names |= {name: f"{name}{BESIDE}" for name in gone if name}
