@@ -691,7 +691,7 @@ def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_b
         archive.writestr("m/data.pkl", b"x" * 100)
     choice = latest_valid(tmp_path)
     assert (choice.step, choice.state) == (1, WHOLE)
-    assert choice.rejected == ((str(newest), "unchecked, and an older one is checked"),)
+    assert choice.rejected == ((str(newest), "unchecked, and another one is checked"),)
     assert latest_valid(tmp_path, level="sizes").state == BY_LENGTH
 
 

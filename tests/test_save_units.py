@@ -134,7 +134,8 @@ def test_files_are_grouped_by_their_names(names: str, wanted: dict[str, int]) ->
         ("model-epoch=3-loss=0.23.pt", 3), ("optim_000300_rank12.pt", 300),
         ("model-00001-of-00004.safetensors", None), ("mp_rank_00_model_states.pt", None),
         ("resnet50-0676ba61.pth", None), ("random_states_0.pkl", None), ("rank1.pt", None),
-        ("member_3.pt", None), ("rl_model_3000_steps.zip", 3000),
+        ("member_3.pt", None), ("ep007.keras", 7), ("ep3_iter5.pt", 5),
+        ("rl_model_3000_steps.zip", 3000),
     ],
 )  # fmt: skip
 def test_the_step_of_a_name(name: str, step: int | None) -> None:
@@ -343,6 +344,19 @@ def test_retention_counts_checkpoints_and_not_files(fast: Path, slow: Path) -> N
     newest = {f"{role}-300.safetensors" for role in ("model", "optim", "ema")}
     assert there(fast) == newest
     assert there(slow) == newest | {one.replace("300", "200") for one in newest}
+
+
+def test_all_of_a_step_counts_once_and_the_newest_of_each_training_stays(
+    fast: Path, slow: Path
+) -> None:
+    for step in (100, 200, 300):
+        for role in ("model", "optim", "ema"):
+            written(fast / role / str(step) / "w.safetensors", step)
+    written(fast / "other" / "step_7" / "w.safetensors", 7)
+    assert drained(fast, slow, Keep(fast=1, last=1, foreign=True)) == []
+    newest = {f"{role}/300/w.safetensors" for role in ("model", "optim", "ema")}
+    assert there(fast) == newest
+    assert there(slow) == newest | {"other/step_7/w.safetensors"}
 
 
 def test_single_copies_of_an_older_drain_become_one(

@@ -57,6 +57,7 @@ __all__ = [
     "is_text",
     "is_unfinished",
     "kind_of",
+    "line_of",
     "lying",
     "mark_of_half",
     "newest_first",
@@ -371,7 +372,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     for one in (*found, *others):
         is_by_rule = one.why.startswith(BY_RULE)  # which says all that belongs to it
         if one.step is not None and one.kind not in _TELLS_ALL and not is_by_rule:
-            lines[_line_of(one)].append((one, _shape_of(one)))
+            lines[line_of(one)].append((one, _shape_of(one)))
         if one.manifest is not None and not one.problem:
             names = (
                 [one.called or one.name]
@@ -429,9 +430,9 @@ def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | No
     return None
 
 
-def _line_of(one: Checkpoint) -> tuple[str, ...]:
+def line_of(one: Checkpoint) -> tuple[str, ...]:
     """What the checkpoints of one training in one folder have in common."""
-    folder, _, last = one.name.rpartition("/")
+    folder, _, last = (one.called or one.name).rpartition("/")
     if one.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
     return (folder, "", *parts_of(last).key)

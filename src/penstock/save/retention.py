@@ -25,6 +25,7 @@ from penstock.save.formats import (
     Checkpoint,
     find,
     is_of_one_file,
+    line_of,
     newest_first,
     own_and_others,
     remains_of,
@@ -142,7 +143,9 @@ def doomed_on_slow(
     good = [one for one in steps if not failure_of(one, failed or {})]
     doomed = []
     if good:
-        kept = {one.name for one in good[: keep.last]} | _kept_by_rule(good, keep)
+        steps_kept = set(_newest_steps(good, keep.last))
+        kept = {one.name for one in good if one.step in steps_kept} | _kept_by_rule(good, keep)
+        kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
         doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
     newer = set()
     for one in ours:
@@ -151,6 +154,13 @@ def doomed_on_slow(
         elif one.step is None and not failure_of(one, failed or {}):
             newer.add(_line(one))
     return doomed
+
+
+def _newest_steps(good: Sequence[Checkpoint], n: int) -> list[int | str]:
+    """The newest so many steps: what several checkpoints of one step are, as those in `model/300`
+    and `optim/300`, is known to their program only.  What tells no step is one by itself."""
+    found = (one.name if one.step is None else one.step for one in good)
+    return list(dict.fromkeys(found))[:n]
 
 
 def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
@@ -233,8 +243,9 @@ def doomed_on_fast(
             copies[copy.manifest.identity] = copy
     candidates = [one for one in newest_first(fast) if (one.is_ours or keep.foreign)]
     # One that is being written, or was cut short, does not make the one before it superfluous.
-    good = [one.name for one in candidates if not one.problem and not failure_of(one, failed or {})]
-    kept = set(good[: keep.fast])
+    good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
+    steps_kept = set(_newest_steps(good, keep.fast))
+    kept = {one.name for one in good if (one.name if one.step is None else one.step) in steps_kept}
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())

@@ -67,7 +67,7 @@ _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
 _EACH_TIME = {"last", "latest", "final"}
 _STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
 _RANK_WORDS = {
-    "rank", "mp", "tp", "pp", "dp", "ep", "shard", "part", "worker", "node", "proc", "process",
+    "rank", "mp", "tp", "pp", "dp", "shard", "part", "worker", "node", "proc", "process",
     "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
     "expert", "chunk", "slice", "stage", "agent", "env", "consolidated", "ensemble", "block",
 }  # fmt: skip

@@ -750,7 +750,7 @@ def latest_valid(
             verdict = verify(checkpoint, level, progress)
             why, state = "; ".join(verdict.problems), verdict.state
             if not why and not verdict.is_checked:
-                why = f"{state}, and an older one is checked"
+                why = f"{state}, and another one is checked"
                 weak.append(_chosen(checkpoint, level, rejected, state))
         if why:
             rejected.append((checkpoint.where, why))
