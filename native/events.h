@@ -129,10 +129,10 @@ struct event {
     uint64_t done;  /* duration << 24 | errno << 16 | high half of the file id */
     int64_t offset; /* bytes; a second file's id: RENAME, LINK, SENDFILE, COPY_RANGE, SPLICE, and of
                        POLL, SELECT and RECEIVE the descriptor's; of other waits, an address */
-    uint32_t asked,
-        moved; /* bytes; moved of a wait: the thread that ended it, 0 not known; of POLL,
-                              SELECT, EPOLL and RECEIVE the bytes that its thread received by recv
-                              since it last waited in one of them, this call's own included */
+    uint32_t asked; /* bytes */
+    /* Bytes; of a wait the thread that ended it, 0 not known; of POLL, SELECT, EPOLL and RECEIVE
+     * the bytes that its thread received by recv since its last wait in one of them. */
+    uint32_t moved;
 };
 
 /* What does not fit an event stands in the slot after it; the event's own fields for it are 0.  An

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from burstkills import AT_ONCE, SIZE, Saves
+from bursts import is_drained_before, make_old
 from penstock import launch
 from penstock.errors import SaveError, TierError
 from penstock.save.burst import (
@@ -822,7 +823,7 @@ def test_a_file_that_is_not_home_comes_back_where_the_next_moves_from_a_full_tie
             environment=variables(disk, "*.safetensors"),
             args=[tmp_path / "first", tmp_path / "second"],
         )
-        _make_old(disk)
+        make_old(disk)
         assert drained(disk) == []
         assert names(disk / "burst") == ["data", "draft", "home"]
     assert (work / "a.safetensors").read_bytes() == (second if is_whole else first)
@@ -1386,7 +1387,7 @@ def test_a_torn_file_may_change_its_name_while_it_is_waited_for(
 
         drain._torn = late  # type: ignore[method-assign]
         drain.once()
-    _make_old(fast)
+    make_old(fast)
     drained(fast)
     assert not home.is_symlink()
     if meanwhile == "removed":
@@ -1441,7 +1442,7 @@ def test_a_file_stays_without_its_end_as_long_as_its_run_may_write_that(
 
     def half(number: int) -> Path:
         data = _made(fast, home, _safetensors(number)[:500], run + number)
-        _make_old(fast)
+        make_old(fast)
         return data
 
     try:
@@ -1472,7 +1473,7 @@ def test_a_clock_that_is_set_back_makes_no_newer_file_an_earlier_one(
     _made(fast, home, _safetensors(2), 2)
     _made(fast, home, _safetensors(3), 3, back_s=back_s)
     torn = _made(fast, home, _safetensors(4)[:500], 4, back_s=3600)
-    _make_old(fast)
+    make_old(fast)
     with torn.open("ab"), Burst(fast, AT_ONCE) as drain:
         assert drain._round() == {}
         assert len(on_tier(fast)) >= 2  # and what was there before it
@@ -1631,7 +1632,7 @@ def test_what_a_torn_file_holds_for_which_there_is_no_room_stays_and_is_named(
         drain._round()
         drain._copy = copy  # type: ignore[method-assign]
     assert home.read_bytes() == _safetensors(1)
-    _make_old(fast)
+    make_old(fast)
     [told] = drained(fast)
     assert str(data) in told
     assert data.read_bytes() == _safetensors(2)[:500]
@@ -1651,7 +1652,7 @@ def test_a_killed_drain_s_link_to_a_torn_file_is_none_of_the_program_s(
     was = home.with_name(f".{home.name}{WAS}")
     was.rename(home)
     was.symlink_to(made_as)
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert home.read_bytes() == _safetensors(1)
     assert names(work) == [home.name]
@@ -1709,7 +1710,7 @@ def test_what_a_program_puts_at_a_path_to_which_something_comes_back_stays(
             monkeypatch.setattr(Path, "hardlink_to" if is_moved else "symlink_to", linked)
         drain._round()
         assert home.read_bytes() == _safetensors(3)
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert home.read_bytes() == _safetensors(3)
     assert names(work) == [home.name]
@@ -1755,7 +1756,7 @@ def test_a_folder_whose_name_is_a_file_s_by_now_holds_up_no_other_file(
             (fast / "burst/home" / newer.name).unlink()
         shutil.rmtree(work / "last.ckpt")
         (work / "last.ckpt").write_bytes(b"a file")
-        _make_old(fast)
+        make_old(fast)
         _made(fast, work / "b.pt", b"b")
         assert drain.once() == []
     assert (work / "b.pt").read_bytes() == b"b"
@@ -1806,7 +1807,7 @@ def test_what_was_replaced_stays_where_a_drain_ends_before_the_new_one_is_whole(
 ) -> None:
     older = _made(fast, work / "a.safetensors", _safetensors(1))
     newer = _made(fast, work / "a.safetensors", _safetensors(2)[:-1], 1)
-    _make_old(fast)
+    make_old(fast)
     with newer.open("ab"), Burst(fast, AT_ONCE) as drain:  # it is being written
         drain.watch(lambda: True, 0.0)
     assert older.exists()
@@ -1882,7 +1883,7 @@ def test_what_a_program_writes_and_removes_while_an_older_one_comes_home_leaves_
 
     monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
     drained(fast)
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert names(work) == []
     assert names(fast / "burst") == ["data", "draft", "home"]
@@ -1905,7 +1906,7 @@ def test_what_a_program_writes_and_renames_while_an_older_one_comes_home_gets_it
 
     monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
     drained(fast)
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     found = {path.name: path.read_bytes() for path in work.iterdir()}
     assert found == {"b.pt": b"second"} | ({"a.pt": b"third"} if is_written_anew else {})
@@ -1928,7 +1929,7 @@ def test_what_is_nowhere_to_be_found_while_an_older_one_comes_home_stays_and_is_
 
     monkeypatch.setattr("penstock.save.burst.exchange", exchanged)
     drained(fast)
-    _make_old(fast)
+    make_old(fast)
     [told] = drained(fast)
     [left] = entries(fast)
     assert str(left.data) in told
@@ -1943,37 +1944,11 @@ def test_a_file_that_is_removed_where_a_killed_drain_had_brought_it_leaves_the_t
         assert drain._round() == {}
         drain._gone.clear()  # as if it were killed: nobody remembers what is home
     (work / "a.safetensors").unlink()
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert names(work) == []
     assert on_tier(fast) == []
     assert names(fast / "burst") == ["data", "draft", "home"]
-
-
-def _make_old(fast: Path) -> None:
-    """What lies on the tier: files and links that are new may be a running program's."""
-    for path in (*(fast / "burst/data").iterdir(), *(fast / "burst/home").iterdir()):
-        os.utime(path, (0, 0), follow_symlinks=False)
-
-
-def _is_drained_before(fast: Path, step: int) -> bool:
-    """False: the drain was killed just before its step'th change of a name."""
-    child = os.fork()
-    if not child:
-        seen = 0
-
-        def count(event: str, words: Any) -> None:
-            nonlocal seen
-            if event in ("os.rename", "os.remove", "os.symlink", "os.chmod", "os.utime"):
-                seen += 1
-                if seen == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        with Burst(fast, AT_ONCE) as drain:
-            sys.addaudithook(count)
-            drain._round()
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("earlier", ["none", "at home", "on the tier"])
@@ -1988,8 +1963,8 @@ def test_a_drain_that_gives_back_may_be_killed_before_any_of_its_steps(
         elif earlier == "on the tier":
             _made(fast, home, _safetensors(1), 2 * step)
         _made(fast, home, _safetensors(2)[:size], 2 * step + 1)
-        is_done = _is_drained_before(fast, step)
-        _make_old(fast)
+        is_done = is_drained_before(fast, step)
+        make_old(fast)
         assert drained(fast) == [], step
         assert names(fast / "burst") == ["data", "draft", "home"], step
         if earlier != "none":
@@ -2014,11 +1989,11 @@ def test_a_drain_may_be_killed_before_any_of_its_steps(
         if not is_first:
             home.write_bytes(_safetensors(2))
         _made(fast, home, _safetensors(1), step)
-        is_done = _is_drained_before(fast, step)
+        is_done = is_drained_before(fast, step)
         is_gone = is_removed and not home.is_symlink()
         if is_gone:
             home.unlink()  # the file itself, of which the tier hears nothing
-        _make_old(fast)
+        make_old(fast)
         assert drained(fast) == [], step
         assert names(fast / "burst") == ["data", "draft", "home"], step
         assert names(work) == [home.name] * (not is_gone), step
@@ -2143,7 +2118,7 @@ def test_a_program_that_is_killed_as_it_moves_a_file_leaves_what_was_there_befor
     way.rename(way.with_name(way.name + HOME))
     home.unlink()
     home.write_bytes(_safetensors(2)[:500])
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert home.read_bytes() == _safetensors(1)
     assert names(work) == ["a.safetensors", "a.safetensors.torn"]
@@ -2158,7 +2133,7 @@ def test_a_program_that_is_killed_as_it_keeps_what_it_overwrites_leaves_nothing(
     home.unlink()
     home.write_bytes(_safetensors(1))
     home.with_name(f".{home.name}{WAS}").hardlink_to(home)
-    _make_old(fast)
+    make_old(fast)
     assert data.exists()
     assert drained(fast) == []
     assert home.stat().st_nlink == 1  # else the next one does not go to the tier
@@ -2192,7 +2167,7 @@ def test_a_program_may_be_killed_at_any_call_of_a_removal(
             inject = f"{call}:signal=KILL:when={turn}"
             is_done = _removing(home, _environment(tmp_path / "run", fast), inject)
             is_gone.append(not home.is_symlink())
-            _make_old(fast)
+            make_old(fast)
             assert drained(fast) == [], (call, turn)
             assert names(fast / "burst") == ["data", "draft", "home"], (call, turn)
             assert names(work) == [home.name] * (not is_gone[-1]), (call, turn)
@@ -2234,7 +2209,7 @@ def test_a_second_path_may_be_removed_without_its_file(
         os.remove("f.pt")
     """)
     assert not [name for name in names(fast / "burst/home") if "e.pt" in name and HOME in name]
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert names(work) == ["d", "e.pt"]
     assert (work / "e.pt").read_bytes() == b"e"
@@ -2346,7 +2321,7 @@ def test_a_file_may_be_moved_over_another_one_from_another_file_system(
             except FileExistsError:
                 shutil.move("{other}/new.ckpt", "b.ckpt")
         """)
-        _make_old(fast)
+        make_old(fast)
         assert drained(fast) == []
     assert names(work) == ["a.ckpt", "b.ckpt", "kept.ckpt", "kept.txt"]
     assert (work / "a.ckpt").read_text() == "second"
@@ -2367,7 +2342,7 @@ def test_a_program_may_be_killed_at_any_call_that_makes_a_second_path(
             is_done = _removing(home, dict(environ), f"{call}:signal=KILL:when={turn}", copy)
             is_written = home.is_symlink() and home.read_bytes() != b""
             was_there = [path for path in (home, moved) if path.is_symlink()]
-            _make_old(fast)
+            make_old(fast)
             assert drained(fast) == [], (call, turn)
             assert names(fast / "burst") == ["data", "draft", "home"], (call, turn)
             for path in was_there:
@@ -2484,7 +2459,7 @@ def test_a_folder_that_is_renamed_and_made_anew_is_found_and_one_that_is_not_is_
     (work / "last").mkdir()
     path = _made(fast, work / "last/a.pt", b"out of sight")
     (work / "last/a.pt").unlink()
-    _make_old(fast)
+    make_old(fast)
     with Burst(fast, AT_ONCE) as drain:
         (told,) = drain.watch(lambda: True)
     assert str(path) in told
@@ -2558,7 +2533,7 @@ def test_a_file_that_another_program_moved_away_is_not_the_one_that_was_overwrit
     kept = tmp_path_factory.mktemp("kept") / "last.pt"  # where no link is looked for
     (work / "last.pt").rename(kept)
     _made(fast, work / "last.pt", b"new")
-    _make_old(fast)
+    make_old(fast)
     (told,) = drained(fast)
     assert "no path leads" in told and str(path) in told  # noqa: PT018
     assert kept.read_bytes() == b"old"
@@ -2597,7 +2572,7 @@ def test_names_that_a_program_exchanges_keep_their_files(
                 file.write(name.encode())
         assert not ctypes.CDLL(None).renameat2(-100, b"a/1.pt", -100, b"b/2.pt", 2)
     """)
-    _make_old(fast)
+    make_old(fast)
     assert drained(fast) == []
     assert (work / "a/1.pt").read_bytes() == b"b/2.pt"
     assert (work / "b/2.pt").read_bytes() == b"a/1.pt"

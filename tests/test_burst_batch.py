@@ -2,17 +2,15 @@
 
 import errno
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from burstkills import AT_ONCE
+from bursts import is_drained_before, make_old
 from penstock.save import batch as module
 from penstock.save.batch import Copy, copy_together
 from penstock.save.burst import Burst, finish, prepare
@@ -133,32 +131,11 @@ def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path)
         subprocess.run(["umount", "-l", slow], check=True)
 
 
-def is_drained_before(fast: Path, step: int) -> bool:
-    """False: the drain was killed just before its step'th change of a name."""
-    child = os.fork()
-    if not child:
-        seen = 0
-
-        def count(event: str, words: Any) -> None:
-            nonlocal seen
-            if event in ("os.rename", "os.remove", "os.symlink", "os.chmod", "os.utime"):
-                seen += 1
-                if seen == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        with Burst(fast, AT_ONCE) as drain:
-            sys.addaudithook(count)
-            drain._round()
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
-
-
 def test_a_drain_of_many_may_be_killed_before_any_of_its_steps(fast: Path, work: Path) -> None:
     for step in range(1, 200, 3):
         made(fast, work, 6, step)
         is_done = is_drained_before(fast, step)
-        for path in (*(fast / "burst/data").iterdir(), *(fast / "burst/home").iterdir()):
-            os.utime(path, (0, 0), follow_symlinks=False)
+        make_old(fast)
         for number, path in enumerate(sorted((fast / "burst/data").glob("*-part-*"))):
             os.utime(path, (1000, 1000 + int(path.name[-5:-3])))
             assert number < 6

@@ -26,6 +26,7 @@ from penstock.measures import measure
 from penstock.run import open_run
 from penstock.views import live as view
 from penstock.views import metrics
+from watching import watched_to_its_end
 
 needs_library = pytest.mark.skipif(
     not Path(penstock.__file__).with_name("librec.so").exists(),
@@ -261,16 +262,7 @@ def test_a_watched_training_ends_with_the_shares_of_its_report(
 ) -> None:
     pytest.importorskip("torch", reason="pip install 'penstock[torch]'")
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", sys.executable, "job.py"]
-    with subprocess.Popen([*command, str(workers)], cwd=tmp_path) as process:
-        while not list(tmp_path.glob("run/*.log")):
-            assert process.poll() is None
-        monitor = Monitor(tmp_path / "run")
-        values = [monitor.look()]
-        while values[-1].state != "over":
-            values.append(monitor.look())
-            time.sleep(0.1)  # how often a watch looks, ten times as fast
-        assert process.wait() == 0
+    values = watched_to_its_end(tmp_path, str(workers))
     with open_run(tmp_path / "run") as run:
         measures = measure(run)
     last = values[-1]

@@ -1,8 +1,5 @@
 """What a watch says of ranks, whether they wait for each other or not, is what the report says."""
 
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from penstock.run import open_run
 from penstock.views import live as view
 from penstock.views.metrics import GAUGES, SECONDS
 from stepping import MS, Ranks, apart, even, now_and_then, one_slow, together
+from watching import watched_to_its_end
 
 COMPUTE = even(20, 24)
 needs_library = pytest.mark.skipif(
@@ -371,16 +369,7 @@ def test_a_watched_job_of_three_ranks_ends_with_the_stall_of_its_report(
         pytest.skip("this torch has no torch.distributed")
     (tmp_path / "rank.py").write_text(JOB)
     (tmp_path / "job.py").write_text(LAUNCHER)
-    command = [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", sys.executable, "job.py"]
-    with subprocess.Popen([*command, how], cwd=tmp_path) as process:
-        while not list(tmp_path.glob("run/*.log")):
-            assert process.poll() is None
-        monitor = Monitor(tmp_path / "run")
-        values = [monitor.look()]
-        while values[-1].state != "over":
-            values.append(monitor.look())
-            time.sleep(0.1)  # how often a watch looks, ten times as fast
-        assert process.wait() == 0
+    values = watched_to_its_end(tmp_path, how)
     last, measures = values[-1], measured(tmp_path / "run")
     assert last.mains == measures.training.mains == 3
     assert last.ranks == measures.coupling.how

@@ -55,6 +55,15 @@ def read_by(run: Synthetic, thread: int, *, ms: float = 60, steps: int = 40) -> 
         run.call("read", start, start + int(ms * MS), thread=thread, moved=100_000)
 
 
+def answered(run: Synthetic, n_bytes: int) -> None:
+    """Answers of so many bytes from the network to thread READER during each wait."""
+    for number in range(40):
+        start = number * STEP + 5 * MS
+        run.blocked(
+            "receive", start, start + 60 * MS, thread=READER, descriptor="socket:", received=n_bytes
+        )
+
+
 def test_a_wait_for_a_thread_that_reads_waits_on_storage() -> None:
     run = job(waker=READER)
     read_by(run, READER)
@@ -95,16 +104,7 @@ def test_a_wait_of_which_nobody_knows_who_ended_it_is_of_all_threads() -> None:
 
 def test_a_wait_for_a_thread_that_waits_for_a_socket_waits_on_the_network() -> None:
     run = job(waker=READER)
-    for number in range(40):
-        start = number * STEP + 5 * MS
-        run.blocked(
-            "receive",
-            start,
-            start + 60 * MS,
-            thread=READER,
-            descriptor="socket:",
-            received=16_000,
-        )
+    answered(run, 16_000)
     report = reported(run)
     assert report.verdict.headline == "HIGHLY INPUT BOUND, waits on the network"
     assert {part.key for part in report.wait} == {"network", "cpu"}
@@ -191,16 +191,7 @@ def test_a_thread_that_writes_takes_from_a_queue_and_gives_none(is_loader: bool)
 def test_beside_a_known_loader_a_thread_that_sends_is_no_second_one() -> None:
     """The training waits until its last checkpoint is uploaded."""
     run = job(waker=READER, is_loader=True)
-    for number in range(40):
-        start = number * STEP + 5 * MS
-        run.blocked(
-            "receive",
-            start,
-            start + 60 * MS,
-            thread=READER,
-            descriptor="socket:",
-            received=150,
-        )
+    answered(run, 150)
     assert_is_only_a_bound(run)
 
 

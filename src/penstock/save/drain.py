@@ -95,10 +95,7 @@ __all__ = [
 
 TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it is mounted
 DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
-# In a slow tier: of what loads a model there, from which fast tier each file is.
-BESIDE_MODEL = f"{STATE}/beside-model.json"
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
-HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
 # After the last change of files that a save has only begun to write over: nobody goes on with them.
 LINGER_S = 10.0

@@ -62,8 +62,8 @@ _STEP_WORDS = {
     "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
     "ep", "ckpt", "checkpoint", "update", "updates", "round",
 }  # fmt: skip
-# Written anew at each save; which of the others are best is another question for each.
 _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
+# Written anew at each save; which of the others are best is another question for each.
 _EACH_TIME = {"last", "latest", "final"}
 _STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
 _RANK_WORDS = {
@@ -238,15 +238,12 @@ def parts_of(name: str) -> Parts:
             key.append(piece)
         before = low
     step, is_told = _step(told, bare)
-    if (not is_told and step is None) or is_told:
+    if is_told or step is None:
         key += bare
-    # A word that only says that a number is a step or a rank tells nothing of the content.
-    kept = [one for one in words if one not in _STEP_WORDS | {"rank"} or one in _STATE_WORDS]
-    if told or step is not None:
-        kept = [one for one in kept if one not in _STEP_WORDS]
-    return Parts(
-        name, ending, step, is_told, tuple(kept), " ".join(ranks), shard, tuple(sorted(key))
-    )
+    # A word beside a number of a step or a rank does not name the content.
+    no_content = _STEP_WORDS if told or step is not None else _STEP_WORDS - _STATE_WORDS
+    kept = tuple(one for one in words if one not in no_content and one != "rank")
+    return Parts(name, ending, step, is_told, kept, " ".join(ranks), shard, tuple(sorted(key)))
 
 
 def _pieces(stem: str) -> Iterable[str]:
