@@ -186,6 +186,7 @@ def test_a_list_of_failures_that_was_damaged_keeps_nobody_from_starting(tmp_path
         ("ckpt-12", 12), ("model.ckpt-31", 31), ("1000", 1000), ("last.ckpt", None),
         ("runs/3/best.pt", None), ("epoch_9.pt", 9), ("model-00001-of-00004.safetensors", None),
         ("weights.0042.weights.h5", 42), ("9" * 30, None), ("resnet50-0676ba61.pth", None),
+        ("resnet50.pth", None), ("fold2_best.pth", None), ("latest-rank0.pt", None),
     ],
 )  # fmt: skip
 def test_the_step_is_told_by_the_name(name: str, step: int | None) -> None:

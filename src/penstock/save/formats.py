@@ -97,10 +97,6 @@ _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
 # What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
 _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
-_STEP_WORDS = re.compile(
-    r"(?:global_?step|step|iter|ckpt|checkpoint|epoch)[=_\-]*(\d+)", re.IGNORECASE
-)
-
 _OURS = re.compile(r"(step-\d{8,})(?:\.\d+)?")
 
 
@@ -290,22 +286,11 @@ def _is_content(inner: str) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a checkpoint's name tells: the number after a word such as step, the last such
-    word counting; else the only number of its last part."""
+    """The step in a checkpoint's name: the number beside a word such as step or epoch, else its
+    only number.  Numbers of ranks, shards and versions are no steps."""
     last = name.rsplit("/", 1)[-1]
-    if ours := _OURS.fullmatch(last):  # also a second time
-        last = ours[1]
-    stem = re.sub(r"\.(pth?|ckpt|pt2|safetensors|keras|h5|weights)\b", "", last)
-    words = {match[0].lower()[:4]: match[1] for match in _STEP_WORDS.finditer(stem)}
-    for word in ("step", "glob", "iter", "ckpt", "chec", "epoc"):
-        if word in words:
-            return _whole(words[word])
-    numbers = re.findall(r"\d+", stem)  # one: resnet50-0676ba61 tells no step
-    return _whole(numbers[0]) if len(numbers) == 1 else None
-
-
-def _whole(digits: str) -> int | None:
-    return int(digits) if len(digits) <= 18 else None
+    ours = _OURS.fullmatch(last)  # also a second time
+    return parts_of(ours[1] if ours else last).step
 
 
 def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -733,12 +718,8 @@ def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
 
 
 def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
-    kind, step = kind_of(found.name) or "files", _step_at(found.name)
-    told = parts_of(found.name.rpartition("/")[2])
-    if told.step is None and told.rank:  # its number is no step
-        step = None
-    elif step is None and unit is not None:
-        step = unit.step
+    kind = kind_of(found.name) or "files"
+    step = unit.step if unit is not None else _step_at(found.name)
     problem = _lost(unit.missing) if unit is not None else ""
     why = unit.why if unit is not None else "one file"
     return Checkpoint(store, found.name, kind, False, (found,), step, None, problem, why=why)

@@ -205,7 +205,8 @@ def _ending_of(name: str) -> str:
                 found = longer if low.endswith(longer) else found
             return name[-len(found) :]
     dot = name.rfind(".")
-    return name[dot:] if dot > 0 and not name[dot + 1 :].isdigit() else ""
+    last = name[dot + 1 :]
+    return name[dot:] if dot > 0 and last.isalnum() and not last.isdigit() else ""
 
 
 @lru_cache(1 << 16)
