@@ -1,12 +1,13 @@
-"""A checkpoint of many small files: the drain of the burst buffer against other ways to copy them.
+"""A benchmark: a checkpoint of many small files, copied by the burst buffer's drain and by other
+tools.
 
-    python benchmarks/small_files.py [N]      20,000 files of 258 B unless told
+    python benchmarks/small_files.py [N]      default: 20,000 files of 258 B
 
-From /dev/shm to BENCH_FOLDER (build/bench), each as durable as the drain makes it: `cp -r` with a
-sync of that file system, rsync with --fsync where it is installed, and 16 threads that write, sync
-and close, with the folder synced at the end.  None of them reads back what it has written, and none
-gives a file its name after it is synced; the drain does both.  The last column is the best of the
-others' time as a share of the drain's: more is better.
+All copies go from /dev/shm to BENCH_FOLDER (build/bench) and are as durable as the drain's copy:
+`cp -r` with a sync of the target file system, rsync with --fsync where rsync is installed, and 16
+threads that write, sync and close, with the folder synced at the end.  Only the drain reads each
+file back and renames each file after its sync.  The last column is the shortest time of the other
+tools as a share of the drain's time: a higher share is better.
 """
 
 import os
@@ -90,7 +91,7 @@ def _threads(source: Path, to: Path) -> None:
 
 
 def _links(source: Path, tier: Path, to: Path) -> None:
-    """As a program leaves them that has written these files to the burst buffer."""
+    """Lay the files out as a program leaves them after a write through the burst buffer."""
     prepare(tier)
     for number, path in enumerate(sorted(source.iterdir())):
         name = f"{time.time_ns():016x}{number:08x}-{path.name}"

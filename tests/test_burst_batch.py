@@ -1,4 +1,4 @@
-"""Many small files come home together: each as durable, and each for itself where one fails."""
+"""Many small files come home together: each file is durable, and failures stay separate."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def fast(tmp_path: Path) -> Path:
 
 
 def made(fast: Path, work: Path, n_files: int = N, turn: int = 0) -> list[Path]:
-    """As native/burst.c makes new files: the paths on the tier."""
+    """Make new files as native/burst.c does.  Return the paths on the tier."""
     paths = []
     for number in range(n_files):
         home = work / f"part-{number:02d}.pt"
@@ -68,7 +68,7 @@ def test_small_files_come_home_with_one_sync_each(
     assert finish(fast, AT_ONCE)[1] == []
     assert_home(work)
     assert sorted(path.name for path in work.iterdir()) == [f"part-{n:02d}.pt" for n in range(N)]
-    # Each file by its draft, before it got its name, and their folder once after that.
+    # Each draft is synced before the rename, and the folder is synced once after all renames.
     assert len(synced) == len(set(synced)) == N + 1
     assert synced[-1] == str(work)
     assert not any((fast / "burst/data").iterdir())
@@ -77,7 +77,7 @@ def test_small_files_come_home_with_one_sync_each(
 def test_a_file_that_fails_keeps_no_other_one(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written to meanwhile, read back as other bytes, removed, without its end on the tier."""
+    """Failures: written to meanwhile, read back as other bytes, removed, torn on the tier."""
     paths = made(fast, work)
     real = module.Copy.read_back
 

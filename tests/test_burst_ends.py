@@ -1,4 +1,4 @@
-"""How a drain ends that cannot bring home what is left: in words, with a status, within a time."""
+"""Test the end of a drain that cannot empty the tier: message, exit status, time limit."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
 
 
 def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
-    """Without the remarks that both tiers of this test may be on one device."""
+    """Return the lines without the remarks that both tiers of this test may be on one device."""
     return [
         line
         for line in ended.stderr.splitlines()
@@ -72,7 +72,7 @@ def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_st
 ) -> None:
     with mounted(tmp_path / "slow", "-t", "tmpfs", "-o", "size=3m", "tmpfs") as slow:
         ended = penstock(*run(fast, slow, "--wait-at-most", "4s"), status=75)
-        # Where the reason is known late, a line before says that the drain is waited for.
+        # If the reason is known late, an earlier line reports the wait for the drain.
         told = [line for line in said(ended) if "the slow tier is full" in line]
         assert len(told) == 2, ended.stderr
         first, last = told
@@ -85,7 +85,7 @@ def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_st
         assert 0 < len(on_tier) < 4
         left = sorted(path.name for path in slow.iterdir() if path.is_symlink())
         assert len(left) == len(on_tier)
-        # The program's own status wins; a drain by hand has a status, too.
+        # The program's own status wins; a drain by hand has a status as well.
         penstock(*run(fast, slow, "--wait-at-most", "1s", own=3), status=3)
         assert "no room" in penstock("save", "drain", fast, status=1).stderr
         late = penstock("save", "drain", fast, "--wait-at-most", "1s", status=75).stderr
@@ -115,10 +115,10 @@ def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_ba
     assert "is its file system mounted?" in ended.stderr
     assert "full" not in ended.stderr
     assert len(list((fast / "burst/data").iterdir())) == 4
-    # A drain that comes later has not seen that folder: it names the files, and keeps them.
+    # A later drain has not seen that folder: the drain names the files and keeps the files.
     assert "mount its file system" in penstock("save", "drain", fast, status=1).stderr
     (slow / "out").mkdir()
-    for way in (fast / "burst/home").iterdir():  # as it is mounted again
+    for way in (fast / "burst/home").iterdir():  # as after a new mount
         way.readlink().symlink_to(fast / "burst/data" / way.name)
     penstock("save", "recover", fast)
     assert {path.stat().st_size for path in (slow / "out").iterdir()} == {MB}
@@ -177,7 +177,7 @@ for step in (1, 2, 3):
 
 
 def first_examples() -> list[str]:
-    """The indented blocks of docs/save.md before its first heading of a section."""
+    """Return the indented blocks of docs/save.md before the first section heading."""
     text = (ROOT / "docs/save.md").read_text().partition("\n## ")[0]
     blocks = [block for block in text.split("\n\n") if block.startswith("    ")]
     assert blocks
@@ -190,7 +190,7 @@ def test_the_first_examples_of_the_docs_run_as_they_are_written(tmp_path: Path) 
     for folder in ("nvme", "lustre"):
         (tmp_path / folder).mkdir()
     told = []
-    for number, block in enumerate(first_examples()):  # in one folder, one after the other
+    for number, block in enumerate(first_examples()):  # all in one folder, in order
         here = block.replace("/nvme", f"{tmp_path}/nvme").replace("/lustre", f"{tmp_path}/lustre")
         ended = subprocess.run(
             ["bash", "-e", "-c", here],

@@ -1,7 +1,7 @@
-"""The files of one save under `--burst-buffer` come home, and come back, together.
+"""The files of one save under `--burst-buffer` come home together and are put back together.
 
-Programs that save again and again under the same names lose their fast tier in the middle of a
-drain; then each tensor is of one save, or nothing is named.
+Programs that save repeatedly under the same names lose their fast tier in the middle of a drain.
+After the loss, all tensors are of one save, or no checkpoint is named.
 """
 
 import json
@@ -44,9 +44,9 @@ _made = 0
 
 
 def written(fast: Path, home: Path, data: bytes) -> Path:
-    """As native/burst.c overwrites a path: what is there stays as the earlier file, unless that of
-    a save before is kept."""
-    global _made  # two files in one tick of the clock have two names
+    """Overwrite a path as native/burst.c does: the file there stays as the earlier file, unless the
+    earlier file of a previous save is kept."""
+    global _made  # two files in one clock tick need two names
     _made += 1
     name = f"{time.time_ns():016x}{_made:08x}-{home.name}"
     (fast / "burst/home" / name).symlink_to(home)
@@ -73,7 +73,7 @@ class Clock:
         return self.now_s
 
 
-# Which files are one save
+# The files of a save
 
 
 def test_names_that_differ_by_parts_are_of_one_save_and_by_steps_of_several() -> None:
@@ -88,14 +88,14 @@ def test_names_that_differ_by_parts_are_of_one_save_and_by_steps_of_several() ->
     assert len({group_of(name) for name in lightning}) == 4
 
 
-# What a drain keeps, and for how long
+# The files a drain keeps, and for how long
 
 
 def test_earlier_files_stay_until_all_of_the_save_are_home(fast: Path, work: Path) -> None:
     for name in "abc":
         (work / f"{name}.pt").write_bytes(b"1")
     made = [written(fast, work / f"{name}.pt", b"2") for name in "abc"]
-    with Burst(fast, AT_ONCE) as drain, open(made[0], "ab"):  # a writer: that one cannot go
+    with Burst(fast, AT_ONCE) as drain, open(made[0], "ab"):  # a writer keeps this file on the tier
         assert drain._round() == {}
         assert (work / "b.pt").read_bytes() == b"2"
         assert [was_of(work / f"{name}.pt").read_bytes() for name in "abc"] == [b"1"] * 3
@@ -131,12 +131,12 @@ def test_a_lost_tier_leaves_one_save_also_of_files_that_were_home(fast: Path, wo
 def test_what_has_no_earlier_file_any_more_marks_its_folder_as_mixed(
     fast: Path, work: Path
 ) -> None:
-    """As a drain of older code leaves it, that lets each earlier file go by itself."""
+    """Leave a folder as a drain of older code does, which removed each earlier file separately."""
     for name in "abc":
         (work / f"{name}.pt").write_bytes(b"1")
         os.utime(work / f"{name}.pt", (1000, 1000))
     written(fast, work / "a.pt", b"2")
-    (work / "b.pt").write_bytes(b"2")  # is home
+    (work / "b.pt").write_bytes(b"2")  # this file is home
     shutil.rmtree(fast)
     mend(work, fast)
     assert values(work) == {"a.pt": b"1", "b.pt": b"2", "c.pt": b"1"}
@@ -144,7 +144,8 @@ def test_what_has_no_earlier_file_any_more_marks_its_folder_as_mixed(
 
 
 def test_a_third_save_keeps_what_the_last_whole_one_was(fast: Path, work: Path) -> None:
-    """While the second one is home in part; what is new in that is no part of the first."""
+    """The second save is home in part; files that are new in the second save are no part of the
+    first."""
     for name in "ab":
         (work / f"{name}.pt").write_bytes(b"1")
     clock = Clock()
@@ -165,13 +166,13 @@ def test_a_third_save_keeps_what_the_last_whole_one_was(fast: Path, work: Path) 
 def test_a_whole_newest_file_stays_where_another_save_beside_it_is_lost(
     fast: Path, work: Path
 ) -> None:
-    """As Lightning's last.ckpt, which is home, beside the checkpoint of a step that is not."""
+    """Lightning's last.ckpt is home; the checkpoint of a step beside last.ckpt is not."""
     (work / "last.ckpt").write_bytes(b"1")
     (work / "model.pt").write_bytes(b"1")
     written(fast, work / "last.ckpt", b"2")
     written(fast, work / "model.pt", b"2")
     made = written(fast, work / "epoch=2-step=40.ckpt", b"2")
-    draft = written(fast, work / "model.pt.tmp", b"3")  # of the save after
+    draft = written(fast, work / "model.pt.tmp", b"3")  # draft of the next save
     with Burst(fast, AT_ONCE) as drain, open(made, "ab"), open(draft, "ab"):
         drain._let_go = lambda left=None: None  # type: ignore[method-assign]
         drain._round()
@@ -196,16 +197,16 @@ def test_earlier_files_go_once_the_program_is_quiet_or_all_names_have_come(tmp_p
         kept.let_go({}, False, dict)
 
     come(*homes)
-    assert was_of(homes[0]).exists()  # the rest of this save may be about to be written
+    assert was_of(homes[0]).exists()  # the program may be about to write the rest of this save
     clock.now_s += QUIET_S
     kept.let_go({}, False, dict)
     assert names(folder) == ["a.pt", "b.pt"]
     come(homes[0])
     assert was_of(homes[0]).exists()
-    come(homes[1])  # all that the save before has had
+    come(homes[1])  # all names of the save before
     assert names(folder) == ["a.pt", "b.pt"]
     assert not (tmp_path / "kept").exists()
-    for _ in range(5):  # saves that are never quiet for so long
+    for _ in range(5):  # saves without a quiet period of QUIET_S
         come(homes[0])
         clock.now_s += 1
     assert names(folder) == [f".a.pt{WAS}", "a.pt", "b.pt"]
@@ -227,7 +228,7 @@ def test_a_drain_that_comes_after_a_killed_one_lets_go_what_that_kept(
 
 
 def test_what_a_drain_was_killed_in_removing_never_comes_back(fast: Path, work: Path) -> None:
-    """Some earlier files are gone already: the others are of the same save."""
+    """Some earlier files were removed already; the remaining earlier files are of the same save."""
     for name in "ab":
         (work / f"{name}.pt").write_bytes(b"2")
     was_of(work / "a.pt").write_bytes(b"1")
@@ -250,7 +251,8 @@ def _safetensors(value: int, is_torn: bool = False) -> bytes:
 def test_a_save_of_which_one_file_is_torn_gives_way_to_the_one_before(
     fast: Path, work: Path, is_home: bool, is_first_torn: bool
 ) -> None:
-    """Its program was killed as it wrote that file, whether the others are home or not."""
+    """The program was killed during the write of the torn file; the other files may or may not be
+    home."""
     homes = [work / f"{name}.safetensors" for name in "abcd"]
     for home in homes[:3]:
         home.write_bytes(_safetensors(1))
@@ -300,7 +302,7 @@ def test_the_last_whole_save_is_kept_however_often_a_program_overwrites(
         (work / f"{name}.pt").write_bytes(b"0")
     for value, how in enumerate(("", ".tmp", "", ".tmp"), start=1):
         saves(value, how)
-        with Burst(fast, AT_ONCE) as drain:  # brings a.pt only
+        with Burst(fast, AT_ONCE) as drain:  # drains a.pt only
             drain._let_go = lambda left=None: None  # type: ignore[method-assign]
             for one in drain.backlog():
                 if one.home.name == "a.pt":
@@ -413,7 +415,8 @@ def test_a_node_that_is_lost_in_the_middle_of_a_drain_leaves_one_save(
 
 
 def test_a_mixture_that_older_code_has_left_is_never_named(tmp_path: Path, work: Path) -> None:
-    """Earlier files of what was home had gone already: the rest comes back from an older save."""
+    """The earlier files of the files at home were removed already: the rest comes from an older
+    save."""
     fast = tmp_path / "fast"
     fast.mkdir()
     prepare(fast)
@@ -428,7 +431,7 @@ def test_a_mixture_that_older_code_has_left_is_never_named(tmp_path: Path, work:
     (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     for shard in shards[:2]:
         written(fast, shard, _safetensors(2))
-    shards[2].write_bytes(_safetensors(2))  # home, and its earlier file let go
+    shards[2].write_bytes(_safetensors(2))  # home; the earlier file was removed
     shutil.rmtree(fast)
     told = subprocess.run(
         [sys.executable, "-m", "penstock", "save", "recover", str(fast), str(work)],
@@ -436,9 +439,9 @@ def test_a_mixture_that_older_code_has_left_is_never_named(tmp_path: Path, work:
     )  # fmt: skip
     assert (told.returncode, told.stdout) == (1, ""), told.stderr
     assert "mixed: 2 of its 3 files were put back from an older save" in told.stderr
-    for shard in shards[:2]:  # until a whole save replaces it
+    for shard in shards[:2]:  # until a whole save replaces the mixture
         shard.write_bytes(_safetensors(2))
-    assert put_back(LocalStore(out))  # ends by itself: no file is as it is listed
+    assert put_back(LocalStore(out))  # the list is obsolete: no file matches its entry
     again = subprocess.run(
         [sys.executable, "-m", "penstock", "save", "recover", str(fast), str(work)],
         text=True, capture_output=True, check=False,

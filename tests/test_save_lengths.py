@@ -1,5 +1,6 @@
-"""Files of one format each, written by its own library, cut, grown and killed anywhere: what the
-library refuses for its length is never called whole, and what is sound is never called damaged."""
+"""Files of each format, written by the format's own library, then cut, grown and killed at any
+place.  A file that the library refuses for its length is never judged whole; a sound file is never
+judged damaged."""
 
 import contextlib
 import json
@@ -39,7 +40,7 @@ CUTS, LOOKS = 50, 25
 
 
 def judged(path: Path, level: str = "sizes") -> Verdict:
-    """As a file of a checkpoint that is a folder."""
+    """Return the verdict on the file as part of a checkpoint folder."""
     store = LocalStore(path.parent)
     found = store.stat(path.name)
     assert found is not None
@@ -51,7 +52,7 @@ def state_of(path: Path, level: str = "sizes") -> str:
 
 
 def cuts(size_bytes: int, chance: random.Random, edges: tuple[int, ...] = ()) -> list[int]:
-    """Lengths that a file of so many bytes can be cut to: at its edges and anywhere."""
+    """Return lengths to which a file of this size is cut: at the edges and at random."""
     near = {one + shift for one in (0, size_bytes, *edges) for shift in (-1, 0, 1)}
     anywhere = {chance.randrange(size_bytes) for _ in range(CUTS)}
     return sorted(one for one in near | anywhere if 0 <= one < size_bytes)
@@ -83,7 +84,7 @@ VERSIONS = [None, "earliest", "latest", ("v108", "v110"), ("v110", "v114"), ("ea
 
 
 def hdf5(path: Path, chance: random.Random) -> dict[str, Any]:
-    """A file with options, groups, datasets and attributes drawn at random."""
+    """Write a file with options, groups, datasets and attributes drawn at random."""
     options: dict[str, Any] = {
         "libver": chance.choice(VERSIONS),
         "userblock_size": chance.choice([0, 0, 512, 4096]),
@@ -140,7 +141,8 @@ def test_a_sound_hdf5_file_of_any_kind_is_complete_and_cut_anywhere_it_is_not(
 
 
 def opens(path: Path) -> bool:
-    """Whether h5py reads all of it, in a process of its own: the library may hang on damage."""
+    """Return whether h5py reads the whole file, in a separate process: the library may hang on
+    damage."""
     child = os.fork()
     if not child:
         signal.alarm(5)
@@ -165,7 +167,7 @@ def test_an_hdf5_file_whose_writer_is_killed_anywhere_is_not_whole(
         file = h5py.File(path, "w", libver=version)
         for number in range(30):
             if number == ends_at:
-                os._exit(0)  # as SIGKILL does it: nothing is flushed
+                os._exit(0)  # like SIGKILL: nothing is flushed
             file.create_dataset(f"layers/{number % 7}/{number}", data=np.full((40, 40), 1.0, "f4"))
             if number % 8 == 7:
                 file.flush()
@@ -178,7 +180,8 @@ def test_an_hdf5_file_whose_writer_is_killed_anywhere_is_not_whole(
             written(path, ends_at)
         os.waitpid(child, 0)
         state = state_of(path, "full")
-        # Right after a flush all is there, whoever is killed then; the newer version marks it.
+        # Right after a flush the file is complete, even if the writer is killed; the newer format
+        # marks the file as open.
         is_flushed = ends_at % 8 == 0 and ends_at > 0 and version is None
         assert state == (BY_LENGTH if is_flushed else NOT_WHOLE), ends_at
         assert opens(path) or state == NOT_WHOLE
@@ -220,7 +223,7 @@ def test_hdf5_data_in_several_files_is_not_judged_by_one_of_them(tmp_path: Path)
         file["a"] = np.ones(10)
     with (tmp_path / "a.h5").open("r+b") as opened:
         opened.seek(48)
-        opened.write(bytes(8))  # says that there is another driver, and there is none
+        opened.write(bytes(8))  # claims another driver that is not present
     assert "driver information" in judged(tmp_path / "a.h5").problems[0]
 
 
@@ -233,7 +236,8 @@ def test_any_changed_bit_of_a_superblock_with_a_checksum_is_found(tmp_path: Path
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
-        # The version says whether there is a checksum, and is one of a newer library.
+        # The version decides whether there is a checksum; a changed version may be a newer
+        # library's.
         assert state_of(path) == NOT_WHOLE or (place == 8 and state_of(path) == UNCHECKED), place
 
 
@@ -261,7 +265,7 @@ def test_a_keras_weights_file_killed_in_writing_is_passed_over(tmp_path: Path) -
 
 
 def sparse(path: Path, n_items: int) -> None:
-    """A file of one array of so many float32, of which the last is written."""
+    """Write a file of one array of n_items float32 values, of which only the last is written."""
     if path.suffix == ".h5":
         with h5py.File(path, "w") as file:
             file.create_dataset("a", (n_items,), "f4")[-1] = 1.0
@@ -273,7 +277,7 @@ def sparse(path: Path, n_items: int) -> None:
         head = b"GGUF" + struct.pack("<I2Q", 3, 1, 0) + struct.pack("<Q", 1) + b"w"
         head += struct.pack("<IQIQ", 1, n_items, 0, 0)
         head += bytes(-len(head) % 32)
-    elif path.suffix == ".msgpack":  # as Flax writes it: in pieces of less than 4 GiB
+    elif path.suffix == ".msgpack":  # as Flax writes large arrays: in pieces of less than 4 GiB
         head, piece = (
             b"\xdd" + struct.pack(">I", n_items >> 28),
             b"\xc6" + struct.pack(">I", 1 << 30),
@@ -296,7 +300,7 @@ def sparse(path: Path, n_items: int) -> None:
 
 @pytest.mark.parametrize("ending", ["h5", "npy", "gguf", "msgpack", "safetensors"])
 def test_a_sparse_file_of_100_gb_is_judged_without_its_data(tmp_path: Path, ending: str) -> None:
-    """By the bytes that are read, which no other program changes."""
+    """Measure the bytes read, which other programs cannot change."""
     path = tmp_path / f"a.{ending}"
     sparse(path, 25 << 30)
     assert path.stat().st_size >= 100 << 30
@@ -310,7 +314,7 @@ def test_a_sparse_file_of_100_gb_is_judged_without_its_data(tmp_path: Path, endi
 
 
 class Counted:
-    """A file that counts what is read from it."""
+    """A file object that counts the bytes read."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.n_bytes = file, 0
@@ -364,7 +368,7 @@ def test_an_old_torch_file_is_followed_to_its_end_and_cut_anywhere_it_is_not_who
         assert "before torch 1.6" in verdict.remarks[0]
         is_seen_wherever_it_is_cut(path, chance)
         assert grown(path) == NOT_WHOLE
-        with path.open("ab") as file:  # one after the other, as torch.load reads them
+        with path.open("ab") as file:  # consecutive, as torch.load reads pickles
             torch.save(state, file, _use_new_zipfile_serialization=False)
         assert state_of(path) == BY_LENGTH
 
@@ -401,7 +405,7 @@ def test_a_cut_file_is_torn_for_the_burst_buffer(torch: Any, tmp_path: Path) -> 
         assert not is_torn(path, path.name)
         os.truncate(path, path.stat().st_size - 1)
         assert is_torn(path, path.name)
-    (tmp_path / "a.weights.h5").write_bytes(bytes(96) + b"data")  # killed before its first flush
+    (tmp_path / "a.weights.h5").write_bytes(bytes(96) + b"data")  # killed before the first flush
     assert is_torn(tmp_path / "a.weights.h5", "a.weights.h5")
 
 
@@ -410,7 +414,7 @@ def test_every_operation_of_a_pickle_has_the_length_that_python_gives_it() -> No
         code = ord(one.code)
         n = one.arg.n if one.arg is not None else 0
         if code == ord("\x95"):
-            continue  # a frame: eight bytes, and what follows is looked at
+            continue  # a frame: eight bytes, then the content is checked
         if n >= 0:
             assert pickled._FIXED[code] == n, one.name
         elif n == pickletools.UP_TO_NEWLINE:
@@ -442,10 +446,10 @@ def test_a_pickle_ends_where_its_file_does(tmp_path: Path, protocol: int) -> Non
     assert grown(path) == NOT_WHOLE
     with path.open("r+b") as file:
         file.seek(0, os.SEEK_END)
-        file.write(b"N.")  # a whole pickle by its operations, of no protocol that is written today
+        file.write(b"N.")  # whole by its operations, of a protocol that no writer uses today
     assert "more follows" in judged(path).problems[0]
     os.truncate(path, path.stat().st_size - 2)
-    with path.open("ab") as file:  # several in a file
+    with path.open("ab") as file:  # several pickles in a file
         pickle.dump(value, file, protocol)
     assert state_of(path) == BY_LENGTH
     path.write_bytes(bytes(1000))
@@ -486,7 +490,7 @@ def test_a_numpy_file_has_the_length_of_its_shape(tmp_path: Path, kind: Any) -> 
             assert state_of(path, "full") == BY_LENGTH, (shape, version)
             is_seen_wherever_it_is_cut(path, chance)
             assert grown(path) == NOT_WHOLE
-    with path.open("ab") as file:  # one after the other
+    with path.open("ab") as file:  # consecutive arrays
         np.save(file, array)
     assert state_of(path) == BY_LENGTH
 
@@ -506,7 +510,7 @@ def test_an_archive_of_numpy_s_is_judged_by_its_directory_and_its_crc(
 ) -> None:
     path = tmp_path / "a.npz"
     save(path)
-    assert state_of(path, "full") == BY_LENGTH  # there is nothing to compare
+    assert state_of(path, "full") == BY_LENGTH  # the format has no checksum
     save(path, a=np.arange(1000.0), b=np.random.default_rng(1).random(500), c=np.zeros(0))
     assert (state_of(path, "full"), state_of(path)) == (WHOLE, BY_LENGTH)
     chance = random.Random(2)
@@ -531,7 +535,7 @@ def test_a_record_that_a_directory_says_is_longer_than_it_can_be_is_found(tmp_pa
 
 
 def gguf_file(path: Path, chance: random.Random) -> None:
-    """By gguf-py, with values of every type, tensors of several, and an alignment."""
+    """Write a file with gguf-py: values of every type, several tensor types, and an alignment."""
     import gguf
     from gguf.constants import GGML_QUANT_SIZES
 
@@ -574,7 +578,7 @@ def test_a_gguf_file_is_as_long_as_its_tensors(tmp_path: Path, seed: int) -> Non
         n_padding = len(data) - len(data.rstrip(b"\0")) if data.endswith(b"\0") else 0
         for cut in cuts(len(data), chance)[::3]:
             path.write_bytes(data[:cut])
-            # The padding after the last tensor is nothing that a loader misses.
+            # Loaders do not need the padding after the last tensor.
             assert state_of(path) == NOT_WHOLE or cut > len(data) - n_padding, cut
         path.write_bytes(data + bytes(300))
         assert state_of(path) == NOT_WHOLE
@@ -583,7 +587,7 @@ def test_a_gguf_file_is_as_long_as_its_tensors(tmp_path: Path, seed: int) -> Non
 def test_the_blocks_of_gguf_are_those_of_its_library() -> None:
     constants = pytest.importorskip("gguf.constants")
     theirs = {int(kind): sizes for kind, sizes in constants.GGML_QUANT_SIZES.items()}
-    # Of the ninth ggml itself has another size than gguf-py; it is in no file.
+    # ggml and gguf-py disagree on the size of type 9; no file uses type 9.
     assert 9 not in arrays._BLOCKS
     known = {kind: sizes for kind, sizes in theirs.items() if kind in arrays._BLOCKS}
     assert len(known) >= 30
@@ -645,7 +649,7 @@ def test_a_msgpack_file_is_one_object_to_its_end(tmp_path: Path) -> None:
         assert grown(path) == NOT_WHOLE
     path.write_bytes(bytes(1000))
     assert state_of(path) == NOT_WHOLE
-    path.write_bytes(b"\xdd\xff\xff\xff\xff" + bytes(1000))  # by its word, four billion
+    path.write_bytes(b"\xdd\xff\xff\xff\xff" + bytes(1000))  # claims four billion elements
     assert "cut short" in judged(path).problems[0]
 
 
@@ -670,7 +674,7 @@ def test_a_safetensors_file_is_as_long_as_its_header_says(torch: Any, tmp_path: 
         assert grown(path) == NOT_WHOLE
 
 
-# --- what nothing can be said of ------------------------------------------------------------------
+# --- files that cannot be checked -----------------------------------------------------------------
 
 
 def test_a_checked_checkpoint_is_preferred_to_a_newer_one_in_which_nothing_can_be_checked(

@@ -1,5 +1,5 @@
-"""Whatever happens to a program, its drain and its fast tier: no whole newest checkpoint is lost,
-and what `recover` names is whole and of one save."""
+"""Whatever happens to a program, a drain and a fast tier: the newest whole checkpoint is never
+lost, and `recover` names a checkpoint that is whole and of one save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = Settings(settle_s=0, tries=1)
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 
-# How a program lays out save N: its files in the order in which it writes them.
+# The files of save N in each layout, in the order of the program's writes.
 LAYOUTS = {
     "three files": ["model-{n}.safetensors", "optim-{n}.safetensors", "ema-{n}.safetensors"],
     "ranks": ["model_{n:06d}.safetensors", "optim_{n:06d}_rank0.pt", "optim_{n:06d}_rank1.pt",
@@ -41,7 +41,7 @@ LAYOUTS = {
                    "checkpoint_{n}/random_states_0.pkl"],
     "shards of a step": [*(f"step_{{n}}/{name}" for name in SHARDS), f"step_{{n}}/{INDEX}"],
     "one file": ["epoch={n}.safetensors"],
-    # The same names each time.
+    # The same names in each save.
     "parts": ["model.safetensors", "optimizer.safetensors", "scheduler.safetensors"],
     "model": ["out/config.json", *(f"out/{name}" for name in SHARDS), f"out/{INDEX}"],
     "loose shards": [*SHARDS, INDEX],
@@ -52,9 +52,9 @@ class Killed(BaseException):
     pass
 
 
-@functools.cache  # an archive has the time in it
+@functools.cache  # a zip archive contains the time
 def content(name: str, save: int) -> bytes:
-    """What the name's format takes for whole, with the number of the save at its end."""
+    """Return content that the name's format accepts as whole, with the save's number at the end."""
     if name.endswith(INDEX):
         return json.dumps({"weight_map": {one: one for one in SHARDS}, "save": save}).encode()
     if name.endswith(".json"):
@@ -100,7 +100,7 @@ made_by = {
 
 @contextmanager
 def killed_at(number: int) -> Iterator[None]:
-    """Ends what runs inside at the so-manieth change of a file system."""
+    """Raise Killed at the given number of file system changes inside the block."""
     left = [number]
 
     def counted(do: Any) -> Any:
@@ -130,13 +130,13 @@ def killed_at(number: int) -> Iterator[None]:
         suppress(Killed),
     ):
         yield
-    for one in held:  # the kernel lets go of them
+    for one in held:  # the kernel releases the claims
         one.close()
 
 
 class Tiers(RuleBasedStateMachine):
-    """saves: the number of the last one that is whole; safe: of the newest that is known to be on
-    the slow tier, or is whole on the fast one."""
+    """A model of the tiers.  saves: number of the last whole save; safe: number of the newest save
+    known to be on the slow tier or whole on the fast tier."""
 
     @initialize(layout=st.sampled_from(sorted(LAYOUTS)))
     def begin(self, layout: str) -> None:
@@ -146,9 +146,9 @@ class Tiers(RuleBasedStateMachine):
         self.layout = LAYOUTS[layout]
         self.in_place = not any("{n" in name for name in self.layout)
         self.n = self.torn = self.clock = 0
-        self.on_fast: int | None = None  # the newest that is whole there
-        self.on_slow = 0  # at least that one is whole there
-        self.is_torn = False  # the program was killed in the middle of its last save
+        self.on_fast: int | None = None  # the newest save that is whole on the fast tier
+        self.on_slow = 0  # the slow tier has at least this save, whole
+        self.is_torn = False  # the program was killed in the middle of the last save
         self.save()
 
     def teardown(self) -> None:
@@ -156,7 +156,7 @@ class Tiers(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def _write(self, n_files: int) -> None:
-        """A program that was killed goes on from the save before, and comes to that step again."""
+        """Write a save.  A killed program continues from the save before and repeats the step."""
         self.n += not self.torn or self.in_place
         self.clock += 1
         for place, name in enumerate(self.layout[:n_files]):
@@ -172,7 +172,8 @@ class Tiers(RuleBasedStateMachine):
         self.on_fast, self.torn = self.n, 0
         self.is_torn = False
 
-    # Three in a row without a part look like a program that does not save it any more.
+    # After three incomplete saves in a row, a missing part looks like a part that the program no
+    # longer saves.
     @precondition(lambda self: self._is_known() and self.torn < 2)
     @rule(share=st.floats(0.01, 0.99))
     def save_killed(self, share: float) -> None:
@@ -180,11 +181,11 @@ class Tiers(RuleBasedStateMachine):
             return
         self._write(max(1, min(len(self.layout) - 1, int(share * len(self.layout)))))
         self.is_torn, self.torn = True, self.torn + 1
-        if self.in_place:  # over the one before
+        if self.in_place:  # over the save before
             self.on_fast = None
 
     def _is_known(self) -> bool:
-        """Whether a tier has a whole save to compare a part with."""
+        """Return whether a tier has a whole save to compare a part with."""
         return self.on_slow == self.n if self.in_place else bool(self.on_fast or self.on_slow)
 
     def _keep(self, fast: int, last: int | None) -> Keep:
@@ -205,7 +206,7 @@ class Tiers(RuleBasedStateMachine):
         one = Settings(settle_s=0, tries=1, keep=self._keep(fast, last))
         with killed_at(at), Drainer(self.fast, self.slow, one) as working:
             working.once()
-        if fast == 0:  # what went from the fast tier was on the slow one
+        if fast == 0:  # files removed from the fast tier were on the slow tier
             self._look_which()
 
     def _look_which(self) -> None:
@@ -245,7 +246,7 @@ class Tiers(RuleBasedStateMachine):
             self.on_fast = found
 
     def _save_of(self, one: Checkpoint) -> int:
-        """All of its files are there, and of this one save."""
+        """Return the number of the save; assert that all files are present and of this save."""
         assert isinstance(one.store, LocalStore)
         there = {one.inner(found): one.store.path(found.name) for found in one.files}
         for n in range(self.n, 0, -1):
@@ -260,7 +261,7 @@ class Tiers(RuleBasedStateMachine):
 
     @invariant()
     def slow_has_no_mixture(self) -> None:
-        """Where a copy counts, it is of one save; also to who looks without a drain."""
+        """Check that every counted copy is of one save, also without a drain."""
         from penstock.save.verify import latest_valid
 
         if getattr(self, "slow", None) is None or not self.slow.is_dir():

@@ -1,4 +1,5 @@
-"""Which files are one checkpoint, and that nothing smaller is copied, kept, removed or named."""
+"""Test which files form a checkpoint, and that only whole checkpoints are copied, kept, removed or
+named."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def slow(tmp_path: Path) -> Path:
 
 
 def written(path: Path, save: int, *, at_s: float | None = None, size: int = 100) -> Path:
-    """A safetensors file of this save under any name; each number in it is the save's."""
+    """Write a safetensors file under any name; each number in the file is the save's number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = json.dumps({"w": {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}})
     data = struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", save) * size
@@ -68,7 +69,7 @@ def files_of(one: Checkpoint) -> list[str]:
 
 
 def there(folder: Path) -> set[str]:
-    """Files of a tier but for Penstock's own."""
+    """Return the files of a tier without Penstock's own files."""
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {
         os.fspath(one) for one in names
@@ -115,7 +116,7 @@ def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
         ("online.pt target.pt replay.pkl", {"online.pt": 3}),
         ("rl_model_3000_steps.zip rl_model_replay_buffer_3000_steps.pkl",
          {"rl_model_3000_steps.zip": 2}),
-        # Each of these is one by itself.
+        # Each of these files is a checkpoint by itself.
         ("best_loss.ckpt best_accuracy.ckpt", {}),
         ("last.ckpt last.pt best-300.ckpt epoch=1-step=300.ckpt", {}),
         ("resnet50-0676ba61.pth vgg16-397923af.pth", {}),
@@ -157,14 +158,14 @@ def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
     whole = [shape(step, "model optim ema") for step in (100, 200, 400)]
     assert lacking(shape(300, "model optim"), whole[:2]) == "no ema.pt, which step 200 has"
     assert lacking(shape(300, "model optim ema"), whole) == ""
-    assert lacking(shape(100, "model"), whole[1:]) == ""  # nothing is before it
-    # It is not saved any more, or every second time only.
+    assert lacking(shape(100, "model"), whole[1:]) == ""  # no checkpoint is older
+    # The part is no longer saved, or saved only every second time.
     later = [shape(400, "model optim")]
     assert lacking(shape(300, "model optim"), [*whole[:2], *later]) == ""
     seldom = [shape(step, "model optim" if step % 200 else "model optim ema")
               for step in range(100, 500, 100)]  # fmt: skip
     assert lacking(shape(500, "model optim"), seldom) == ""
-    # One of four was killed.
+    # One of the four saves was killed.
     older = [shape(step, "model optim ema" if step != 300 else "model")
              for step in range(100, 500, 100)]  # fmt: skip
     assert lacking(shape(500, "model optim"), older) == "no ema.pt, which step 400 has"
@@ -173,10 +174,10 @@ def test_a_part_is_missing_where_most_of_those_before_have_it() -> None:
 def test_two_trainings_in_one_folder_lack_nothing_of_each_other() -> None:
     older = [shape(step, "anna berta", begin=step, end=1000 + step) for step in (100, 200)]
     assert lacking(shape(300, "anna", begin=300), older) == ""
-    # Models of other names have nothing in common with them.
+    # Models of other names are unrelated.
     older = [shape(step, "anna") for step in (100, 200)]
     assert lacking(shape(300, "clara"), older) == ""
-    # Where each was written before the next, they are parts of one.
+    # Files that were each written before the next save are parts of a checkpoint.
     older = [shape(step, "anna berta") for step in (100, 200)]
     assert lacking(shape(300, "anna"), older) == "no berta.pt, which step 200 has"
 
@@ -328,7 +329,7 @@ def test_who_saves_an_optimizer_beside_an_adapter_is_no_trainer(fast: Path, slow
 
 
 def test_small_steps_are_not_taken_for_ranks(tmp_path: Path) -> None:
-    """As Accelerate numbers its checkpoints, from 0."""
+    """Accelerate numbers checkpoints from 0."""
     for step in range(3):
         for name in ("model.safetensors", "optimizer.bin", "random_states_0.pkl"):
             written(tmp_path / f"checkpoint_{step}" / name, step)
@@ -362,7 +363,7 @@ def test_all_of_a_step_counts_once_and_the_newest_of_each_training_stays(
 def test_single_copies_of_an_older_drain_become_one(
     fast: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file had a manifest of its own, and would be counted and removed by itself."""
+    """Each file had a manifest of its own and would be counted and removed separately."""
     steps(fast)
     with monkeypatch.context() as patched:
         patched.setattr("penstock.save.formats.grouped", lambda names, rules: [])
@@ -372,7 +373,7 @@ def test_single_copies_of_an_older_drain_become_one(
     assert len(list(slow.glob("*.penstock.json"))) == 9
     store = LocalStore(slow)
     prune(LocalStore(fast), store, Keep(fast=9, last=1))
-    assert len(there(slow)) == 9  # nothing that is not whole is anybody's to remove
+    assert len(there(slow)) == 9  # nothing incomplete may be removed
     assert drained(fast, slow, Keep(fast=1, last=2, foreign=True)) == []
     assert [(one.name, len(one.files), one.is_ours) for one in find(store)] == [
         ("model-300.safetensors", 3, True), ("model-200.safetensors", 3, True)
@@ -386,7 +387,7 @@ def test_a_part_of_a_save_is_not_drained_where_the_slow_tier_knows_the_others(
     steps(fast)
     keep = Keep(fast=keep_fast, last=1, foreign=True)
     drained(fast, slow, keep)
-    for role in ("ema", "model"):  # and then the program was killed
+    for role in ("ema", "model"):  # then the program was killed
         written(fast / f"{role}-400.safetensors", 400)
     (line,) = drained(fast, slow, keep)
     assert "no optim.safetensors, which step 300 has; not copied" in line
@@ -408,10 +409,10 @@ def test_what_a_user_says_is_one_is_one(fast: Path, slow: Path) -> None:
     with Drainer(fast, slow, Settings(settle_s=0, tries=1, rules=rules)) as working:
         assert working.once() == []
     assert [len(one.files) for one in find(LocalStore(slow))] == [2, 2, 2]
-    assert "sketch-200.safetensors" in there(slow)  # beside
+    assert "sketch-200.safetensors" in there(slow)  # in addition
     (fast / "optim-300.safetensors").unlink()
     written(fast / "model-300.safetensors", 301)
-    (line,) = drained(fast, slow)  # the rule is kept with the tier
+    (line,) = drained(fast, slow)  # the rule is stored with the tier
     assert "is missing: optim-300.safetensors" in line
 
 
@@ -419,7 +420,7 @@ def test_what_a_user_says_is_one_is_one(fast: Path, slow: Path) -> None:
 def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
     fast: Path, slow: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ended at each step of being put into its place over an older one of the same names."""
+    """Stop at each step of replacing an older copy of the same names."""
     names = [f"{role}.safetensors" for role in ("model", "optim", "scheduler")]
     for name in names:
         written(fast / name, 1)
@@ -448,7 +449,7 @@ def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
         patched.setattr(copying, "discard", counted(discard))
         with suppress(Killed):
             drained(fast, slow)
-    lost = fast.with_name("lost")  # the fast tier is gone, and what was on it
+    lost = fast.with_name("lost")  # the fast tier with all files is lost
     lost.mkdir()
     before = latest_valid(lost, slow, "full")
     if before.checkpoint is not None:
@@ -499,7 +500,7 @@ def test_a_name_that_another_run_has_is_left_alone_as_a_whole(fast: Path, slow: 
     assert len(there(slow)) == 18
 
 
-# --- one save, and not two ------------------------------------------------------------------------
+# --- one save, not two ----------------------------------------------------------------------------
 
 
 def sharded(folder: Path, save: int, shards: Iterable[int], at_s: float, pause_s: float) -> None:
@@ -544,7 +545,7 @@ def test_a_slow_save_and_a_plain_copy_are_of_one_save(tmp_path: Path) -> None:
     sharded(out, 1, (1, 2, 3, 4), begin_s, 300)  # a shard takes five minutes
     index_of(out, begin_s + 1500)
     assert find(LocalStore(tmp_path))[0].problem == ""
-    # Copied in any order of names, without their times.
+    # Copied in any order of names, without the original times.
     for number, path in enumerate(sorted(out.iterdir(), key=lambda path: path.name[::-1])):
         os.utime(path, (begin_s + number / 10, begin_s + number / 10))
     assert find(LocalStore(tmp_path))[0].problem == ""
@@ -559,8 +560,8 @@ def test_a_save_that_has_written_over_a_part_is_not_drained(
     for name in names:
         written(folder / name, 1)
     assert drained(fast, slow) == []
-    written(folder / names[0], 2, size=101)  # and then it was killed
-    for _ in range(2):  # also by a drain that begins anew
+    written(folder / names[0], 2, size=101)  # then the program was killed
+    for _ in range(2):  # also with a new drain
         (line,) = drained(fast, slow)
         assert "1 of its 2 files were written again and 1 were not" in line
         assert {save_of(slow / folder.relative_to(fast) / name) for name in names} == {1}
@@ -572,7 +573,7 @@ def test_a_save_that_has_written_over_a_part_is_not_drained(
 def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(
     fast: Path, slow: Path
 ) -> None:
-    """As the frozen weights below a head that is trained."""
+    """The frozen weights below a trained head are such a part."""
     written(fast / "backbone.safetensors", 1, at_s=time.time() - 3600)
     for save in (1, 2, 3):
         written(fast / "head.safetensors", save, size=100 + save)
@@ -580,7 +581,7 @@ def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(
         assert save_of(slow / "head.safetensors") == save
 
 
-# --- what belongs to none -------------------------------------------------------------------------
+# --- files that belong to no checkpoint -----------------------------------------------------------
 
 
 def test_what_belongs_to_no_checkpoint_is_copied_beside(fast: Path, slow: Path) -> None:
@@ -604,7 +605,7 @@ def test_another_run_s_file_stays_and_is_named(fast: Path, slow: Path, tmp_path:
 
 
 def penstock(*words: object) -> tuple[int, str]:
-    """Exit status, and all that was said."""
+    """Run the command.  Return the exit status and the whole output."""
     ended = CliRunner().invoke(cli.cli, list(map(str, words)), standalone_mode=False)
     return int(ended.return_value or 0), ended.output
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["UNFINISHED", "DrainedBeside", "burst_of"]
 
-UNFINISHED = 75  # the exit status where --wait-at-most has ended it; EX_TEMPFAIL of sysexits.h
-STOPPING_S = 30.0  # more than the drain takes for the piece that it copies
-MOST_GRACE_S = 86_400.0  # as shell.duration() takes it
+UNFINISHED = 75  # exit status after --wait-at-most has expired; EX_TEMPFAIL of sysexits.h
+STOPPING_S = 30.0  # longer than the drain needs to copy one piece
+MOST_GRACE_S = 86_400.0  # the limit of shell.duration()
 MOST_NAMED = 3
 REASONS = {"full": "the slow tier is full", "absent": "the slow tier is not there"}
 
@@ -57,10 +57,11 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
 
 
 class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
-    """A process that brings checkpoints to their paths, waited for when the program has ended.
+    """A process that drains checkpoints to their paths; the context exit waits for the drain.
 
-    wait_s: at most so long; None: until it has ended.  status: after that, 1 if something could
-    not be brought there, UNFINISHED if the time was over before."""
+    wait_s: longest wait in seconds; None: until the drain has ended.  status: set at exit; 1 if a
+    file could not be drained, UNFINISHED if wait_s expired first.
+    """
 
     def __init__(
         self, tier: Path, folder: Path, budget: int, limit: int | None, wait_s: float | None = None
@@ -70,7 +71,7 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
 
         self.status = 0
         self._wait_s = wait_s
-        # The drain does not end by itself before that.
+        # The drain must not end by itself before wait_s expires.
         grace_s = None if wait_s is None else min(MOST_GRACE_S, wait_s + 2 * STOPPING_S)
         self._drain = BurstDrain(tier, limit, folder, launch.burst_owner(folder), grace_s)
         self._environ = launch.environment(folder, budget, os.environ)
@@ -104,7 +105,8 @@ class DrainedBeside(contextlib.AbstractContextManager["DrainedBeside"]):
 
 
 def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
-    """Waits for it, and says why it does not end.  Returns 0 if it has brought all there is."""
+    """Wait for the drain and report why the drain has not ended.  Return 0 if all files were
+    drained."""
     from penstock.views.paper import Paper
 
     begun_s, begun_ns = time.monotonic(), time.time_ns()
@@ -143,7 +145,7 @@ def _await_drain(drain: BurstDrain, wait_s: float | None) -> int:
 
 
 def _at_risk(status: Status) -> str:
-    """Which files, and how many bytes, are lost with the fast tier."""
+    """Return a sentence with the names and bytes of the files that are on the fast tier only."""
     from penstock.views.paper import Paper
 
     named = ", ".join(short(Path(name)) for name in status.backlog[:MOST_NAMED])

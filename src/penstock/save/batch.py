@@ -1,8 +1,8 @@
-"""Many small files copied at once: all are written, then all are synced, then all are read back.
+"""Copy many small files at once: write all files, then sync all files, then read all files back.
 
-Each is as durable as one that is copied by itself: synced before it gets its name, and read again
-after its pages were let go.  What it saves is waiting: a file system writes out many syncs that
-come together at the price of few.  Knows paths; gives none of them its name.
+Each file is as durable as a file copied alone: the file is synced before the rename to its final
+name, and is read back after its pages were dropped from the page cache.  Copying files together
+saves waiting: a file system combines concurrent syncs.  Knows paths; does not rename files.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from penstock.errors import TierError, TierFull
 
 __all__ = ["MOST_BYTES", "MOST_FILES", "SMALL_BYTES", "Copy", "copy_together"]
 
-# A file of this size is synced in about 10 ms by a disk of 100 MB/s, as long as an empty one takes:
-# above it the bytes count, and pieces of one file go side by side instead.
+# A disk of 100 MB/s syncs a file of this size in about 10 ms, the time that an empty file takes.
+# Above this size the bytes dominate, and pieces of a single file are copied in parallel instead.
 SMALL_BYTES = 1 << 20
-MOST_FILES, MOST_BYTES = 256, 64 << 20  # at once: descriptors, and memory
+MOST_FILES, MOST_BYTES = 256, 64 << 20  # per batch: bounds descriptors and memory
 THREADS = 16
 
 
 @dataclass(slots=True)
 class Copy:
-    """source: whose size, mode and times are in `status`.  new: made by this, under a name of ours.
-    error: what was wrong; None: it is there, synced, with the bytes of source."""
+    """One file of a batch.  source: the file to copy; `status` has the size, mode and times of
+    source.  new: the path that `write` creates.  error: the failure; None: the copy at `new` is
+    synced and has the bytes of source."""
 
     source: Path
     new: Path
@@ -39,7 +40,7 @@ class Copy:
     _descriptor: int = -1
 
     def write(self) -> None:
-        """Raises TierError, OSError."""
+        """Write the copy.  Raises TierError, OSError."""
         size_bytes = self.status.st_size
         try:
             descriptor = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC)
@@ -54,7 +55,7 @@ class Copy:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self.new, flags, 0o600)
-        except FileExistsError:  # of a drain that was killed
+        except FileExistsError:  # left by a killed drain
             self.new.unlink()
             self._descriptor = os.open(self.new, flags, 0o600)
         rest = memoryview(self._data)
@@ -64,12 +65,12 @@ class Copy:
         os.utime(self._descriptor, ns=(self.status.st_atime_ns, self.status.st_mtime_ns))
 
     def sync(self) -> None:
-        """Raises OSError."""
+        """Sync the copy.  Raises OSError."""
         os.fsync(self._descriptor)
 
     def read_back(self) -> None:
-        """Raises TierError, OSError."""
-        with suppress(OSError):  # as penstock.tiers.evict()
+        """Read the copy back and compare the bytes.  Raises TierError, OSError."""
+        with suppress(OSError):  # best effort, like penstock.tiers.evict()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         if os.pread(self._descriptor, len(self._data) + 1, 0) != self._data:
             raise TierError(
@@ -83,8 +84,9 @@ class Copy:
 
 
 def copy_together(copies: Sequence[Copy], before_each: Callable[[Copy], None]) -> None:
-    """Write, sync and read back; `error` of each says how that went.  before_each: is called before
-    a file is written and before it is read, by this thread; what it raises ends all of it."""
+    """Write, sync and read back each copy; set `error` of each copy that fails.  before_each:
+    called in the calling thread before a file is written and before a file is read back; an
+    exception from before_each ends the whole batch."""
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             for number, step in enumerate((Copy.write, Copy.sync, Copy.read_back)):

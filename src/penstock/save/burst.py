@@ -273,7 +273,7 @@ def is_torn(path: Path, name: str) -> bool:
             return not verify(_as_checkpoint(path, "safetensors"), "sizes").is_whole
         if head[:8] == b"\x89HDF\r\n\x1a\n" or kind_of(name) == "hdf5":
             return not verify(_as_checkpoint(path, "hdf5"), "sizes").is_whole
-        if head.startswith((b"\x93NUMPY", b"GGUF")):  # known by it, whatever the file is called
+        if head.startswith((b"\x93NUMPY", b"GGUF")):  # identified by these bytes, whatever the name
             return verify(_as_checkpoint(path, "files"), "sizes").is_unended
         if kind_of(name) == "torch" and head[:1] == b"\x80":  # torch.save before 1.6
             return not verify(_as_checkpoint(path, "torch"), "sizes").is_whole
@@ -444,8 +444,8 @@ def _sweep(new: Path) -> None:
 
 
 def _sweep_noted(note: Path, swept: str = "") -> None:
-    """As _sweep(), of the path that was noted, as it is in another folder than the file by now.
-    swept: a path of which that was done."""
+    """Sweep, as _sweep() does, the noted draft path: the file may have moved to another folder.
+    swept: a path that was swept already."""
     new = _target(note)
     with suppress(OSError):  # the program's folder may be gone, or another machine's
         if new.startswith("/") and new.endswith(f"/.{note.name}{NEW}") and new != swept:
@@ -587,7 +587,7 @@ def _hold(path: Path) -> int:
 
 
 def any_is_running(tier: Path) -> bool:
-    """Whether a `penstock run` with this tier lives, for all one knows."""
+    """Return whether any `penstock run` with this tier lives.  Return True if in doubt."""
     runs = [path.name.removeprefix(RUNNING) for path in (tier / STATE).glob(f"{RUNNING}*")]
     return any(is_running(tier, owner) for owner in runs)
 
@@ -612,7 +612,7 @@ def is_running(tier: Path, owner: str) -> bool:
 
 
 class _AbsentError(TierError):
-    """Of a file whose folder is not there: its file system was unmounted, or does not answer."""
+    """The folder of a file is absent: the file system was unmounted or does not answer."""
 
 
 class _UnfinishedError(TierError):
@@ -649,13 +649,13 @@ class Burst(Working):
         self._again: dict[str, tuple[float, float, str]] = {}  # name: not before, delay, why
         self._searched_s: dict[str, float] = {}
         self._look_again_s, self._failed = -math.inf, dict[str, str]()  # of a look that is dear
-        self._copied: set[str] = set()  # the names of what is being copied
+        self._copied: set[str] = set()  # names of the files being copied
         self._dropping, self._drop_again_s = threading.Lock(), -math.inf
         # Committed, and dropped at the next look: as it was on the tier, and as it is at its path.
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
         self._homes: dict[Path, None] = {}  # folders to which this has brought something
         self._said_device = False
-        self._devices: dict[Path, int] = {}  # of folders that links were seen in
+        self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
         self._earlier = Kept(self.fast.folder / FOLDER, clock)
 
     def __enter__(self) -> Self:
@@ -787,8 +787,9 @@ class Burst(Working):
         return is_linked or (not one.is_home and bool(self._absence(one)))
 
     def _absence(self, one: Entry) -> str:
-        """Why a path cannot be asked whether it leads to a file; empty: it can.  A folder of which
-        nothing is left up to another file system than it was on was not removed by a program."""
+        """Return why a path cannot be checked for a link; empty: the path can be checked.  A
+        program has not removed a folder if the nearest existing parent is on another file system
+        than the folder was."""
         folder = one.home.parent
         try:
             device = folder.stat().st_dev
@@ -880,11 +881,12 @@ class Burst(Working):
             look = self.backlog
 
     def _batches(self, left: Iterable[Entry], failed: dict[str, str]) -> Iterator[Sequence[Entry]]:
-        """Those that may go now: small ones together, others one by one.  failed: is told of what
-        may not."""
+        """Yield the files that are due, small files in batches and other files singly.  failed:
+        receives the reason for each file that is not due."""
         small: list[Entry] = []
         n_bytes = 0
-        # With a limit, none waits for its name for much longer than its own bytes take.
+        # With a bandwidth limit, bound the batch: a file is renamed only when its whole batch is
+        # copied.
         most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
         for one in left:
             if not (self._is_time(one, failed) and self._may_go(one, failed)):
@@ -931,7 +933,7 @@ class Burst(Working):
         return name not in failed
 
     def _try(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
-        """failed: is told what could not be done, and why."""
+        """Drain a batch.  failed: receives the reason for each file that could not be drained."""
         if len(batch) > 1:
             self._drain_together(batch, failed)
             return
@@ -994,7 +996,7 @@ class Burst(Working):
         self._arrived(one, before, put)
 
     def _drain_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
-        """As _drain() of each, with the waits of all at once."""
+        """Drain each file of a batch as _drain() does, with the waits combined."""
         copies: dict[str, Copy] = {}
         ones = {one.name: one for one in batch}
         for one in batch:
@@ -1020,7 +1022,7 @@ class Burst(Working):
         finally:
             self._copied = set()
             for name, copy in copies.items():
-                with suppress(OSError):  # the next drain sweeps it
+                with suppress(OSError):  # the next drain sweeps the draft
                     if name not in placed:
                         copy.new.unlink(missing_ok=True)
         for one in durable:
@@ -1028,22 +1030,23 @@ class Burst(Working):
                 self._arrived(one, copies[one.name].status, placed[one.name])
 
     def _before_copy(self, copy: Copy) -> None:
-        """Before a file is written, and before it is read back.  Raises Stopped."""
+        """Run the checks due before a file is written and before a file is read back.  Raises
+        Stopped."""
         self._held()
         self._pace.take(copy.status.st_size)
         self._through(0, False)
 
     def _placed_copy(self, one: Entry, copy: Copy) -> os.stat_result | None:
-        """As _placed().  Raises TierError, OSError."""
+        """Place a copy as _placed() does.  Raises TierError, OSError."""
         if copy.error is None:
             self._through(copy.status.st_size, False)
             return self._placed(one, copy.new, copy.status)
         if one.is_linked() or self._absence(one):
             raise copy.error
-        return None  # removed, or its folder has another name: the next look finds it there
+        return None  # removed, or the folder was renamed: the next look finds the link
 
     def _synced(self, placed: Iterable[Entry], failed: dict[str, str]) -> list[Entry]:
-        """Those of which the folder knows for good."""
+        """Sync the folders of the placed files.  Return the files whose folder is synced."""
         of_folder: dict[Path, list[Entry]] = {}
         for one in placed:
             of_folder.setdefault(one.home.parent, []).append(one)
@@ -1059,30 +1062,30 @@ class Burst(Working):
         return done
 
     def _begun(self, one: Entry) -> os.stat_result | None:
-        """As the file is before it is copied; None: there is nothing to copy.  Raises TierError,
-        OSError."""
+        """Return the file's status before the copy; None: there is nothing to copy.  Raises
+        TierError, OSError."""
         if one.size_bytes is None:
-            if not os.path.lexists(one.data):  # else it was being made while we looked
+            if not os.path.lexists(one.data):  # else the program created the file during the look
                 self._end_moved(one)
             return None
         if why := self._absence(one):
             raise _AbsentError(why)
         torn = self._torn(one)
         if not one.is_linked():
-            return None  # that took its time: removed, or it has another name
+            return None  # the torn check takes time: the path was removed or renamed
         if torn is not None:
             self._give_back(one, torn)
             return None
         return one.data.stat()
 
     def _placed(self, one: Entry, new: Path, before: os.stat_result) -> os.stat_result | None:
-        """The copy as it is at the file's path; None: the program was quicker.  Raises TierError,
-        OSError."""
+        """Put the copy at the file's path.  Return the copy's status; None: the program changed the
+        path first.  Raises TierError, OSError."""
         with self._as_it_was(one, before) as lease:
             put = _put(new, one)
             if put is not None and lease.is_wanted():
-                # Who had come this far by the link writes to the tier: nobody must read, or go on
-                # with, what is at the path then.
+                # A process that opened the file through the link still writes to the tier: no
+                # process may read or continue the copy at the path.
                 _link(replace(one, is_home=True), put)
                 raise _written_again(one)
         if put is None:
@@ -1090,7 +1093,7 @@ class Burst(Working):
         return put
 
     def _arrived(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
-        """A file is at its path for good.  Raises TierError, OSError."""
+        """Record that a file is at its path for good.  Raises TierError, OSError."""
         self._forget_was(one)
         self._earlier.came(one.name, one.home, os.path.lexists(one.was))
         self._gone[one.name] = (before, put)
@@ -1116,7 +1119,7 @@ class Burst(Working):
             yield lease
 
     def _let_go(self, left: Sequence[Entry] | None = None) -> None:
-        """The earlier files of saves that are home as a whole go.  Raises TierError."""
+        """Remove the earlier files of saves that are home completely.  Raises TierError."""
         is_over = bool(self._over_as) or not any_is_running(self.fast.folder)
 
         def ask() -> dict[str, Path]:
@@ -1126,8 +1129,8 @@ class Burst(Working):
         self._earlier.let_go(homes, is_over, ask)
 
     def _forget_was(self, one: Entry, is_dead: bool = False) -> None:
-        """What was at its path before stays until all of its save is home.  is_dead: its program
-        was killed before it had made the link."""
+        """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
+        killed before the program made the link."""
         if os.path.lexists(one.was):
             is_link = _target(one.was) == os.fspath(one.data)  # see _was_put()
             if is_link or (is_dead and _are_one_file(one.was, one.home)):
@@ -1182,7 +1185,8 @@ class Burst(Working):
             self._copied = set()
 
     def _note_draft(self, one: Entry, new: Path, before: os.stat_result) -> None:
-        """Where a copy is made, for the drain that comes after this one.  Raises OSError."""
+        """Note on the tier where a copy is made, so that the next drain can sweep the copy.  Raises
+        OSError."""
         if _target(one.draft) != os.fspath(new):
             _sweep_noted(one.draft)
         with suppress(OSError):  # it is there already; or a full tier, which only we can empty
@@ -1265,7 +1269,7 @@ class Burst(Working):
         as NAME.torn if there is something in it."""
         older, link = self._older(one), one.beside(NEW)
         if self._gives_back_save(one, older) and is_earlier(one.was):
-            older = None  # the save on the tier is no longer whole, and that one is
+            older = None  # the tier's save is no longer whole; the earlier file's save is
         if older is not None:
             link.unlink(missing_ok=True)
             link.symlink_to(older.data)
@@ -1291,8 +1295,9 @@ class Burst(Working):
         _drop(one)
 
     def _gives_back_save(self, one: Entry, older: Entry | None) -> bool:
-        """Whether the other files of a torn file's save have given way to what they were before.
-        older: its own earlier version on the tier.  Raises TierError, OSError."""
+        """Return whether the other files of a torn file's save were replaced by their earlier
+        files.  older: the torn file's own earlier version on the tier.  Raises TierError, OSError.
+        """
         returned = None
         if older is not None:
             returned = (older.size_bytes or 0, older.mtime_ns)
@@ -1322,7 +1327,7 @@ class Burst(Working):
         has another name: the next look finds it there."""
         is_newer = one.newest() != one.name
         if is_newer and os.path.lexists(one.was):
-            return  # that of a save which is home as a whole: it stays until the next one is
+            return  # of a save that is home completely: keep until the next save is
         if is_newer and _was_replaced(one) and not new.is_symlink():
             new.replace(one.was)
             fsync_folder(one.home.parent)
@@ -1474,7 +1479,7 @@ class Burst(Working):
 
 
 def _reason_of(error: Exception) -> str:
-    """As Status.reason."""
+    """Return the value for Status.reason."""
     number = error.errno if isinstance(error, OSError) else 0
     if isinstance(error, TierFull) or number in (errno.ENOSPC, errno.EDQUOT):
         return "full"
@@ -1572,9 +1577,9 @@ def _rename_home(one: Entry, place: Path) -> None:
 
 
 def _lead_aside(home: Path, newer: Path) -> bool:
-    """The earlier file of a path takes the place of its link, which is at `newer` from now on;
-    False: what the link leads to is torn.  Who is killed meanwhile leaves it as _was_put() finds
-    it.  Raises OSError."""
+    """Put the earlier file of a path in the place of the path's link, and move the link to `newer`.
+    Return False if the link's target is torn.  After a kill in between, _was_put() recognises the
+    state.  Raises OSError."""
     was, data = was_of(home), Path(_target(home))
     if is_torn(data, home.name):
         return False
@@ -1587,7 +1592,7 @@ def _lead_aside(home: Path, newer: Path) -> bool:
         home.replace(newer)
         was.replace(home)
     ours = Entry(data.name, data, home)
-    if os.path.lexists(ours.way):  # else it is on another node's tier, whose drain looks for it
+    if os.path.lexists(ours.way):  # else on another node's tier, whose drain finds the link
         _rename_home(ours, newer)
     return True
 
@@ -1625,9 +1630,9 @@ def _search(
 
 
 def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
-    """After the loss of a fast tier: links below `slow` that lead to what is lost.  Of a save that
-    is not home as a whole the one before comes back, as far as it is there; other links are
-    removed.  Raises TierError, OSError."""
+    """Repair the links below `slow` whose targets were lost with a fast tier.  For a save that is
+    not home completely, put the earlier files back where present; remove the other links.  Raises
+    TierError, OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
     lost: dict[Path, list[tuple[str, str]]] = {}
     links = _search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
@@ -1688,9 +1693,10 @@ def _listed(places: Sequence[Path]) -> str:
 class BurstDrain:
     """The drain in a process of its own, beside the program that `penstock run` starts.
 
-    It ends when `leave()` was called, or this process has ended, and all is drained.  limit_bps:
-    bytes a second.  run: the run's folder: it pauses while that run's data wait rises.  owner: of
-    Burst.  grace_s: how long it tries what it cannot bring; None: as `penstock save drain`.
+    The drain ends when all files are drained and `leave()` was called or the calling process has
+    ended.  limit_bps: bytes per second.  run: the run's folder; the drain pauses while the run's
+    data wait rises.  owner: see Burst.  grace_s: how many seconds the drain retries files that
+    cannot be drained; None: the default of `penstock save drain`.
     """
 
     fast: str | os.PathLike[str]
@@ -1747,7 +1753,7 @@ class BurstDrain:
                 self._process.stdin.close()
 
     def stop(self) -> None:
-        """It ends between two pieces of what it copies, and leaves the tier as it is."""
+        """Stop the drain after the piece being copied; the tier stays unchanged."""
         if self._process is not None:
             self._process.terminate()
 

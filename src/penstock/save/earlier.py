@@ -1,13 +1,13 @@
-"""Earlier files of a program's folder: kept until the save that replaces them is home as a whole.
+"""Earlier files of a program's folder: kept until the save that replaces them is home completely.
 
-    FOLDER/.NAME.penstock-was   NAME as it was before the save that is coming home; or a link to
-                                nowhere: NAME came with that save, and was not there before
-    FAST/burst/kept/HASH        a link to a folder that has such files, for the drain that comes
-                                after one that was killed
+    FOLDER/.NAME.penstock-was   NAME before the save that is coming home; or a link to nowhere:
+                                NAME is new in that save
+    FAST/burst/kept/HASH        a link to a folder with earlier files, for the drain that follows a
+                                killed drain
 
-The files of one save share a folder and a key (see group_of).  Their earlier files go together,
-when no file of that key is left on a fast tier, and come back together, when the tier is lost.
-Knows names, links and files; knows no framework and no drain.
+The files of a save share a folder and a key (see group_of).  The earlier files of a save are
+removed together, when no file of the key is left on a fast tier, and are put back together, when
+the tier is lost.  Knows names, links and files; knows no framework and no drain.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ __all__ = [
     "was_of",
 ]
 
-WAS = ".penstock-was"  # as native/burst.h has it
-NEWER = ".newer"  # ends the name of a newer file of a save that is lost for the rest
-NONE = "penstock-none"  # where a link of a file leads that had no earlier one
-# While it is there, earlier files that were set aside before it are no longer of use.
+WAS = ".penstock-was"  # same suffix as in native/burst.h
+NEWER = ".newer"  # suffix of a newer file whose save is otherwise lost
+NONE = "penstock-none"  # link target that marks a name without an earlier file
+# While this mark exists, earlier files set aside before the mark are obsolete.
 LETTING_GO = ".let-go.penstock-new"
 KEPT = "kept"
-# A program that has written nothing for so long has written all of a save, where no earlier save
-# of the same names tells.  Until then the earlier files take room, and nothing else.
+# A program that has written nothing for this many seconds has written the whole save.  Used where
+# no earlier save of the same names shows completeness.  Until then the earlier files only take
+# room.
 QUIET_S = 10.0
 STALE_S = 60.0
 MOST_BROUGHT = 200_000
 
 _ON_A_TIER = re.compile(r"(/.*)/burst/data/[0-9a-f]{24}-[^/]+")
-# What numbers the parts of one save.
+# The numbers of the parts of a save.
 _PART = re.compile(
     r"-\d+-of-\d+|_\d+_\d+(?=\.distcp)|(?:optimizer|model|scheduler|sampler|random_states|rng_state)"
     r"_\d(?=\.)|(?:rank|layer|shard|part|worker|stage|pp|tp|dp|ep|cp|gpu|chunk|block|expert)[_-]?\d+",
@@ -67,26 +68,27 @@ _NUMBER = re.compile(r"\d+")
 
 @lru_cache(maxsize=1 << 16)
 def group_of(name: str) -> str:
-    """Return a key that files of one folder share which are of one save: the numbers and words in
-    which files of several saves differ (`epoch=3-step=200.ckpt`, `last.ckpt`), without those that
-    number parts (`-00001-of-00006`, `rank0`).  Files without any have one key."""
+    """Return the key that the files of one save share within a folder: the numbers and words that
+    differ between saves (`epoch=3-step=200.ckpt`, `last.ckpt`), without the numbers of parts
+    (`-00001-of-00006`, `rank0`).  Names without such numbers and words share a key."""
     bare = _PART.sub("", _DRAFT.sub("", name))
     stem = bare.removesuffix(".h5").rpartition(".")[0] or bare
     return "/".join(word.lower() for word in (*_WORD.findall(stem), *_NUMBER.findall(stem)))
 
 
 def was_of(home: Path) -> Path:
-    """Where the earlier file of a name is kept; as in native/burst.c."""
+    """Return the path of a name's earlier file; same name as in native/burst.c."""
     return home.with_name(beside(home.name, WAS, "."))
 
 
 def _name_of(was: str) -> str:
-    """Of the file whose earlier one has this name; empty: it is none."""
+    """Return the file name to which an earlier file belongs; empty: the name is not an earlier
+    file's."""
     return was[1 : -len(WAS)] if was.startswith(".") and was.endswith(WAS) else ""
 
 
 def is_earlier(was: Path) -> bool:
-    """Whether an earlier file is there, and not the note that there was none."""
+    """Return whether an earlier file exists; a note of absence does not count."""
     with suppress(OSError):
         return stat.S_ISREG(was.lstat().st_mode)
     return False
@@ -94,17 +96,17 @@ def is_earlier(was: Path) -> bool:
 
 def _is_none(path: Path) -> bool:
     with suppress(OSError):
-        return os.readlink(path) == NONE  # noqa: PTH115 - compared as it stands there
+        return os.readlink(path) == NONE  # noqa: PTH115 - the raw link text is compared
     return False
 
 
-# --- what lies in a folder ------------------------------------------------------------------------
+# --- the content of a folder ----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Group:
-    """Files of one key: names with an earlier file, or with the note that there was none; names
-    that are links to a fast tier; names of files."""
+    """The files of one key.  kept: names with an earlier file or with the note of absence; links:
+    names that are links to a fast tier, with the link targets; files: names of regular files."""
 
     kept: set[str] = field(default_factory=set)
     links: dict[str, str] = field(default_factory=dict)
@@ -112,12 +114,13 @@ class _Group:
 
 
 def _groups(folder: Path) -> dict[str, _Group]:
-    """Raises OSError."""
+    """Return the groups of a folder by key.  Raises OSError."""
     groups: dict[str, _Group] = {}
     with os.scandir(folder) as scan:
         for entry in scan:
             name = _name_of(entry.name)
-            # A name too long for its ending is kept shortened: such a file is a group of its own.
+            # A name too long for the suffix is shortened: such an earlier file is a group of its
+            # own.
             is_ours = bool(name) and was_of(folder / name).name == entry.name
             group = groups.setdefault(group_of(name or entry.name), _Group())
             if is_ours:
@@ -136,21 +139,22 @@ def _groups(folder: Path) -> dict[str, _Group]:
 
 
 class Kept:
-    """The folders with earlier files that one drain knows of.  Used by one thread."""
+    """The folders with earlier files that a drain knows of.  Used by one thread."""
 
     def __init__(self, tier_folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._notes, self._clock = tier_folder / KEPT, clock
         self._folders: set[Path] = set()
-        # By folder and key: names that came home since the last time that all were, of them those
-        # without an earlier file; all that came until that time; when one of them was seen on the
-        # tier or came home last; the first file on the tier that has an earlier one.
+        # By folder and key.  _came: names that came home since the save was last complete.  _new:
+        # names in _came without an earlier file.  _before: all names that came home before.
+        # _busy_s: when a name was last seen on the tier or came home.  _begun: the first file on
+        # the tier with an earlier file.
         self._came: dict[tuple[Path, str], set[str]] = {}
         self._new: dict[tuple[Path, str], set[str]] = {}
         self._before: dict[tuple[Path, str], set[str]] = {}
         self._busy_s: dict[tuple[Path, str], float] = {}
         self._begun: dict[tuple[Path, str], str] = {}
-        self._listed: set[Path] = set()  # folders of which every key is in _busy_s
-        self._seen: set[str] = set()  # files on the tier, at the last look
+        self._listed: set[Path] = set()  # folders whose keys are all in _busy_s
+        self._seen: set[str] = set()  # files on the tier at the last look
         with suppress(OSError):
             for note in self._notes.iterdir():
                 folder = os.readlink(note)  # noqa: PTH115
@@ -158,13 +162,13 @@ class Kept:
                     self._folders.add(Path(folder))
 
     def keep(self, home: Path) -> None:
-        """The earlier file of this path stays until all of its save is home."""
+        """Keep the earlier file of this path until the whole save is home."""
         folder = home.parent
         self._busy_s.setdefault((folder, group_of(home.name)), self._clock())
         if folder in self._folders:
             return
         self._folders.add(folder)
-        with suppress(OSError):  # a full tier: then this drain knows it, and the next one may not
+        with suppress(OSError):  # on a full tier only this drain knows the folder
             self._notes.mkdir(exist_ok=True)
             self._note(folder).symlink_to(folder)
 
@@ -172,7 +176,8 @@ class Kept:
         return self._notes / hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
 
     def came(self, name: str, home: Path, has_earlier: bool) -> None:
-        """A file of a save is home.  name: on the tier; begins with the time."""
+        """Record that a file of a save is home.  name: the file's name on the tier; starts with the
+        time."""
         at = home.parent, group_of(home.name)
         came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
         if home.name in came:  # the next save of these names has begun
@@ -189,24 +194,24 @@ class Kept:
     def let_go(
         self, left: Mapping[str, Path], is_over: bool, ask: Callable[[], Mapping[str, Path]]
     ) -> None:
-        """Remove the earlier files of the saves that are home.  left: the paths of files that are
-        on the fast tier, by their names there, as `ask` finds them at any moment; is_over: no
-        program writes any more.  Raises what `ask` does."""
+        """Remove the earlier files of the saves that are home.  left: the paths of the files on the
+        fast tier, by tier name; ask: returns `left` anew; is_over: no program writes any more.
+        Raises the exceptions of `ask`."""
         self._see(left)
         pending = self._pending(left)
         for folder in sorted(self._folders):
-            with suppress(OSError):  # the next look does it
+            with suppress(OSError):  # the next look retries
                 self._let_go_of(folder, pending.get(folder, {}), is_over, ask)
 
     def _see(self, left: Mapping[str, Path]) -> None:
-        """Which of the saves that have begun since the last look replace an earlier one."""
+        """Record which saves begun since the last look replace an earlier save."""
         new = {name: home for name, home in left.items() if name not in self._seen}
         self._seen = set(left)
         of_folder: dict[Path, list[tuple[str, Path]]] = {}
         for name, home in sorted(new.items()):
             of_folder.setdefault(home.parent, []).append((name, home))
         for folder, files in of_folder.items():
-            with suppress(OSError):  # its program has removed it
+            with suppress(OSError):  # the program has removed the folder
                 groups = _groups(folder)
                 for name, home in files:
                     key = group_of(home.name)
@@ -229,7 +234,8 @@ class Kept:
         is_over: bool,
         ask: Callable[[], Mapping[str, Path]],
     ) -> None:
-        """Raises OSError, and what `ask` does."""
+        """Remove the earlier files of a folder's saves that are home.  Raises OSError and the
+        exceptions of `ask`."""
         blocked = {key for key, names in pending.items() if not all(map(_DRAFT.search, names))}
         for key in blocked:
             self._busy_s[folder, key] = self._clock()
@@ -242,7 +248,7 @@ class Kept:
             groups = _groups(folder)
         except (FileNotFoundError, NotADirectoryError):
             groups = {}
-        # What moved from a full tier to its path since is no link.
+        # A file that moved from a full tier to its path since the last look is no longer a link.
         now_pending = self._pending(ask()).get(folder, {})
         blocked |= {key for key in now_pending if key not in pending}
         self._listed.add(folder)
@@ -264,25 +270,25 @@ class Kept:
             self._forget(folder)
 
     def _forget(self, folder: Path) -> None:
-        with suppress(TierError, OSError):  # a list of what was put back, and is replaced now
+        with suppress(TierError, OSError):  # the list of put-back files is obsolete now
             mark_put_back(folder, {})
         self._folders.discard(folder)
         self._listed.discard(folder)
         self._busy_s = {at: busy_s for at, busy_s in self._busy_s.items() if at[0] != folder}
         self._note(folder).unlink(missing_ok=True)
-        with suppress(OSError):  # others have notes there
+        with suppress(OSError):  # other folders have notes there
             self._notes.rmdir()
 
     def _is_whole(self, folder: Path, key: str, is_over: bool) -> bool:
-        """Whether all files of a save have come, where none of them is on the tier."""
+        """Return whether a save has come home completely, if no file of the save is on the tier."""
         at = folder, key
         before = self._before.get(at)
         is_quiet = self._clock() - self._busy_s.get(at, -math.inf) >= QUIET_S
         return is_over or is_quiet or bool(before and before <= self._came.get(at, set()))
 
     def _note_new(self, folder: Path, key: str) -> None:
-        """What has come with a save that is not home as a whole, and had no earlier file, is not to
-        become one of the save before.  Raises OSError."""
+        """Mark the new names of an incomplete save as having no earlier file, so that a later
+        rollback does not count such files to the earlier save.  Raises OSError."""
         new = self._new.get((folder, key), set())
         while new:
             name = new.pop()
@@ -292,8 +298,8 @@ class Kept:
 
 
 def _is_of_next(name: str, group: _Group) -> bool:
-    """Whether a draft is of a save after the one that has replaced the earlier files: a file of its
-    name, or where that is not known yet each of them, has been replaced already."""
+    """Return whether a draft is of the save after the current save: the file of the draft's final
+    name was replaced already or, if that name is unknown, every file was."""
     if not _DRAFT.search(name):
         return False
     final = _DRAFT.sub("", name)
@@ -301,7 +307,7 @@ def _is_of_next(name: str, group: _Group) -> bool:
 
 
 def _remove_earlier(folder: Path, names: Iterable[str]) -> None:
-    """All of them, or the mark stays that says so.  Raises OSError."""
+    """Remove all earlier files of these names; after a failure the mark stays.  Raises OSError."""
     ordered = sorted(names)
     mark = folder / LETTING_GO
     if len(ordered) > 1:
@@ -316,8 +322,8 @@ def _remove_earlier(folder: Path, names: Iterable[str]) -> None:
 
 
 class Mended(NamedTuple):
-    """A file that was lost, or is newer than the save that came back.  is_back: what was there
-    before is there again.  newer: what was at the path, under another name."""
+    """A file that was lost, or is newer than the save that came back.  is_back: the earlier file is
+    at the path again.  newer: the new name of the file that was at the path."""
 
     place: Path
     is_back: bool
@@ -325,11 +331,11 @@ class Mended(NamedTuple):
 
 
 def roll_back(folder: Path, lost: Iterable[str]) -> list[Mended]:
-    """Bring back the earlier save of a folder of which these files are lost: also of its files
-    that are home already, which get another name (NAME.newer).
+    """Put back the earlier save of a folder in which these files are lost.  Files of the lost save
+    that are home already are renamed to NAME.newer.
 
-    What comes back is listed first, for who finds files of the newer save beside it.  May be ended
-    anywhere, and begun anew.  Raises TierError, OSError.
+    The files to put back are listed first, so that a reader can recognise newer files beside them.
+    May be interrupted and repeated at any point.  Raises TierError, OSError.
     """
     mended: list[Mended] = []
     names = set(lost)
@@ -343,14 +349,14 @@ def roll_back(folder: Path, lost: Iterable[str]) -> list[Mended]:
     for key, its in of_key.items():
         group = groups.get(key, _Group())
         if all(_is_of_next(name, group) for name in its):
-            old |= group.kept - its  # the save that is coming home has all come
+            old |= group.kept - its  # the save that is coming home has arrived completely
             group.kept &= its
         back |= _older(folder, group, its)
     if back:
         mark_put_back(folder, back)
     for key, its in sorted(of_key.items()):
         group = groups.get(key, _Group())
-        for name in sorted(group.kept - its):  # these first: as long as a link is lost, it is known
+        for name in sorted(group.kept - its):  # first: a remaining lost link identifies the save
             if (one := _put_back(folder / name)) is not None:
                 mended.append(one)
         fsync_folder(folder)
@@ -371,22 +377,24 @@ def give_back_save(
     returned: tuple[int, int] | None,
     lead_aside: Callable[[Path, Path], bool],
 ) -> list[Path]:
-    """Bring back the earlier files of a save of which one file is torn for good, before what that
-    file was comes back: it would be a mixture.  Returns the paths at which that was done.
+    """Put back the earlier files of a save in which a file is torn for good.  Call before the torn
+    file's earlier file is put back, which would make a mixture.  Return the paths of the files put
+    back.
 
-    home: of the torn file, which is left alone, begun at this time.  returned: size and time of
-    what it was before; None: there is nothing.  lead_aside: puts the earlier file at a path where a
-    link to the tier is, which has another path from then on; False: it is torn, too, and gives way
-    by itself.  Raises TierError, OSError.
+    home: path of the torn file, which stays unchanged.  begun_ns: when the torn file was begun.
+    returned: size in bytes and time in ns of the torn file's earlier file; None: there is no
+    earlier file.  lead_aside: puts the earlier file in the place of a link to the tier and moves
+    the link to a second path; returns False if the link's target is torn as well and is handled
+    separately.  Raises TierError, OSError.
     """
     folder, key = home.parent, group_of(home.name)
     group = _groups(folder).get(key, _Group())
     others = {}
     for name in (group.files | group.links.keys()) - {home.name}:
-        with suppress(FileNotFoundError):  # on a tier that is lost
+        with suppress(FileNotFoundError):  # link to a lost tier
             status = (folder / name).stat()
             others[name] = status.st_size, status.st_mtime_ns
-    if returned is None:  # a file that the program has gone on after is not where its save ended
+    if returned is None:  # the program continued after this file: the save did not end there
         older = {name: facts for name, facts in others.items() if facts[1] > begun_ns}
         older = others if older else {}
     else:
@@ -414,7 +422,7 @@ def give_back_save(
 
 
 def _end_lost(place: Path) -> Mended:
-    """Raises OSError."""
+    """Put the earlier file of a lost path back, or remove the link.  Raises OSError."""
     was = was_of(place)
     if is_earlier(was):
         was.replace(place)
@@ -426,10 +434,10 @@ def _end_lost(place: Path) -> Mended:
 
 
 def _put_back(home: Path) -> Mended | None:
-    """Raises OSError."""
+    """Put the earlier file of a path back; None: the path is unchanged.  Raises OSError."""
     was, newer = was_of(home), home.with_name(beside(home.name, NEWER))
     if _is_same(was, home):
-        was.unlink(missing_ok=True)  # set aside by a program that was killed then
+        was.unlink(missing_ok=True)  # set aside by a program that was killed at that point
         return None
     if _is_none(was):
         if home.is_symlink() or not home.exists():
@@ -459,7 +467,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _remove_stale(folder: Path) -> None:
-    """A drain that was killed as it removed earlier files has left some.  Raises OSError."""
+    """Remove earlier files left by a drain that was killed during the removal.  Raises OSError."""
     try:
         since_ns = (folder / LETTING_GO).stat().st_ctime_ns
     except FileNotFoundError:
@@ -473,7 +481,8 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _forget_old(folder: Path, names: Iterable[str]) -> None:
-    """Of a save that is home as a whole, whose drain is lost with its tier.  Raises OSError."""
+    """Remove old earlier files of a save that is home completely and whose drain was lost with its
+    tier.  Raises OSError."""
     wases = [was_of(folder / name) for name in names]
     if all(time.time() - was.lstat().st_ctime > STALE_S for was in wases):
         for was in wases:
@@ -481,8 +490,8 @@ def _forget_old(folder: Path, names: Iterable[str]) -> None:
 
 
 def _older(folder: Path, group: _Group, lost: set[str]) -> dict[str, tuple[int, int]]:
-    """Size and time of each file of the earlier save: that is about to come back, or was never
-    replaced.  Raises OSError."""
+    """Return the size in bytes and time in ns of each file of the earlier save: files about to be
+    put back, and files never replaced.  Raises OSError."""
     back: dict[str, tuple[int, int]] = {}
     for name in group.kept:
         was = was_of(folder / name)
@@ -502,8 +511,8 @@ def _older(folder: Path, group: _Group, lost: set[str]) -> dict[str, tuple[int, 
 def _nearer(
     others: Mapping[str, tuple[int, int]], back: Mapping[str, tuple[int, int]], begun_ns: int
 ) -> dict[str, tuple[int, int]]:
-    """Of other files those that are nearer in time to what comes back than to the save that was
-    begun then: nothing else tells which of the two they are of."""
+    """Return the other files that are nearer in time to the files put back than to the save begun
+    at begun_ns.  Only the times show to which of the two saves a file belongs."""
     newest_ns = max(mtime_ns for _, mtime_ns in back.values())
     return {
         name: (size_bytes, mtime_ns)
@@ -513,7 +522,8 @@ def _nearer(
 
 
 def _made_ns(target: str) -> int:
-    """When the file on the tier was made that a link leads to: its name begins with that."""
+    """Return when a link's target on the tier was made, in ns: the target's name starts with the
+    time."""
     with suppress(ValueError):
         return int(Path(target).name[:16], 16)
     return 0

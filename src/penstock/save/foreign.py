@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 READ_BYTES = 1 << 20
-LEAST_RECORD_BYTES = 30  # of a zip archive, before its name and its data
+LEAST_RECORD_BYTES = 30  # in a zip archive, before the record's name and data
 SAMPLE_PARTS = 16  # of a file, at level sample
 MOST_METADATA_BYTES = 512 << 20  # a million pieces take 270 MB of them
 MOST_OVERLAP = 4  # DCP's pieces never share bytes; a file is not to be read a million times
@@ -55,17 +55,17 @@ class Damage(Exception):  # noqa: N818 - a finding, not an accident of ours
 
 
 class Unended(Damage):
-    """As Damage, and as a writer leaves a file that has not ended: cut short, or marked as open."""
+    """Damage of a file whose writer has not finished: cut short, or marked as open."""
 
 
 @dataclass(slots=True)
 class Scope:
-    """How far a check goes, and what came of it.  level: sizes, sample or full.
+    """The depth of a check, and the results.  level: sizes, sample or full.
 
-    read: bytes whose checksums were compared; unprotected: bytes that no checksum covers;
-    unchecked: names of files in which nothing could be checked, not even a length; by_name: those
-    of which only the name and that they are not empty is known.  told: called with the bytes of
-    each step, for progress.
+    read_bytes: bytes compared with checksums; unprotected_bytes: bytes without a checksum;
+    unchecked: names of files in which nothing could be checked, not even a length; by_name: names
+    of files of which only the name was checked, and that the file is not empty.  told: called with
+    the bytes of each step, for progress.
     """
 
     level: str

@@ -1,9 +1,9 @@
-"""Which files of a folder were put back from an older save, and so do not belong to newer ones.
+"""List the files of a folder that were put back from an older save and belong to no newer save.
 
     FOLDER/.penstock-put-back.json   {"version": 1, "files": {NAME: [size_bytes, mtime_ns]}}
 
-A file counts as listed only as long as it has that size and time: a save that replaces it ends the
-mark by itself.  Knows stores and names; knows no burst buffer and no format.
+An entry counts only while the file has the listed size and time: a save that replaces the file ends
+the mark.  Knows stores and names; knows no burst buffer and no format.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ __all__ = ["ASIDE", "MARK", "is_state", "mark_put_back", "mixed", "put_back"]
 MARK = ".penstock-put-back.json"
 VERSION = 1
 MOST_BYTES = 16 << 20  # about 200,000 files
-# Files beside the state, which hold the same text in each save, and hidden ones (DCP's .metadata
-# tells where values lie, and holds none): from another save they make no mixture.
+# Files without state have the same text in each save.  Hidden files (DCP's .metadata has the places
+# of values, not the values) and texts from another save make no mixture.
 _TEXTS = (".json", ".txt", ".md", ".yaml", ".yml", ".jinja", ".py", ".html", ".log", ".csv")
-ASIDE = (".newer", ".torn")  # ends the name of what the burst buffer has put aside
+ASIDE = (".newer", ".torn")  # suffixes of files that the burst buffer has put aside
 _TOKENS = ("tokenizer", "spiece", "sentencepiece", "vocab", "merges")
 
 
 def put_back(store: Store, folder: str = "") -> dict[str, tuple[int, int]]:
-    """Return the size in bytes and the time in ns of each file that was put back in a folder of the
-    store, as they were then, by its name in that folder.  Empty: there are none, or the list is
-    damaged."""
+    """Return the size in bytes and the time in ns of each put-back file of a store's folder, as
+    listed, by name in the folder.  Empty: no file was put back, or the list is damaged."""
     name = f"{folder.strip('/')}/{MARK}".lstrip("/")
     with suppress(TierError, ValueError, RecursionError):
         found = store.stat(name)
@@ -58,8 +57,8 @@ def _parse(data: bytes) -> dict[str, tuple[int, int]]:
 
 
 def mark_put_back(folder: Path, files: Mapping[str, tuple[int, int]]) -> None:
-    """List these files of a folder as put back, beside those that are listed and unchanged; with
-    none left the list goes.  Raises TierError, OSError."""
+    """Add files of a folder to the list of put-back files, and drop listed files that have changed
+    since.  Remove the list if no file is left.  Raises TierError, OSError."""
     store = LocalStore(folder, makes_folders=False)
     listed = put_back(store)
     kept = {name: facts for name, facts in listed.items() if _facts(folder / name) == facts}
@@ -72,7 +71,7 @@ def mark_put_back(folder: Path, files: Mapping[str, tuple[int, int]]) -> None:
             "files": {name: list(wanted[name]) for name in sorted(wanted)},
         }
         store.put(MARK, [json.dumps(record, indent=1).encode()])
-        os.chmod(folder / MARK, 0o644)  # noqa: PTH101 - for each who reads the checkpoint
+        os.chmod(folder / MARK, 0o644)  # noqa: PTH101 - readers of the checkpoint need the list
 
 
 def _facts(path: Path) -> tuple[int, int] | None:
@@ -83,10 +82,10 @@ def _facts(path: Path) -> tuple[int, int] | None:
 
 
 def mixed(checkpoint: Checkpoint) -> str:
-    """Return why a checkpoint is a mixture of two saves: some of its files, and not all, were put
-    back from an older one.  Empty: nothing is known of that."""
+    """Return why a checkpoint is a mixture of two saves: some files, and not all, were put back
+    from an older save.  Empty: no mixture is known."""
     if not isinstance(checkpoint.store, LocalStore):
-        return ""  # files are only put back below folders
+        return ""  # files are put back below folders only
     listed: dict[str, dict[str, tuple[int, int]]] = {}
     n_back = n_files = 0
     for file in checkpoint.files:
@@ -103,5 +102,5 @@ def mixed(checkpoint: Checkpoint) -> str:
 
 
 def is_state(name: str) -> bool:
-    """Whether a file's bytes change from save to save."""
+    """Return whether a file's bytes change from save to save."""
     return not (name.endswith((*_TEXTS, *ASIDE)) or name.startswith((".", *_TOKENS)))

@@ -173,7 +173,7 @@ class Tiers:
         others = self._others(found)
         rejected += [(one.where, _OF_OTHERS) for one in others]
         found = [one for one in found if one not in others]
-        weak: list[Checkpoint] = []  # in which too little can be checked
+        weak: list[Checkpoint] = []  # whole, but too little can be checked
         for one in sorted(found, key=lambda one: one.mtime_ns, reverse=True):
             verdict = verify(one, "full")
             if verdict.is_checked:

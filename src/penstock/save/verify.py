@@ -58,10 +58,10 @@ __all__ = [
 
 LEVELS = ("sizes", "sample", "full")
 # States of a verdict, from the strongest to the weakest.
-WHOLE = "whole"  # checksums were compared, of a sample or of all, and cover every byte of data
-BY_LENGTH = "complete by length"  # every file has the length and the marks that its format tells
-BY_NAME = "complete by name"  # every file that belongs to it is there; some could not be checked
-UNCHECKED = "unchecked"  # nothing can be checked in its largest file
+WHOLE = "whole"  # checksums (of a sample or of all) were compared; every data byte has one
+BY_LENGTH = "complete by length"  # every file has the length and marks that its format requires
+BY_NAME = "complete by name"  # every file is present; some files could not be checked
+UNCHECKED = "unchecked"  # nothing can be checked in the largest file
 NOT_WHOLE = "NOT WHOLE"
 STRETCH_CHUNKS = 16
 SAMPLE_CHUNKS = 64  # 256 MiB at most: a tenth of a second of a fast disk
@@ -81,13 +81,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found out about a checkpoint.  problems: empty: nothing is known against it, and
-    `state` says by what that was found.
+    """The result of checking a checkpoint.  problems: the faults found; empty: none, and `state`
+    names the strength of the check.
 
-    checked_bytes: compared with a checksum; unprotected_bytes: known by their number only, as the
-    format has no checksum for them.  unchecked: files in which nothing could be checked; by_name:
-    those whose length nothing tells.  is_unended: a file is as a writer leaves it that is still at
-    work, or was killed: cut short, or marked as open; waiting may mend that.
+    checked_bytes: bytes compared with a checksum; unprotected_bytes: bytes of which only the number
+    is checked, as the format has no checksum for them.  unchecked: files in which nothing could be
+    checked; by_name: files without a length to compare with.  is_unended: a file looks like the
+    file of a writer that is still at work or was killed (cut short, or marked as open); waiting may
+    complete the file.
     """
 
     checkpoint: Checkpoint
@@ -102,13 +103,13 @@ class Verdict:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is known against it: also of one that is not more than complete by its
-        lengths, or unchecked."""
+        """Return whether no problem was found.  True also for a checkpoint that is only complete by
+        length or by name, or unchecked."""
         return not self.problems
 
     @property
     def state(self) -> str:
-        """WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
+        """Return WHOLE, BY_LENGTH, BY_NAME, UNCHECKED or NOT_WHOLE."""
         if self.problems:
             return NOT_WHOLE
         if self._largest in self.unchecked:
@@ -120,8 +121,8 @@ class Verdict:
 
     @property
     def is_checked(self) -> bool:
-        """Whether at least the length of its largest file was checked: a restart prefers such
-        ones."""
+        """Return whether at least the length of the largest file was checked.  A restart prefers
+        checked checkpoints."""
         is_weak = self._largest in self.unchecked or self._largest in self.by_name
         return not self.problems and not is_weak
 
@@ -134,8 +135,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint to begin from.  path: None: there is none, or it lies behind a URL, which
-    `where` then is.  rejected: newer ones and why not, newest first.  state: of its verdict."""
+    """The checkpoint to start from.  path: None: there is no such checkpoint, or the checkpoint is
+    behind the URL in `where`.  rejected: newer checkpoints and reasons, newest first.  state: state
+    of the checkpoint's verdict."""
 
     path: Path | None
     step: int | None
@@ -373,8 +375,8 @@ def _chunks_of(checkpoint: Checkpoint, chunk_bytes: int, is_sparing: bool) -> _C
 
 
 def _by_format(checkpoint: Checkpoint, scope: Scope) -> tuple[list[str], bool]:
-    """What the framework's own files say against themselves: the first thing that is wrong; and
-    whether it is as a writer at work leaves it."""
+    """Check a checkpoint without a manifest by the framework's own files.  Return the first
+    problem, and whether the problem looks like a writer at work."""
     try:
         for found in checkpoint.files:
             _check_tail(checkpoint, found)
@@ -415,7 +417,8 @@ def _check_file(checkpoint: Checkpoint, found: Found, scope: Scope) -> None:
     """A file by its own ending and first bytes.  Raises Damage."""
     name = checkpoint.inner(found)
     if not found.size_bytes:
-        # A marker (DONE, _SUCCESS, a lock), or a file that has a content by its name.
+        # An empty file may be a marker (DONE, _SUCCESS, a lock); a state file or .json must have
+        # content.
         if is_state(name.rpartition("/")[2]) or name.endswith(".json"):
             raise Unended(f"{name}: empty")
         return
@@ -441,7 +444,7 @@ def _check_files(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 _TEXTS = (".txt", ".md", ".jinja")
-# Beside weights, and none: tokenizers, code, settings, logs.
+# Files beside weights: tokenizers, code, settings, logs.
 _DESCRIBING = (".model", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ".tiktoken", ".html")
 
 
@@ -591,7 +594,7 @@ def _check_orbax(checkpoint: Checkpoint, scope: Scope) -> None:
             if not found.size_bytes:
                 raise Damage(f"{name}: empty")
             scope.unprotected_bytes += found.size_bytes
-            if not has_tree:  # a file for each chunk of an array, compressed
+            if not has_tree:  # a compressed file for each chunk of an array
                 scope.by_name[name] = None
 
 
@@ -660,7 +663,7 @@ def _check_tensorflow(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
-    """The graph is there, and its variables as TensorFlow's index says."""
+    """Check that the graph is present and that the variables match TensorFlow's index."""
     known = {checkpoint.inner(found): found for found in checkpoint.files}
     variables = [found for name, found in known.items() if name.startswith("variables/variables.")]
     index = known.get("variables/variables.index")
@@ -680,7 +683,7 @@ def _check_saved_model(checkpoint: Checkpoint, scope: Scope) -> None:
 
 
 def _check_pipeline(checkpoint: Checkpoint, scope: Scope) -> None:
-    """Each part that the index of a pipeline names is there."""
+    """Check that each part named in a pipeline's index is present."""
     known = {checkpoint.inner(found): found for found in checkpoint.files}
     index = check_json(_small(checkpoint, known["model_index.json"]), "model_index.json")
     folders = {name.partition("/")[0] for name in known if "/" in name}
@@ -719,15 +722,16 @@ def latest_valid(
     wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True,
     damaged: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
-    """The newest checkpoint that is whole, over the union of the tiers; a fast copy before a slow.
+    """Return the newest whole checkpoint over the union of the tiers; a fast copy before a slow
+    copy.
 
-    wanted: only those; others are not among the rejected either.  damaged: by where it lies and its
-    identity, what is known already to be wrong with one.
+    wanted: filter; other checkpoints are not listed as rejected.  damaged: known faults, by `where`
+    and identity of the checkpoint.
 
-    Newest by step, as a clock may have been set back.  One that is unchecked, or complete by its
-    name only, is taken where there is no other.  Those from which a restart has failed are
-    passed over.  A tier that cannot be reached is passed over too, and stands among the rejected.
-    Raises SaveError: no such level.
+    Newest means the highest step, as a clock may have been set back.  An unchecked checkpoint, or a
+    checkpoint complete by name only, is returned only if there is no other.  Checkpoints from which
+    a restart has failed are rejected.  A tier that cannot be reached is listed as rejected.  Raises
+    SaveError: no such level.
     """
     found: list[Checkpoint] = []
     rejected: list[tuple[str, str]] = []

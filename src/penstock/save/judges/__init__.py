@@ -1,9 +1,9 @@
-"""Whether one file of a checkpoint is whole, by the lengths and marks of its own format.
+"""Check whether one file of a checkpoint is whole, by the lengths and marks of the file's format.
 
 Chooses the judge by the file's name and first bytes: `hdf5` (HDF5, Keras), `pickled` (torch.save
 before 1.6, pickles), `arrays` (NumPy, GGUF), `packed` (msgpack), and penstock.save.foreign for zip
 archives and safetensors.  A judge imports no framework, unpickles nothing, reads within bounds, and
-trusts no length before it has held it against the file's size.
+compares every length with the file's size before use.
 """
 
 import re
@@ -20,8 +20,8 @@ __all__ = ["check_file", "is_text"]
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _HDF5 = (".h5", ".hdf5", ".he5", ".hdf")
 _PICKLES = (".pkl", ".pickle", ".joblib")
-# Any program may call its weights model.bin (CTranslate2's are in no container at all); these names
-# are those that torch's files have.
+# Any program may call its weights model.bin (CTranslate2's weights have no container format).
+# These names are used by torch only.
 _TORCH_BIN = re.compile(
     r"(.*pytorch_model|adapter_model|training_args|optimizer|scheduler|sampler|scaler)(?![a-z]).*\.bin"
 )
@@ -33,8 +33,8 @@ HEAD_BYTES, MOST_TEXT_BYTES = 512, 64 << 10
 def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
     """Check a file by its ending and first bytes.
 
-    Into `scope` go the bytes that were compared with checksums, those that have none, and the name
-    where nothing could be checked.  Raises Damage.
+    Adds to `scope` the bytes compared with checksums, the bytes without a checksum, and the name of
+    a file in which nothing could be checked.  Raises Damage.
     """
     if not size_bytes:
         raise Unended(f"{name}: empty")
@@ -56,7 +56,7 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
         check_msgpack(file, name, size_bytes, scope)
     elif name.endswith((".keras", ".npz")):
         if name.endswith(".npz") and head.startswith(_ZIP_END) and size_bytes == _ZIP_END_BYTES:
-            return  # no arrays
+            return  # an archive without arrays
         raise _no(name, head)
     elif name.endswith(_TORCH) or _is_torch_bin(file, name, size_bytes):
         if is_pickle(head):
@@ -74,7 +74,7 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
 
 
 def is_text(file: BinaryIO, size_bytes: int) -> bool:
-    """Return whether a file is a text: a licence, a pointer, settings.  No weights are."""
+    """Return whether a file is a text (a licence, a pointer, settings).  Weights never are."""
     if size_bytes > MOST_TEXT_BYTES:
         return False
     file.seek(0)
@@ -108,7 +108,7 @@ def _check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, hea
 
 
 def _is_torch_bin(file: BinaryIO, name: str, size_bytes: int) -> bool:
-    """By its name, or by its end where its beginning is damaged."""
+    """Return whether a .bin file is torch's, by name or, if the head is damaged, by the end."""
     if not name.endswith(".bin"):
         return False
     if _TORCH_BIN.fullmatch(name.rpartition("/")[2]):

@@ -1,4 +1,4 @@
-"""Whether files of NumPy (.npy) and GGUF have the length that their headers tell."""
+"""Check whether NumPy (.npy) and GGUF files have the length stated in the header."""
 
 import ast
 import math
@@ -12,13 +12,13 @@ from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 __all__ = ["check_gguf", "check_npy", "is_gguf", "is_npy"]
 
 NPY_MAGIC, GGUF_MAGIC = b"\x93NUMPY", b"GGUF"
-MOST_NPY_HEADER_BYTES = 64 << 10  # NumPy itself reads 10,000, and more where it is told to
+MOST_NPY_HEADER_BYTES = 64 << 10  # NumPy reads 10,000 by default, and more on request
 NEWER_VERSIONS = 15
-MOST_ARRAYS = 100_000  # of one file
-MOST_EXTENTS = 64  # NumPy's own limit of dimensions
+MOST_ARRAYS = 100_000  # per file
+MOST_EXTENTS = 64  # NumPy's limit of dimensions
 MOST_FIELDS_DEPTH = 8
 _CODE = re.compile(r"[<>|=]?([?biufcSaUVmMO])(\d*)(?:\[[^\]]*\])?")
-_PLAIN_BYTES: Final = {"?": 1, "b": 1}  # without a number of bytes
+_PLAIN_BYTES: Final = {"?": 1, "b": 1}  # codes without a number of bytes
 
 
 def is_npy(head: bytes) -> bool:
@@ -33,7 +33,7 @@ def is_gguf(head: bytes) -> bool:
 
 
 def check_npy(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Check that the arrays of a file, one after the other, end where the file does.
+    """Check that the last of a file's consecutive arrays ends at the end of the file.
 
     Raises Damage.
     """
@@ -57,7 +57,7 @@ def check_npy(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
 def _end_of_array(
     file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget, is_full: bool
 ) -> int:
-    """Raises Damage, Unfollowed."""
+    """Return where an array ends.  Raises Damage, Unfollowed."""
     stream = Stream(file, name, "its header", start, size_bytes)
     if start:
         file.seek(start)
@@ -86,17 +86,17 @@ def _end_of_array(
         if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
             raise TypeError
     except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        if re.search(r"\d+L\b", text):  # Python 2 wrote long numbers so
+        if re.search(r"\d+L\b", text):  # long integers as Python 2 wrote them
             raise Unfollowed("a header that Python 2 wrote") from error
         raise stream.damage("makes no sense: damaged") from error
     item_bytes = _item_bytes(kind)
-    if item_bytes < 0:  # objects: a pickle
+    if item_bytes < 0:  # Python objects, stored as a pickle
         return end_of_pickle(file, name, stream.place, size_bytes, budget, is_full)
     return stream.place + item_bytes * math.prod(shape)
 
 
 def _item_bytes(kind: Any, depth: int = 0) -> int:
-    """Bytes of an element by its description; -1: it is of Python's objects.  Raises Unfollowed."""
+    """Return the bytes of an element by the description; -1: Python objects.  Raises Unfollowed."""
     if depth > MOST_FIELDS_DEPTH:
         raise Unfollowed("fields in fields")
     if isinstance(kind, str):
@@ -130,8 +130,9 @@ def _item_bytes(kind: Any, depth: int = 0) -> int:
 
 # --- GGUF -----------------------------------------------------------------------------------------
 
-# github.com/ggml-org/ggml/blob/master/docs/gguf.md; sizes of blocks: ggml-common.h, and gguf-py's
-# GGML_QUANT_SIZES.  By type: elements in a block, bytes of a block.
+# Elements and bytes of a block, by type.  Source:
+# github.com/ggml-org/ggml/blob/master/docs/gguf.md; block sizes: ggml-common.h, and gguf-py's
+# GGML_QUANT_SIZES.
 _BLOCKS: Final = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
@@ -145,13 +146,13 @@ _VALUE_BYTES: Final = {
 }  # fmt: skip
 _TEXT, _ARRAY, _UINT32 = 8, 9, 4
 ALIGNMENT = 32
-MOST_VALUES = 10_000_000  # 10 s; a vocabulary has a million texts at most
+MOST_VALUES = 10_000_000  # about 10 s; a vocabulary has a million texts at most
 MOST_TENSORS = 1_000_000
 MOST_DIMENSIONS, MOST_ARRAYS_DEPTH = 4, 4
 
 
 def check_gguf(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Check that the file is as long as its header and its tensors, padded.  Raises Damage."""
+    """Check that the file is as long as its header and padded tensors require.  Raises Damage."""
     scope.unprotected_bytes += size_bytes
     try:
         _Gguf(Stream(file, name, "GGUF", 0, size_bytes)).check()
@@ -167,7 +168,7 @@ class _Gguf:
         self._left_values, self._alignment = MOST_VALUES, ALIGNMENT
 
     def check(self) -> None:
-        """Raises Damage, Unfollowed."""
+        """Check the whole file.  Raises Damage, Unfollowed."""
         stream = self._stream
         if stream.take(4) != GGUF_MAGIC:
             raise stream.damage("no signature: damaged or never written")
@@ -181,7 +182,7 @@ class _Gguf:
             raise stream.damage(f"version {number} is not known")
         self._width = 4 if number == 1 else 8
         n_tensors, n_values = self._size(), self._size()
-        # Names have a length each, at least.
+        # Each name has at least a length field.
         if (n_tensors + n_values) * self._width > stream.left_bytes:
             raise stream.cut()
         if n_values > MOST_VALUES:
@@ -219,7 +220,7 @@ class _Gguf:
         return n_bytes
 
     def _value(self, kind: int, key: bytes = b"", depth: int = 0) -> None:
-        """Pass over a value.  Raises Damage, Unfollowed."""
+        """Skip a value.  Raises Damage, Unfollowed."""
         stream = self._stream
         if key == b"general.alignment" and kind == _UINT32:
             self._alignment = stream.number(4, self._order)
@@ -233,7 +234,7 @@ class _Gguf:
                 stream.skip(n * _VALUE_BYTES[inner])
                 return
             self._left_values -= n
-            if n > stream.left_bytes:  # each has a length
+            if n > stream.left_bytes:  # each element has a length field
                 raise stream.cut()
             if self._left_values < 0:
                 raise Unfollowed(f"more than {MOST_VALUES:,} values")
@@ -243,7 +244,8 @@ class _Gguf:
             raise stream.damage(f"a value of type {kind} at byte {stream.place:,}: damaged")
 
     def _tensor(self) -> int:
-        """Return where a tensor ends, from where tensors begin.  Raises Damage, Unfollowed."""
+        """Return the end of a tensor, relative to the start of the tensor data.  Raises Damage,
+        Unfollowed."""
         stream = self._stream
         stream.skip(self._size())
         n_dimensions = stream.number(4, self._order)

@@ -1,8 +1,8 @@
-"""Whether an HDF5 file is closed and of its full length, by its own metadata.
+"""Check whether an HDF5 file is closed and of full length, by the file's own metadata.
 
-Knows the superblock (versions 0 to 3), object headers, groups and the extents of datasets, as "HDF5
-File Format Specification Version 3.0" describes them.  Reads metadata only, no value of a dataset;
-follows no link to another file.
+Knows the superblock (versions 0 to 3), object headers, groups and the extents of datasets, as
+described in "HDF5 File Format Specification Version 3.0".  Reads metadata only, no value of a
+dataset; follows no link to another file.
 """
 
 import itertools
@@ -17,16 +17,16 @@ from penstock.save.judges.stream import Unfollowed, unfollowed
 __all__ = ["SIGNATURE", "check_hdf5", "lookup3"]
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# The library looks for the superblock at 0, 512, 1024, 2048 and so on: a user block comes before.
+# The library looks for the superblock at 0, 512, 1024, 2048 and so on: a user block comes first.
 LEAST_USER_BLOCK = 512
 MOST_USER_BLOCK = 1 << 30
 OFFSET_SIZES = (2, 4, 8)
-# Bounds of what is followed.  Keras' file of a model of a thousand layers has 4,000 nodes.
+# Limits of the walk.  The Keras file of a model with a thousand layers has 4,000 nodes.
 MOST_NODES = 100_000
 MOST_METADATA_BYTES = 64 << 20
 MOST_HEADER_BYTES = 8 << 20
-SUM_COST = 8  # a checksum's time, as that of reading so many times the bytes
-OPEN_FOR_WRITING = 0x01 | 0x04  # alone, or with readers beside (SWMR)
+SUM_COST = 8  # computing a checksum takes as long as reading this many times the bytes
+OPEN_FOR_WRITING = 0x01 | 0x04  # alone, or with concurrent readers (SWMR)
 # Message types of object headers.
 LINK_INFO, LINK, LAYOUT, CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = (
     0x02,
@@ -43,8 +43,8 @@ _WORD = 0xFFFFFFFF
 
 
 def check_hdf5(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Check that the file was closed, has the length of its superblock, and that the metadata and
-    the extents of the datasets lie in it.
+    """Check that the file was closed, has the length in the superblock, and contains the metadata
+    and the extents of the datasets.
 
     Raises Damage.
     """
@@ -90,7 +90,7 @@ def _superblock_place(file: BinaryIO, size_bytes: int) -> int | None:
 
 @dataclass(slots=True)
 class _Source:
-    """The bytes of a file, read within its size and within a budget."""
+    """The bytes of a file, read within the file's size and within a budget."""
 
     file: BinaryIO
     name: str
@@ -98,7 +98,8 @@ class _Source:
     left_bytes: int = MOST_METADATA_BYTES
 
     def at(self, place: int, n_bytes: int, what: str) -> bytes:
-        """Raises Damage: not in the file; Unfollowed: the budget is spent."""
+        """Return bytes at a place.  Raises Damage: beyond the end of the file; Unfollowed: the
+        budget is spent."""
         if place < 0 or n_bytes < 0 or place + n_bytes > self.size_bytes:
             raise self.damage(what, place, "reaches beyond the end of the file")
         self.left_bytes -= n_bytes
@@ -116,8 +117,8 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Superblock:
-    """Facts of a superblock.  base: what addresses are relative to; end: of the file, from its
-    first byte; root: address of the root group's object header."""
+    """Facts of a superblock.  base: the origin of addresses; end: the end of the file, counted from
+    the file's first byte; root: address of the root group's object header."""
 
     version: int
     offset_size: int
@@ -135,7 +136,7 @@ class _Superblock:
 
 
 def _superblock(source: _Source, place: int) -> _Superblock:
-    """Raises Damage, Unfollowed."""
+    """Read the superblock at a place.  Raises Damage, Unfollowed."""
     head = source.at(place, min(128, source.size_bytes - place), "superblock")
     try:
         version = head[8]
@@ -161,7 +162,7 @@ def _superblock(source: _Source, place: int) -> _Superblock:
     except IndexError:
         raise source.damage("superblock", place, "cut short") from None
     undefined = (1 << 8 * offset_size) - 1
-    if version in (0, 1):  # base, free space, end, driver, name of the root group, its header
+    if version in (0, 1):  # base, free space, end, driver, name and header of the root group
         base, _, end, driver, _, root = words
         extension = undefined
     else:
@@ -171,7 +172,7 @@ def _superblock(source: _Source, place: int) -> _Superblock:
             raise source.damage("superblock", place, "its checksum does not fit")
     if end in (undefined, 0):
         raise Unended(f"{source.name}: no end of the file was written: never closed")
-    # A user block was put before or taken away since: the library counts from the superblock.
+    # A user block was added or removed after the write: the library counts from the superblock.
     end += place - base
     return _Superblock(
         version, offset_size, length_size, flags, place, end, root, driver, extension
@@ -189,8 +190,8 @@ class _Walk:
     is_dense: bool = False
 
     def has_driver_info(self) -> bool:
-        """Return whether another driver wrote the file, by the superblock's block of version 0 or
-        its extension.  Raises Damage, Unfollowed."""
+        """Return whether another driver wrote the file, by the driver block of superblock version 0
+        or by the superblock extension.  Raises Damage, Unfollowed."""
         if self.top.driver != self.top.undefined:
             name = self._at(self.top.driver, 16, "driver information")[8:]
             if not name.startswith(DRIVER_NAMES):
@@ -202,7 +203,7 @@ class _Walk:
         return any(kind == DRIVER_INFO for kind, _ in messages)
 
     def follow(self) -> None:
-        """Raises Damage, Unfollowed."""
+        """Walk all groups and datasets.  Raises Damage, Unfollowed."""
         self._later("object", self.top.root)
         while self.waiting:
             what, address, level, n_dimensions = self.waiting.pop()
@@ -221,8 +222,9 @@ class _Walk:
             raise Unfollowed("groups with many links")
 
     def _later(self, what: str, address: int, level: int = ROOT, n_dimensions: int = 0) -> None:
-        """level: of a node of a tree, ROOT where it is not known.  n_dimensions: of chunks; 0: the
-        tree is of a group."""
+        """Queue a node for the walk.  level: of a tree node; ROOT if the level is unknown.
+        n_dimensions: of chunks; 0: the tree belongs to a group.  Raises Unfollowed: too many nodes.
+        """
         if len(self.waiting) > MOST_NODES:
             raise Unfollowed(f"more than {MOST_NODES:,} nodes")
         if address != self.top.undefined:
@@ -240,7 +242,7 @@ class _Walk:
     # Object headers
 
     def _messages(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Types and contents of an object header's messages.  Raises Damage, Unfollowed."""
+        """Yield type and content of an object header's messages.  Raises Damage, Unfollowed."""
         head = self._at(address, 8, "object header")
         if head[:4] == b"OHDR":
             chunks, start, is_ordered = self._second(address)
@@ -265,7 +267,7 @@ class _Walk:
                 if lookup3(data[:-4]) != int.from_bytes(data[-4:], "little") or len(data) < start:
                     raise self._damage("object header", place, "its checksum does not fit")
                 messages = _second_messages(data[start:-4], is_ordered)
-                start = 4  # OCHK
+                start = 4  # after the signature OCHK
             try:
                 for kind, content in messages:
                     if kind == CONTINUATION:
@@ -278,8 +280,8 @@ class _Walk:
                 raise self._damage("object header", place, "a message beyond its end") from None
 
     def _second(self, address: int) -> tuple[list[tuple[int, int]], int, bool]:
-        """Of a header of version 2: its first chunk with signature and checksum, where messages
-        begin in it, and whether they have their order of creation."""
+        """Read an object header of version 2.  Return the first chunk with signature and checksum,
+        the offset of the messages in that chunk, and whether messages have a creation order."""
         head = self._at(address, 6, "object header")
         version, flags = head[4], head[5]
         if version != 2:
@@ -318,7 +320,7 @@ class _Walk:
             self._later("object", self._offset(content, place))
 
     def _layout(self, content: bytes) -> None:
-        """The extent of a dataset, or where its chunks are listed."""
+        """Check the extent of a dataset, or queue the list of the dataset's chunks."""
         version, width = content[0], self.top.offset_size
         if version in (1, 2):
             n_dimensions, kind = content[1], content[2]
@@ -355,8 +357,8 @@ class _Walk:
             self._signed(address, (signature,), "index of chunks")
 
     def _extent(self, address: int, n_bytes: int) -> None:
-        """Raises Damage: data beyond the end."""
-        if address == self.top.undefined:  # nothing was written into it yet
+        """Check that an extent is in the file.  Raises Damage: data beyond the end."""
+        if address == self.top.undefined:  # the extent was never written
             return
         if self.top.base + address + n_bytes > self.source.size_bytes:
             raise self._damage("data", address, f"{n_bytes:,} bytes reach beyond the file's end")
@@ -411,14 +413,14 @@ class _Walk:
 
 
 def _number(data: bytes, place: int, n_bytes: int) -> int:
-    """Raises ValueError: beyond the end."""
+    """Return the number at a place.  Raises ValueError: beyond the end."""
     if place + n_bytes > len(data):
         raise ValueError("more than there is")
     return int.from_bytes(data[place : place + n_bytes], "little")
 
 
 def _first_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Raises ValueError."""
+    """Yield the messages of a version 1 header.  Raises ValueError."""
     place = 0
     while place + 8 <= len(data):
         kind, size = struct.unpack_from("<HH", data, place)
@@ -430,7 +432,7 @@ def _first_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _second_messages(data: bytes, is_ordered: bool) -> Iterator[tuple[int, bytes]]:
-    """Raises ValueError."""
+    """Yield the messages of a version 2 header.  Raises ValueError."""
     place, head = 0, 6 if is_ordered else 4
     while place + head <= len(data):  # a gap at the end is shorter than a message
         kind, size = struct.unpack_from("<BH", data, place)
@@ -446,7 +448,7 @@ def _rotated(value: int, bits: int) -> int:
 
 
 def lookup3(data: bytes) -> int:
-    """Return Bob Jenkins' hashlittle() with initval 0: HDF5's checksum of its metadata."""
+    """Return Bob Jenkins' hashlittle() with initval 0: HDF5's checksum of metadata."""
     a = b = c = 0xDEADBEEF + len(data) & _WORD
     if not data:
         return c

@@ -1,4 +1,4 @@
-"""Whether a msgpack file is one object to its end, as flax.serialization writes it."""
+"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file."""
 
 from typing import BinaryIO, Final
 
@@ -7,10 +7,10 @@ from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 
 __all__ = ["check_msgpack"]
 
-MOST_OBJECTS = 20_000_000  # 15 s; Flax has one for each array and two for each name
+MOST_OBJECTS = 20_000_000  # about 15 s; Flax has one object per array and two per name
 
-# By the first byte of an object: how many bytes follow; or how many of them are a length, and what
-# that counts.  github.com/msgpack/msgpack/blob/master/spec.md
+# By the first byte of an object: the number of bytes that follow; or the number of bytes of a
+# length field, and the unit of the length.  Source: github.com/msgpack/msgpack/blob/master/spec.md
 _PLAIN: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1,
     0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
@@ -22,16 +22,16 @@ _MAPPINGS: Final = {0xDE: 2, 0xDF: 4}
 
 
 def check_msgpack(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Check that the object that a file begins with ends where the file does.  Raises Damage."""
+    """Check that the file's first object ends at the end of the file.  Raises Damage."""
     scope.unprotected_bytes += size_bytes
     stream = Stream(file, name, "msgpack", 0, size_bytes)
-    waiting = 1  # objects that are still to come; containers need no stack
+    waiting = 1  # objects still to come; containers need no stack
     try:
         for _ in range(MOST_OBJECTS):
             waiting += _children(stream) - 1
             if not waiting:
                 break
-            if waiting > stream.left_bytes:  # each has a byte at least
+            if waiting > stream.left_bytes:  # each object has at least a byte
                 raise stream.cut()
         else:
             raise Unfollowed(f"more than {MOST_OBJECTS:,} objects")
@@ -45,7 +45,7 @@ def check_msgpack(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> N
 
 
 def _children(stream: Stream) -> int:
-    """Pass over an object's own bytes; return how many objects are in it.  Raises Damage."""
+    """Skip an object's own bytes; return the number of objects inside.  Raises Damage."""
     at = stream.place
     code = stream.take(1)[0]
     if code < 0x80 or code >= 0xE0:

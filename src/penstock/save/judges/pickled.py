@@ -1,8 +1,8 @@
-"""Whether a file of pickles, and of what torch.save wrote before 1.6, has its end, by its lengths.
+"""Check whether a pickle file, or a torch.save file from before 1.6, is complete, by its lengths.
 
-Nothing is unpickled: operations are counted off by the lengths of their arguments.  torch's older
-format is a pickle that names storages, then the storages, each with its length before it: those
-lengths are followed and compared with the pickle's; no value of a tensor is read.
+Nothing is unpickled: operations are skipped by the lengths of their arguments.  torch's older
+format is a pickle that names storages, followed by the storages, each after its length.  These
+lengths are followed and compared with the pickle's lengths; no value of a tensor is read.
 """
 
 import struct
@@ -16,23 +16,23 @@ from penstock.save.pickles import Machine, Refused, inert, pairs_of
 __all__ = ["Budget", "check_pickles", "end_of_pickle", "is_pickle"]
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
-# Of the pickle of a torch file; one of 10,000 tensors has 1.5 MB.
+# For the pickle of a torch file; the pickle of 10,000 tensors has 1.5 MB.
 MOST_PICKLE_BYTES = 64 << 20
 MOST_KEYS = 1_000_000
 MOST_LINE_BYTES = 1 << 20
-MOST_OPERATIONS = 20_000_000  # 20 s
+MOST_OPERATIONS = 20_000_000  # about 20 s
 JOBLIB = b"NumpyArrayWrapper"  # joblib writes the bytes of arrays between a pickle's operations
 JOBLIB_LOOK_BYTES = 1 << 20
 
-# Bytes of an element by the name of the storage's class, as torch.storage has it.
+# Bytes of an element by the name of the storage's class in torch.storage.
 _ITEM_BYTES: Final = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1,
     "Byte": 1, "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16, "QInt8": 1, "QUInt8": 1,
     "QInt32": 4, "QUInt4x2": 1, "QUInt2x4": 1, "Untyped": 1,
 }  # fmt: skip
 
-# How long an operation's argument is: a number of bytes; or that of the length before it, negated;
-# or a number of lines.  Python's pickletools.py lists them.
+# The length of an operation's argument: a number of bytes; or, negated, the size of a length field
+# before the argument; or a number of lines.  Source: Python's pickletools.py.
 _FIXED: Final = {
     code: n
     for codes, n in (
@@ -53,14 +53,13 @@ _STOP, _FRAME = ord("."), 0x95
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return whether a file that begins so is a pickle of protocol 2 or newer."""
+    """Return whether a file with this head is a pickle of protocol 2 or newer."""
     return head[:1] == b"\x80" and head[1:2] in (b"", b"\2", b"\3", b"\4", b"\5")
 
 
 def check_pickles(file: BinaryIO, name: str, size_bytes: int, scope: Scope, start: int = 0) -> None:
-    """Check that pickles, and what torch.save wrote before 1.6, end where the file does; there may
-    be several, one after the other.  Raises Damage.
-    """
+    """Check that the last of the file's consecutive pickles or torch.save objects (before 1.6) ends
+    at the end of the file.  Raises Damage."""
     scope.unprotected_bytes += size_bytes - start
     place, budget = start, Budget()
     try:
@@ -96,7 +95,7 @@ def _is_joblib(file: BinaryIO, start: int) -> bool:
 
 @dataclass(slots=True)
 class Budget:
-    """What may be spent on all pickles of a file."""
+    """The budget of operations for all pickles of a file."""
 
     operations: int = MOST_OPERATIONS
 
@@ -104,10 +103,10 @@ class Budget:
 def end_of_pickle(
     file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget, is_full: bool = True
 ) -> int:
-    """Return where a pickle ends.  is_full: every operation is looked at; else frames are passed
-    over by their lengths, but for the first and the last of a pickle.
+    """Return where a pickle ends.  is_full: look at every operation; otherwise skip frames by their
+    lengths, except the first and last frame of a pickle.
 
-    Raises Damage: it has no end, or an operation that no pickle has; Unfollowed: over the budget.
+    Raises Damage: the pickle has no end, or has an unknown operation; Unfollowed: over the budget.
     """
     stream = Stream(file, name, "its pickle", start, size_bytes)
     n_frames = 0
@@ -137,7 +136,7 @@ def end_of_pickle(
 
 
 def _skip_line(stream: Stream) -> None:
-    """Raises Damage: it does not end."""
+    """Skip a line.  Raises Damage: the line does not end."""
     for _ in range(MOST_LINE_BYTES):
         if stream.take(1) == b"\n":
             return
@@ -145,7 +144,7 @@ def _skip_line(stream: Stream) -> None:
 
 
 def _is_last(file: BinaryIO, frame_end: int) -> bool:
-    """Whether a frame may be the last of its pickle: it ends as one."""
+    """Return whether a frame may be the last of a pickle: the frame's last bytes end a pickle."""
     file.seek(frame_end - 1)
     return file.read(1) == b"."
 
@@ -161,7 +160,7 @@ def _is_torch(file: BinaryIO, place: int, size_bytes: int) -> bool:
 def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget) -> int:
     """Return where the last storage ends.  Raises Damage, Unfollowed."""
     pickles, place = [], start
-    for _ in range(5):  # magic, version, facts of the machine, the object, keys of its storages
+    for _ in range(5):  # magic, version, facts of the machine, the object, keys of the storages
         pickles.append(_bytes_of_pickle(file, name, place, size_bytes, budget))
         place += len(pickles[-1])
     storages, keys = _Storages(pickles[3]), _Keys(pickles[4])
@@ -171,7 +170,7 @@ def _end_of_torch(file: BinaryIO, name: str, start: int, size_bytes: int, budget
         keys.run()
     except Refused as why:
         raise Unfollowed(str(why)) from why
-    except Exception as error:  # whatever a damaged stream makes of the machine
+    except Exception as error:  # a damaged stream can raise anything in the machine
         raise Damage(f"{name}: its pickle makes no sense: damaged") from error
     if facts.get("little_endian") is False:
         raise Unfollowed("written by a big-endian machine")
@@ -203,7 +202,7 @@ class _Class(str):
 
 
 class _Storages(Machine):
-    """Of the storages that a pickle names, numbers of elements and bytes of each, by their keys."""
+    """The storages that a pickle names: number of elements and bytes of an element, by key."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data, frozenset())
@@ -228,7 +227,7 @@ class _Storages(Machine):
             _, kind, key, _, n_items = named
             if not isinstance(key, str) or not isinstance(n_items, int) or n_items < 0:
                 raise Refused("a storage without a length")
-            # The first to name a storage decides how it was written.
+            # The first reference to a storage decides how the storage was written.
             size = _ITEM_BYTES.get(kind.removesuffix("Storage"), 0)
             self._spend()
             self.sizes.setdefault(key, (n_items, size))
@@ -263,7 +262,8 @@ class _Keys(Machine):
 def _bytes_of_pickle(
     file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget
 ) -> bytes:
-    """Raises Damage: it has no end; Unfollowed: it is too large."""
+    """Return the bytes of a pickle.  Raises Damage: the pickle has no end; Unfollowed: the pickle
+    is too large."""
     end = end_of_pickle(file, name, start, size_bytes, budget)
     if end - start > MOST_PICKLE_BYTES:
         raise Unfollowed(f"a pickle of more than {MOST_PICKLE_BYTES:,} bytes")

@@ -1,4 +1,4 @@
-"""A file that is read forward by the lengths in it.  Knows no format."""
+"""Read a file forward by the lengths in the file.  Knows no format."""
 
 from typing import BinaryIO
 
@@ -9,19 +9,19 @@ __all__ = ["Stream", "Unfollowed", "unfollowed"]
 BLOCK_BYTES = 256 << 10
 
 
-class Unfollowed(Exception):  # noqa: N818 - says nothing against the file
-    """Why a file was not followed to its end."""
+class Unfollowed(Exception):  # noqa: N818 - a limit of the check, not a fault of the file
+    """The reason why a check did not follow a file to the end."""
 
 
 def unfollowed(name: str, scope: Scope, why: str) -> None:
-    """Note that nothing can be said of a file, and why."""
+    """Note that a file could not be checked, and why."""
     scope.unchecked[name] = None
     scope.remarks[f"{name}: not followed: {why}"] = None
 
 
 class Stream:
-    """Reads through one block; what is skipped is not read.  Every length is held against the
-    file's size before it is used."""
+    """A file read through one block; skipped bytes are not read.  Every length is compared with the
+    file's size before use."""
 
     def __init__(self, file: BinaryIO, name: str, what: str, start: int, size_bytes: int) -> None:
         self._file, self.name, self._what, self._size_bytes = file, name, what, size_bytes
@@ -40,7 +40,7 @@ class Stream:
         return self._size_bytes - self.place
 
     def take(self, n_bytes: int) -> bytes:
-        """Raises Damage: not in the file."""
+        """Return the next bytes.  Raises Damage: beyond the end of the file."""
         if self.place + n_bytes > self._size_bytes:
             raise self.cut()
         at = self.place - self._start
@@ -53,11 +53,11 @@ class Stream:
         return self._block[at : at + n_bytes]
 
     def number(self, n_bytes: int, order: str = "little") -> int:
-        """Raises Damage: not in the file."""
+        """Return the next number.  Raises Damage: beyond the end of the file."""
         return int.from_bytes(self.take(n_bytes), "big" if order == "big" else "little")
 
     def skip(self, n_bytes: int) -> None:
-        """Raises Damage: not in the file."""
+        """Skip bytes.  Raises Damage: beyond the end of the file."""
         if n_bytes < 0 or self.place + n_bytes > self._size_bytes:
             raise self.cut()
         self.place += n_bytes
