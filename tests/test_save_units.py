@@ -654,6 +654,17 @@ def test_ls_explains_what_is_one_and_what_is_missing(fast: Path) -> None:
     assert "files of no checkpoint" in said.split("train.log")[0]
 
 
+def test_a_damaged_manifest_is_not_called_another_run_s(fast: Path, slow: Path) -> None:
+    written(fast / "step_1" / "model.safetensors", 1)
+    drained(fast, slow)
+    manifest = slow / "step_1" / "penstock-manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    with Drainer(fast, slow, NOW) as working:
+        working.once()
+        assert "step_1 is step_1.2" in working.status.warning
+        assert "cannot be trusted: the manifest is no JSON" in working.status.warning
+
+
 def test_one_file_is_judged_with_those_that_it_belongs_to(fast: Path) -> None:
     steps(fast)
     one = find_file(LocalStore(fast), "optim-300.safetensors")

@@ -674,14 +674,18 @@ class Drainer(Working):
             finally:
                 self._current = None
             self._before[one.name] = one.files
-            self._on_slow = None  # it has more now, of which a part of another save is judged
         self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
+            there = (copy.problem for copy in self._on_slow or () if copy.name == one.name)
+            why = next(filter(None, there), "")
             self._renamed = (
-                f"{one.name} is {name} on {self.slow.url}: another run has the name there; "
+                f"{one.name} is {name} on {self.slow.url}: the copy there cannot be trusted: {why}"
+                if why
+                else f"{one.name} is {name} on {self.slow.url}: another run has the name there; "
                 "`penstock save recover FAST SLOW` before the first save goes on with that run"
             )
             self._warn()
+        self._on_slow = None  # it has more now, by which the next ones are judged
         self._proven.note(self.slow.where(name), manifest.identity)
         self._damaged.pop(one.name, None)
         self._unread.pop(one.name, None)
