@@ -139,9 +139,9 @@ class Store(ABC):
         a whole factor.  Raises TierError."""
 
     def end_uploads(self, wanted: Collection[str], most_s: float) -> int:
-        """Ends what uploads that no process will finish have left, where a store keeps that unseen:
-        of names that are not wanted, begun more than so many seconds ago.  How many.  Raises
-        TierError."""
+        """End unfinished uploads that no process will resume, where a store keeps such uploads
+        unseen: of names not in wanted, started more than most_s seconds ago.  Returns the number of
+        ended uploads.  Raises TierError."""
         return 0
 
     @abstractmethod
@@ -858,7 +858,7 @@ class _S3Store(_Remote):
         return self._fs.call_s3(method, **arguments)
 
     def begun(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """Uploads in parts that have not ended, of keys that begin so."""
+        """Yield unfinished multipart uploads, of keys with this prefix."""
         page: dict[str, Any] = {}
         asked = {"Bucket": self._root.partition("/")[0], "Prefix": prefix}
         while True:
@@ -926,8 +926,8 @@ def _body(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def _compare(answer: dict[str, Any], wanted: str) -> None:
-    """What S3 says that it has, with what was sent.  Under a key of its own or of the client's, S3
-    gives another mark than the MD5.  Raises OSError."""
+    """Compare the ETag from S3 with the digest of the bytes sent.  With a KMS key or a key of the
+    client, the ETag is not an MD5 and is not compared.  Raises OSError."""
     is_plain = not answer.get("SSECustomerAlgorithm") and "kms" not in str(
         answer.get("ServerSideEncryption", "")
     )
@@ -947,8 +947,8 @@ class _Parts:
 
     @classmethod
     def last_of(cls, store: _S3Store, place: dict[str, str], n_parts: int) -> _Parts | None:
-        """What an earlier process has begun for this very name: of a file that had more parts then,
-        as many as this one has.  What lies there from before that is ended."""
+        """Return the last unfinished upload of exactly this name, with the parts up to n_parts;
+        older uploads of the name are ended."""
         begun = [one for one in store.begun(place["Key"]) if one["Key"] == place["Key"]]
         if not begun:
             return None
@@ -976,7 +976,8 @@ class _Parts:
         self._store.call("abort_multipart_upload", **self._upload)
 
     def complete(self) -> str:
-        """The mark that the object then has, if those of its parts are their MD5s."""
+        """Complete the upload.  Returns the expected ETag of the object, if the ETags of the parts
+        are MD5s."""
         marks = sorted(self.marks.items())
         parts = [{"PartNumber": number + 1, "ETag": mark} for number, mark in marks]
         self._store.call(

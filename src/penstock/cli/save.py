@@ -1,7 +1,7 @@
 """`penstock save`: arguments and exit codes of the checkpoint commands; no logic.
 
-Exit status: 0 all is well, 1 something is not whole or could not be drained, 2 cannot be asked so,
-75 it was not done within --wait-at-most.
+Exit status: 0 success, 1 a checkpoint is not whole or could not be drained, 2 wrong arguments,
+75 not finished within --wait-at-most.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def save() -> None:
 def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool) -> None:
     """List the checkpoints of one or more tiers, newest first.
 
-    A tier is a folder or a URL (s3://, gs://, sftp://).  A checkpoint is what belongs together: the
-    files of a format, the folder of a step, the files of one step (model-300.pt, optim-300.pt).
+    A tier is a folder or a URL (s3://, gs://, sftp://).  A checkpoint is a set of files that belong
+    together: the files of a format, the folder of a step, the files of one step (model-300.pt,
+    optim-300.pt).
 
     \b
       penstock save ls /nvme/run1 /lustre/run1
@@ -188,13 +189,14 @@ def _state_of(row: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
 @click.option("--forgive", is_flag=True, help="Forget restarts that have failed, then verify.")
 def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) -> int:
-    """Say which checkpoints of a run are whole.  Exit status 1: one is not.
+    """Verify the checkpoints of a run.  Exit status 1: a checkpoint is not whole.
 
     RUN is a tier or one checkpoint.  Without an option a sample of the checksums is compared.
-    Checkpoints of other programs are judged by their own formats.  "whole": checksums cover all of
-    the data and were compared.  "complete by length": every file has the length and the marks that
-    its format tells (safetensors, HDF5, NumPy, GGUF, msgpack, pickles; any format with --sizes).
-    "complete by name": all files are there.  "unchecked": one of its files tells nothing.
+    Checkpoints of other programs are judged by the rules of each format.  "whole": checksums cover
+    all of the data and were compared.  "complete by length": every file has the length and the
+    marks that the format requires (safetensors, HDF5, NumPy, GGUF, msgpack, pickles; any format
+    with --sizes).  "complete by name": all files are there.  "unchecked": a file has no content
+    that can be checked.
 
     \b
       penstock save verify runs/llm/checkpoints
@@ -226,7 +228,7 @@ def verify_command(place: str, level: str | None, as_json: bool, forgive: bool) 
                 "step": verdict.checkpoint.step,
                 "kind": verdict.checkpoint.kind,
                 "state": verdict.state.lower(),
-                # None: nothing is known against it, and too little for it.
+                # None: no problem is known, and too little was checked.
                 "is_whole": verdict.is_checked or (None if verdict.is_whole else False),
                 "level": verdict.level,
                 "problems": verdict.problems,
@@ -293,7 +295,7 @@ def _checkpoints_at(place: str) -> tuple[list[Checkpoint], bool]:
             if isinstance(store, LocalStore) and (found := store.stat(name)) is not None:
                 with contextlib.closing(store.open(name)) as file:
                     is_told = is_text(file, found.size_bytes)
-                if not is_told:  # a file that makes no checkpoint is judged where it is named
+                if not is_told:  # a file of no checkpoint is judged if named directly
                     return [Checkpoint(store, name, "files", False, (found,), None)], True
     return find(open_store(place)), False
 
@@ -397,13 +399,13 @@ def drain_command(
     best_n: int,
     foreign: bool,
 ) -> int:
-    """Copy finished checkpoints from FAST to SLOW, verified; exit status 1: one could not be.
+    """Copy finished checkpoints from FAST to SLOW, verified.  Exit status 1: a copy failed.
 
-    SLOW is a folder or a URL (s3://, gs://, sftp://).  Without SLOW: what `penstock run
-    --burst-buffer FAST` has left there goes to the paths that the program gave it.  What a killed
-    drain has copied is not copied again.  Nothing is removed unless --keep-fast or --keep-last says
-    so; what other programs saved, as torch.save does, only with --foreign.  What it does stands in
-    FAST/.penstock/drain.json, and in OpenMetrics in drain.prom there.
+    SLOW is a folder or a URL (s3://, gs://, sftp://).  Without SLOW: the files that `penstock run
+    --burst-buffer FAST` has left are copied to the paths that the program named.  Bytes copied by a
+    killed drain are not copied again.  Nothing is removed unless --keep-fast or --keep-last is
+    given; checkpoints that other programs saved, as torch.save does, only with --foreign.  The
+    status is in FAST/.penstock/drain.json, and as OpenMetrics in drain.prom there.
 
     \b
       penstock save drain /nvme/run1 /lustre/run1
@@ -458,12 +460,12 @@ def _check_follow(is_followed: bool, once: bool, wait_s: float | None) -> None:
 def _drained(
     working: Working, once: bool, over: Callable[[], bool], grace_s: float, wait_s: float | None
 ) -> Callable[[], int]:
-    """What says what was done, and returns the exit status."""
+    """Run a drain.  Returns a function that prints the result and returns the exit status."""
     from penstock.save.burst import Burst
 
-    if once and wait_s is not None:  # as long as that takes, then
+    if once and wait_s is not None:  # drain to the end, for at most wait_s
         once, over = False, lambda: True
-    # What followed is over: nobody else would bring the rest, so the grace is long.
+    # The followed process has ended: nobody else would copy the rest, so the grace is long.
     do = working.once if once else functools.partial(working.watch, over, wait_s or grace_s)
     ended = _Limit(working, over, wait_s)
     failed = _unless_stopped(working, do, ended)
@@ -485,13 +487,13 @@ def _unless_stopped(
 
 
 def _has_come(fast: Path, slow: str | None, once: bool, over: Callable[[], bool]) -> bool:
-    """Waits for a folder that is not there yet; whether it came."""
+    """Wait for a missing folder.  Returns True if the folder appeared."""
     if once or slow is None or os.path.lexists(fast):
         raise click.BadParameter(f"Directory '{fast}' does not exist.", param_hint="'FAST'")
     click.echo(f"penstock: {fast}: not there yet; waiting for it", err=True)
     while not fast.is_dir():
         is_over = over()
-        if is_over and not fast.is_dir():  # it may have come as the last thing
+        if is_over and not fast.is_dir():  # the folder may appear at the very end
             click.echo(f"penstock: {fast}: what was followed ended, and it never came", err=True)
             return False
         time.sleep(0.1)
@@ -499,7 +501,7 @@ def _has_come(fast: Path, slow: str | None, once: bool, over: Callable[[], bool]
 
 
 class _Limit(contextlib.AbstractContextManager["_Limit"]):
-    """Ends a drain some time after over(), by a thread; None: never."""
+    """Stop a drain wait_s after over(), by a thread; never, if wait_s is None."""
 
     def __init__(self, working: Working, over: Callable[[], bool], wait_s: float | None) -> None:
         self._working, self._over, self._wait_s = working, over, wait_s
@@ -525,7 +527,7 @@ class _Limit(contextlib.AbstractContextManager["_Limit"]):
             self._working.stop()
 
     def tell_stopped(self) -> int:
-        """Returns the exit status."""
+        """Print the state of a stopped drain.  Returns the exit status."""
         click.echo("penstock: stopped; what is half copied is taken up next time", err=True)
         if not self._is_late:
             return INTERRUPTED
@@ -539,7 +541,7 @@ class _Limit(contextlib.AbstractContextManager["_Limit"]):
         return UNFINISHED
 
     def tell_end(self, failed: list[str], of_burst: bool) -> int:
-        """Returns the exit status."""
+        """Print the result of a finished drain.  Returns the exit status."""
         _told_drained(self._working.status, of_burst=of_burst)
         _tell_failed(failed)
         if not failed:
@@ -568,15 +570,15 @@ def _tell_device(fast: Path, slow: str) -> None:
 
 
 def _warned_once() -> Callable[[Progress, Status], None]:
-    """Says a drain's warning, and why it waits, when that comes: one that watches may never end by
-    itself."""
+    """Return a callback that prints a warning, and the reason to wait, once each and at once: with
+    --watch a drain may never end."""
     said = {""}
 
     def tell(progress: Progress, status: Status) -> None:
         if status.warning not in said:
             said.add(status.warning)
             click.echo(f"penstock: {status.warning}", err=True)
-        if status.error and status.reason not in said:  # the slow tier is full, or not there
+        if status.error and status.reason not in said:  # the slow tier is full, or missing
             said.add(status.reason)
             click.echo(f"penstock: {status.error}", err=True)
         _told(progress, status)
@@ -758,7 +760,8 @@ def _fetched(choice: Choice, fast: Path, slow: str) -> str:
 def _limited(
     stack: contextlib.ExitStack, wait_s: float | None
 ) -> tuple[Callable[[Working], None], list[_Limit]]:
-    """What makes a drain end by signals and by time, and its limit once it has been called."""
+    """Return a callback that lets signals and the time limit end a drain, and a list that the
+    callback extends by the limit."""
     limits: list[_Limit] = []
 
     def limited(working: Working) -> None:

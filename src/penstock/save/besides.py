@@ -1,8 +1,8 @@
-"""What lies beside the checkpoints of a fast tier, brought to the slow one: pointers, what loads a
-model, and all that belongs to no checkpoint.
+"""Copy the files beside the checkpoints of a fast tier to the slow tier: pointers, the files that
+load a model, and files of no checkpoint.
 
-Pointers and what loads a model come when all that they can name is there.  Nothing of it is ever
-removed, and nothing is written over that came from elsewhere.
+A pointer, or a file that loads a model, is copied when every checkpoint that the file can name is
+on the slow tier.  The module never removes such a file, and never overwrites a file from elsewhere.
 """
 
 import json
@@ -28,16 +28,16 @@ from penstock.stores import PART, Found, LocalStore, Store
 
 __all__ = ["Beside", "strange"]
 
-# In a slow tier: of what lies beside checkpoints there, from which fast tier each file is.
+# In a slow tier: for each file beside the checkpoints, the fast tier of origin.
 CAME_FROM = f"{STATE}/beside-model.json"
 MOST_CAME_FROM_BYTES = 16 << 20
-HINT_BYTES = 64 << 20  # a line for each checkpoint that was kept; a tokenizer
+HINT_BYTES = 64 << 20  # a line for each kept checkpoint; a tokenizer
 
 
 def strange(store: LocalStore, below: str = "", *, is_deep: bool = True) -> dict[str, str]:
-    """What lies in a tier, or in a folder of it, and is neither a file nor a folder of its own, and
-    why it is not copied: links that lead out of the tier, to nothing or to a folder, and what is no
-    file at all.  Links are not followed."""
+    """Return the entries of a tier, or of one folder, that are not copied, with the reason.  Such
+    an entry is a link out of the tier, a link to a missing target or to a folder, or no file at all
+    (a pipe, a socket, a device).  Links are not followed."""
     root = os.path.realpath(store.folder)
     found, stack = dict[str, str](), [below]
     while stack:
@@ -67,26 +67,29 @@ def _why_strange(entry: os.DirEntry[str], root: str) -> str:
 
 
 class Beside:
-    """hints, rest: on the fast tier, at the last look, as formats.find() gives them.  left: what
-    was not copied, and why.  left_alone: what is to be warned of."""
+    """Copier of the files beside the checkpoints.
+
+    hints, rest: files on the fast tier at the last search, from formats.find().  left: files that
+    were not copied, with the reason.  left_alone: the text of a warning.
+    """
 
     def __init__(self, fast: LocalStore, slow: Store, look: Callable[[], None]) -> None:
-        """look: raises TierError where the slow tier is not there."""
+        """Prepare a copier.  look: raises TierError where the slow tier is missing."""
         self._fast, self._slow, self._look = fast, slow, look
         self.hints: list[Found] = []
         self.rest: list[Found] = []
-        self._there: set[Found] = set()  # those that the slow tier has, too
+        self._there: set[Found] = set()  # files that the slow tier has too
         self.left: dict[str, str] = {}
         self.left_alone = ""
 
     def forget(self) -> None:
-        """Before another look."""
+        """Forget the files of the last search."""
         self.hints, self.rest = [], []
 
     def copy(self, trip: Trip, out: Collection[str], settle_s: float) -> None:
-        """What has changed.  out: names of checkpoints that were not copied; settle_s: how long a
-        file that belongs to none has to be unchanged; 0: this is the end, and what cannot be copied
-        at all is looked for, too.  Raises TierError: a tier is gone."""
+        """Copy the changed files.  out: names of checkpoints that were not copied; settle_s: how
+        long a file of no checkpoint must be unchanged; 0: the last call, which also lists files
+        that cannot be copied at all.  Raises TierError: a tier is gone."""
         self.left = strange(self._fast) if not settle_s else {}
         for name in [name for name in self.left if self._is_linked(name)]:
             del self.left[name]
@@ -103,14 +106,14 @@ class Beside:
             except SaveError as error:
                 self.left[found.name] = str(error)
             except TierError as error:
-                if not is_of_one_file(error):  # else the next look comes back to it
+                if not is_of_one_file(error):  # else the next round retries the file
                     raise
                 self.left[found.name] = str(error)
         self._there &= {*self.hints, *self.rest}
 
     def _copy_hint(self, found: Found, out: Collection[str]) -> None:
         data = self._fast.read(found.name)
-        # One that has changed since the look may name what came after it, too.
+        # A pointer that changed since the search may name a later checkpoint too.
         if self._fast.stat(found.name) != found or _names(data, out):
             return
         self._look()
@@ -124,8 +127,8 @@ class Beside:
         self._there.add(found)
 
     def _is_linked(self, name: str) -> bool:
-        """Whether the slow tier has a link as this one, to a folder of its own tier: `latest`.
-        Raises TierError."""
+        """Make the link of this name on the slow tier, if the target is a folder of the fast tier
+        (`latest`).  Returns True if the slow tier has the link.  Raises TierError."""
         path, slow = self._fast.path(name), self._slow
         there = os.path.realpath(path)
         if not isinstance(slow, LocalStore) or not os.path.isdir(there):  # noqa: PTH112
@@ -153,7 +156,7 @@ class Beside:
             self.left[found.name] = "its name says that it is not finished; not copied"
             return
         if time.time() - (found.mtime_ns or 0) / 1e9 < settle_s:
-            return  # a later look comes back to it
+            return  # a later round retries the file
         if self._fast.path(found.name).is_symlink():
             above, _, _ = found.name.rpartition("/")
             why = strange(self._fast, above, is_deep=False).get(found.name)
@@ -181,8 +184,9 @@ class Beside:
         self.left_alone = self.left[name]
 
     def _is_ours(self, name: str, there: Found | None) -> bool:
-        """Whether a file may be put under this name on the slow tier, which then knows from which
-        fast tier it is: another run there has the like.  Raises TierError."""
+        """Return True if a file may be written under this name on the slow tier, and record the
+        fast tier as the origin: another run may have a file of the same name there.  Raises
+        TierError."""
         came_from: dict[str, str] = {}
         if self._slow.stat(CAME_FROM) is not None:
             with suppress(ValueError, RecursionError, TypeError):
@@ -196,7 +200,7 @@ class Beside:
 
 
 def _names(hint: bytes, out: Collection[str]) -> bool:
-    """Whether a pointer's first line, where the newest stands, names what is not copied."""
+    """Return True if the first line of a pointer, the newest, names an uncopied checkpoint."""
     names = (re.escape(os.fsencode(name.rpartition("/")[2])) for name in out)
     line = hint.partition(b"\n")[0]
     return any(re.search(rb"(?<![0-9A-Za-z])%b(?![0-9A-Za-z])" % name, line) for name in names)

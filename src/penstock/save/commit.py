@@ -70,8 +70,8 @@ Buffer = bytes | bytearray | memoryview
 STATE = ".penstock"  # a tier's folder for locks, status, remembered failures and what is going
 PART_SUFFIX = ".part"
 MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
-# In a part whose files go to places beside it, one after another, since all of it is durable: what
-# will be their manifest there.  Such a part is ended, and not swept.
+# In a part whose durable files move, one after another, to places beside the part: the future
+# manifest of the files.  Such a part is finished, and not swept.
 PLACE = "penstock-place.json"
 HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
@@ -448,8 +448,8 @@ def sweep(root: AnyPath, *, keep: Iterable[str] = ()) -> int:
 
 
 def _is_left(part: Path) -> bool:
-    """Whether a part is ours, is to be removed, and nobody writes it.  False where that cannot be
-    told."""
+    """Return True if a part is ours, must be removed, and has no writer.  Returns False where the
+    state of the part cannot be read."""
     try:
         return not is_strange(part) and not is_alive(part) and not (part / PLACE).exists()
     except OSError:

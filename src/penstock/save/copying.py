@@ -1,7 +1,7 @@
-"""One checkpoint from a tier to another: what is there is kept, what arrives is read back.
+"""Copy one checkpoint from one tier to another: keep the bytes already there, read back new bytes.
 
-Knows checkpoints and stores; knows no framework, and not when a copy is due.  A file that is half
-there is taken up piece by piece, by its checksums.
+The module knows checkpoints and stores; no framework, and not when a copy is due.  A partial file
+is resumed piece by piece, by checksums.
 """
 
 import math
@@ -77,19 +77,20 @@ BURST_S = 0.25  # of the rate limit: a few pieces at once
 
 
 class Stopped(Exception):  # noqa: N818 - an order, not an accident
-    """The drain was told to end."""
+    """The drain received an order to end."""
 
 
 class Unwanted(Exception):  # noqa: N818 - an order, too
-    """What is being copied may go, and a newer one is there: the copy ends, and leaves nothing."""
+    """The checkpoint under copy is no longer needed, and a newer checkpoint exists: the copy ends
+    and is removed."""
 
 
 class UnreadError(TierError):
-    """Of what is to be copied: it may pass, or be a bad sector."""
+    """A source file cannot be read: the cause may pass, or be a bad sector."""
 
 
 class Pace:
-    """At most so many bytes a second, over all threads."""
+    """Limit of bytes per second, over all threads."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Pace:
         self._lock, self._next_s = threading.Lock(), -math.inf
 
     def take(self, n_bytes: int) -> None:
-        """Returns when these bytes may go."""
+        """Wait until these bytes may be copied."""
         if not self._limit_bps:
             return
         with self._lock:
@@ -114,7 +115,8 @@ class Pace:
 
 @dataclass(slots=True)
 class Trip:
-    """What a copy is told and tells.  told: bytes that are through; and whether they were there."""
+    """Orders and reports of a copy.  told: is called with the number of bytes copied, and with True
+    if the destination already had the bytes."""
 
     pace: Pace
     concurrency: int = 1
@@ -123,7 +125,7 @@ class Trip:
 
 
 class _Pieces:
-    """A source file, read into memory that O_DIRECT takes, a block for each thread."""
+    """A source file, read into memory suitable for O_DIRECT, one block per thread."""
 
     def __init__(self, store: Store, found: Found) -> None:
         self._store, self._found = store, found
@@ -148,14 +150,14 @@ class _Pieces:
             return memoryview(self._store.read(self._found.name, start, length))
         block = getattr(self._own, "block", None)
         if block is None or len(block) < length:
-            # Not with the file's own length: threads come and go with each file.
+            # Not the file's own length: threads are new for each file.
             block = self._own.block = Sparing.block(length)
         with self._told():
             return self._local.read(block, start, length)
 
     def is_as_found(self) -> bool:
-        """Whether nobody has written into it since it was listed.  One that another has replaced
-        is that still: what was opened is read to its end."""
+        """Return True if nobody has written into the file since the listing.  A file that another
+        process has replaced counts as unchanged: the opened file is read to the end."""
         if self._local is None:
             return True
         status, found = os.fstat(self._local.number), self._found
@@ -177,9 +179,9 @@ def copy_file(
     *,
     is_growing: bool = False,
 ) -> tuple[FileSum, bool]:
-    """Copies a file, or takes up an earlier attempt.  Returns its checksums, and whether the store
-    has compared the bytes by itself.  replacing: as an Upload's.  is_growing: it may be
-    written to while it is copied, as far as it was when it was listed.  Raises TierError;
+    """Copy a file, or resume an earlier attempt.  Returns the checksums of the file, and True if
+    the store itself has compared the bytes.  replacing: as for an Upload.  is_growing: the file may
+    grow during the copy; only the bytes present at the listing are copied.  Raises TierError;
     SaveError: the source has changed."""
     inner = source.inner(found)
     known = {file.name: file for file in source.manifest.files} if source.manifest else {}
@@ -193,7 +195,7 @@ def copy_file(
                     _unwritten(source, inner, pieces, known)
                 return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
-        upload.mtime_ns = found.mtime_ns  # until it has a manifest, this is what tells its age
+        upload.mtime_ns = found.mtime_ns  # shows the age until the manifest is written
         upload.replacing = replacing
         try:
             count = -(-found.size_bytes // upload.piece_bytes)
@@ -207,7 +209,7 @@ def copy_file(
                 sums = b"".join(
                     checksum(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)
                 )
-                trip.pace.take(len(data))  # what is there is read, what is not is written
+                trip.pace.take(len(data))  # bytes already there are read, others are written
                 was_there = upload.holds(number, data)
                 if not was_there:
                     upload.write(number, data)
@@ -220,7 +222,7 @@ def copy_file(
                 done = _spread(carry, count, trip.concurrency)
             sums = _checked(b"".join(done), inner, found, known, source.store.url)
             if not is_growing:
-                _unwritten(source, inner, pieces, known)  # it would take the place of a whole one
+                _unwritten(source, inner, pieces, known)  # a mixed file replaces no whole file
             upload.finish()
         finally:
             upload.close()
@@ -230,13 +232,13 @@ def copy_file(
 
 
 def _unwritten(source: Checkpoint, inner: str, pieces: _Pieces, known: dict[str, FileSum]) -> None:
-    """Raises TierError where a file of which no manifest tells was written to as it was read."""
+    """Raise TierError where a file without manifest was written to during the read."""
     if not known and not pieces.is_as_found():
         raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
 
 
 def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[bytes]:
-    """Pieces by several threads; the first error ends all."""
+    """Carry pieces by several threads; the first error ends all threads."""
     over = threading.Event()
 
     def one(number: int) -> bytes:
@@ -253,7 +255,7 @@ def _spread(carry: Callable[[int], bytes], count: int, threads: int) -> list[byt
 
 
 def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> bytes | None:
-    """Checksums of the source, if the finished file over there has the same bytes."""
+    """Return the checksums of the source if the file at the destination has equal bytes."""
     sums = bytearray()
     for start in range(0, found.size_bytes, CHUNK_BYTES):
         trip.held()
@@ -263,7 +265,7 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
         try:
             theirs = checksum(dest.read(name, start, len(data)))
         except TierError as error:
-            if is_of_one_file(error):  # perhaps for ever
+            if is_of_one_file(error):  # the error may be permanent
                 return None
             raise
         if theirs != mine:
@@ -276,7 +278,7 @@ def _same(pieces: _Pieces, found: Found, dest: Store, name: str, trip: Trip) -> 
 def _checked(
     sums: bytes, inner: str, found: Found, known: dict[str, FileSum], where: str
 ) -> FileSum:
-    """Raises SaveError where the source is not what its own manifest says."""
+    """Raise SaveError where the source does not match the manifest of the source."""
     made = FileSum(inner, found.size_bytes, sums)
     if known and known.get(inner) != made:
         raise SaveError(f"{inner}: not what was saved: {where} has changed it; not copied")
@@ -286,14 +288,14 @@ def _checked(
 def copy_checkpoint(
     source: Checkpoint, dest: Store, trip: Trip, *, is_fetched: bool = False
 ) -> tuple[str, Manifest]:
-    """Copies a checkpoint into another tier and commits it there, verified by reading it back.
-    Its name there, and its manifest.
+    """Copy a checkpoint into another tier, verify the copy by reading back, and commit the copy.
+    Returns the name of the copy, and the manifest.
 
-    What an earlier attempt has copied is kept where its checksums fit.  An older copy of the same
-    name from the same tier is replaced in one moment; where a store cannot, or where the name is
-    taken by what is not ours to replace, the new one gets the next free name, NAME.2 and so on.
-    is_fetched: into the tier where its program may write into it again.
-    Raises TierError, SaveError, and what trip.held() raises.
+    Bytes from an earlier attempt are kept where the checksums match.  An older copy of the same
+    name from the same tier is replaced in one atomic step.  Where a store cannot do so, or where
+    the name belongs to another checkpoint, the new copy gets the next free name, NAME.2 and so on.
+    is_fetched: the destination is a tier where the program may write into the checkpoint again.
+    Raises TierError, SaveError, and the exceptions of trip.held().
     """
     target = _Target(source, dest)
     target.begin()
@@ -313,8 +315,8 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
             raise SaveError(f"{source.where}: a file of its manifest is missing; not copied")
     sums, unread = [], []
     is_single = not source.is_folder and len(wanted) == 1
-    # A drain that ends between the two leaves bytes that their own format can judge, and not new
-    # ones that an old manifest calls damaged.  Of several files it is what tells a mixture.
+    # If a drain ends between the two steps, the format can judge the new bytes; an old manifest
+    # would call the new bytes damaged.  For several files the old manifest shows a mixture.
     replacing = target.arrived if is_single else None
     for found in wanted:
         name = target.prefix + target.inner(source.inner(found))
@@ -324,13 +326,13 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
         if not is_confirmed:
             unread.append(made)
     target.arrived()
-    # What was opened is read to its end: one file that was replaced meanwhile is whole, and the
-    # next may be replaced meanwhile, too.
+    # An opened file is read to the end: a single file is whole even if replaced meanwhile.  With
+    # several files, a later file may be replaced during the copy.
     if source.manifest is None and not (is_single and isinstance(source.store, LocalStore)):
         _unchanged(source)
     manifest = _manifest_of(source, tuple(sums))
     manifest = replace(manifest, called=target.called)
-    # What was fetched is loaded next: then it lies in memory.
+    # A fetched checkpoint is loaded next: the pages should stay in memory.
     unread_back = replace(manifest, files=tuple(unread))
     _read_back(target, unread_back, trip, is_sparing=not is_fetched)
     manifest = replace(manifest, verified_unix_ns=time.time_ns())
@@ -346,14 +348,14 @@ def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
         made = source.manifest
     else:
         made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
-    # What another program has saved stays that, however often it is copied.
+    # The identity from another program's save is kept through every copy.
     is_theirs = made.source.startswith(OF_FILES)
     identity = made.source if is_theirs else source.identity
     return replace(made, files=sums, source=identity, origin=origin_of(source.store), as_fetched="")
 
 
 def _unchanged(source: Checkpoint) -> None:
-    """Raises TierError where a checkpoint without manifest was written to while it was copied."""
+    """Raise TierError where a checkpoint without manifest was written to during the copy."""
     for found in source.files:
         if source.store.stat(found.name) != found:
             raise TierError(f"{source.where}: {found.name} changed while it was copied; next time")
@@ -377,7 +379,7 @@ def _read_back(target: "_Target", manifest: Manifest, trip: Trip, *, is_sparing:
 
 
 def paced(held: Callable[[], None], pace: Pace) -> Callable[[int, int], None]:
-    """What verify() is to tell of its progress: reading counts as copying does."""
+    """Return a progress callback for verify() that counts bytes read as bytes copied."""
     before = 0
 
     def told(done: int, total: int) -> None:
@@ -390,7 +392,7 @@ def paced(held: Callable[[], None], pace: Pace) -> Callable[[int, int], None]:
 
 
 class _Target:
-    """Where a copy goes.  prefix: before the names of its files, until it is committed."""
+    """Destination of a copy.  prefix: text before the names of the files, until the commit."""
 
     def __init__(self, source: Checkpoint, dest: Store) -> None:
         self.store, self.is_folder = dest, source.is_folder
@@ -398,14 +400,14 @@ class _Target:
         stem, suffix = source.name, ""
         has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
         if not self.is_folder and has_ending:
-            stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt: what it is stays its end
+            stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt keeps the ending
             suffix = f".{suffix}"
         self.name, again = source.name, 1
         while not self._may_have(self.name):
             again += 1
             self.name = f"{stem}.{again}{suffix}"
         self.place = self.name
-        # A name that it was given is not the one that it was saved under.
+        # A copy with a new name keeps the name of the save in `called`.
         self.called = source.called or (source.name if self.name != source.name else "")
         if not self.is_inside:
             self.prefix = source.folder
@@ -416,17 +418,17 @@ class _Target:
 
     @property
     def is_inside(self) -> bool:
-        """Whether its files are in a folder of their own until they count.  Several files that lie
-        beside others go to their places when all of them are durable."""
+        """Return True if the files are in a separate folder until the commit.  Several files beside
+        other checkpoints move into place when all of the files are durable."""
         has_several = not self.is_folder and len(self._source.files) > 1
         return self.is_folder or (has_several and isinstance(self.store, LocalStore))
 
     def inner(self, name: str) -> str:
-        """A file's name in the copy, by its name in the source."""
+        """Return the name of a file in the copy, from the name in the source."""
         return name if self.is_folder else self._renamed(name, self.name)
 
     def _renamed(self, inner: str, name: str) -> str:
-        """A file's name where the checkpoint is called `name`: NAME.2 makes each the second."""
+        """Return the name of a file for a checkpoint called `name`: NAME.2 adds .2 to each file."""
         old, new = (one.rpartition("/")[2] for one in (self._source.name, name))
         if old == new:
             return inner
@@ -440,8 +442,8 @@ class _Target:
         return replace(self._source, name=name).manifest_name
 
     def _may_have(self, name: str) -> bool:
-        """Whether the name is free, or that of a copy that this one may replace.  Raises TierError:
-        it is being written."""
+        """Return True if the name is free, or is the name of a copy that may be replaced.  Raises
+        TierError: another process is writing under the name."""
         if isinstance(self.store, LocalStore) and self.is_inside:
             part = self.store.path(f"{name}{PART_SUFFIX}")
             if is_alive(part):
@@ -454,21 +456,21 @@ class _Target:
                     return False
                 raise
         if name != self._source.name and self._is_taken(self._source.store, name):
-            return False  # two of one tier would replace each other for ever
+            return False  # two checkpoints of one tier would replace each other forever
         noted = self._manifest_name(name)
         try:
             if self.store.stat(noted) is not None:
                 has_several = self.is_folder or len(self._source.files) > 1
                 if has_several and not self.store.can_rename:
-                    return False  # a committed name is never written into
+                    return False  # files of a committed name are never written again
                 there = parse(self.store.read(noted), noted)
                 is_theirs = is_overtaken(there, self.store, name, self.is_folder)
                 is_alone = not self.is_folder or self._is_alone(there, name)
                 return self._is_older(there) and not is_theirs and is_alone
-        except SaveError:  # it cannot be believed, and may be anybody's
+        except SaveError:  # the manifest is not valid: the owner is not known
             return False
         except TierError as error:
-            if is_of_one_file(error):  # nor can this one, perhaps for ever
+            if is_of_one_file(error):  # the error may be permanent
                 return False
             raise
         if not self.is_folder:
@@ -484,7 +486,8 @@ class _Target:
         return any(store.stat(f"{self._source.folder}{one}") for one in names)
 
     def _is_older(self, there: Manifest) -> bool:
-        """Whether it is a copy of this one, or of what had its name on the same tier before."""
+        """Return True for a copy of this checkpoint, or of an older checkpoint of this name and
+        tier."""
         mine = self._source.manifest
         known = {self._source.identity, mine.source if mine is not None else ""} - {""}
         if there.identity in known or there.source in known:
@@ -492,21 +495,21 @@ class _Target:
         return bool(there.source) and there.origin in ("", *origins(self._source.store))
 
     def _is_alone(self, there: Manifest, name: str) -> bool:
-        """Whether no other checkpoint lies in its folder, as in that of a Trainer's model: it would
-        go with what is replaced."""
+        """Return True if the folder contains no other checkpoint.  A Trainer's model folder may
+        contain checkpoints, which a replacement would remove."""
         known = (file.name for file in there.files)
         return not own_and_others(self.store, name, there.kind, known)[1]
 
     def _is_half(self, name: str) -> bool:
-        """Whether files without a manifest are a copy of this one, or of what had its name on the
-        same tier before, that was ended before it had one."""
+        """Return True if files without a manifest are an interrupted copy of this checkpoint, or of
+        an older checkpoint with this name from the same tier."""
         mark = beside(name, HALF)
         if self.store.stat(mark) is None:
             return False
         try:
             called, origin = half_of(self.store, mark)
         except TierError as error:
-            if is_of_one_file(error):  # perhaps for ever
+            if is_of_one_file(error):  # the error may be permanent
                 return False
             raise
         wanted = self._source.called or self._source.name
@@ -514,28 +517,28 @@ class _Target:
 
     def begin(self) -> None:
         if not self.is_inside:
-            # Before the first file is there under its name: whose it is until the manifest comes.
+            # Before the first file has a final name: mark the owner until the manifest is written.
             mark = mark_of_half(self.called or self.name, origin_of(self._source.store))
             self.store.put(beside(self.name, HALF), mark)
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)
-            if not part.exists():  # else of an earlier attempt, whose files are taken up
+            if not part.exists():  # else resume the files of an earlier attempt
                 make_part(part, self.store.folder).close()
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
 
     def arrived(self) -> None:
-        """When the files are there under their names.  A manifest of those that were replaced tells
-        nothing of them; until now it said what may be damaged."""
+        """Delete the manifest of the replaced files, once the new files have replaced the old.
+        Until then the old manifest shows damage."""
         if not self.is_inside and self.store.stat(self._manifest_name(self.name)) is not None:
             self.store.delete(self._manifest_name(self.name))
 
     def abandon(self) -> None:
-        """Removes what there is of a copy.  Raises TierError."""
+        """Remove an unfinished copy.  Raises TierError."""
         if self.is_inside and isinstance(self.store, LocalStore):
             discard(self.store.path(self.place), self.store.folder)
             return
-        # With one file and its manifest still there, nothing of the copy before was replaced yet.
+        # With one file and the manifest still there, no byte of the older copy was replaced yet.
         manifest = self._manifest_name(self.name)
         is_single = not self.is_folder and len(self._source.files) == 1
         is_before = is_single and self.store.stat(manifest) is not None
@@ -582,7 +585,7 @@ class _Target:
             try:
                 exchange(part, path)
                 fsync_folder(path.parent)
-            except OSError:  # no such call here: a moment without either, which recover() mends
+            except OSError:  # no such call: briefly without either; recover() repairs
                 discard(path, store.folder)
                 part.rename(path)
                 fsync_folder(path.parent)
@@ -592,7 +595,7 @@ class _Target:
         discard(part, store.folder)
 
     def _drop_strangers(self, part: Path) -> None:
-        """Files of an earlier attempt with another version of this checkpoint."""
+        """Remove files of an earlier attempt with another version of this checkpoint."""
         wanted = {self.inner(self._source.inner(found)) for found in self._source.files}
         wanted |= {MARK, INSIDE}
         for folder, _, names in os.walk(part):
@@ -606,10 +609,10 @@ class _Target:
 
 
 def place(store: LocalStore, name: str) -> None:
-    """The files of a checkpoint go from its part, where all of them are durable, to their places
-    beside it.  Taken up again after any end: no file is lost, and until the last one is in its
-    place none of them counts.  Raises TierError; SaveError: what is to be its manifest is damaged.
-    """
+    """Move the files of a checkpoint from the part, where all files are durable, to the final
+    places beside the part.  The move can resume after any interruption: no file is lost, and no
+    file counts until the last file is in place.  Raises TierError; SaveError: the future manifest
+    is damaged."""
     part = store.path(f"{name}{PART_SUFFIX}")
     noted = f"{name}{PART_SUFFIX}/{PLACE}"
     data = store.read(noted)
@@ -622,7 +625,7 @@ def place(store: LocalStore, name: str) -> None:
         fsync_folder(part.parent)
     except OSError as error:
         raise TierError(f"{part}: cannot be put in its place: {error.strerror}") from error
-    for file in manifest.files:  # of what lay there by itself before
+    for file in manifest.files:  # marks of earlier single files there
         for ending in (BESIDE, HALF):
             if store.stat(before := beside(f"{start}{file.name}", ending)) is not None:
                 store.delete(before)
@@ -631,10 +634,10 @@ def place(store: LocalStore, name: str) -> None:
 
 
 def end_placing(store: LocalStore) -> None:
-    """Ends what a drain that was killed had begun to put in place.  Raises TierError."""
+    """Finish the moves of a killed drain.  Raises TierError."""
     for found in list(store.list()):
         folder, _, base = found.name.rpartition("/")
         name = folder.removesuffix(PART_SUFFIX)
         if base == PLACE and name != folder and not is_alive(store.path(folder)):
-            with suppress(SaveError):  # damaged: it stays, and does not count
+            with suppress(SaveError):  # damaged: the part stays, and does not count
                 place(store, name)

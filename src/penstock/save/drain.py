@@ -1,6 +1,6 @@
-"""From the fast tier to the slow one: every checkpoint once, verified, resumed after any end.
+"""Copy every checkpoint from the fast tier to the slow tier, once, verified, resumable.
 
-Knows checkpoints and stores; knows no framework.  Its only state is what lies in the tiers:
+The module knows checkpoints and stores; no framework.  The only state is in the tiers: a checkpoint
 committed on fast and not on slow is work to do.
 """
 
@@ -97,10 +97,10 @@ TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it
 DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
 MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
-# After the last change of files that a save has only begun to write over: nobody goes on with them.
+# After this pause a partly rewritten checkpoint counts as abandoned.
 LINGER_S = 10.0
-MOST_UPLOAD_S = 86400.0  # of one that was begun: after a day nobody goes on with it
-MOST_COPIES = 3  # of the same bytes, one after another: somebody may remove them there
+MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
+MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
 
 
@@ -239,7 +239,7 @@ class Drainer(Working):
         self._slow_mark, self._is_remembered = "", False  # and on the fast tier
         self._seen: dict[str, tuple[str, float]] = {}
         self._judged: dict[str, tuple[str, str]] = {}  # of others: identity, what is wrong
-        self._unfinished: dict[str, str] = {}  # on the fast tier, at the last look
+        self._unfinished: dict[str, str] = {}  # on the fast tier, at the last search
         self._damaged: dict[str, tuple[str, str]] = {}  # on the fast tier: identity, what is wrong
         self._unread: dict[str, tuple[str, int]] = {}  # on the fast tier: identity, times
         # By name: identity, not before, delay, why.
@@ -251,14 +251,14 @@ class Drainer(Working):
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
         self._still = _Stillness(self.fast, clock)
-        self._held_back = self._renamed = ""  # what is to be warned of
+        self._held_back = self._renamed = ""  # texts of warnings
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
-        self._on_slow: list[Checkpoint] | None = None  # when it was listed last
-        self._fresh: list[Checkpoint] | None = None  # and nobody has asked for since
-        self._before: dict[str, Sequence[Found]] = {}  # files of what was drained, by its name
-        # What another save has begun to write over: identity, and how far.
+        self._on_slow: list[Checkpoint] | None = None  # of the last listing
+        self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
+        self._before: dict[str, Sequence[Found]] = {}  # files of drained checkpoints, by name
+        # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
-        self._copied: dict[tuple[str, str], int] = {}  # how often, by name and identity
+        self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
         _apart(self.fast, self.slow)
 
     def __enter__(self) -> Self:
@@ -272,7 +272,7 @@ class Drainer(Working):
                 self._mark_slow()
                 self._say(state="starting", error="", warning="")
             for tier in (self.fast, self.slow):
-                with suppress(TierError):  # told by what then does not count
+                with suppress(TierError):  # affected checkpoints do not count
                     if isinstance(tier, LocalStore):
                         end_placing(tier)
                     if self.settings.rules:
@@ -351,7 +351,7 @@ class Drainer(Working):
         ]  # fmt: skip
 
     def left(self) -> dict[str, str]:
-        """What stays on the fast tier only, and why: as it was found at the last look."""
+        """Return the names left on the fast tier only, with the reason, as of the last search."""
         unsettled = {name: f"{why}; not copied" for name, (_, why) in self._partly.items()}
         unfinished = {
             name: f"{why}; not copied{HOW_TO_RULE if LACKS in why else ''}"
@@ -360,7 +360,8 @@ class Drainer(Working):
         return unsettled | unfinished | self._beside.left
 
     def _known_slow(self) -> Sequence[Checkpoint]:
-        """What the slow tier had when it was listed last; a tier that is gone is told of later."""
+        """Return the checkpoints of the last listing of the slow tier; a missing tier is reported
+        later."""
         if self._on_slow is None:
             with suppress(TierError):
                 self._fresh = self._list_slow()
@@ -372,8 +373,8 @@ class Drainer(Working):
         return self._on_slow
 
     def _is_partly(self, one: Checkpoint) -> bool:
-        """Whether a save has written over some files of the one that was drained before, and not
-        over the others: until it has ended, or another has, they are of two saves."""
+        """Return True if a save has rewritten some files of the last drained checkpoint and not the
+        others: until a save has ended, the files are of two saves."""
         self._partly.pop(one.name, None)
         if one.manifest is not None:
             return False
@@ -391,8 +392,8 @@ class Drainer(Working):
         return why if identity == one.identity else ""
 
     def damaged(self) -> dict[tuple[str, str], str]:
-        """What was read on the fast tier and found damaged, or of two saves, as latest_valid takes
-        it."""
+        """Return checkpoints read on the fast tier and found damaged, or of two saves, in the form
+        that latest_valid takes."""
         return {
             (self.fast.where(name), identity): why
             for name, (identity, why) in (self._damaged | self._partly).items()
@@ -491,7 +492,7 @@ class Drainer(Working):
             verdict = verify(one, "sizes")
             verdict = verdict if verdict.problems else verify(one, "full", told)
             why = "; ".join(verdict.problems)
-            if verdict.is_unended and _age_s(one) < LINGER_S:  # its writer goes on, perhaps
+            if verdict.is_unended and _age_s(one) < LINGER_S:  # the writer may go on
                 raise TierError(f"{why}; copied when it has ended")
             if why.startswith("cannot be read"):
                 raise UnreadError(f"{one.where}: {why}")
@@ -501,7 +502,8 @@ class Drainer(Working):
             raise SaveError(f"{why}; not copied: save it again, or remove it")
 
     def _strange(self, one: Checkpoint) -> str:
-        """What in a checkpoint of another program is no file of its own; empty: nothing."""
+        """Name the entry of another program's checkpoint that is no regular file.  Returns an empty
+        string if every entry is a regular file."""
         if one.is_folder:
             found = strange(self.fast, one.name)
         elif any(self.fast.path(file.name).is_symlink() for file in one.files):
@@ -529,7 +531,7 @@ class Drainer(Working):
         return [sentence(name, why) for name, why in (failed | self.left()).items()]
 
     def _settle_s(self) -> float:
-        """How long a file that is no checkpoint has to be unchanged: at the end not at all."""
+        """Return how long a file of no checkpoint must be unchanged: 0 at the end."""
         return 0.0 if self.is_over else self.settings.settle_s
 
     def _round(self) -> dict[str, str]:
@@ -560,7 +562,7 @@ class Drainer(Working):
                 self._judge(one)
                 key = (one.name, one.identity)
                 if self._copied.get(key, 0) >= MOST_COPIES:
-                    self._copied[key] -= 1  # once more after the delay
+                    self._copied[key] -= 1  # one more attempt after the delay
                     raise TierError(f"{self.slow.url}: its copy is not found there again")
                 self._drain(one)
                 self._copied[key] = self._copied.get(key, 0) + 1
@@ -685,7 +687,7 @@ class Drainer(Working):
                 "`penstock save recover FAST SLOW` before the first save goes on with that run"
             )
             self._warn()
-        self._on_slow = None  # it has more now, by which the next ones are judged
+        self._on_slow = None  # outdated: later checkpoints are judged with the new copy
         self._proven.note(self.slow.where(name), manifest.identity)
         self._damaged.pop(one.name, None)
         self._unread.pop(one.name, None)
@@ -712,7 +714,7 @@ class Drainer(Working):
 
 
 def _marks_of(one: Checkpoint) -> set[str]:
-    """By which a copy of it is known: what it is, and what it was brought back from."""
+    """Return the identities under which a copy is known: the checkpoint's own and the source's."""
     return {one.identity, one.manifest.source if one.manifest is not None else ""} - {""}
 
 

@@ -91,7 +91,7 @@ DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is 
 
 # Names that a framework gives to what it has not finished.
 _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.incomplete$|\.partial$")
-_UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside what it writes
+_UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside an unfinished checkpoint
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
@@ -102,13 +102,13 @@ _OURS = re.compile(r"(step-\d{8,})(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as it lies in a tier.
+    """A checkpoint in a tier.
 
-    name: its folder, its file, or what its files begin with.  files: with their names in the tier.
-    manifest: None: there is none, or it cannot be believed, which `problem` then says.  problem:
-    why it does not count, empty where nothing is known against it.  is_broken: nobody who is still
-    writing it leaves it so.  called: a manifest's `called`, also of a copy that has none yet.
-    why: what makes its files one checkpoint, in words.
+    name: the folder, the file, or the common prefix of the files.  files: with names relative to
+    the tier.  manifest: None: missing, or not valid, and then `problem` has the reason.  problem:
+    why the checkpoint does not count, empty if no problem is known.  is_broken: a writer at work
+    never leaves a checkpoint in such a state.  called: a manifest's `called`, also of a copy
+    without manifest so far.  why: the reason for the group of files, as text.
     """
 
     store: Store = field(repr=False)
@@ -166,7 +166,7 @@ class Checkpoint:
         if self.manifest is not None:
             return self.manifest.identity
         lies = lying(self.folder, self.files)
-        # Of another folder with the like in it, as a copy of one with its times, it is another.
+        # The name counts: a copy of a folder with equal times is another checkpoint.
         return f"{OF_FILES}{content_of([(self.name, lies)])}" if self.is_folder else lies
 
 
@@ -286,10 +286,10 @@ def _is_content(inner: str) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name: the number beside a word such as step or epoch, else its
-    only number.  Numbers of ranks, shards and versions are no steps."""
+    """Return the step in a checkpoint's name: the number beside a word such as step or epoch, else
+    the only number.  Numbers of ranks, shards and versions do not count as steps."""
     last = name.rsplit("/", 1)[-1]
-    ours = _OURS.fullmatch(last)  # also a second time
+    ours = _OURS.fullmatch(last)  # also NAME.2
     return parts_of(ours[1] if ours else last).step
 
 
@@ -309,10 +309,10 @@ def find(
     rest: list[Found] | None = None,
     within: Sequence[str] = ("",),
 ) -> list[Checkpoint]:
-    """Every checkpoint of a tier, newest first.  hints: is given the pointers that lie beside them,
-    and, where the tier is itself a model's folder, what loads the model beside its weights.  rest:
-    all files that belong to no checkpoint and are none of those.
-    within: folders that are looked at, and no others.  Raises TierError."""
+    """Return every checkpoint of a tier, newest first.  hints: is extended by the pointers beside
+    the checkpoints, and, where the tier is a model's own folder, by the files that load the model
+    beside the weights.  rest: is extended by all other files that belong to no checkpoint.  within:
+    the only folders to search.  Raises TierError."""
     tree = Tree(store, within)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)])
     found = newest_first(found)
@@ -338,24 +338,24 @@ def find(
 
 
 def _unmixed(tree: "Tree", one: Checkpoint) -> Checkpoint:
-    """With what is known of files in it that were put back from an older save."""
+    """Add the problem of files that were put back from an older save."""
     if not tree.put_back or one.problem or one.manifest is not None:
         return one
     return replace(one, problem=mixed(one))
 
 
-# Of these the format itself, or what it was compared with beside it, says what is missing.
+# For these kinds the format itself, or the comparison with neighbours, names missing parts.
 _TELLS_ALL = ("dcp", "deepspeed", "orbax", "tensorflow")
 
 
 def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
-    """Each with what a look at those beside it, and at its own copy, says against it: it lacks a
-    part that those before it have, or a save has written over some of its files only.  others: of
-    another tier."""
+    """Return each checkpoint with the problems that a comparison finds.  A checkpoint is compared
+    with the checkpoints beside and with the copy of the same name: a part of earlier checkpoints is
+    missing, or a save has rewritten only some files.  others: checkpoints of another tier."""
     lines: defaultdict[tuple[str, ...], list[tuple[Checkpoint, Shape]]] = defaultdict(list)
     copies = dict[str, Checkpoint]()
     for one in (*found, *others):
-        is_by_rule = one.why.startswith(BY_RULE)  # which says all that belongs to it
+        is_by_rule = one.why.startswith(BY_RULE)  # the rule names every required part
         if one.step is not None and one.kind not in _TELLS_ALL and not is_by_rule:
             lines[line_of(one)].append((one, _shape_of(one)))
         if one.manifest is not None and not one.problem:
@@ -383,7 +383,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
 
 
 def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
-    """What the copy of what had its name before says against a checkpoint; empty: nothing."""
+    """Compare a checkpoint with the copy of the same name.  Returns the problem, if any."""
     is_by_rule = one.why.startswith(BY_RULE)
     own = {one.inner(found) for found in one.files}
     assert copy.manifest is not None
@@ -396,8 +396,8 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The copy of which this is what is left: a removal that was cut short leaves some of several
-    files.  None: there is none."""
+    """Return the copy of which these files are a remainder: an interrupted removal leaves some of
+    several files.  None: no such copy."""
     if one.manifest is not None or one.is_folder:
         return None
     own = {one.inner(found): found for found in one.files}
@@ -416,7 +416,7 @@ def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | No
 
 
 def line_of(one: Checkpoint) -> tuple[str, ...]:
-    """What the checkpoints of one training in one folder have in common."""
+    """Return a key that is equal for the checkpoints of a training within a folder."""
     folder, _, last = (one.called or one.name).rpartition("/")
     if one.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
@@ -426,7 +426,7 @@ def line_of(one: Checkpoint) -> tuple[str, ...]:
 def _shape_of(one: Checkpoint) -> Shape:
     start = f"{one.name}/" if one.is_folder else ""
     shape = shape_of(one.step or 0, one.files, start)
-    if one.manifest is not None and one.manifest.source:  # of a copy: when it came says nothing
+    if one.manifest is not None and one.manifest.source:  # the time of a copy has no meaning here
         return replace(shape, begin_ns=0, end_ns=0)
     return shape
 
@@ -444,8 +444,8 @@ def find_folder(store: LocalStore, name: str) -> list[Checkpoint]:
 
 
 def find_file(store: Store, name: str) -> Checkpoint | None:
-    """The checkpoint that this file at the top of a store is, or is one of the files of, without a
-    look into folders; None: it is none.  Raises TierError."""
+    """Return the checkpoint that contains this file at the top of a store, without a search in
+    folders; None: the file belongs to no checkpoint.  Raises TierError."""
     found = store.stat(name) if kind_of(name) or is_state(name) else None
     if found is None:
         return None
@@ -463,8 +463,8 @@ def find_file(store: Store, name: str) -> Checkpoint | None:
 class Folder(NamedTuple):
     files: dict[str, Found]  # by their own names
     folders: set[str]
-    # By the name of a checkpoint of several files: what will be its manifest when all of them have
-    # been put in their places.
+    # By the name of a checkpoint of several files: the future manifest, until all files are in
+    # place.
     arriving: dict[str, Found]
 
 
@@ -473,7 +473,7 @@ class Tree:
 
     def __init__(self, store: Store, within: Sequence[str]) -> None:
         self.store, self.rules = store, rules_of(store)
-        self.put_back = False  # whether a burst buffer has put back anything
+        self.put_back = False  # whether a burst buffer has put back a file
         self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.hints: list[Found] = []
@@ -489,7 +489,7 @@ class Tree:
                 last, here = folder, self._noted(folder)
             self.put_back = self.put_back or base == PUT_BACK
             if base.endswith(ASIDE) and kind_of(base.rpartition(".")[0]):
-                continue  # it was put aside, and is no part of the checkpoint
+                continue  # put aside: no part of the checkpoint
             if base == PLACE and folder.endswith(PART_SUFFIX):
                 above, _, part = folder.rpartition("/")
                 if (place := self._noted(above)) is not None:
@@ -529,7 +529,7 @@ class Tree:
             if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
                 yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
                 return
-            has_copies = any(one.endswith(BESIDE) for one in here.files)  # of files in it
+            has_copies = any(one.endswith(BESIDE) for one in here.files)  # of files in the folder
             for recognise in (_with_manifest, *(FOLDERS if not has_copies else ())):
                 found = recognise(self, name, here)
                 if found is not None:
@@ -672,7 +672,7 @@ def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
 def _files(
     store: Store, folder: str, here: Folder, rules: Sequence[Rule] = ()
 ) -> Iterator[Checkpoint]:
-    """Checkpoints that are a file of this folder, or several."""
+    """Yield the checkpoints of a folder that are a single file or several files."""
     start = f"{folder}/" if folder else ""
     taken = set[str]()
     for one in (*_arriving(store, start, here), *_with_manifest_beside(store, start, here)):
@@ -698,7 +698,7 @@ def _files(
         unit = units.get(name)
         is_ruled = unit is not None and unit.why.startswith(BY_RULE)
         if ruled and not is_ruled and _kin(name) in ruled:
-            continue  # the rule says what belongs to a checkpoint of this step
+            continue  # the rule names every file of this step
         if unit is None or len(unit.files) == 1:
             if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
                 one = _noted(_single(store, found, unit), here)
@@ -712,7 +712,7 @@ def _files(
 
 
 def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
-    """What the names of one checkpoint's files have in common."""
+    """Return a key that is equal for the files of a checkpoint."""
     parts = parts_of(name)
     return parts.step, parts.key
 
@@ -726,7 +726,7 @@ def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
 
 
 def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
-    """Several files, without a manifest of them all."""
+    """Return a checkpoint of several files, without a common manifest."""
     files = tuple(here.files[name] for name in unit.files)
     marks = [one.name for one in files if one.name.endswith(".json")]
     problem = _lost(unit.missing) or of_two_saves(files, marks)
@@ -739,7 +739,8 @@ def _lost(missing: Sequence[str]) -> str:
 
 
 def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
-    """Those of several files whose manifest says which these are; also with some of them gone."""
+    """Yield checkpoints of several files with a manifest that names the files, even if some files
+    are gone."""
     if not any(name.endswith(BESIDE) for name in here.files):
         return
     names = {name: beside(name, BESIDE) for name in here.files if not name.endswith(BESIDE)}
@@ -759,7 +760,7 @@ def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Ch
 
 
 def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
-    """Those of several files that are being put in the place of an older one, from beside it."""
+    """Yield checkpoints of several files that are moving from a part to the final places."""
     for name, noted in sorted(here.arriving.items()):
         problem, files = _PLACING, tuple[Found, ...]()
         try:
@@ -771,7 +772,7 @@ def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file's name says that its program has not ended it."""
+    """Return True if a file has a name for unfinished files."""
     return any(map(_UNFINISHED.search, name.split("/")))
 
 

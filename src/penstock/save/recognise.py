@@ -1,8 +1,8 @@
-"""Folders that are one checkpoint, each by its framework's own files, or by the step in its name.
+"""Recognise folders that are checkpoints, by a framework's files or by the step in the name.
 
-Knows names, and reads what a framework writes to say which of its checkpoints is the last; whether
-the bytes are whole is asked in penstock.save.verify.  From strong to weak: the first that knows a
-folder has it.
+The module knows names, and reads the files in which a framework names the last checkpoint; whether
+the bytes are whole is checked in penstock.save.verify.  Recognisers are ordered from strong to
+weak; the first match decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer"]
 HF_STATE = "trainer_state.json"
 _DCP, _ORBAX = ".metadata", "_CHECKPOINT_METADATA"
 HF_FOLDER = re.compile(r"checkpoint-\d+")
-_HF_SIGNS = {HF_STATE, "training_args.bin"}  # of a Trainer
+_HF_SIGNS = {HF_STATE, "training_args.bin"}  # files that only a Trainer writes
 _HF_PARTS = {
     *_HF_SIGNS, "optimizer.pt", "scheduler.pt", "optimizer.bin", "scaler.pt", "optimizer_#",
     "pytorch_model_fsdp_#", "global_step#",
@@ -87,7 +87,7 @@ def _hf(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _of_shards(name: str, here: Folder, files: Sequence[Found]) -> str:
-    """What the names and times of a model's shards say against it; empty: nothing."""
+    """Check a model's shards by names and times.  Returns the problem, or an empty string."""
     if lost := lost_shards(here.files):
         return f"is missing: {', '.join(lost)}"
     return of_two_saves(files, [f"{name}/{one}" for one in here.files if is_config(one)])
@@ -98,15 +98,15 @@ def is_config(name: str) -> bool:
 
 
 def _unlike_its_neighbours(tree: Tree, name: str) -> str:
-    """What a Trainer's checkpoint lacks, empty where that is nothing: it writes its state last, and
-    one run's checkpoints have the same parts."""
+    """Name the parts that a Trainer's checkpoint lacks; empty if no part is missing.  The Trainer
+    writes the state file last, and all checkpoints of one run have the same parts."""
     above, _, last = name.rpartition("/")
     if not HF_FOLDER.fullmatch(last):
         return ""
     run = tree.trainers(above)
     own = run[last]
-    # Several without any of the Trainer's parts are somebody else's; so is one with an optimizer
-    # and without the arguments, which the Trainer writes before that.
+    # Several folders without any part of the Trainer belong to another program; so does a folder
+    # with an optimizer and without the arguments, which the Trainer writes before the optimizer.
     is_other = len(run) == 1 and "training_args.bin" not in own and own & _HF_PARTS
     is_trainer_s = any(_HF_SIGNS & one for one in run.values()) or (len(run) == 1 and not is_other)
     if HF_STATE not in own and is_trainer_s:
@@ -118,7 +118,7 @@ def _unlike_its_neighbours(tree: Tree, name: str) -> str:
 
 
 def parts_of_trainer(here: Folder) -> set[str]:
-    """What a training needs to go on, of what is in a folder; numbers as #."""
+    """Return the parts of a folder from which a training can resume, with numbers as #."""
     names = {re.sub(r"\d+", "#", one) for one in (*here.files, *here.folders)}
     return names & _HF_PARTS
 
@@ -144,12 +144,12 @@ def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _diffusers(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
-    """A pipeline of several models: its index is written last."""
+    """Recognise a pipeline of several models, whose index is written last."""
     has_index = _DIFFUSERS in here.files
     if not has_index and len(_DIFFUSERS_PARTS & here.folders) < 2:
         return None
     if not has_index and any(map(is_state, here.files)):
-        return None  # a training's own, with its optimizer beside the parts
+        return None  # a training's own folder, with an optimizer beside the parts
     problem = "" if has_index else f"no {_DIFFUSERS}: the save did not end"
     why = f"a pipeline: {_DIFFUSERS} and its parts"
     return tree.checkpoint(name, "diffusers", tree.all_files(name), problem, why)
@@ -169,8 +169,8 @@ def _megatron(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_not_the_last(tree: Tree, name: str, files: Sequence[Found]) -> str:
-    """Megatron names its last checkpoint when that has ended: one that was written after it, and
-    that it does not name, has not."""
+    """Report a checkpoint that Megatron has not finished.  Megatron updates the pointer file at the
+    end of a save: a newer checkpoint that the pointer does not name is not finished."""
     above, _, last = name.rpartition("/")
     pointer = tree.folders[above].files.get(_MEGATRON_LAST)
     step = step_of_folder(last)
@@ -204,8 +204,8 @@ def _nemo(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
-    """A folder whose name tells a step, whatever a program has put into it; but for one of several
-    checkpoints, as those of an epoch or of a numbered run."""
+    """Recognise a folder with a step in the name, whatever files the program wrote.  A folder of
+    several checkpoints, as of an epoch or of a numbered run, is not recognised."""
     last = name.rsplit("/", 1)[-1]
     step = step_of_folder(last)
     if step is None:
@@ -230,11 +230,11 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_finer(folder: str, inner: str) -> bool:
-    """Whether a name tells steps, and the one of its folder epochs."""
+    """Return True if the inner name counts steps and the folder counts epochs."""
     return "epoch" in folder.lower() and "epoch" not in inner.lower()
 
 
-# The first that knows a folder has it.
+# The first recogniser that matches decides.
 FOLDERS = (
     _dcp, _orbax, _saved_model, _diffusers, _hf, _deepspeed, _megatron, _accelerate, _nemo,
     _stepped,

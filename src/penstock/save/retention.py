@@ -157,8 +157,9 @@ def doomed_on_slow(
 
 
 def _newest_steps(good: Sequence[Checkpoint], n: int) -> list[int | str]:
-    """The newest so many steps: what several checkpoints of one step are, as those in `model/300`
-    and `optim/300`, is known to their program only.  What tells no step is one by itself."""
+    """Return the newest n steps.  Checkpoints of equal step, as in `model/300` and `optim/300`,
+    count together: only the program knows the meaning of each.  A checkpoint without a step counts
+    separately."""
     found = (one.name if one.step is None else one.step for one in good)
     return list(dict.fromkeys(found))[:n]
 

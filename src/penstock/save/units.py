@@ -1,11 +1,11 @@
-"""Which files of one folder are one checkpoint, where no format's own index says so.
+"""Group the files of a folder into checkpoints, where no index of a format names the files.
 
-Knows names, sizes and times; opens nothing but its own rules.  From strong to weak: a rule of the
-user; shards that are numbered `-00001-of-00004`; files that share a step and differ by what they
-hold (`model-300.pt`, `optim-300.pt`); files without a step whose names are parts of a training's
-state (`model.pt`, `optimizer.pt`).  What belongs together is copied, kept, judged and removed
-together, so that a wrong guess costs room and no data: files are grouped where it is likely, and a
-part is only said to be missing where older checkpoints of the same training have it.
+The module knows names, sizes and times; the only files opened are the user's rules.  Groupings from
+strong to weak: a rule of the user; shards numbered `-00001-of-00004`; files with equal step and
+different content (`model-300.pt`, `optim-300.pt`); files without a step whose names are parts of a
+training's state (`model.pt`, `optimizer.pt`).  The files of a group are copied, kept, judged and
+removed together, so that a wrong guess costs room and no data: likely groups are made, and a part
+counts as missing only where older checkpoints of the same training have the part.
 """
 
 import itertools
@@ -46,24 +46,24 @@ RULES = f"{STATE}/units.json"
 MOST_RULES_BYTES, MOST_RULES = 64 << 10, 100
 BY_RULE = "the rule --unit"
 
-# Endings of files that hold a training's state, whatever they are called ...
+# Endings that always mark a training's state ...
 _ALWAYS = (
     *(".pt", ".pth", ".ckpt", ".pt2", ".safetensors", ".keras", ".weights.h5", ".pth.tar"),
     *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
 )
-# ... and of those that do where their name says so: data sets and results have them, too.
+# ... and endings that need a matching name: data sets and results use these endings too.
 _PERHAPS = (
     ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
     ".th", ".tar",
 )  # fmt: skip
-_BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, and are none
+_BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
 _STEP_WORDS = {
     "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
     "ep", "ckpt", "checkpoint", "update", "updates", "round",
 }  # fmt: skip
 _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
-# Written anew at each save; which of the others are best is another question for each.
+# Rewritten at each save; `best` and `top` of two files may be of different steps.
 _EACH_TIME = {"last", "latest", "final"}
 _STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
 _RANK_WORDS = {
@@ -87,15 +87,15 @@ _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "n
 _SHARD = re.compile(r"(.*?)[-_.](\d{2,})-of-(\d{2,})(.*)")
 _PIECES = re.compile(r"[-_=+ ~@,]+")
 _GLUED = re.compile(r"([A-Za-z]+)(\d+)")
-_FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, the decay of an average
+_FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, or the decay of an average
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a file's name says.  step: None: no step, or several numbers and no word that tells
-    which is it.  is_told: a word beside the number says that it is a step.  words: what the file
-    holds, or which run it is of; key: what files of one checkpoint have in common beside the step.
-    """
+    """Facts in a file's name.  step: None: no step, or several numbers and no word that marks the
+    step.  is_told: a word beside the number marks the number as a step.  words: the content of the
+    file, or the run of the file; key: the rest that the files of a checkpoint have in common
+    beside the step."""
 
     name: str
     ending: str
@@ -103,25 +103,25 @@ class Parts:
     is_told: bool = False
     words: tuple[str, ...] = ()
     rank: str = ""
-    shard: tuple[str, int, int] | None = None  # before the number, number, of how many
+    shard: tuple[str, int, int] | None = None  # text before the number, number, count
     key: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
-        """What the file is in its checkpoint, the same in each."""
+        """Role of the file, equal in every checkpoint of a training."""
         rank = f" {self.rank}" if self.rank else ""
         return f"{'_'.join(self.words)}{self.ending}{rank}"
 
     @property
     def is_component(self) -> bool:
-        """Whether its words are names of parts of a training's state."""
+        """Return True if all words of the name are parts of a training's state."""
         return bool(self.words) and all(word in _STATE_WORDS for word in self.words)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Files of one folder that are one checkpoint.  name: of the file that it is called by.  why:
-    what makes them one; missing: what is known to belong to it and is not there."""
+    """Files of a folder that form a checkpoint.  name: the file after which the checkpoint is
+    called.  why: the reason for the group; missing: known parts that are absent."""
 
     name: str
     files: tuple[str, ...]
@@ -132,10 +132,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a checkpoint consists of, to be compared with others of its training.
+    """Composition of a checkpoint, for comparison with others of the same training.
 
-    roles: what its files are; known: those whose words are parts of a training's state.  begin_ns,
-    end_ns: when its first and its last file were written.
+    roles: the roles of all files; known: roles whose words are parts of a training's state.
+    begin_ns, end_ns: when the first and the last file were written.
     """
 
     step: int
@@ -147,18 +147,19 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A user's: names with {step}, and with * for anything, of one folder.  All are needed."""
+    """A user's rule: file names in a folder, with {step}, and * for any text.  Every name is
+    required."""
 
     text: str
     patterns: tuple[re.Pattern[str], ...]
 
     def names(self, name: str) -> bool:
-        """Whether a file is one of those."""
+        """Return True if a file name matches the rule."""
         return any(pattern.fullmatch(name) for pattern in self.patterns)
 
     @classmethod
     def of(cls, text: str) -> "Rule":
-        """Raises SaveError: no such rule can be."""
+        """Parse a rule.  Raises SaveError: the text is not a valid rule."""
         names = text.split()
         if not names or len(text) > 1000 or any("/" in name or "\0" in name for name in names):
             raise SaveError(
@@ -178,7 +179,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def rules_of(store: Store) -> tuple[Rule, ...]:
-    """The rules that are kept with a tier.  Raises TierError."""
+    """Return the rules kept with a tier.  Raises TierError."""
     if store.stat(RULES) is None:
         return ()
     with suppress(ValueError, RecursionError, TypeError, SaveError):
@@ -188,7 +189,7 @@ def rules_of(store: Store) -> tuple[Rule, ...]:
 
 
 def add_rules(store: Store, rules: Sequence[Rule]) -> None:
-    """Keeps rules with a tier.  Raises TierError."""
+    """Keep rules with a tier.  Raises TierError."""
     kept = {one.text: None for one in (*rules_of(store), *rules)}
     store.put(RULES, json.dumps({"version": 1, "rules": list(kept)[-MOST_RULES:]}).encode())
 
@@ -211,7 +212,7 @@ def _ending_of(name: str) -> str:
 
 @lru_cache(1 << 16)
 def parts_of(name: str) -> Parts:
-    """What a file's own name says, without its folder."""
+    """Parse a file's own name, without the folder."""
     ending = _ending_of(name)
     stem, shard = name[: len(name) - len(ending)], None
     if match := _SHARD.fullmatch(stem):
@@ -241,14 +242,14 @@ def parts_of(name: str) -> Parts:
     step, is_told = _step(told, bare)
     if is_told or step is None:
         key += bare
-    # A word beside a number of a step or a rank does not name the content.
+    # A word beside the number of a step or a rank does not name the content.
     no_content = _STEP_WORDS if told or step is not None else _STEP_WORDS - _STATE_WORDS
     kept = tuple(one for one in words if one not in no_content and one != "rank")
     return Parts(name, ending, step, is_told, kept, " ".join(ranks), shard, tuple(sorted(key)))
 
 
 def _pieces(stem: str) -> Iterable[str]:
-    """Words and numbers; `epoch3` and `model000300` are two each, `resnet50` is one."""
+    """Yield words and numbers: two each of `epoch3` and `model000300`, and `resnet50` as a word."""
     for piece in _PIECES.split(stem):
         if match := _FRACTION.fullmatch(piece):
             yield from filter(None, [match[1]])
@@ -273,12 +274,12 @@ def _step(told: Mapping[str, str], bare: Sequence[str]) -> tuple[int | None, boo
 
 @lru_cache(1 << 16)
 def is_state(name: str) -> bool:
-    """Whether a file holds a training's state, as its name says."""
+    """Return True if the name marks a file of a training's state."""
     low = name.lower()
     if low.endswith(_ALWAYS):
         return True
     if not low.endswith(_PERHAPS):
-        return re.fullmatch(r"checkpoint_\d+", name) is not None  # Flax gives it no ending
+        return re.fullmatch(r"checkpoint_\d+", name) is not None  # Flax adds no ending
     found = parts_of(name)
     if any(word in _STATE_WORDS for word in found.words):
         return True
@@ -286,12 +287,12 @@ def is_state(name: str) -> bool:
 
 
 def is_part(name: str) -> bool:
-    """Whether each save of a training writes such a file: its state, and what describes that."""
+    """Return True if every save writes such a file: state, or a description of state."""
     return is_state(name.rpartition("/")[2]) or name.lower().endswith(_BESIDE)
 
 
 def step_of_folder(name: str) -> int | None:
-    """The step that a folder's name tells: by a word, or as nothing but a number."""
+    """Return the step in a folder's name: the number after a step word, or a name of digits."""
     found = parts_of(name)
     if found.step is None or not (found.is_told or name.isdigit()):
         return None
@@ -302,15 +303,15 @@ def step_of_folder(name: str) -> int | None:
 
 
 def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
-    """The units of one folder, by its files' own names.  What is in none of them is no checkpoint,
-    or one by itself that tells no step."""
+    """Return the units of a folder, by the names of the files.  A file in no unit is no
+    checkpoint, or is a single-file checkpoint without a step."""
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
     for rule in rules:
         units += _by_rule(rule, left)
     by_key: defaultdict[tuple[int | None, tuple[str, ...]], list[Parts]] = defaultdict(list)
     for name in left:
-        # What is no state may belong to one of a step, as `meta_000300.json` does.
+        # A file without state may belong to a step, as `meta_000300.json` does.
         is_beside = name.lower().endswith(_BESIDE)
         if is_state(name) or is_beside:
             found = parts_of(name)
@@ -349,9 +350,9 @@ def _of_a_step(step: int, members: Sequence[Parts]) -> list[Unit]:
 
 
 def _stepless(members: Sequence[Parts]) -> list[Unit]:
-    """Parts of a training's state, and the shards of anything."""
+    """Group parts of a training's state without a step, and the shards of any kind."""
     state = [one for one in members if is_state(one.name)]
-    # `last.ckpt` and `last.pt` are each of another saver.
+    # `last.ckpt` and `last.pt` come from two different savers.
     is_each_time = not _EACH_TIME.isdisjoint(members[0].key) and any(
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
     )
@@ -382,7 +383,7 @@ def _unit(members: Sequence[Parts], step: int | None, why: str) -> Unit:
 
 
 def lost_shards(names: Iterable[str]) -> tuple[str, ...]:
-    """What is missing of files that are numbered `-00001-of-00004`, in words."""
+    """Name the missing shards of files numbered `-00001-of-00004`."""
     sets: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for name in names:
         shard = parts_of(name).shard
@@ -407,7 +408,7 @@ def _place_as_lead(one: Parts) -> int:
 
 
 def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
-    """Of a checkpoint of this step.  start: of its folder's name, if it is one."""
+    """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
     state = [one for one in files if is_part(one.name)]
     if start:
         names = (one.name[len(start) :].split("/") for one in state)
@@ -422,7 +423,8 @@ def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
 
 
 def _without_step(name: str, step: int) -> str:
-    """A name in a folder, the same in that of each step.  A small number may be a rank as well."""
+    """Return the name of a part with the step removed, equal in the folder of each step.  A small
+    number is kept: the number may be a rank."""
     found = parts_of(name)
     if found.step == step and (found.is_told or step > MOST_LIKE_RANKS):
         return " ".join((found.role, *found.key))
@@ -431,23 +433,24 @@ def _without_step(name: str, step: int) -> str:
 
 MOST_LIKE_RANKS = 9
 LACKS = ", which "
-OLDER, NEWER = 4, 2  # so many are looked at
+OLDER, NEWER = 4, 2  # number of checkpoints compared
 
 
 def lacking(one: Shape, others: Iterable[Shape]) -> str:
-    """What a checkpoint lacks of what those before it have, in words; empty: nothing.
+    """Name the parts that earlier checkpoints have and this checkpoint does not.  Returns an empty
+    string if no part is missing.
 
-    Of four before it one may lack it, too: a save that was killed.  What every second one has, or
-    what one after it lacks, too, is not of each.
+    One of the four earlier checkpoints may lack the part too: a save that was killed.  A part in
+    only every second checkpoint, or absent from a later checkpoint too, is not required.
 
-    A part whose words are none of a training's state counts only where each checkpoint was written
-    before the next: two trainings in one folder have steps of their own.
+    A part without words of a training's state counts only where each checkpoint was written before
+    the next: two trainings in a shared folder have separate steps.
     """
     ordered = sorted(others, key=lambda other: other.step)
     older = [other for other in ordered if other.step < one.step][-OLDER:]
     newer = [other for other in ordered if other.step > one.step][:NEWER]
     if not any(one.roles & other.roles for other in older):
-        return ""  # they have nothing in common
+        return ""  # no part in common
     row = [*older, one]
     is_one_training = all(
         left.end_ns <= right.begin_ns or not right.begin_ns
@@ -469,20 +472,20 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
 
 # --- files of two saves ---------------------------------------------------------------------------
 
-IDLE_S = 2.0  # between two saves: less is a pause within one
-SLOW_BPS = 20e6  # of a file that takes long for its size
+IDLE_S = 2.0  # between two saves; a shorter gap is a pause within one save
+SLOW_BPS = 20e6  # speed of a slow write, for the time that a file of this size may need
 
 
 def of_two_saves(
     files: Sequence[Found], marks: Collection[str], shard: str = r".*-\d+-of-\d+.*"
 ) -> str:
-    """Whether shards lie there that a second save has written, beside others of the save before, in
-    words; empty: nothing says so.
+    """Report shards of a second save beside shards of the save before.  Returns an empty
+    string if there is no evidence of two saves.
 
-    marks: names of what each save writes before or after its shards (an index, a configuration).
-    Said where nothing was written for a while, one of the marks was last written before that, or
-    next after it, and a shard of a higher number is older than one of a lower: a save writes in
-    order.  shard: what the shards' own names match.
+    marks: names of the files that each save writes before or after the shards (an index, a
+    configuration).  Evidence is a pause in writing, a mark last written before the pause or next
+    after the pause, and a shard of a higher number older than a shard of a lower number: a save
+    writes in order.  shard: pattern of the shards' own names.
     """
     shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
     told = [one for one in files if one.name in marks]
@@ -509,14 +512,14 @@ def _written_ns(found: Found) -> int:
     return found.mtime_ns or 0
 
 
-FROZEN_S = 60.0  # so much older than the rest of its save: it is written once, and not each time
+FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
 
 
 def written_over(files: Sequence[Found], before: Sequence[Found]) -> str:
-    """Whether a save has written over some files of a checkpoint, as they lay before, and not over
-    the others, in words; empty: it has not, or over all.
+    """Report a save that has rewritten some files of a checkpoint and not the others.  before: the
+    files at the last copy.  Returns an empty string if no file was rewritten, or all were.
 
-    Of the others count those that the save before had written with the rest.
+    The others are only files that the previous save had written with the rest.
     """
     known = {
         name: one

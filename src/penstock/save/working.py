@@ -1,6 +1,6 @@
-"""A drain at work, whatever it drains: how fast, when it rests, and what it says of itself.
+"""Pace, pauses and status of a running drain, for any kind of work.
 
-Knows tiers and their status files; what there is to do is for those who inherit.
+The module knows tiers and status files; the work itself is defined by subclasses.
 """
 
 import json
@@ -52,22 +52,22 @@ __all__ = [
 STATUS = f"{STATE}/drain.json"
 METRICS = f"{STATE}/drain.prom"
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # between attempts: doubled, capped
-GRACE_S = 600.0  # of a drain whose training has ended
-PATIENCE_S = GRACE_S + 60.0  # with one that a killed training has left at work
-LOOK_S = 1.0  # file systems of clusters tell nobody of new files: the folder is looked at
-# A look at 200,000 files takes 1.4 s of a processor.  Where folders tell that nothing has changed,
-# looks take this share of the time at most; but there is one so often.
+GRACE_S = 600.0  # for a drain after the end of the training
+PATIENCE_S = GRACE_S + 60.0  # for a drain still at work after a kill of the training
+LOOK_S = 1.0  # cluster file systems send no events for new files: the folder is polled
+# A search of 200,000 files takes 1.4 s of CPU.  Where folder times show that nothing has changed,
+# searches take at most this share of the time, but one search runs every MOST_BLIND_S.
 LOOK_SHARE, MOST_BLIND_S = 0.05, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a drain behaves.
+    """Options of a drain.
 
-    limit_bps: bytes a second, read-back included; None: none.  concurrency: pieces on their way at
-    once.  settle_s: a checkpoint without manifest has to be unchanged for so long.  tries: of one
-    checkpoint, when draining once.  keep: prunes both tiers by it; None removes nothing.
-    rules: which files are one checkpoint, kept with both tiers.
+    limit_bps: bytes per second, read-back included; None: no limit.  concurrency: pieces copied at
+    once.  settle_s: how long a checkpoint without manifest must be unchanged.  tries: attempts per
+    checkpoint, when draining once.  keep: rules to prune both tiers; None removes nothing.  rules:
+    which files form one checkpoint, kept with both tiers.
     """
 
     limit_bps: float | None = None
@@ -80,12 +80,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a drain is doing; the file STATE/drain.json on the fast tier is this as JSON.
+    """Status of a drain; the file STATE/drain.json on the fast tier is this as JSON.
 
-    backlog: names that are not known to be on the slow tier, next first.  at_risk_s: age of the
-    oldest of them: what would be lost if the fast tier died now.  damaged: what cannot be copied,
-    as it is not what was saved or cannot be read; damage: why, of each.  looked_unix_ns: the last
-    look at all of the fast tier began then; what came later may not be known.
+    backlog: names not known to be on the slow tier, next first.  at_risk_s: age of the oldest
+    checkpoint of the backlog: the work at stake if the fast tier died now.  damaged: checkpoints
+    that cannot be copied, because of changed bytes or failed reads; damage: the reason for each.
+    looked_unix_ns: when the last full search of the fast tier started; later checkpoints may not be
+    known.
     """
 
     state: str = "starting"  # draining, paused, idle, waiting (for the slow tier), ended
@@ -112,16 +113,16 @@ class Status:
 
 
 class Yielding:
-    """Whether the training waits for data more than it does without us.
+    """Detect that the training waits longer for data while the drain copies.
 
-    share: the data wait's share of the last second, or None: not known.  What is usual is learnt
-    while nothing is copied.  A wait that goes on while we pause is not ours: it is usual from then
-    on.
+    share: returns the data wait's share of the last second, or None: not known.  The usual share is
+    learnt while the drain is not copying.  If the wait continues while the drain pauses, the drain
+    is not the cause: the new share counts as usual from then on.
     """
 
-    RISE = 0.05  # of wall time, and half as much again as usual: less is a job's own scatter
+    RISE = 0.05  # of wall time, or half of the usual share if larger: less is scatter
     MOST_PAUSE_S = 30.0
-    LEARNT = 30  # seconds of quiet that make what is usual
+    LEARNT = 30  # seconds without copying that define the usual share
 
     def __init__(
         self, share: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
@@ -132,7 +133,7 @@ class Yielding:
         self._since_s: float | None = None
 
     def quiet(self) -> None:
-        """Called while nothing is copied."""
+        """Learn the usual share.  Called while the drain is not copying."""
         if self._is_due() and (value := self._look()) is not None:
             self._quiet.append(value)
 
@@ -149,7 +150,7 @@ class Yielding:
         if not self._is_due():
             return self._is_rising
         value = self._look()
-        if value is None:  # the training may have ended while it waited
+        if value is None:  # the training may have ended while waiting
             self._is_rising, self._since_s = False, None
             return False
         if not self._quiet:
@@ -168,7 +169,7 @@ class Yielding:
 
 
 def be_quiet() -> None:
-    """The least of processor and disk: for a machine that has both to spare now and then."""
+    """Set the lowest CPU and disk priority: for a machine with spare time of both now and then."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 10)
     import ctypes
@@ -180,9 +181,8 @@ def be_quiet() -> None:
 
 
 class Working:
-    """A drain at work: its pace, what it says, and when it rests.  What there is to do, and how one
-    of it is done, is for those who inherit.
-    """
+    """A running drain: pace, status and pauses.  Subclasses define the work, and how one piece of
+    work is done."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Working:
         self._yielding = Yielding(share, clock) if share else None
         self._lock, self._published_s = threading.Lock(), -math.inf
         self._rate: deque[tuple[float, int]] = deque(maxlen=64)
-        self.is_over = False  # what was watched has ended: this is the last that is done
+        self.is_over = False  # the followed process has ended: this is the last round
         self._at_risk_since_s: float | None = None  # by the clock of files
         self._claims = ExitStack()
 
@@ -216,37 +216,38 @@ class Working:
         self._claims.close()
 
     def stop(self) -> None:
-        """From a signal handler or another thread: the copy ends after the pieces under way."""
+        """Stop the drain, from a signal handler or another thread: the copy ends after the pieces
+        in flight."""
         self.stopping.set()
 
     @abstractmethod
     def backlog(self) -> Sequence[Any]:
-        """What is still to be done.  Raises TierError."""
+        """Return the work that is left.  Raises TierError."""
 
     def _owed(self) -> Sequence[Any]:
-        """What has to be done before this may end.  Raises TierError."""
+        """Return the work that must be done before the drain may end.  Raises TierError."""
         return self.backlog()
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
-        """Whether nothing is left that another attempt could do."""
+        """Return True if another attempt cannot do more."""
         return not failed
 
     def left(self) -> dict[str, str]:
-        """What this leaves where it is, though nothing has failed, and why."""
+        """Return names that the drain leaves in place without a failure, with the reason."""
         return {}
 
     @abstractmethod
     def once(self) -> list[str]:
-        """Does all there is; returns what could not be done, with the reason.  Raises Stopped, and
-        TierError where a tier cannot be listed."""
+        """Do all work; return the failures, each with the reason.  Raises Stopped, and TierError
+        where a tier cannot be listed."""
 
     @abstractmethod
     def _round(self) -> dict[str, str]:
-        """Each that is due, once.  Returns failures by name."""
+        """Do all work that is due, once.  Returns failures by name."""
 
     def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
-        """Drains until is_over() and nothing is left to do, or grace_s after it.  Returns what
-        could not be drained.  Raises Stopped."""
+        """Drain until is_over() and no work is left, or until grace_s after is_over().  Returns the
+        failures.  Raises Stopped."""
         over_s = math.inf
         failed: dict[str, str] = {}
         while True:
@@ -272,7 +273,8 @@ class Working:
             raise Stopped
 
     def _held(self) -> None:
-        """Before each piece: ends where told to, waits while the training starves."""
+        """Check before each piece: raise Stopped on an order to end, wait while the training
+        starves."""
         while True:
             if self.stopping.is_set():
                 raise Stopped
@@ -307,14 +309,14 @@ class Working:
             self.status = replace(self.status, **facts)
 
     def _publish(self, is_last: bool = False) -> None:
-        """The status file, once a second; a tier that cannot be written keeps the old one."""
+        """Write the status file, once per second; an unwritable tier keeps the old file."""
         with self._lock:
             if not is_last and self._clock() - self._published_s < LOOK_S:
                 return
             self._published_s = self._clock()
             if (
                 since_s := self._at_risk_since_s
-            ) is not None:  # it grows while nothing else happens
+            ) is not None:  # the age grows while no other event occurs
                 self.status = replace(self.status, at_risk_s=max(0.0, time.time() - since_s))
             status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
         with suppress(TierError):
@@ -324,19 +326,19 @@ class Working:
 
 
 def _summed(failed: dict[str, str]) -> str:
-    """One reason, and how many more there are: each is tried again by itself."""
+    """Return the first reason, and the number of others: each failure is retried separately."""
     first = next((sentence(name, why) for name, why in failed.items()), "")
     return f"{first}; and {len(failed) - 1} more" if len(failed) > 1 else first
 
 
 def sentence(name: str, why: str) -> str:
-    """What could not be drained, named once: the reason may begin with it, or with its path."""
+    """Return the failure with the name once: the reason may start with the name or the path."""
     where = why.partition(": ")[0]
     return why if not name or where == name or where.endswith(f"/{name}") else f"{name}: {why}"
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, and not synced: it is of this minute."""
+    """Write a file atomically, without fsync: the status is only of the moment."""
     draft = path.with_name(f"{path.name}.new")
     with suppress(OSError):
         draft.write_text(text)
@@ -344,7 +346,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_status(fast: str | os.PathLike[str]) -> Status | None:
-    """What the drain of this tier said last; None: there was none."""
+    """Return the last status of this tier's drain, or None if there was no drain."""
     path = Path(fast) / STATUS
     try:
         if path.stat().st_size > 1 << 22:
@@ -360,7 +362,7 @@ def read_status(fast: str | os.PathLike[str]) -> Status | None:
 
 
 def open_metrics(status: Status) -> str:
-    """A status in OpenMetrics: for node_exporter's text files, or any scraper."""
+    """Format a status as OpenMetrics, for node_exporter's text files or any scraper."""
     rows = (
         ("backlog_checkpoints", "gauge", "Checkpoints not on the slow tier", len(status.backlog)),
         ("backlog_bytes", "gauge", "Their bytes", status.backlog_bytes),
