@@ -1,5 +1,7 @@
-"""A drain of a burst buffer that is killed, and files that seem old.  For the tests of the burst
-buffer."""
+"""Kill a burst-buffer drain at a chosen step, and make files look old.
+
+For the tests of the burst buffer.
+"""
 
 import os
 import signal
@@ -14,13 +16,13 @@ __all__ = ["is_drained_before", "make_old"]
 
 
 def make_old(fast: Path) -> None:
-    """What lies on the tier: files and links that are new may be a running program's."""
+    """Set old times on files and links of the tier: new files may belong to a running program."""
     for path in (*(fast / "burst/data").iterdir(), *(fast / "burst/home").iterdir()):
         os.utime(path, (0, 0), follow_symlinks=False)
 
 
 def is_drained_before(fast: Path, step: int) -> bool:
-    """False: the drain was killed just before its step'th change of a name."""
+    """Drain once and return True; return False if killed just before name change number `step`."""
     child = os.fork()
     if not child:
         seen = 0

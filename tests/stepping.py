@@ -63,9 +63,12 @@ class Ranks:
         busy: int | None = None,
         saves_ms: float = 0,
     ) -> Path:
-        """The same as the logs of a run folder.  steps: of a job that runs and has taken so many;
-        waiting: then this rank waits for its next batch.  busy: a rank that makes other calls.
-        saves_ms: so long the last rank saves after its last step."""
+        """Write the steps as the logs of a run folder.
+
+        steps: number of steps taken by a job that still runs.  waiting: rank that waits for the
+        next batch.  busy: rank that makes other calls.  saves_ms: duration of a checkpoint of the
+        last rank after the last step.
+        """
         folder.mkdir(exist_ok=True)
         for rank in range(self.ends.shape[1]):
             process = logwriter.Process(

@@ -1,4 +1,4 @@
-"""What a watch says of ranks, whether they wait for each other or not, is what the report says."""
+"""Watch and report agree for ranks that wait for each other and for ranks that do not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def measured(folder: Path) -> Measures:
 
 
 def running(monkeypatch: pytest.MonkeyPatch, now_ms: float) -> None:
-    """All processes live, and it is so many ms after the begin of the logs."""
+    """Make all processes alive and set the clock to now_ms milliseconds after the logs' start."""
     monkeypatch.setattr(live_module, "is_alive", lambda header: True)
     now_ns = START_NS + round(now_ms * MS) + live_module.SLACK_NS
     monkeypatch.setattr(live_module.time, "monotonic_ns", lambda: now_ns)
@@ -184,7 +184,7 @@ def test_looking_often_and_forgetting_steps_changes_no_sum(
         assert value.ranks == measures.coupling.how
         assert monitor._ranks.size == (measures.coupling.size or 1)
         assert value.total.stall == pytest.approx(measures.stall_fraction.value, abs=1e-6)
-    else:  # fewer steps tell less
+    else:  # too few kept steps: the coupling may be unknown
         assert value.ranks in (measures.coupling.how, "not known")
 
 
@@ -206,14 +206,14 @@ def test_a_wait_of_one_rank_that_is_open_holds_up_all(
 def test_of_logs_that_are_read_from_their_end_steps_are_matched_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank makes more calls, so that fewer of its steps lie in the part that is read."""
+    """One rank makes more calls, so the part of the log that is read has fewer steps."""
     monkeypatch.setattr(live_module, "BACKLOG_UNITS", 1)
     ranks = together(3, 1560, now_and_then(30), COMPUTE)
     value = watched(ranks.logs(tmp_path / "run", busy=1))
     assert any("before it is long" in gap for gap in value.gaps)
     assert value.ranks == "together"
     assert value.total.mean_stall == pytest.approx(ranks.mean, abs=0.05)
-    # Of the steps that were not read of all ranks it is not known what the job lost in them.
+    # The loss is not known for steps that are missing from the log of a rank.
     assert value.total.stall is None
     least, most = value.total.stall_between
     assert least < ranks.lost - 0.1

@@ -1,4 +1,4 @@
-"""What the training lost is one number: the verdict, the limits, a comparison and watch agree."""
+"""The loss of a training is one number: verdict, limits, comparison and watch agree."""
 
 import gzip
 from collections.abc import Callable
@@ -21,7 +21,7 @@ STEP = 100 * MS
 
 
 def reading_itself(ms: float, *, steps: int = 50, wait_ms: float = 1.0) -> Synthetic:
-    """A thread that takes a batch from a loader, and then reads for so long itself, each step."""
+    """A thread that takes a batch from a loader and then reads for `ms` milliseconds, each step."""
     run = Synthetic()
     for number in range(steps):
         start = number * STEP
@@ -54,7 +54,7 @@ def test_a_thread_that_reads_nothing_itself_keeps_the_limit() -> None:
 
 
 def test_a_comparison_counts_them() -> None:
-    """Reads moved from the training thread to a loader are no new loss."""
+    """Reads that move from the training thread to a loader add no loss."""
     made = compare([report(reading_itself(40))], [report(reading_itself(0, wait_ms=5))])
     assert made.delta("stall").change == "better"
     assert made.delta("calls_step_s").a == pytest.approx(0.04, rel=0.02)
@@ -84,7 +84,7 @@ RUNS: dict[str, Callable[[], Report]] = {
 
 
 def agrees(known: Report) -> None:
-    """The level that a verdict tells, and what limits say of it."""
+    """Compare the level of the verdict with the states of two limits."""
     (above,) = limits(known, max_stall=HIGHLY / 2)
     (below,) = limits(known, max_stall=HIGHLY)
     if known.verdict.level == "highly":
@@ -105,14 +105,16 @@ def test_verdict_and_limits_agree_on_a_log_of_the_first_version(tmp_path: Path) 
     agrees(golden(tmp_path))
 
 
-# Ranks that wait for each other: the job loses what the one that holds up all loses.
+# Ranks that wait for each other: the loss of the job is the loss of the slowest rank.
 
 
 def ranks_of(
     own_ms: tuple[float, ...], *, unfed: tuple[int, ...] = (), is_by_turns: bool = False
 ) -> tuple[Synthetic, Ranks]:
-    """Each rank waits 1 ms, reads for so long itself and computes 40 ms, and then meets the others;
-    by turns: the ranks read one after the other.  unfed: those that nobody saw take a batch."""
+    """Each rank waits 1 ms, reads for own_ms[rank], computes 40 ms, and then meets the other ranks.
+
+    is_by_turns: one rank reads per step, in turn.  unfed: ranks without a recorded batch.
+    """
     n = len(own_ms)
 
     def own(step: int) -> Array:
@@ -169,7 +171,7 @@ def test_own_calls_of_ranks_that_do_not_meet_are_a_mean() -> None:
 
 
 def test_time_of_unknown_use_is_bounded_by_the_rank_that_may_hold_up_all() -> None:
-    """Rank 1 took data from nobody that is known: the job may wait all the time, not half of it."""
+    """Rank 1 has no known loader: the job may wait all the time, not half the time."""
     run, _ = ranks_of((0.0, 0.0), unfed=(1,))
     measures = measure(run)
     assert measures.stall_most.value == pytest.approx(1, abs=0.05)

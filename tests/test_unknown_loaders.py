@@ -56,7 +56,7 @@ def read_by(run: Synthetic, thread: int, *, ms: float = 60, steps: int = 40) -> 
 
 
 def answered(run: Synthetic, n_bytes: int) -> None:
-    """Answers of so many bytes from the network to thread READER during each wait."""
+    """Add an answer of n_bytes from the network to thread READER during each wait."""
     for number in range(40):
         start = number * STEP + 5 * MS
         run.blocked(
@@ -88,7 +88,7 @@ def test_workers_of_no_known_loader_are_not_counted() -> None:
 def test_of_several_threads_the_one_that_ended_the_wait_counts() -> None:
     run = job(waker=READER + 1)
     read_by(run, READER)
-    read_by(run, READER + 1, ms=0.02)  # from memory
+    read_by(run, READER + 1, ms=0.02)  # as fast as from memory
     measures = measured(run)
     assert measures.wait_s("read") < 0.01
     assert measures.wait_share("cpu") == pytest.approx(1, abs=0.01)
@@ -168,18 +168,18 @@ def assert_is_only_a_bound(run: Synthetic, share: float = 0.7) -> None:
 
 @pytest.mark.parametrize("received", [None, 150])
 def test_an_answer_without_data_may_be_to_what_was_sent(received: int | None) -> None:
-    """Metrics are posted to a server."""
+    """The training posts metrics to a server."""
     assert_is_only_a_bound(job("receive", descriptor="socket:", received=received))
 
 
 def test_computing_in_another_thread_that_takes_in_no_data_is_not_decoding() -> None:
-    """It may run the forward pass, or an evaluation."""
+    """The thread may run the forward pass or an evaluation."""
     assert_is_only_a_bound(job(waker=READER))
 
 
 @pytest.mark.parametrize("is_loader", [False, True])
 def test_a_thread_that_writes_takes_from_a_queue_and_gives_none(is_loader: bool) -> None:
-    """The training puts its metrics into a queue that is full."""
+    """The training puts metrics into a full queue."""
     run = job(waker=READER, is_loader=is_loader)
     run.file("/runs/log", path_class="output")
     for number in range(40):
@@ -189,7 +189,7 @@ def test_a_thread_that_writes_takes_from_a_queue_and_gives_none(is_loader: bool)
 
 
 def test_beside_a_known_loader_a_thread_that_sends_is_no_second_one() -> None:
-    """The training waits until its last checkpoint is uploaded."""
+    """The training waits for the upload of the last checkpoint."""
     run = job(waker=READER, is_loader=True)
     answered(run, 150)
     assert_is_only_a_bound(run)
@@ -202,7 +202,7 @@ def test_beside_a_known_loader_a_thread_that_reads_is_a_second_one() -> None:
 
 
 def pool_of_processes(*, reads: bool) -> Measures:
-    """A thread gets results from a child through a pipe, and wakes the training thread."""
+    """A thread reads results of a child from a pipe, and wakes the training thread."""
     run = job(waker=READER)
     run.file("pipe:", path_class="system", kind="pipe")
     run.process(2, end=40 * STEP, parent=1, command="child")
@@ -281,7 +281,7 @@ def test_a_wait_inside_the_computation_of_a_step_with_a_loader_is_none() -> None
 
 
 def between(began: int, ended: int) -> Measures:
-    """A program that reads 100 kB of a pipe in each step, between two events of torch."""
+    """A program that reads 100 kB from a pipe in each step, between two events of torch."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     run.file("pipe:", path_class="system", kind="pipe")
@@ -302,7 +302,7 @@ def test_what_is_exchanged_between_backward_pass_and_optimizer_is_no_data_wait()
 
 
 def test_what_is_read_between_backward_and_forward_pass_is_a_data_wait() -> None:
-    """Gradients are accumulated over several batches."""
+    """The training accumulates gradients over several batches."""
     assert report_of(between(began=2, ended=1)).verdict.stall.value == pytest.approx(0.5, abs=0.02)
 
 
@@ -313,7 +313,7 @@ def test_a_sleep_in_an_input_stretch_may_wait_for_data() -> None:
 
 
 def test_a_sleep_between_a_loader_s_batch_and_the_computation_may_wait_for_data() -> None:
-    """The loader yields keys, and the loop waits for what they name: or it only cools down."""
+    """The loader yields keys, and the loop waits for the named data; or the loop cools down."""
     report = reported(job("sleep", is_loader=True))
     assert report.verdict.level == "unknown"
     assert report.verdict.stall_most.value == pytest.approx(0.71, abs=0.02)
@@ -324,7 +324,7 @@ def test_a_sleep_inside_the_computation_of_a_step_with_a_loader_is_no_data_wait(
 
 
 def fed(cpu_ms: float, *, began: int = 0, ended: int = 1) -> Report:
-    """A loader that answers at once, and a loop that uses the CPU before its computation."""
+    """A loader that answers at once, and a loop that uses the CPU before the computation."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
@@ -346,10 +346,10 @@ def test_cpu_time_between_a_loader_s_batch_and_the_computation_may_make_a_batch(
 @pytest.mark.parametrize(
     ("cpu_ms", "began", "ended"),
     [
-        (0.9, 0, 1),  # a batch is moved, a line is logged
-        (50, 3, 1),  # an evaluation, whose end is not seen
-        (50, 0, 4),  # a forward pass of no module: only the backward pass is seen
-        (50, 2, 5),  # gradients are clipped between the backward pass and the optimizer
+        (0.9, 0, 1),  # the loop moves a batch and logs a line
+        (50, 3, 1),  # an evaluation without a recorded end
+        (50, 0, 4),  # a forward pass without a module: only the backward pass is recorded
+        (50, 2, 5),  # gradient clipping between the backward pass and the optimizer
     ],
 )
 def test_little_cpu_time_or_a_computation_after_a_loader_s_batch_is_no_data_wait(

@@ -1,4 +1,4 @@
-"""A recorded job, watched from its first log to its end.  For the tests of the live view."""
+"""Watch a recorded job from the first log to the end.  For the tests of the live view."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ __all__ = ["watched_to_its_end"]
 
 
 def watched_to_its_end(folder: Path, *words: str) -> list[Live]:
-    """Record job.py of the folder with these arguments in FOLDER/run; every look at the run."""
+    """Record FOLDER/job.py with arguments `words` in FOLDER/run.  Return every look at the run."""
     command = [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", sys.executable, "job.py"]
     with subprocess.Popen([*command, *words], cwd=folder) as process:
         while not list(folder.glob("run/*.log")):
@@ -20,6 +20,6 @@ def watched_to_its_end(folder: Path, *words: str) -> list[Live]:
         values = [monitor.look()]
         while values[-1].state != "over":
             values.append(monitor.look())
-            time.sleep(0.1)  # how often a watch looks, ten times as fast
+            time.sleep(0.1)  # a tenth of the interval of a watch
         assert process.wait() == 0
     return values

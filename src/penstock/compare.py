@@ -157,7 +157,7 @@ def _per_step(key: str) -> Callable[[Report], float | None]:
 
 
 def _own_calls_step_s(report: Report) -> float | None:
-    """Seconds of a step in the training thread's own file calls."""
+    """Return the time of the training thread's own file calls, in seconds per step."""
     steps, wall_s = _steps(report), _fact(report, "wall_s")
     if not steps or wall_s is None:
         return None

@@ -29,7 +29,7 @@ IN = {
     "load state": "puts a checkpoint into its model",
     "barrier": "waits for other ranks at a barrier",
 }
-# What of queries/standstills.sql.
+# Values of the column `what` of queries/standstills.sql.
 BLOCKED_IN = {
     "other thread": "waits for another thread (a lock, a queue, a future)",
     "network": "waits for the network",
@@ -71,7 +71,7 @@ def still_of(measures: Measures) -> Still | None:
 
 
 def ended_in(measures: Measures) -> list[str]:
-    """What main processes that were killed, or failed, had been in for long, each a sentence."""
+    """Return a sentence for each main process that was killed or failed in a long call or wait."""
     return [
         f"at its end {_main(one)} {_what(one)} for {show(one.open_s, 's')}"
         for one in measures.hung
@@ -80,8 +80,10 @@ def ended_in(measures: Measures) -> list[str]:
 
 
 def ended_blocked(measures: Measures) -> str:
-    """What a main process had been blocked in for long at its end, where that is no data wait that
-    is counted; "" where none was."""
+    """Return a sentence about a main process that ended in a long blocking call.
+
+    The call is not counted as data wait.  "" if no main process ended in such a call.
+    """
     if any(one.is_blocked and not one.is_running and _is_long(one) for one in measures.hung):
         return ended_in(measures)[0]
     return ""
@@ -113,7 +115,7 @@ def _is_stopped(measures: Measures, one: Standing) -> bool:
 
 
 def _stands(measures: Measures, one: Standing) -> bool:
-    # Who is to end it is not known: any process of the job may be.
+    # The thread that could end the block is not known: any process of the job may end the block.
     family = list(measures.doing) if one.is_blocked else _family(measures, one)
     return (
         one.doing is not None
@@ -127,7 +129,7 @@ def _stands(measures: Measures, one: Standing) -> bool:
 
 def _is_on_storage(measures: Measures, one: Standing) -> bool:
     """Whether a file call has been under way for most of the time."""
-    if not one.is_blocked and one.doing not in IN:  # it is a file call itself
+    if not one.is_blocked and one.doing not in IN:  # doing is a file call
         return True
     pids = {row.pid for row in _family(measures, one)}
     return any(

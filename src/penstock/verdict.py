@@ -281,7 +281,7 @@ def _verdict_without_steps(measures: Measures) -> Verdict:
 
 
 def level_of(share: float) -> Literal["not", "moderately", "highly"]:
-    """How bound a job is that waits for this share of its wall time."""
+    """Return the level of a job that waits for `share` of the wall time."""
     return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
 
 

@@ -34,7 +34,7 @@ IS_WAIT[[op.number for op in OPS if op.layer == "wait"]] = True
 # Their offset is the file id of the descriptor that was awaited; of the others it is an address.
 _HAS_DESCRIPTOR: Array = np.zeros(256, bool)
 _HAS_DESCRIPTOR[[op.number for op in OPS if op.name in ("poll", "select", "receive")]] = True
-# They tell bytes where others tell who ended the wait.
+# The `moved` field of a receiving op is a number of bytes; of other ops, the waker thread.
 _RECEIVES: Array = _HAS_DESCRIPTOR.copy()
 _RECEIVES[[op.number for op in OPS if op.name == "epoll"]] = True
 

@@ -3,11 +3,11 @@
 Reads log files and nothing else: no signal, no lock, nothing that the job could notice.  Knows
 logs, processes and spans; knows no table, no report and no screen.
 
-Stall and storage mean what they mean in the report (queries/mains, waits, stretches, file_waits,
+Stall and storage have the definitions of the report (queries/mains, waits, stretches, file_waits,
 bounds, and for ranks that wait for each other coupling and shares): a data wait is attributed to
-the thread that fetched the batch, here as soon as the wait has ended, and of a file call counts
-what may have been waiting.  What is kept does not grow with the job: seconds of the last minute,
-sums, some thousand steps, and the calls that a wait which has not ended may still ask for.
+the thread that fetched the batch, here as soon as the wait has ended, and a file call counts with
+the time that may have been waiting.  Memory does not grow with the job: Penstock keeps the seconds
+of the last minute, sums, some thousand steps, and the calls that an open wait may still need.
 """
 
 import json
@@ -60,7 +60,7 @@ __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall
 
 BLOCKED_NS = 1_000_000_000  # a call that takes longer is named
 BLOCKED_SHOWN = 5
-# Calls that block and need not end; an event loop rests in epoll.
+# Calls that may block without end.  epoll is excluded: an idle event loop waits in epoll.
 ENDLESS = [
     op.number
     for op in OPS
@@ -286,7 +286,8 @@ class Monitor:
             best = process.trainer
             if best is not None:
                 found.append((process, *best))
-        # As queries/mains.sql: beside one that trains, one that only reads for it is none.
+        # As in queries/mains.sql: a process that only iterates is no main process beside a
+        # process that trains.
         trains = [one for one in found if one[2].steps and one[2].origin != ITERATION]
         return trains or found
 
@@ -593,7 +594,11 @@ def _traffic(sums: Array) -> tuple[Traffic, ...]:
 
 
 def _stall(own: Array, shared: Array, is_fed: bool) -> Stall:
-    """own: rows of Trainer.sums of all main processes; shared: as the job counts them."""
+    """Build the Stall of all main processes, in seconds.
+
+    own: Trainer.sums in ns, summed over main processes, each with its own halts.
+    shared: Shared sums in ns, with halts weighted by the loss of the job.
+    """
     rows = own.copy()
     rows[list(HALTS)] = shared[list(HALTS)]
     return replace(
@@ -621,7 +626,7 @@ def _seconds(recent: Array, shared: Array, steps: Array, traffic: Array) -> tupl
 
 
 def _blocked_in(process: Process, thread: int) -> Mark | None:
-    """The call that the thread is blocked in, as a mark; None: in none that need not end."""
+    """Return the endless call that blocks the thread as a mark; None: no such call is open."""
     events = process.in_flight
     blocked = np.flatnonzero(np.isin(events.op, ENDLESS) & (events.thread == thread))
     if not len(blocked):

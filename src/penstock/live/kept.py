@@ -196,13 +196,16 @@ class Mark:
     kind: str
     index: int = -1
     iterator: int = 0
-    goes_on: bool = False  # of a step: no new one, it makes the one before longer
+    goes_on: bool = False  # of a step: extends the previous step, counts as no new step
 
 
 @dataclass(slots=True)
 class Halt:
-    """Part of a data wait or a checkpoint: the step in whose time it begins, the row of sums that
-    it counts in, the ns of it that were recorded, and those in file calls."""
+    """Part of a data wait or a checkpoint.
+
+    step: number of the step during which the part starts.  row: row of Trainer.sums.
+    ns: recorded time.  in_calls: ns of file calls within the recorded time.
+    """
 
     step: int
     row: int
@@ -248,18 +251,18 @@ class Trainer:
     first_wait: Mark | None = None
     first_ns: int | None = None  # where the training begins
     settled_ns: int = 0  # up to where pieces are summed
-    # Steps and halts that are kept one by one: see live/ranks.py.
+    # Single steps and halts, for live/ranks.py.
     halts: list[Halt] = field(default_factory=list)
-    n_counted: int = 0  # the first so many are counted for good
-    ends: list[tuple[int, int]] = field(default_factory=list)  # from the end before to its own end
-    closed: int = 0  # steps that were settled
-    forgotten: int = 0  # of these, how many are no longer kept
-    first_index: int = 0  # the number that the first of them has of its own
-    is_counting: bool = True  # these numbers follow each other
-    is_cut: bool = False  # its log was not read from the begin
+    n_counted: int = 0  # leading halts that were counted finally
+    ends: list[tuple[int, int]] = field(default_factory=list)  # end of the previous step, own end
+    closed: int = 0  # number of settled steps
+    forgotten: int = 0  # number of settled steps that were dropped
+    first_index: int = 0  # own number of the first settled step
+    is_counting: bool = True  # own numbers of settled steps are consecutive
+    is_cut: bool = False  # reading started in the middle of the log
 
     def close_step(self, mark: Mark, from_ns: int) -> None:
-        """A step is settled; from_ns: it does not begin before."""
+        """Append a settled step.  from_ns: earliest possible start of the step."""
         if mark.goes_on:
             if self.ends:
                 self.ends[-1] = (self.ends[-1][0], max(self.ends[-1][1], mark.end_ns))
@@ -272,7 +275,7 @@ class Trainer:
         self.closed += 1
 
     def forget_steps(self, until: int) -> None:
-        """Drops the steps up to that number, and what halted them."""
+        """Drop the steps up to number `until`, and the counted halts of the dropped steps."""
         n = min(max(0, until - self.forgotten), len(self.ends) - 1)
         if n > 0:
             del self.ends[:n]
@@ -282,7 +285,7 @@ class Trainer:
         self.n_counted -= n_old
 
     def forget_halts(self, most: int) -> bool:
-        """Drops the oldest halts that are counted, where there are more; whether it did."""
+        """Drop the oldest counted halts beyond `most`.  Return True if any halt was dropped."""
         n_old = min(len(self.halts) - most, self.n_counted)
         if n_old <= 0:
             return False
@@ -343,7 +346,7 @@ class Trainer:
 
 @dataclass(slots=True)
 class Process:
-    """A process: its log, and the calls, marks and fetches kept of it."""
+    """A process: the log, and the calls, marks and fetches kept from the log."""
 
     follower: Follower
     header: Header

@@ -1,8 +1,8 @@
-"""What a running job loses, where its main processes wait for each other in their steps.
+"""The loss of a running job whose main processes wait for each other in steps.
 
-Knows steps and what halted them, by process; knows no log and no event.  Whether processes wait for
-each other, and whose halts count for all of them then, is asked of the report's own queries
-(generations, step_bins, coupling, shares), over the steps that are kept.
+Knows steps and halts by process; knows no log and no event.  The report's own queries (generations,
+step_bins, coupling, shares) decide from the kept steps whether processes wait for each other, and
+which process's halts count for all processes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,26 @@ from penstock.questions import query
 
 __all__ = ["Main", "Ranks", "Shared"]
 
-# Steps of each main process that are kept one by one, to know by them whether processes wait for
-# each other: that is known after a hundred where they meet in each step, after some hundreds where
-# they meet in each sixteenth.
+# Kept steps per main process, for the test whether processes wait for each other.  The test needs
+# 100 steps where processes meet in each step, and some hundreds where processes meet in each
+# sixteenth step.
 STEPS_KEPT = 2048
-LEAST_KEPT = 128  # a hundred steps of two processes are enough
-ALL_KEPT = 1 << 17  # of all main processes together: some ten megabytes
-HALTS_KEPT = 1 << 15  # of one, however many there are in a step: as much
+LEAST_KEPT = 128  # the test needs 100 steps of two processes
+ALL_KEPT = 1 << 17  # of all main processes together: about 10 MB
+HALTS_KEPT = 1 << 15  # per main process, in any number of steps: about 10 MB
 
-# Coupling is asked again when there are so many more steps: asking takes longer the more there are.
+# Growth of the number of steps after which the coupling query runs again: the query takes longer
+# with more steps.
 MORE_STEPS = 1.125
 
-# Of a row of sums: not the wall, but the stall at most, where it is not known who waits for whom.
+# Shared.sums has the upper bound of the stall in the row of the wall time.  The upper bound differs
+# from the stall only where the coupling is not known.
 MOST = WALL
 
 
 @dataclass(frozen=True, slots=True)
 class Main:
-    """A main process at one look; open: the halt that is under way; is_done: its log is whole."""
+    """A main process at one look.  open: halts in progress.  is_done: the log is complete."""
 
     rank: int | None
     trainer: Trainer
@@ -43,8 +45,10 @@ class Main:
 
 @dataclass(slots=True)
 class Shared:
-    """Halts of all main processes, each counted as the job counts it: rows of Trainer.sums, without
-    wall and own calls; in the row MOST as the job counts it at most."""
+    """Halts of all main processes, weighted by the loss of the job.
+
+    sums: rows of Trainer.sums in ns, without wall and own calls; row MOST is the upper bound.
+    """
 
     sums: Array = field(default_factory=lambda: np.zeros(6))
     bins: Bins = field(default_factory=lambda: Bins(6))
@@ -64,27 +68,27 @@ class Shared:
 
 
 class Ranks:
-    """What is known of how main processes step together.  Each look() counts all halts so far.
+    """The coupling of main processes.  Each look() counts all halts so far.
 
-    how: one, together, apart or not known, as queries/coupling.sql tells it, of the steps that are
-    kept; size: in how many steps they meet.
+    how: one, together, apart or not known: the result of queries/coupling.sql for the kept steps.
+    size: the processes meet every `size` steps or more often.
     """
 
     def __init__(self) -> None:
         self.how = "one"
         self.size = 1
-        self._asked = 0  # steps that the answer is about
-        self._is_settled = False  # older steps are forgotten: the answer stays
-        self._counted = Shared()  # halts of steps that all have taken
+        self._asked = 0  # number of steps in the latest coupling query
+        self._is_settled = False  # older steps were dropped: the coupling stays fixed
+        self._counted = Shared()  # halts of steps that all main processes have ended
         self._counted_by: object = None
         self._of_generations: object = None
         self._known_generations: dict[str, Array] = {}
         self._engine: Any = None
 
     def look(self, mains: Sequence[Main]) -> Shared:
-        """The halts of all main processes, those under way included."""
+        """Return the halts of all main processes, including halts in progress."""
         for main in mains:
-            if main.is_done:  # then a halt after the last step is one of that: step_stretches.sql
+            if main.is_done:  # a later halt belongs to the last step: step_stretches.sql
                 for halt in main.trainer.halts:
                     halt.step = min(halt.step, max(1, main.trainer.closed))
         shifts = _shifts(mains)
@@ -94,8 +98,9 @@ class Ranks:
         moved = shifts or [0] * len(mains)
         closed = [main.trainer.closed + by for main, by in zip(mains, moved, strict=True)]
         latest = max(closed, default=0)
-        # All bins up to this step are whole.  One is the steps from n * size + 2 on: shares.sql.
-        # To the latest step of each process may belong what follows, if it is its last.
+        # All bins up to step `whole` are complete.  Bins start at steps n * size + 2: shares.sql.
+        # The latest step of a running process stays open: if no further step comes, halts that
+        # follow belong to the latest step.
         running = [
             step - 1
             for main, step in zip(mains, closed, strict=True)
@@ -104,7 +109,7 @@ class Ranks:
         whole = max(min(running, default=latest), latest - kept)
         if running:
             whole = (whole - 1) // self.size * self.size + 1
-        # Halts of a process without steps count as they are.
+        # Halts of a process without steps count with weight 1.
         limits = [
             whole - by if main.trainer.closed else FOREVER
             for main, by in zip(mains, moved, strict=True)
@@ -118,7 +123,7 @@ class Ranks:
         return shared
 
     def _forget_counted(self, mains: Sequence[Main], shifts: Sequence[int] | None) -> None:
-        """Where it is known anew who waits for whom, what was counted is to be counted again."""
+        """Reset the counted halts when the coupling, the numbering or the processes changed."""
         whose = [(id(m.trainer), m.trainer.origin, m.trainer.closed > 0) for m in mains]
         key = (self.how, self.size, shifts, whose)
         if key == self._counted_by or self._is_settled:
@@ -128,7 +133,7 @@ class Ranks:
             main.trainer.n_counted = 0
 
     def _ask(self, mains: Sequence[Main], shifts: Sequence[int] | None) -> None:
-        """Whether they wait for each other, if so many more steps tell."""
+        """Update the coupling when the number of steps has grown by MORE_STEPS."""
         if len(mains) < 2 or self._is_settled:
             return
         steps = sum(main.trainer.closed for main in mains)
@@ -144,13 +149,13 @@ class Ranks:
             answer = self._answer(tables, "step_bins", "coupling")
             size = answer["size"][0]
             self.how, self.size = answer["how"][0], 1 if np.ma.is_masked(size) else int(size)
-            if self.how == "one":  # there is no step between two of each
+            if self.how == "one":  # too few steps of two processes to compare
                 self.how = "not known"
 
     def _count(
         self, mains: Sequence[Main], shifts: Sequence[int] | None, whole: Sequence[int]
     ) -> Shared:
-        """Counts what is new; for good what each main process had up to its step `whole`."""
+        """Count the new halts; halts up to step `whole` of each main process count finally."""
         new = [
             (place, halt, is_open)
             for place, main in enumerate(mains)
@@ -179,8 +184,10 @@ class Ranks:
         shifts: Sequence[int] | None,
         halts: Sequence[tuple[int, Halt]],
     ) -> tuple[list[float], list[float]]:
-        """As what multiple each halt counts for the job: as far as is known, and at most.  In a
-        step that was not read of all processes, all may have waited."""
+        """Return the weight of each halt in the loss of the job: known value, upper bound.
+
+        In a step that is missing from the log of a process, all processes may have waited.
+        """
         share, most = np.ones(len(halts)), np.ones(len(halts))
         if self.how in ("together", "not known") and shifts is None:
             most *= len(mains)
@@ -209,7 +216,7 @@ class Ranks:
         return share.tolist(), most.tolist()
 
     def _generations(self, mains: Sequence[Main]) -> dict[str, Array]:
-        """The table generations, made once for the main processes that there are."""
+        """Return the table generations; cached until the main processes change."""
         place = np.arange(len(mains))
         ranks = [
             -1 - number if main.rank is None else main.rank for number, main in enumerate(mains)
@@ -227,7 +234,7 @@ class Ranks:
         return self._known_generations
 
     def _answer(self, tables: Mapping[str, Mapping[str, Array]], *asked: str) -> dict[str, Array]:
-        """The columns of the last of these queries, over the tables and those before it."""
+        """Run the queries in order over the tables; return the columns of the last query."""
         import duckdb
 
         if self._engine is None:
@@ -242,8 +249,11 @@ class Ranks:
 
 
 def _shifts(mains: Sequence[Main]) -> list[int] | None:
-    """What makes of the number of a step in its process its number for all: 0, where all logs are
-    read from the begin; else by the number that the step has of its own.  None: it has none."""
+    """Return the offset from step numbers per process to step numbers common to all processes.
+
+    0 where all logs were read from the start; else from the own numbers of the steps.
+    None: a process has no steps, or the own numbers of steps are not consecutive.
+    """
     if not any(main.trainer.is_cut for main in mains):
         return [0] * len(mains)
     if not all(main.trainer.is_counting and main.trainer.closed for main in mains):
@@ -253,7 +263,7 @@ def _shifts(mains: Sequence[Main]) -> list[int] | None:
 
 
 def _stretches(mains: Sequence[Main], shifts: Sequence[int]) -> dict[str, Array]:
-    """The table step_stretches of the steps that are kept: queries/step_stretches.sql."""
+    """Return the table step_stretches (queries/step_stretches.sql) of the kept steps."""
     rows = []
     for place, (main, shift) in enumerate(zip(mains, shifts, strict=True)):
         trainer = main.trainer
@@ -271,7 +281,7 @@ def _stretches(mains: Sequence[Main], shifts: Sequence[int]) -> dict[str, Array]
     return dict(zip(columns, table.T.copy(), strict=True))
 
 
-# The halts that are known here, in the words of queries/step_stalls.sql.
+# The table step_stalls of the halts of a look, with the columns of queries/step_stalls.sql.
 _STEP_STALLS = """
     SELECT h.process, h.wait_id, NULL AS save_id, NULL AS calls_id, g.generation, h.step, h.ns
     FROM halts AS h

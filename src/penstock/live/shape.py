@@ -5,24 +5,25 @@ from dataclasses import dataclass, fields
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Second", "Stall", "Traffic"]
 
 NOT_FED = "steps took data from no loader that Penstock knows: the stall is not measured"
-UNJOINED = 0.02  # of the wall: as measures.whole.UNSURE_SHARE, which a test holds it equal to
+UNJOINED = 0.02  # of the wall; a test compares UNJOINED with measures.whole.UNSURE_SHARE
 WINDOW_S = 60  # long enough for a save every half minute to show
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stretch of training, in seconds, summed over main processes.  Where these wait for each
-    other in their steps, the waits and checkpoints of the one that holds up all count for all:
-    these are what the job lost, as in the report.
+    """A stretch of training, in seconds, summed over main processes.  Where main processes wait for
+    each other in steps, the waits and checkpoints of the slowest process count for all processes:
+    the sum is the loss of the job, as in the report.
 
-    data_storage_s: of the data wait, held up in file calls of whoever fetched the batch;
-    checkpoint_storage_s: of the checkpoint block, the same of the thread that saves;
-    own_s: the same of the training thread outside both.
-    is_fed: a known loader was seen in every main process that takes steps; else data waits may have
-    gone unseen, and the stall is not measured.
-    mean_stall_s: data wait and checkpoint block as each main process had them, whoever waits for
-    whom; None: as above.  most_stall_s: what the job lost at most, where it is not known whether
-    they wait for each other.
+    data_storage_s: part of the data wait, blocked in file calls of the fetching thread.
+    checkpoint_storage_s: part of the checkpoint block, blocked in file calls of the saving thread.
+    own_s: blocked in file calls of the training thread, outside data waits and checkpoints.
+    is_fed: every main process that takes steps has a known loader; else data waits may be
+    unrecorded, and the stall is not measured.
+    mean_stall_s: own data waits and checkpoint blocks of each main process; None: equal to
+    data_wait_s + checkpoint_s.
+    most_stall_s: upper bound of the loss of the job, where the coupling of main processes is not
+    known.
     """
 
     wall_s: float = 0.0
@@ -41,33 +42,34 @@ class Stall:
 
     @property
     def stall(self) -> float | None:
-        """(data wait + checkpoint block + own file calls) / wall, what the job lost; None where
-        data waits may have gone unseen, or it is not known whether main processes wait for each
-        other."""
+        """(data wait + checkpoint block + own file calls) / wall: the loss of the job.
+
+        None where data waits may be unrecorded, or where the bounds of the stall differ because
+        the coupling of main processes is not known.
+        """
         return self.stall_between[0] if self.is_joined else None
 
     @property
     def stall_between(self) -> tuple[float | None, float | None]:
-        """The stall at least and at most; where ranks are known to wait or not, both the same."""
+        """Lower and upper bound of the stall; equal where the coupling of ranks is known."""
         if not self.is_fed:
             return None, None
         least = self.share(self.data_wait_s + self.checkpoint_s + self.own_s)
         if least is None:
             return None, None
-        least = min(1.0, least)  # a stall that counts for all is longer than some had in that time
+        least = min(1.0, least)  # the slowest rank's stall, counted for all, may exceed the wall
         most = self.share((self.most_stall_s or 0.0) + self.own_s) or 0.0
         return least, max(least, min(1.0, most))
 
     @property
     def is_joined(self) -> bool:
-        """Whether bounds of the stall, that are of ranks that may wait for each other, agree."""
+        """True if the bounds of the stall agree, whether ranks wait for each other or not."""
         least, most = self.stall_between
         return least is None or most is None or most - least < UNJOINED
 
     @property
     def mean_stall(self) -> float | None:
-        """The mean of the main processes' own stalls; None where data waits may have gone
-        unseen."""
+        """Mean of the own stalls of main processes; None where data waits may be unrecorded."""
         if not self.is_fed:
             return None
         halts_s = self.mean_stall_s
@@ -78,7 +80,7 @@ class Stall:
     @property
     def storage(self) -> float | None:
         """Wall time in which the training thread is held up by file calls, by whoever made them;
-        None as the stall is."""
+        None where the stall is None."""
         if not self.is_fed or not self.is_joined:
             return None
         return self.share(self.data_storage_s + self.checkpoint_storage_s + self.own_s)
@@ -130,8 +132,8 @@ class Live:
     state: starting (no log yet), running, paused (nothing is being recorded), over.
     recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
     WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
-    for long, with what the processes do that are waited for, in words.  ranks: whether main
-    processes wait for each other in their steps: one, together, apart or not known.
+    for long, with what the processes do that are waited for, in words.  ranks: the coupling of main
+    processes: one, together, apart or not known.
     """
 
     run: str
@@ -156,4 +158,4 @@ class Live:
     ranks: str = "one"
 
 
-assert len(fields(Stall)) == 6 + 3  # first the rows of Trainer.sums, in this order
+assert len(fields(Stall)) == 6 + 3  # first: the rows of Trainer.sums, in order

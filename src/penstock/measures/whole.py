@@ -281,7 +281,7 @@ class Measures:
         }
         what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
         whose = "steps"
-        if what.startswith("took") and not training.unfed_steps:  # sums of ranks: see reduce
+        if what.startswith("took") and not training.unfed_steps:  # sums over ranks: see reduce
             return "steps waited, or used the CPU, outside a known loader"
         if what.startswith("took") and training.unfed_steps < training.steps:
             whose = f"{training.unfed_steps:,} of {training.steps:,} steps"
@@ -331,9 +331,11 @@ class Measures:
 
     @property
     def stall_fraction(self) -> Number:
-        """(data wait + checkpoint block + the training thread's own file calls) / wall.  Where main
-        processes wait for each other, of the one that holds up all; at least, where some of it is
-        not known."""
+        """(data wait + checkpoint block + the training thread's own file calls) / wall.
+
+        Where main processes wait for each other, the stall of the slowest process counts for all.
+        A lower bound where part of the stall is not known.
+        """
         training = self.training
         parts = (training.data_wait_s, training.checkpoint_block_s, training.training_calls_s)
         stall_s = sum(part or 0.0 for part in parts)

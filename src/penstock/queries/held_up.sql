@@ -1,4 +1,5 @@
--- held_up: stretches of waits, checkpoints and own calls that do not count as the mean over main processes does: see shares.
+-- held_up: stretches of data waits, checkpoints and own calls whose weight differs from the mean over main
+-- processes: see shares.
 SELECT s.stretch_id, h.share
 FROM stretches AS s
 JOIN shares AS h ON h.wait_id = s.wait_id

@@ -1,11 +1,11 @@
--- Main processes that run, were killed or ended with an error, and what the thread that takes the steps is in, or was: the
--- longest first.
---   doing, number  the outermost span of it that is open (data wait, loader start, loader end, checkpoint,
---                  restore, load state, barrier), else the file call under way, else what it is blocked in that need not end (of
---                  standstills: another thread, network, pipe, interpreter lock; not epoll, in which an event loop
---                  rests; of one that ended with an error, what ended without an answer in the five seconds
---                  before); NULL: neither
---   is_blocked     the last of these
+-- Main processes that run, were killed or ended with an error, and the open span or call of the thread that takes
+-- the steps: the longest first.
+--   doing, number  the thread's outermost open span (data wait, loader start, loader end, checkpoint, restore, load
+--                  state, barrier), else the open file call, else the open call that may block without end (from
+--                  standstills: another thread, network, pipe, interpreter lock; without epoll, where an idle event
+--                  loop waits; of a process that ended with an error: a call that ended without an answer in the
+--                  five seconds before the end); NULL: no span and no call is open
+--   is_blocked     true: doing is a call that may block without end
 --   path           of a file call
 --   open_s         for how long;  longest_s  of those of its name that ended the longest; 0: none did
 --   quiet_s        since the latest step ended; NULL: none has

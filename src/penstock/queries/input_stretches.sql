@@ -3,8 +3,8 @@
 --   began    'step ended', 'step began' (one that the program marks), 'backward ended', 'evaluation'
 --            (a forward pass without gradients began)
 --   ended    'forward', 'evaluation', 'step began', 'backward', 'optimizer', 'step ended'
---   is_tight  true: no computation lies in it; false: it may, as its begin, or the end of an evaluation, was
---            not seen
+--   is_tight  true: the stretch contains no computation; false: the stretch may contain a computation, because the
+--            start of the computation or the end of an evaluation was not recorded
 --   cpu_ns   time of the thread on a CPU inside
 SELECT
     process,

@@ -1,6 +1,6 @@
 -- input_time: the input stretches of the thread that takes the steps, within the training stretch.  From the end
--- of a backward pass to the optimizer's step no batch is taken: gradients are clipped or exchanged (see stood).  A
--- process without a row told nothing of when it computes.
+-- of a backward pass to the optimizer's step a loop takes no batch, but clips or exchanges gradients (see stood).
+-- The framework of a process without a row does not report computations.
 --   is_tight  see input_stretches; cpu_ns  time on a CPU inside
 SELECT
     i.process,

@@ -2,9 +2,10 @@
 --   barrier_s   in barriers that are known as such: spans of that name, on the thread that takes the steps
 --   own_s       the rest of the wall time: neither data wait, checkpoint nor barrier; where a collective
 --               makes ranks wait for each other and is not known, that is in it
---   lost_s      of the job's time, what all lost to this one's data waits, blocking checkpoints and calls_s; where
---               main processes are not known to wait for each other, its part of the mean (see shares)
---   calls_s     of own_s, in file calls of the thread that takes the steps, as training has it
+--   lost_s      time that all main processes lost to the data waits, blocking checkpoints and calls_s of this process;
+--               where main processes are not known to wait for each other, the part of the process in the mean
+--               (see shares)
+--   calls_s     part of own_s: file calls of the thread that takes the steps, as in training
 --   read_bytes  of data files, by the process and the workers of its loader; by the layer that moved more
 WITH parts AS (
     SELECT

@@ -17,7 +17,7 @@
 --   lives_s      from the start of each process to its end, summed
 --   starts, starts_s  programs in which a recorder started, and how long these starts took together; a
 --                forked process is recorded without a start, and a life begins after it
---   own_calls, own_s  system calls of the recorder's own after its starts, and how long they took
+--   own_calls, own_s  system calls that the recorder made after each start, and the duration of the calls
 SELECT
     (SELECT count(DISTINCT (host, coalesce(pid, -1 - process))) FROM processes) AS processes,
     (SELECT count(DISTINCT host) FROM processes) AS hosts,

@@ -1,5 +1,5 @@
--- shares: how much of the job's time a data wait of the training stretch, a blocking checkpoint or own_calls take, as
--- a multiple of its part in the mean over main processes.
+-- shares: the weight of a data wait of the training stretch, a blocking checkpoint or a row of own_calls in the time
+-- of the job, as a multiple of the weight in the mean over main processes.
 --   share  1: main processes do not wait for each other, or it is not known.  Where they do, all wait for the
 --          one that is held up longest in a bin of steps: its stalls count for all, those of others not
 --   most   the same if all met in every step; where they are known not to meet, or there is one, 1

@@ -1,5 +1,5 @@
--- step_stalls: the data waits of the training stretch, the checkpoints that block and own_calls, each with the step
--- in whose time it begins.  Of a process that takes no step: none.
+-- step_stalls: the data waits of the training stretch, the blocking checkpoints and own_calls, each with the step
+-- during which the stall starts.  A process without steps has no rows.
 WITH halts AS (
     SELECT process, wait_id, NULL AS save_id, start_ns, end_ns FROM waits WHERE in_wall
     UNION ALL

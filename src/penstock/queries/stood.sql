@@ -1,13 +1,13 @@
 -- stood: the standstills of the thread that takes the steps, within the training stretch and outside the data
 -- waits of known loaders and blocking checkpoints.
 --   what     as in standstills, or 'save': another thread that saves checkpoints ended it
---   is_data  it counts as data wait: it waited for another thread, another process or the network while it
---            computed nothing, or while nobody told when it computes, and there is a witness that it got data:
---            see witnessed
---   is_sure  what it waited for is no data: an accelerator, other ranks, a computation's own threads, the
---            interpreter lock; or a sleep, or another program's end, inside a computation; or anything between
---            a backward pass and its optimizer's step.  Neither: it may be a data wait
---   is_input  it lies in an input stretch, or nobody told when its process computes
+--   is_data  true: the standstill counts as data wait.  The thread waited for another thread, another process or
+--            the network while the thread computed nothing, or while no computation is reported, and a witness shows
+--            that the wait brought data: see witnessed
+--   is_sure  true: the standstill is no data wait, but a wait for an accelerator, other ranks, a computation's own
+--            threads or the interpreter lock; or a sleep, or another program's end, inside a computation; or any wait
+--            between a backward pass and the optimizer's step.  Neither is_data nor is_sure: maybe a data wait
+--   is_input  true: the standstill is inside an input stretch, or the process does not report computations
 --   made_by  the thread whose work it waited for; see waits
 WITH known AS (
     SELECT process, start_ns, end_ns FROM loader_waits
@@ -54,8 +54,8 @@ placed AS (
 consumers AS (
     SELECT DISTINCT process, thread FROM spans WHERE kind = 'span' AND name IN ('data wait', 'worker')
 ),
--- Of the threads that end waits, up to each of their own waits for others: a thread that mostly waited itself
--- handed on what others made.
+-- For each thread that ended waits: the sum of the thread's earlier own waits, at each own wait.  A thread that waited
+-- for most of a standstill forwards the work of other threads or processes.
 handing AS (
     SELECT
         s.process,
@@ -82,7 +82,7 @@ handed AS (
     ASOF LEFT JOIN handing AS t
         ON t.process = p.process AND t.thread = p.waker AND t.start_ns <= p.end_ns
 ),
--- In how many steps it waited in this way.
+-- The number of waits and of steps with waits, per kind of wait and waker.
 recurring AS (
     SELECT h.process, h.what, h.waker, count(*) AS waits, count(DISTINCT coalesce(s.end_ns, 0)) AS steps
     FROM handed AS h
@@ -105,10 +105,11 @@ others AS (
     WHERE t.process <> m.process OR t.thread <> m.thread
     GROUP BY t.main
 ),
--- What it waited for gave data: a thread known to consume a loader did, or one that took in 1 KiB or more for each
--- wait that it ended, or what this thread received itself was as much.  Where nobody is known to have ended
--- the wait, or who did only handed on what others made, all other threads count, in steps without a known loader
--- and if the wait recurs in a quarter of them: the message of a pipe may only name what it brings.
+-- The evidence that a wait brought data: the waker consumes a known loader, or took in 1 KiB or more for each wait
+-- that the waker ended, or the waiting thread itself received as much.  Where the waker is not known, or only forwards
+-- the work of others, all other threads count, in a process without a known loader and if the wait recurs in a quarter
+-- of the steps.  In such a process a recurring wait for a pipe counts without bytes: the message may only name a
+-- batch.
 witnessed AS (
     SELECT
         h.*,
@@ -143,7 +144,7 @@ SELECT
         OR is_after_backward OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
     CASE
         WHEN what = 'network' THEN thread
-        -- What such a thread hands on, its loader's workers made, or other threads and processes.
+        -- The work behind a consumer or forwarding thread is done by workers, other threads or processes.
         WHEN NOT is_consumer AND NOT is_handed_on THEN waker
     END AS made_by
 FROM witnessed

@@ -1,8 +1,8 @@
--- taken_in: how much data each thread took in during the training stretch of the process that it works for: a
--- witness that what it hands on is data.
---   main   the process that trains: the thread's own, or the one whose worker or program it belongs to
---   bytes  read of data files, pipes and sockets, received, and mapped pages that it waited for
---   stream_bytes  of them those of pipes and sockets
+-- taken_in: bytes that each thread took in during the training stretch of the main process: a witness that the thread
+-- delivers data.
+--   main   the main process: the thread's own process, or the main process that started the worker or program
+--   bytes  bytes read from data files, pipes and sockets, bytes received, and mapped pages that the thread waited for
+--   stream_bytes  part of bytes: from pipes and sockets
 WITH members AS (
     SELECT m.process AS main, m.process, m.first_ns, m.last_ns FROM mains AS m
     UNION ALL

@@ -2,14 +2,15 @@
 -- shares of the wall time mean the same for one process and for many.
 --   data wait         time in data waits, the first batch excepted
 --   checkpoint block  time in checkpoints that block the step loop
---                     Of both, and of training calls, where main processes wait for each other: what held up
---                     all (see shares)
---   mean stall        both together with the training calls, a mean over main processes in any case;
---                     most stall: if all of them wait for each other in every step
+--                     Where main processes wait for each other, data wait, checkpoint block and training calls
+--                     are the stalls of the slowest process, counted for all (see shares)
+--   mean stall        data wait, checkpoint block and training calls, always as a mean over main processes
+--   most stall        the stall if all main processes wait for each other in every step
 --   pooled waits      those whose loader does not say who makes a batch (see waits)
 --   inferred waits    those that no loader told (see waits)
 --   unfed, maybe, hidden, between  steps without a known loader, and time that may be data wait: see unsure; where
---                     main processes wait for each other, or may, what the job may lose to it: see unsure_lost
+--                     main processes wait, or may wait, for each other, the time that the job may lose: see
+--                     unsure_lost
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,

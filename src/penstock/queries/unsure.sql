@@ -5,9 +5,9 @@
 --              its file calls; else all of it but checkpoints, inferred waits and standstills that are no
 --              data wait
 --   maybe_ns   standstills that may be data waits (see stood), in such steps or in an input stretch of any step
---   between_ns  input stretches of the other steps, less what the thread was known to wait for and its file
---              calls, where it used the CPU: it may decode or copy a batch there.  1 ms of CPU time a step, or
---              5 % of the step where that is less, is free: a loop moves its batch to a device and logs
+--   between_ns  input stretches of the other steps in which the thread used the CPU, less known waits and file calls
+--              of the thread: the thread may decode or copy a batch.  1 ms of CPU time per step, or 5 % of a step
+--              shorter than 20 ms, is free: a loop moves the batch to a device and logs
 --   hidden_ns  time off the CPU that no recorded call explains, as far as it may lie in an input stretch: a
 --              computation's own threads (OpenMP) wait for each other by system calls that pass no import
 --              slot; NULL: the balance of its steps was not measured

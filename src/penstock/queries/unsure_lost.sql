@@ -1,7 +1,7 @@
--- unsure_lost: how many times the mean over main processes the job may lose to time of unknown use (see unsure).
---   share  1: main processes do not wait for each other.  Where they do, or may, all wait for the one that may wait
---          longest in a bin of steps; in which steps a process may have waited is told by its input stretches, or by
---          what is left of a step where it told none
+-- unsure_lost: the loss of the job to time of unknown use (see unsure), as a multiple of the mean over main processes.
+--   share  1: main processes do not wait for each other.  Where main processes wait, or may wait, for each other, all
+--          wait for the process with the longest time of unknown use in a bin of steps.  The time of unknown use of a
+--          process is spread over steps by the input stretches, or, without input stretches, by the rest of each step
 WITH totals AS (
     SELECT process, unfed_ns + maybe_ns + between_ns + coalesce(hidden_ns, 0) AS ns FROM unsure
 ),

@@ -28,7 +28,7 @@ __all__ = ["line", "render", "show_on"]
 
 # As verdict.py's: XProf's steps.
 MODERATELY, HIGHLY = 0.05, 0.20
-WORTH_TELLING = 0.01  # of the wall time, as verdict.py's
+WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is told at once
 QUIET_S = 60.0  # without a step for so long, a line says what the job is doing
 
@@ -122,7 +122,7 @@ _NOT_JOINED = "whether ranks wait for each other is not known"
 
 
 def _mean(stall: Stall) -> str:
-    """What ranks waited in the mean, where it differs from what the job lost."""
+    """Return the mean stall over ranks in words; "" if close to the loss of the job."""
     if (stall.stall or 0.0) - (stall.mean_stall or 0.0) < WORTH_TELLING:
         return ""
     return f", mean over ranks {_percent(stall.mean_stall)}"
