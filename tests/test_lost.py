@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,3 +177,41 @@ def test_time_of_unknown_use_is_bounded_by_the_rank_that_may_hold_up_all() -> No
     measures = measure(run)
     assert measures.stall_most.value == pytest.approx(1, abs=0.05)
     assert limits(report_of(measures), max_stall=0.60)[0].state == "not measured"
+
+
+# A thread that reads in a C library may hold the interpreter lock meanwhile.
+
+
+def locked(op: str = "fread", path_class: str = "data", ms: float = 30) -> Synthetic:
+    """In each step a thread of a loader is in a call for so long, and the training thread waits
+    for the interpreter lock."""
+    run = reading_itself(0)
+    path = "/data/all.npy"
+    run.file(path, path_class=path_class)
+    for number in range(50):
+        start = number * STEP + 10 * MS
+        end = start + int(ms * MS)
+        run.call(op, start, end, thread=7, moved=4096, path=path)
+        run.blocked("cond_wait", start + MS, end)
+    return run
+
+
+def test_a_lock_that_a_reading_thread_may_hold_is_no_computing() -> None:
+    known = report(locked())
+    assert known.verdict.headline == "NOT JUDGED"
+    assert "waited for the interpreter lock while another thread" in known.verdict.sentence
+    assert known.verdict.stall_most.value == pytest.approx(0.30, abs=0.02)
+    for limit in ({"max_stall": 0.10}, {"max_storage": 0.10}):
+        assert limits(known, **limit)[0].state == "not measured"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"op": "read"}, {"path_class": "library"}, {"ms": 1.5}],
+    ids=["read", "no data", "short"],
+)
+def test_a_lock_that_no_reading_thread_holds_is_no_doubt(more: dict[str, Any]) -> None:
+    """CPython releases it in its own calls; Python threads that compute take turns."""
+    known = report(locked(**more))
+    assert known.verdict.level == "not"
+    assert known.verdict.stall_most.value is None

@@ -85,6 +85,7 @@ PREPARED = (
     "wait_parts",
     "unsure",
     "unsure_lost",
+    "locked_calls",
     "call_bins",
     "read_quantiles",
     "like_reads",

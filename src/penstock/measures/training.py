@@ -58,6 +58,7 @@ class Training:
     hidden_s: float | None = None
     between_s: float | None = None
     inferred_waits: int = 0
+    locked_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

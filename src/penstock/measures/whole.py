@@ -264,7 +264,10 @@ class Measures:
         training, wall_s = self.training, self.training.wall_s
         if not wall_s:
             return 0.0
-        parts = (training.unfed_s, training.maybe_s, training.between_s, training.hidden_s)
+        parts = (
+            *(training.unfed_s, training.maybe_s, training.between_s),
+            *(training.hidden_s, training.locked_s),
+        )
         return min(1.0, sum(part or 0.0 for part in parts) / wall_s)
 
     @property
@@ -278,6 +281,8 @@ class Measures:
             "slept or waited, outside a known loader, for what may be data": training.maybe_s,
             "used the CPU between the loader's batch and the computation": training.between_s,
             "left the training thread off the CPU in no recorded call": training.hidden_s,
+            "waited for the interpreter lock while another thread was in a file call that may"
+            " hold it": training.locked_s,
         }
         what = max(reasons, key=lambda reason: reasons[reason] or 0.0)
         whose = "steps"

@@ -11,6 +11,7 @@
 --   unfed, maybe, hidden, between  steps without a known loader, and time that may be data wait: see unsure; where
 --                     main processes wait, or may wait, for each other, the time that the job may lose: see
 --                     unsure_lost
+--   locked            waits for the interpreter lock that may be for a file call of another thread: see locked_calls
 --   training calls    time the thread that takes the steps spends in file calls outside both
 SELECT
     count(*) AS mains,
@@ -32,7 +33,8 @@ SELECT
     CAST(coalesce(sum(w.inferred), 0) AS BIGINT) AS inferred_waits,
     sum(coalesce(w.ns, 0) + coalesce(s.ns, 0) + coalesce(c.ns, 0)) / 1e9 / count(*) AS mean_stall_s,
     sum(coalesce(w.most_ns, 0) + coalesce(s.most_ns, 0) + coalesce(c.most_ns, 0)) / 1e9 / count(*)
-        AS most_stall_s
+        AS most_stall_s,
+    sum(coalesce(k.ns, 0)) / 1e9 / count(*) AS locked_s
 FROM mains AS m
 LEFT JOIN (
     SELECT
@@ -76,3 +78,4 @@ LEFT JOIN (
     GROUP BY s.process
 ) AS c ON c.process = m.process
 LEFT JOIN unsure AS u ON u.process = m.process
+LEFT JOIN locked_calls AS k ON k.process = m.process
