@@ -147,10 +147,9 @@ def _reading(measures: Measures) -> Cause:
     told = [f"reading data before the first batch takes {_of_startup(measures, s)}"]
     if place:
         told.append(f"{show(place.read_bytes, 'B')} in {place.path}, {show(place.time_s, 's')}")
-    says = (
-        "read it when it is needed, in the workers; map an array instead of loading it: "
-        'np.load(path, mmap_mode="r")'
-    )
+    says = "read it when it is needed, in the workers"
+    if place is None or place.read_bytes:  # else it is mapped already
+        says += '; map an array instead of loading it: np.load(path, mmap_mode="r")'
     return Cause("reading", s, tuple(told), (("code", says),))
 
 

@@ -223,7 +223,7 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
     told = f"waits may be missing: {why}" if state != "measured" else measures.doubt
     if not told and (still := still_of(measures)):
         told = "the job is suspended" if still.is_suspended else "the job stands still"
-    told = told or ended_blocked(measures)
+    told = told or ended_blocked(measures) or _unobserved(measures)
     if not told:
         return {}
     exempt = OF_THE_RECORDING if state != "measured" or measures.missing else OF_NO_WAIT
@@ -232,6 +232,17 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
         for rule, check in checks.items()
         if check.state == "fine" and rule not in exempt
     }
+
+
+def _unobserved(measures: Measures) -> str:
+    """Why rules about waits are not judged where much of the wait has no known cause, as no loader
+    told who makes a batch; "" where it has."""
+    training, share = measures.training, 0.0
+    if training.wall_s and (training.inferred_waits or training.pooled_waits):
+        share = measures.wait_s("not observed") / training.wall_s
+    if share < WORTH:
+        return ""
+    return f"the cause of data waits, {per_cent(share)} of the wall time, was not observed"
 
 
 def _finding(rule: Rule, said: Found, measures: Measures) -> Finding:

@@ -311,6 +311,8 @@ def random_reads(measures: Measures) -> Said:
 
 def _amplification(measures: Measures) -> str:
     amplified = measures.devices.read_amplification
+    if amplified.value == 0:  # from memory, or by a file system without a device of its own
+        return "not known, as no byte came from a block device"
     return amplified.state if amplified.value is None else show(amplified.value, "x")
 
 

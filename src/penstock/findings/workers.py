@@ -93,7 +93,7 @@ def too_few_workers(measures: Measures) -> Said:
     if not wait_s:
         return Fine("the step loop does not wait for fetches")
     if measures.training.pooled_waits:
-        return Fine("the loader does not say who makes a batch")
+        return Unjudged("the loader does not say who makes a batch")
     if training.inferred_waits and not workers:
         return Unjudged("data waits in no known loader: how many fetch at once is not known")
     # Whoever uses the CPUs: another worker would wait for one too.

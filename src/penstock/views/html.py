@@ -252,7 +252,7 @@ def _waits(report: Report) -> str:
     if not any(blocks):
         return ""
     note = (
-        "Each wait is attributed to what the worker that owed the batch was doing; the shares sum"
+        "Each wait is attributed to what made the batch meanwhile, where that is known; shares sum"
         " to 100 %. Hatched: storage."
     )
     return section(

@@ -291,7 +291,9 @@ def _minute(live: Live, paper: Paper) -> list["Text"]:
         said = f"at most {show(most, unit)}" + ("/s" if unit == "count" else "")
         drawn.append(Text(f"{label:<8} {paper.spark(values):>{width}}  {said}"))
     if drawn:
-        drawn.insert(0, Text(f"The last {width} s, a letter a second", "bold"))
+        drawn.insert(
+            0, Text(f"The last {min(width, round(live.elapsed_s))} s, a letter a second", "bold")
+        )
     return drawn
 
 

@@ -24,6 +24,7 @@ from penstock.report import (
     Report,
     Series,
     Table,
+    nothing_found,
 )
 from penstock.views.paper import (
     LEVELS,
@@ -197,6 +198,8 @@ def _top(report: Report, paper: _Paper) -> list["Text"]:
     findings = report.findings
     if _is_trivial(report):  # what is no wait stays: failures, an incomplete or a costly recording
         findings = tuple(one for one in findings if one.gain.value is None)
+    if not report.findings and report.verdict.level in ("moderately", "highly"):
+        drawn += [_text(), *(_text(line) for line in paper.wrap(nothing_found(report)))]
     for number, finding in enumerate(findings[:FINDINGS], 1):
         drawn += [_text(), *_finding(number, finding, paper)]
     if more := findings[FINDINGS:]:
