@@ -1,10 +1,15 @@
 """Data waits that no loader told, found in what blocked the training thread, explained by who
 ended them."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from penstock.findings import reads
 from penstock.measures import Measures, measure
+from penstock.measures.number import Number
 from penstock.report import Report, report_of
+from penstock.views import terminal
 from synthetic import MS, Synthetic
 
 STEP = 100 * MS
@@ -422,3 +427,30 @@ def test_reading_a_pipe_waits_for_the_program_that_writes_it() -> None:
         run.step(start, start + STEP, number)
     measures = measured(run)
     assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.03)
+
+
+# --- rules on waits with an unknown cause ---------------------------------------------------------
+
+
+def checks_of(report: Report) -> dict[str, str]:
+    return {check.rule: check.state for check in report.checks}
+
+
+def test_rules_about_waits_are_not_judged_if_the_cause_was_not_observed() -> None:
+    run = job(waker=READER)
+    read_by(run, READER, ms=5)
+    report = reported(run)
+    assert report.verdict.level == "highly"
+    assert {checks_of(report)[rule] for rule in ("W1", "W2", "W3")} == {"not judged"}
+    assert "No rule explains" in terminal.render(report)
+
+
+def test_rules_about_waits_are_judged_if_the_cause_was_observed() -> None:
+    run = job(waker=READER)
+    read_by(run, READER, ms=70)
+    assert checks_of(reported(run))["W2"] == "fine"
+
+
+def test_no_bytes_from_a_block_device_are_no_amplification_of_zero() -> None:
+    known = SimpleNamespace(devices=SimpleNamespace(read_amplification=Number(0.0, "x")))
+    assert reads._amplification(known) == "not known, as no byte came from a block device"
