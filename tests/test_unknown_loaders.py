@@ -437,18 +437,17 @@ def checks_of(report: Report) -> dict[str, str]:
 
 
 def test_rules_about_waits_are_not_judged_if_the_cause_was_not_observed() -> None:
-    run = job(waker=READER)
-    read_by(run, READER, ms=5)
+    run = job()  # no thread is known to have ended the waits
+    read_by(run, READER, ms=0.02)  # as fast as from memory
     report = reported(run)
-    assert report.verdict.level == "highly"
     assert {checks_of(report)[rule] for rule in ("W1", "W2", "W3")} == {"not judged"}
     assert "No rule explains" in terminal.render(report)
 
 
 def test_rules_about_waits_are_judged_if_the_cause_was_observed() -> None:
     run = job(waker=READER)
-    read_by(run, READER, ms=70)
-    assert checks_of(reported(run))["W2"] == "fine"
+    read_by(run, READER, ms=5)
+    assert "W2" in {finding.rule for finding in reported(run).findings}
 
 
 def test_no_bytes_from_a_block_device_are_no_amplification_of_zero() -> None:
