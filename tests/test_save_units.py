@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 import time
+import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -459,6 +460,27 @@ def test_a_copy_of_several_files_counts_as_a_whole_or_not_at_all(
     assert verify(choice.checkpoint, "full").problems == ()
     assert len({save_of(slow / name) for name in names}) == 1
     assert not list(slow.rglob(PLACE))
+
+
+@pytest.mark.parametrize("marked", ["last.ckpt", "epoch=1.ckpt"])
+def test_the_mark_of_a_single_copy_keeps_no_other_file_back(fast: Path, marked: str) -> None:
+    newer = "last.pt" if marked == "last.ckpt" else "epoch=2.pt"
+    for at_s, name in enumerate((marked, newer)):
+        with zipfile.ZipFile(fast / name, "w") as archive:
+            archive.writestr("archive/data.pkl", name)
+        os.utime(fast / name, (at_s, at_s))
+    (fast / f"{marked}.penstock.half").write_bytes(marked.encode() + b"\0/slow")
+    choice = latest_valid(fast)
+    assert choice.path == fast / newer, choice
+
+
+def test_the_mark_of_a_copy_of_several_files_keeps_each_part_back(fast: Path) -> None:
+    (fast / "model-300.safetensors.penstock.half").write_bytes(b"model-300.safetensors\0/fast")
+    for part in ("optim", "ema"):  # the file of the mark itself comes last
+        written(fast / f"{part}-300.safetensors", 1)
+        assert latest_valid(fast).path is None
+    written(fast / "model-300.safetensors", 1)
+    assert latest_valid(fast).path is None
 
 
 def test_markers_without_a_byte_keep_no_checkpoint_back(fast: Path, slow: Path) -> None:

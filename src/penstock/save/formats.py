@@ -693,7 +693,7 @@ def _files(
     made = grouped(left, rules)
     units = {name: unit for unit in made for name in unit.files}
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
-    halves_of = {_kin(name.removesuffix(HALF)): name for name in here.files if name.endswith(HALF)}
+    arriving = _with_half(left, here, rules)
     for name, found in left.items():
         unit = units.get(name)
         is_ruled = unit is not None and unit.why.startswith(BY_RULE)
@@ -702,13 +702,23 @@ def _files(
         if unit is None or len(unit.files) == 1:
             if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
                 one = _noted(_single(store, found, unit), here)
-                half = halves_of.get(_kin(name)) if halves_of else None
-                is_part = one.manifest is None and half not in (None, beside(name, HALF))
+                is_part = one.manifest is None and name in arriving
                 yield replace(one, problem=one.problem or _ARRIVING) if is_part else one
         elif name == unit.name:
             one = _as_unit(store, start, here, unit)
-            is_part = bool(halves_of) and _kin(name) in halves_of
-            yield replace(one, problem=_ARRIVING) if is_part else one
+            yield replace(one, problem=_ARRIVING) if name in arriving else one
+
+
+def _with_half(names: Iterable[str], here: Folder, rules: Sequence[Rule]) -> set[str]:
+    """Return the files that form a checkpoint of several files with the file of a mark HALF: the
+    copy has not ended.  The mark of a single file concerns no other file: `last.ckpt` and `last.pt`
+    are two checkpoints."""
+    marked = {name.removesuffix(HALF) for name in here.files if name.endswith(HALF)}
+    if not marked:
+        return set()
+    units = grouped({*names, *marked}, rules)
+    several = [unit.files for unit in units if len(unit.files) > 1]
+    return {name for files in several if not marked.isdisjoint(files) for name in files}
 
 
 def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
