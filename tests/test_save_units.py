@@ -368,8 +368,7 @@ def test_single_copies_of_an_older_drain_become_one(
     steps(fast)
     with monkeypatch.context() as patched:
         patched.setattr("penstock.save.formats.grouped", lambda names, rules: [])
-        for where in ("formats", "drain"):
-            patched.setattr(f"penstock.save.{where}.compared", lambda found, others=(): found)
+        patched.setattr("penstock.save.formats.compared", lambda found, others=(): found)
         assert drained(fast, slow) == []
     assert len(list(slow.glob("*.penstock.json"))) == 9
     store = LocalStore(slow)

@@ -41,7 +41,6 @@ from penstock.save.formats import (
     OF_FILES,
     UNREAD,
     Checkpoint,
-    compared,
     find,
     go_on,
     half_of,
@@ -315,10 +314,11 @@ class Drainer(Working):
         begun_unix_ns = time.time_ns()
         self._still.begin()
         self._beside.forget()
-        found = find(self.fast, hints=self._beside.hints, rest=self._beside.rest)
         known = self._known_slow()
         found = [
-            one for one in compared(found, known)
+            one for one in find(
+                self.fast, hints=self._beside.hints, rest=self._beside.rest, others=known
+            )
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]

@@ -21,6 +21,7 @@ from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content
 from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
+from penstock.save.steps import with_steps
 from penstock.save.units import (
     BY_RULE,
     Rule,
@@ -308,13 +309,15 @@ def find(
     hints: list[Found] | None = None,
     rest: list[Found] | None = None,
     within: Sequence[str] = ("",),
+    others: Sequence[Checkpoint] = (),
 ) -> list[Checkpoint]:
     """Return every checkpoint of a tier, newest first.  hints: is extended by the pointers beside
     the checkpoints, and, where the tier is a model's own folder, by the files that load the model
     beside the weights.  rest: is extended by all other files that belong to no checkpoint.  within:
-    the only folders to search.  Raises TierError."""
+    the only folders to search.  others: checkpoints of another tier, for comparison.  Raises
+    TierError."""
     tree = Tree(store, within)
-    found = compared([_unmixed(tree, one) for one in tree.below("", 0)])
+    found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
     found = newest_first(found)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
@@ -351,7 +354,9 @@ _TELLS_ALL = ("dcp", "deepspeed", "orbax", "tensorflow")
 def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
     """Return each checkpoint with the problems that a comparison finds.  A checkpoint is compared
     with the checkpoints beside and with the copy of the same name: a part of earlier checkpoints is
-    missing, or a save has rewritten only some files.  others: checkpoints of another tier."""
+    missing, or a save has rewritten only some files.  The comparison also shows which number in a
+    name is the step.  others: checkpoints of another tier."""
+    found, others = with_steps(found, others), with_steps(others, found)
     lines: defaultdict[tuple[str, ...], list[tuple[Checkpoint, Shape]]] = defaultdict(list)
     copies = dict[str, Checkpoint]()
     for one in (*found, *others):
@@ -420,7 +425,8 @@ def line_of(one: Checkpoint) -> tuple[str, ...]:
     folder, _, last = (one.called or one.name).rpartition("/")
     if one.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
-    return (folder, "", *parts_of(last).key)
+    parts = parts_of(last)
+    return (folder, "", *parts.key, *(number for number in parts.bare if number != str(one.step)))
 
 
 def _shape_of(one: Checkpoint) -> Shape:
@@ -723,8 +729,7 @@ def _with_half(names: Iterable[str], here: Folder, rules: Sequence[Rule]) -> set
 
 def _kin(name: str) -> tuple[int | None, tuple[str, ...]]:
     """Return a key that is equal for the files of a checkpoint."""
-    parts = parts_of(name)
-    return parts.step, parts.key
+    return parts_of(name).kin
 
 
 def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,12 +60,26 @@ _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
 _STEP_WORDS = {
     "step", "steps", "globalstep", "global", "iter", "iters", "iteration", "it", "epoch", "epochs",
-    "ep", "ckpt", "checkpoint", "update", "updates", "round",
+    "ep", "ckpt", "checkpoint", "update", "updates", "round", "ba",
 }  # fmt: skip
+# ... of which these may follow their number: `12epoch.pth`, `3000_steps`.
+_AFTER = {"step", "steps", "iter", "iters", "iteration", "iterations", "epoch", "epochs", "updates"}
+_CHECKPOINTS = ("ckpt", "checkpoint")
+# A number after one of these words is a size, a version or the number of a run, and no step, also
+# where the number differs between files.
+_NO_STEP = {
+    *("v", "ver", "version", "rev", "run", "exp", "experiment", "trial", "seed", "job", "try"),
+    *("bs", "batch", "size", "dim", "hidden", "layers", "heads", "len", "length", "seq", "res"),
+    *("patch", "window", "width", "depth", "classes", "tokens", "samples", "bit", "bits", "px"),
+    *("fp", "bf", "int", "cuda", "vit", "resnet", "resnext", "vgg", "densenet", "efficientnet"),
+    *("convnext", "mobilenet", "swin", "deit", "yolo", "llama", "gpt", "phi", "qwen", "gemma"),
+    *("mistral", "mixtral", "bert", "bloom", "falcon", "whisper", "dino", "sd", "sdxl", "flux"),
+    *("rcnn", "cifar", "imagenet"),
+}
 _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
 # Rewritten at each save; `best` and `top` of two files may be of different steps.
 _EACH_TIME = {"last", "latest", "final"}
-_STEP_ORDER = ("step", "iter", "update", "ckpt", "checkpoint", "round", "epoch")
+_STEP_ORDER = ("step", "iter", "update", "ba", "ckpt", "checkpoint", "round", "epoch")
 _RANK_WORDS = {
     "rank", "mp", "tp", "pp", "dp", "shard", "part", "worker", "node", "proc", "process",
     "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
@@ -80,31 +94,69 @@ _STATE_WORDS = {
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
     "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
     "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
-    "g", "d", "a", "b", "averaged", "swa", "master", "fp", "meta", "metadata", "args", "config",
+    "g", "d", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
+_METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
+_RANDOM = {"rng", "random"}  # each rank has a state of its own
+_NO_COUNT, _KNOWN = _NO_STEP | _METRICS, _STATE_WORDS | _METRICS
 _SPLIT = _STEP_WORDS | _RANK_WORDS | _STATE_WORDS
 _LEADS = ("model", "weights", "net", "params", "state", "checkpoint", "ckpt", "netg", "generator")
-_SHARD = re.compile(r"(.*?)[-_.](\d{2,})-of-(\d{2,})(.*)")
+_SHARD = re.compile(r"(.*?)[-_.](\d+)[-_]of[-_](\d+)(.*)")
 _PIECES = re.compile(r"[-_=+ ~@,]+")
 _GLUED = re.compile(r"([A-Za-z]+)(\d+)")
+_BEFORE = re.compile(r"(\d+)([A-Za-z]+)")  # 12epoch
+_CAMEL = re.compile(r"(.*[a-z])(Epoch|Step|Iter|Iteration|Checkpoint|Ckpt|Update)(\d+)")
 _FRACTION = re.compile(r"([A-Za-z]*)\d+\.\d+")  # a loss, or the decay of an average
+_VERSION = re.compile(r"[vV]\d+(?:\.\d+)*")
+_ROUGH = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([kKmMbB])|(\d)[eE](\d)")  # 100k, 1.5M, 1e5
+_MAGNITUDES = {"k": 10**3, "m": 10**6, "b": 10**9}
+_DATE = re.compile(
+    r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
+    r"(?:[-_T .+]?(?:[01]\d|2[0-3])(?:[-_:.h][0-5]\d(?:[-_:.m][0-5]\d)?|[0-5]\d[0-5]\d))?(?!\d)"
+)
+_STEP_BEFORE = re.compile(r".*(?:step|iter|epoch|update|ckpt|checkpoint)s?[-_=]?", re.IGNORECASE)
+_DATED = "\x1f"  # in the place of a date
+LEAST_PADDED = 3  # digits: `000300` is a counter, `02` may be anything
+MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Facts in a file's name.  step: None: no step, or several numbers and no word that marks the
-    step.  is_told: a word beside the number marks the number as a step.  words: the content of the
-    file, or the run of the file; key: the rest that the files of a checkpoint have in common
-    beside the step."""
+    """Facts in a file's name.
+
+    step: None: the name alone shows no step.  is_told: a word beside the number marks the number
+    as a step.  bare: numbers without a word, if there is no step: the number that differs between
+    the names of a `series` may be the step.  words: the content of the file, or the run of the
+    file; key: the rest that the files of a checkpoint have in common beside the step.
+    """
 
     name: str
     ending: str
     step: int | None = None
     is_told: bool = False
+    bare: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     rank: str = ""
     shard: tuple[str, int, int] | None = None  # text before the number, number, count
     key: tuple[str, ...] = ()
+
+    @property
+    def kin(self) -> tuple[int | None, tuple[str, ...]]:
+        """Key that is equal for the files of a checkpoint: the step, or the only number, and the
+        rest."""
+        if len(self.bare) == 1:
+            return int(self.bare[0][:MOST_DIGITS]), self.key
+        return self.step, (*self.key, *self.bare)
+
+    @property
+    def series(self) -> tuple[object, ...]:
+        """Key that is equal for names that differ only in the numbers without a word."""
+        return self.words, self.key, self.rank, self.ending
+
+    @property
+    def strange(self) -> tuple[str, ...]:
+        """Words that are no part of a training's state, as the name of a model or of a run."""
+        return tuple(word for word in self.words if word not in _STATE_WORDS)
 
     @property
     def role(self) -> str:
@@ -210,66 +262,145 @@ def _ending_of(name: str) -> str:
     return name[dot:] if dot > 0 and last.isalnum() and not last.isdigit() else ""
 
 
-@lru_cache(1 << 16)
+@lru_cache(1 << 18)
 def parts_of(name: str) -> Parts:
     """Parse a file's own name, without the folder."""
     ending = _ending_of(name)
     stem, shard = name[: len(name) - len(ending)], None
-    if match := _SHARD.fullmatch(stem):
+    if "of" in stem and (match := _SHARD.fullmatch(stem)):
         shard = (f"{match[1]}{match[4]}{ending}", int(match[2][:9]), int(match[3][:9]))
         stem = f"{match[1]}{match[4]}"
-    words, key, ranks = list[str](), list[str](), list[str]()
-    told, bare = dict[str, str](), list[str]()
-    before = ""
-    for piece in _pieces(stem):
-        low = piece.lower()
+    read = _Read()
+    pieces = _pieces(_without_dates(stem, read.key))
+    lows = [piece.lower() for piece, _ in pieces]
+    for place, (piece, is_glued) in enumerate(pieces):
+        before = lows[place - 1] if place else ""
         if piece.isdigit():
-            if before in _RANK_WORDS:
-                ranks.append(f"{before}{piece}")
-                if words and words[-1] == before and before != "states":
-                    words.pop()
-            elif before in _STEP_WORDS:
-                told[before] = piece
-            else:
-                bare.append(piece)
+            read.number(piece, is_glued, before, lows[place + 1 : place + 3])
+        else:
+            read.word(piece, before)
+    step = read.step()
+    is_told, words, key = bool(read.told) and step is not None, read.content(), read.key
+    if is_told:
+        key = key + read.bare
+    bare = () if step is not None else tuple(read.bare)
+    rank = " ".join(read.ranks)
+    return Parts(name, ending, step, is_told, bare, words, rank, shard, tuple(sorted(key)))
+
+
+class _Read:
+    """The pieces of a name, by what they are.  told: numbers with the word of a step, by word;
+    bare: numbers without a word; is_sure: nothing in the name may explain a bare number as the size
+    or the version of something."""
+
+    def __init__(self) -> None:
+        self.words, self.key, self.ranks = list[str](), list[str](), list[str]()
+        self.told, self.bare, self.is_sure = dict[str, str](), list[str](), True
+        self._is_passed = False  # the number before is the epoch of `checkpoint_EPOCH_STEP`
+
+    def number(self, piece: str, is_glued: bool, before: str, after: Sequence[str]) -> None:
+        if self._is_passed:
+            before, self._is_passed = _CHECKPOINTS[0], False
+        if before in _RANK_WORDS or (before == "state" and not _RANDOM.isdisjoint(self.words)):
+            self.ranks.append(f"{before}{piece}")
+            if self.words and self.words[-1] == before and before != "states":
+                self.words.pop()
+        elif before in _CHECKPOINTS and _is_at_least(after, piece):
+            self._is_passed = True
+        elif before in _STEP_WORDS:
+            self.told[before] = piece
+        elif after and after[0] in _AFTER and not after[-1].isdigit():
+            self.told[after[0]] = piece
+        elif before in _NO_COUNT or _VERSION.fullmatch(before) or self._is_size():
+            self.key.append(piece)
+        else:
+            self.bare.append(piece)
+            self.is_sure &= before not in _SELECTORS and (not is_glued or piece[0] == "0")
+
+    def word(self, piece: str, before: str) -> None:
+        low = piece.lower()
+        if before in _STEP_WORDS and (rough := _ROUGH.fullmatch(piece)):
+            self.told[before] = _digits_of(rough)
         elif low in _SELECTORS:
-            key.append(low)
+            self.key.append(low)
         elif low.isalpha():
-            words.append(low)
-        elif piece:
-            key.append(piece)
-        before = low
-    step, is_told = _step(told, bare)
-    if is_told or step is None:
-        key += bare
-    # A word beside the number of a step or a rank does not name the content.
-    no_content = _STEP_WORDS if told or step is not None else _STEP_WORDS - _STATE_WORDS
-    kept = tuple(one for one in words if one not in no_content and one != "rank")
-    return Parts(name, ending, step, is_told, kept, " ".join(ranks), shard, tuple(sorted(key)))
+            self.words.append(low)
+        elif piece not in ("", _DATED):
+            self.key.append(piece)
+            self.is_sure = False
+
+    def _is_size(self) -> bool:
+        """Return True if the last word is the letter of a model's size: `vit_b_16`.  The letters
+        of a generator and a discriminator are none."""
+        last = self.words[-1] if self.words else ""
+        is_letter = len(last) == 1 and last not in "gd"
+        return is_letter and any(word not in _STATE_WORDS for word in self.words[:-1])
+
+    def content(self) -> tuple[str, ...]:
+        """Return the words without those that a number explains, which do not name the content."""
+        no_content = _STEP_WORDS if self.told or self.bare else _STEP_WORDS - _STATE_WORDS
+        return tuple(one for one in self.words if one not in no_content and one != "rank")
+
+    def step(self) -> int | None:
+        for word in (*_STEP_ORDER, *self.told) if self.told else ():
+            told = next((self.told[one] for one in self.told if one.startswith(word)), "")
+            if told:
+                return int(told) if len(told) <= MOST_DIGITS else None
+        if len(self.bare) != 1 or len(self.bare[0]) > MOST_DIGITS:
+            return None
+        (bare,) = self.bare
+        is_counter = bare[0] == "0" and len(bare) >= LEAST_PADDED
+        is_of_state = self.is_sure and _KNOWN.issuperset(self.content())
+        return int(bare) if is_counter or is_of_state else None
 
 
-def _pieces(stem: str) -> Iterable[str]:
-    """Yield words and numbers: two each of `epoch3` and `model000300`, and `resnet50` as a word."""
-    for piece in _PIECES.split(stem):
-        if match := _FRACTION.fullmatch(piece):
-            yield from filter(None, [match[1]])
-            continue
-        for one in filter(None, piece.split(".")):
-            match = _GLUED.fullmatch(one)
-            if match and match[1].lower() in _SPLIT:
-                yield from match.groups()
-            else:
-                yield one
+def _is_at_least(after: Sequence[str], piece: str) -> bool:
+    return bool(after) and after[0].isdigit() and int(after[0]) >= int(piece)
 
 
-def _step(told: Mapping[str, str], bare: Sequence[str]) -> tuple[int | None, bool]:
-    for word in (*_STEP_ORDER, *told):
-        found = next((told[one] for one in told if one.startswith(word)), "")
-        if found:
-            return (int(found), True) if len(found) <= 18 else (None, False)
-    if len(bare) == 1 and len(bare[0]) <= 18:
-        return int(bare[0]), False
-    return None, False
+def _without_dates(stem: str, key: list[str]) -> str:
+    """Move the dates of a name to the key."""
+    if "20" not in stem and "19" not in stem:
+        return stem
+    for match in reversed(list(_DATE.finditer(stem))):
+        before = stem[: match.start()]
+        if match[1] or not _STEP_BEFORE.fullmatch(before):  # else a step of eight digits
+            key.append(match[0])
+            stem = f"{before} {_DATED} {stem[match.end() :]}"
+    return stem
+
+
+def _pieces(stem: str) -> list[tuple[str, bool]]:
+    """Split into words and numbers: two pieces of `epoch3` and `model000300`, which are marked as
+    glued, and one piece of `resnet50`."""
+    pieces = list[tuple[str, bool]]()
+    for text in _PIECES.split(stem):
+        if text.isalpha() or text.isdigit():
+            pieces.append((text, False))
+        elif match := _FRACTION.fullmatch(text):
+            pieces.append((text if match[1] in ("v", "V") else match[1], False))
+        elif _VERSION.fullmatch(text) or _ROUGH.fullmatch(text):
+            pieces.append((text, False))
+        else:
+            for one in filter(None, text.split(".")):
+                pieces += _unglued(one)
+    return pieces
+
+
+def _unglued(piece: str) -> list[tuple[str, bool]]:
+    if (match := _GLUED.fullmatch(piece)) and match[1].lower() in _SPLIT:
+        return [(match[1], False), (match[2], True)]
+    if (match := _BEFORE.fullmatch(piece)) and match[2].lower() in _AFTER:
+        return [(match[1], True), (match[2], False)]
+    if match := _CAMEL.fullmatch(piece):
+        return [(match[1], False), (match[2], False), (match[3], True)]
+    return [(piece, False)]
+
+
+def _digits_of(rough: re.Match[str]) -> str:
+    if rough[3]:
+        return str(int(rough[3]) * 10 ** int(rough[4]))
+    return str(round(float(rough[1]) * _MAGNITUDES[rough[2].lower()]))
 
 
 @lru_cache(1 << 16)
@@ -315,10 +446,10 @@ def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
         is_beside = name.lower().endswith(_BESIDE)
         if is_state(name) or is_beside:
             found = parts_of(name)
-            if not is_beside or found.step is not None or found.ending.endswith(".index.json"):
-                by_key[found.step, found.key].append(found)
-    for (step, _), members in by_key.items():
-        units += _stepless(members) if step is None else _of_a_step(step, members)
+            if not is_beside or found.kin[0] is not None or found.ending.endswith(".index.json"):
+                by_key[found.kin].append(found)
+    for (number, _), members in by_key.items():
+        units += _stepless(members) if number is None else _of_a_number(number, members)
     return units
 
 
@@ -342,10 +473,13 @@ def _by_rule(rule: Rule, left: dict[str, None]) -> list[Unit]:
     return units
 
 
-def _of_a_step(step: int, members: Sequence[Parts]) -> list[Unit]:
+def _of_a_number(number: int, members: Sequence[Parts]) -> list[Unit]:
+    """Group the files of a step, or of a number that may be a step."""
     if not any(is_state(one.name) for one in members):
         return []
-    why = f"files of step {step} in one folder" if len(members) > 1 else "one file"
+    step = next((one.step for one in members if one.step is not None), None)
+    what = "number" if step is None else "step"
+    why = f"files of {what} {number} in one folder" if len(members) > 1 else "one file"
     return [_unit(members, step, why)]
 
 
@@ -359,12 +493,21 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
     parts = [one for one in state if one.is_component or one.rank or is_each_time]
     if len({one.role for one in parts}) < 2 and not any(one.shard for one in parts):
         parts = []
+    runs: defaultdict[tuple[str, ...], list[Parts]] = defaultdict(list)
+    for one in state:  # `bert_model.pt` and `bert_optimizer.pt`
+        if one not in parts and one.shard is None and 0 < len(one.strange) < len(one.words):
+            runs[one.strange].append(one)
     sets: defaultdict[str, list[Parts]] = defaultdict(list)
     for one in state:
         if one.shard is not None and one not in parts:
             sets[one.shard[0]].append(one)
     indices = [one for one in members if one not in state]
     made = [(some, "shards, by their numbers") for some in sets.values()]
+    made += [
+        (some, "parts of one training's state in one folder")
+        for some in runs.values()
+        if len({one.role for one in some}) > 1
+    ]
     if parts:
         made.append((parts, "parts of one training's state in one folder"))
     units = []
