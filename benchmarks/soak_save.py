@@ -597,7 +597,8 @@ class _Trainer(_Other):
 
     def number_in(self, tier: Path, name: str) -> int:
         state = tier / name / "trainer_state.json"
-        is_ended = state.exists() and state.read_text() != ""  # else killed as it wrote that
+        # A model beside checkpoints needs no state; empty: killed as it wrote that.
+        is_ended = state.read_text() != "" if state.exists() else "checkpoint-" not in name
         return _number_in(tier / name / "pytorch_model.bin") if is_ended else 0
 
     def newest(self, numbers: dict[str, int]) -> int:

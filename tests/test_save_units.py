@@ -591,6 +591,54 @@ def test_a_save_that_has_written_over_a_part_is_not_drained(
     assert {save_of(slow / folder.relative_to(fast) / name) for name in names} == {2}
 
 
+@pytest.mark.parametrize("folder", ["iter_0000005", "step-5", "pipeline"])
+def test_equal_names_in_different_folders_are_different_files(
+    fast: Path, slow: Path, folder: str
+) -> None:
+    """Ranks of Megatron and parts of a pipeline are such files."""
+    ranks, parts = ("mp_rank_00", "mp_rank_01"), ("unet", "vae")
+    inner = {"iter_0000005": ranks, "step-5": ("a", "b"), "pipeline": parts}[folder]
+    paths = [fast / folder / one / "model_optim.safetensors" for one in inner]
+
+    def save(number: int) -> None:
+        for path in paths:
+            written(path, number, size=100 + number)
+        if folder == "pipeline":
+            (fast / folder / "model_index.json").write_text("{}")
+
+    save(1)
+    assert drained(fast, slow) == []
+    assert latest_valid(fast, slow).path == fast / folder
+    written(paths[0], 2, size=102)  # then the program was killed
+    assert "1 of its 2 files were written again and 1 were not" in drained(fast, slow)[0]
+    save(3)
+    assert drained(fast, slow) == []
+    assert {save_of(slow / path.relative_to(fast)) for path in paths} == {3}
+
+
+def test_a_folder_is_compared_with_the_newest_of_its_copies(fast: Path, slow: Path) -> None:
+    """The folder of a model with checkpoints inside is copied beside: NAME.2."""
+
+    def save(number: int, *parts: str) -> None:
+        for part in parts or ("model.safetensors", "optimizer.safetensors"):
+            written(fast / "out" / part, number, size=100 + number)
+        (fast / "out" / "config.json").write_text("{}")
+
+    written(slow / "out" / "checkpoint-1" / "model.safetensors", 1)
+    (slow / "out" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    save(1)
+    assert drained(fast, slow) == []
+    assert (slow / "out.2" / "optimizer.safetensors").exists()
+    shutil.rmtree(fast / "out")
+    save(2, "model.safetensors")  # then the program was killed
+    (line,) = drained(fast, slow)
+    assert "no optimizer.safetensors, which its copy" in line
+    assert save_of(slow / "out.2" / "model.safetensors") == 1
+    save(3)
+    assert drained(fast, slow) == []
+    assert save_of(slow / "out.2" / "model.safetensors") == 3
+
+
 def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(
     fast: Path, slow: Path
 ) -> None:

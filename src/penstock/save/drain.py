@@ -254,7 +254,8 @@ class Drainer(Working):
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
-        self._before: dict[str, Sequence[Found]] = {}  # files of drained checkpoints, by name
+        # Files of drained checkpoints, by name of the checkpoint and name within.
+        self._before: dict[str, dict[str, Found]] = {}
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
         self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
@@ -378,7 +379,8 @@ class Drainer(Working):
         self._partly.pop(one.name, None)
         if one.manifest is not None:
             return False
-        why = written_over(one.files, self._before.get(one.name, ()))
+        files = {one.inner(found): found for found in one.files}
+        why = written_over(files, self._before.get(one.name, {}))
         if why:
             self._partly[one.name] = (one.identity, why)
         return bool(why)
@@ -675,7 +677,7 @@ class Drainer(Working):
                 name, manifest = copy_checkpoint(one, self.slow, trip)
             finally:
                 self._current = None
-            self._before[one.name] = one.files
+            self._before[one.name] = {one.inner(found): found for found in one.files}
         self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
             there = (copy.problem for copy in self._on_slow or () if copy.name == one.name)

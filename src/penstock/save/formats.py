@@ -369,7 +369,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
                 if one.is_folder
                 else [f"{one.folder}{file.name}" for file in one.manifest.files]
             )
-            copies |= dict.fromkeys(names, one)
+            copies = dict.fromkeys(names, one) | copies  # the first is the newest
     said = dict[int, str]()
     for line in lines.values():
         if len({shape.roles for _, shape in line}) == 1:
@@ -390,14 +390,17 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
 def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     """Compare a checkpoint with the copy of the same name.  Returns the problem, if any."""
     is_by_rule = one.why.startswith(BY_RULE)
-    own = {one.inner(found) for found in one.files}
+    own = {one.inner(found): found for found in one.files}
     assert copy.manifest is not None
     lost = sorted(
         file.name for file in copy.manifest.files if file.name not in own and is_part(file.name)
     )
-    if lost and copy.is_folder == one.is_folder and not copy.called and not is_by_rule:
+    # The files of a copy that is no folder have other names where the copy has one.
+    is_renamed = bool(copy.called) and not copy.is_folder
+    if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
-    return written_over(one.files, copy.files) if isinstance(copy.store, LocalStore) else ""
+    there = {copy.inner(found): found for found in copy.files}
+    return written_over(own, there) if isinstance(copy.store, LocalStore) else ""
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -658,36 +658,35 @@ def _written_ns(found: Found) -> int:
 FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
 
 
-def written_over(files: Sequence[Found], before: Sequence[Found]) -> str:
-    """Report a save that has rewritten some files of a checkpoint and not the others.  before: the
-    files at the last copy.  Returns an empty string if no file was rewritten, or all were.
+def written_over(files: Mapping[str, Found], before: Mapping[str, Found]) -> str:
+    """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
+    name within the checkpoint, as ranks and parts have equal names in different folders; before:
+    the files at the last copy.  Returns an empty string if no file was rewritten, or all were.
 
     The others are only files that the previous save had written with the rest.
     """
     known = {
         name: one
-        for one in before
-        if is_state(name := one.name.rpartition("/")[2]) or name.endswith(".index.json")
+        for name, one in before.items()
+        if is_state(last := name.rpartition("/")[2]) or last.endswith(".index.json")
     }
-    state = [one for one in files if one.name.rpartition("/")[2] in known]
-    same, changed = list[Found](), list[Found]()
-    for one in state:
-        there = known[one.name.rpartition("/")[2]]
+    same, changed = list[str](), list[str]()
+    for name in files.keys() & known.keys():
+        one, there = files[name], known[name]
         is_same = (one.size_bytes, one.mtime_ns) == (there.size_bytes, there.mtime_ns)
-        (same if is_same else changed).append(one)
+        (same if is_same else changed).append(name)
     if not same or not changed:
         return ""
-    row = sorted(known.values(), key=_written_ns)
+    row = sorted(known, key=lambda name: _written_ns(known[name]))
     begin = 0
     for place, (earlier, later) in enumerate(itertools.pairwise(row), 1):
-        if (_written_ns(later) - _written_ns(earlier)) / 1e9 > FROZEN_S:
+        if (_written_ns(known[later]) - _written_ns(known[earlier])) / 1e9 > FROZEN_S:
             begin = place
-    one_save = {one.name.rpartition("/")[2] for one in row[begin:]}
-    late = [one for one in same if one.name.rpartition("/")[2] in one_save]
+    late = sorted(set(same) & set(row[begin:]))
     if not late:
         return ""
-    n, first = len(late) + len(changed), late[0].name.rpartition("/")[2]
+    n = len(late) + len(changed)
     return (
-        f"{len(changed)} of its {n} files were written again and {len(late)} were not, as {first}: "
-        "the save has not ended"
+        f"{len(changed)} of its {n} files were written again and {len(late)} were not, as "
+        f"{late[0]}: the save has not ended"
     )
