@@ -24,6 +24,8 @@ from penstock.save.formats import (
     origin_of,
     origins,
 )
+from penstock.save.units import may_be_state
+from penstock.save.verify import verify
 from penstock.stores import PART, Found, LocalStore, Store
 
 __all__ = ["Beside", "strange"]
@@ -173,6 +175,9 @@ class Beside:
             self._leave(found.name)
             return
         one = Checkpoint(self._fast, found.name, "files", False, (found,), None)
+        if why := _why_torn(one):
+            self.left[found.name] = f"{why}; not copied: the copy of an earlier state stays"
+            return
         copy_file(one, found, self._slow, found.name, trip, is_growing=True)
         self._there.add(found)
 
@@ -197,6 +202,16 @@ class Beside:
         if came_from.get(name) != origin:
             self._slow.put(CAME_FROM, [json.dumps(came_from | {name: origin}).encode()])
         return True
+
+
+def _why_torn(one: Checkpoint) -> str:
+    """Return why a file of no checkpoint is cut short, judged by the content of files that may hold
+    a state; empty for a file of another kind."""
+    base = one.name.rpartition("/")[2]
+    if "." in base and not may_be_state(base):
+        return ""
+    problems = verify(one, "sizes").problems if one.size_bytes else ()
+    return "; ".join(why for why in problems if not why.startswith("cannot be read"))
 
 
 def _names(hint: bytes, out: Collection[str]) -> bool:

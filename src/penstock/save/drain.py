@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from penstock.save.formats import (
     origins,
     remains_of,
 )
+from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (
     BESIDE,
     CHUNK_BYTES,
@@ -322,6 +323,12 @@ class Drainer(Working):
             )
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
+        # A checkpoint that was whole when it was copied is whole, whatever lies beside it now.
+        copied = {one.manifest.source for one in known if one.manifest and not one.problem}
+        found = [
+            replace(one, problem="") if not one.is_broken and one.identity in copied else one
+            for one in found
+        ]  # fmt: skip
         on_fast = [one for one in found if not one.problem or one.is_broken]
         self._unfinished = {
             one.name: one.problem for one in found if one.problem and not one.is_broken
@@ -461,6 +468,9 @@ class Drainer(Working):
         may_go = [one for one in on_fast if (one.is_ours or keep.foreign) and not one.problem]
         stays = [one.name for one in may_go if not failure_of(one, failed)][: keep.fast]
         going = {one.name for one in may_go if one.name not in stays and is_by_itself(one)}
+        if dropped:
+            named = targets_of_links(self.fast, only_folders=True)
+            dropped -= {one.name for one in missing if is_linked(one, named)}
         return [one for one in missing if one.name not in dropped - going]
 
     def _is_settled(self, one: Checkpoint) -> bool:
@@ -529,12 +539,22 @@ class Drainer(Working):
                 self._rest(self.settings.settle_s if not failed else delay_s)
                 self._again.clear()
         self.is_over = True
+        if failed:
+            with suppress(TierError):  # the failures say so
+                self._copy_beside(failed)
         failed = failed or self._round()
         return [sentence(name, why) for name, why in (failed | self.left()).items()]
 
     def _settle_s(self) -> float:
         """Return how long a file of no checkpoint must be unchanged: 0 at the end."""
         return 0.0 if self.is_over else self.settings.settle_s
+
+    def _copy_beside(self, failed: Collection[str]) -> None:
+        """Copy the files beside the checkpoints.  failed: names of checkpoints that were not
+        copied.  Raises TierError."""
+        out = {*self._damaged, *self._unfinished, *failed}
+        self._beside.copy(Trip(self._pace, 1, self._held), out - {""}, self._settle_s())
+        self._warn()
 
     def _round(self) -> dict[str, str]:
         """Each checkpoint that is due, once.  Returns failures by name."""
@@ -590,10 +610,8 @@ class Drainer(Working):
             due = self.backlog()
             self._backlog(due)
             left = [other for other in due if other.name not in {*failed, one.name}]
-        if not is_waiting and set(failed) <= set(self._damaged):
-            trip = Trip(self._pace, 1, self._held)
-            self._beside.copy(trip, {*self._damaged, *self._unfinished}, self._settle_s())
-            self._warn()
+        if self.is_over or (not is_waiting and set(failed) <= set(self._damaged)):
+            self._copy_beside(failed)
         if self._clock() - self._pruned_s >= LIST_S:
             self._prune()
         if not self._is_ended:

@@ -166,9 +166,8 @@ class Checkpoint:
         store says of its files."""
         if self.manifest is not None:
             return self.manifest.identity
-        lies = lying(self.folder, self.files)
-        # The name counts: a copy of a folder with equal times is another checkpoint.
-        return f"{OF_FILES}{content_of([(self.name, lies)])}" if self.is_folder else lies
+        # The name counts: names within `model/300` and `ema/300`, sizes and times may be equal.
+        return f"{OF_FILES}{content_of([(self.name, lying(self.folder, self.files))])}"
 
 
 def lying(folder: str, files: Iterable[Found | None]) -> str:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import TierError
 from penstock.save.manifest import BESIDE
-from penstock.save.units import is_state, lost_shards, of_two_saves, parts_of, step_of_folder
+from penstock.save.units import (
+    is_called_checkpoint,
+    is_state,
+    lost_shards,
+    of_two_saves,
+    parts_of,
+    step_of_folder,
+)
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint, Folder, Tree
@@ -38,6 +45,14 @@ _DIFFUSERS_PARTS = {
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
 _MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
 _MEGATRON_LAST = "latest_checkpointed_iteration.txt"
+# A folder called by a number is the run of a sweep, if the folder above is one of these ...
+_RUNS = re.compile(
+    r"(?:multirun|sweep|run|job|trial|seed|fold|exp|experiment|rank|worker|member|agent|expert|node"
+    r"|version)s?|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}-\d{2}|mlruns", re.IGNORECASE,
+)  # fmt: skip
+# ... or if one of these lies in the folder.
+_RUN_MARKS = {".hydra", "wandb", "mlruns", "lightning_logs", "hparams.yaml", "meta.yaml"}
+_ZARR = {".zarray", ".zgroup", "zarr.json"}
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
 _ACCELERATE = {"optimizer.bin", "scheduler.bin"}
 MOST_LINE_BYTES, MOST_RANKS = 4 << 10, 1 << 20
@@ -211,8 +226,10 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     if step is None:
         return None
     files = tree.all_files(name)
-    state = [one for one in files if is_state(one.name.rpartition("/")[2])]
+    state = [one for one in files if _is_state(one.name)]
     if not state or any(one.name.endswith(BESIDE) for one in files):
+        return None
+    if last.isdigit() and _is_run(tree, name, here):
         return None
     inner = dict[int, str]()
     for one in state:
@@ -229,6 +246,39 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
 
 
+def _is_state(name: str) -> bool:
+    base = name.rpartition("/")[2]
+    return is_state(base) or base in _ZARR
+
+
+def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
+    """Recognise a folder called like a single checkpoint, such as `best`, with a state in which no
+    name shows a step."""
+    if not is_called_checkpoint(name.rsplit("/", 1)[-1]):
+        return None
+    files = tree.all_files(name)
+    if not any(is_state(one) for one in here.files) or any(
+        one.name.endswith(BESIDE) for one in files
+    ):
+        return None
+    for one in files:
+        for part in one.name[len(name) + 1 :].split("/"):
+            found = parts_of(part)
+            if (found.step is not None or found.bare) and found.shard is None:
+                return None
+    why = "a folder with the name of one checkpoint"
+    return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
+
+
+def _is_run(tree: Tree, name: str, here: Folder) -> bool:
+    """Return True if a folder called by a number is one of several runs, as of a sweep."""
+    above = name.rpartition("/")[0].rpartition("/")[2] or tree.store.url.rpartition("/")[2]
+    is_marked = not _RUN_MARKS.isdisjoint(here.files.keys() | here.folders) or any(
+        one.startswith("events.out.tfevents") for one in here.files
+    )
+    return is_marked or _RUNS.fullmatch(above) is not None
+
+
 def _is_finer(folder: str, inner: str) -> bool:
     """Return True if the inner name counts steps and the folder counts epochs."""
     return "epoch" in folder.lower() and "epoch" not in inner.lower()
@@ -237,5 +287,5 @@ def _is_finer(folder: str, inner: str) -> bool:
 # The first recogniser that matches decides.
 FOLDERS = (
     _dcp, _orbax, _saved_model, _diffusers, _hf, _deepspeed, _megatron, _accelerate, _nemo,
-    _stepped,
+    _stepped, _named,
 )  # fmt: skip

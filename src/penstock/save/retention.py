@@ -30,6 +30,7 @@ from penstock.save.formats import (
     own_and_others,
     remains_of,
 )
+from penstock.save.links import is_linked, targets_of_links
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -261,7 +262,7 @@ def plan(
     """What prune() would remove: from the fast tier, each with its copy, and from the slow one.
 
     A copy on the slow tier is looked at again (sizes) before the fast one goes.  proven: what was
-    read in full already.  Raises TierError.
+    read in full already.  A checkpoint that a link in the tier names stays.  Raises TierError.
     """
     on_fast, failed = find(fast), remembered(fast)
     on_slow = []
@@ -274,6 +275,11 @@ def plan(
         if verify(copy, "sizes").is_whole and is_by_itself(one)
     ]
     from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
+    if from_fast or from_slow:
+        named, on_both = targets_of_links(fast), targets_of_links(fast, only_folders=True)
+        from_fast = [row for row in from_fast if not is_linked(row[0], named)]
+        on_both |= targets_of_links(slow) if from_slow else set()
+        from_slow = [one for one in from_slow if not is_linked(one, on_both)]
     return from_fast, [one for one in from_slow if is_by_itself(one)]
 
 

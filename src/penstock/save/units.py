@@ -30,10 +30,12 @@ __all__ = [
     "Unit",
     "add_rules",
     "grouped",
+    "is_called_checkpoint",
     "is_part",
     "is_state",
     "lacking",
     "lost_shards",
+    "may_be_state",
     "of_two_saves",
     "parts_of",
     "rules_of",
@@ -56,6 +58,11 @@ _PERHAPS = (
     ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
     ".th", ".tar",
 )  # fmt: skip
+# ... and endings of files that belong to a checkpoint of equal step, if the words match.
+_WITH_STATE = {
+    "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
+    "zst", "lz4",
+}  # fmt: skip
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
 _STEP_WORDS = {
@@ -94,7 +101,7 @@ _STATE_WORDS = {
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
     "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
     "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
-    "g", "d", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
+    "g", "d", "do", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
 _METRICS = {"loss", "acc", "accuracy", "val", "valid", "score", "metric", "error", "auc", "map"}
 _RANDOM = {"rng", "random"}  # each rank has a state of its own
@@ -325,8 +332,8 @@ class _Read:
             self.key.append(low)
         elif low.isalpha():
             self.words.append(low)
-        elif piece not in ("", _DATED):
-            self.key.append(piece)
+        elif piece:
+            self.key += [piece] if piece != _DATED else []
             self.is_sure = False
 
     def _is_size(self) -> bool:
@@ -410,16 +417,44 @@ def is_state(name: str) -> bool:
     if low.endswith(_ALWAYS):
         return True
     if not low.endswith(_PERHAPS):
-        return re.fullmatch(r"checkpoint_\d+", name) is not None  # Flax adds no ending
+        return _without_ending(name)
     found = parts_of(name)
     if any(word in _STATE_WORDS for word in found.words):
         return True
     return not found.words and (found.is_told or any(one in _SELECTORS for one in found.key))
 
 
+def _without_ending(name: str) -> bool:
+    """Return True for `checkpoint_100` (Flax) and `g_00005000` (HiFi-GAN)."""
+    if not name[-1:].isdigit():
+        return False
+    if re.fullmatch(r"checkpoint_\d+", name):
+        return True
+    if not re.fullmatch(r"[a-z_]+_\d{6,}", name):
+        return False
+    found = parts_of(name)
+    return found.step is not None and found.is_component
+
+
+def may_be_state(name: str) -> bool:
+    """Return True if files with this ending may be a training's state."""
+    return name.lower().endswith((*_ALWAYS, *_PERHAPS))
+
+
 def is_part(name: str) -> bool:
     """Return True if every save writes such a file: state, or a description of state."""
     return is_state(name.rpartition("/")[2]) or name.lower().endswith(_BESIDE)
+
+
+def is_called_checkpoint(name: str) -> bool:
+    """Return True if a folder is called like a single checkpoint without a step: `best`,
+    `last_checkpoint`, `CKPT+2026-11-25+12-30-00`.  `checkpoint` may contain several checkpoints."""
+    found = parts_of(name)
+    words = {word for word in found.words if word not in _CHECKPOINTS}
+    is_dated = any(map(_DATE.fullmatch, found.key)) and name.lower().startswith(_CHECKPOINTS)
+    is_selected = bool(found.key) and _SELECTORS.issuperset(found.key) and not found.bare
+    is_plain = found.step is None and not found.rank and not found.ending
+    return is_plain and words <= {"model", "weights", "state"} and (is_dated or is_selected)
 
 
 def step_of_folder(name: str) -> int | None:
@@ -447,6 +482,10 @@ def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
         if is_state(name) or is_beside:
             found = parts_of(name)
             if not is_beside or found.kin[0] is not None or found.ending.endswith(".index.json"):
+                by_key[found.kin].append(found)
+        elif name.rpartition(".")[2].lower() in _WITH_STATE:  # `optim_300.dat`
+            found = parts_of(name)
+            if found.step is not None and found.is_component:
                 by_key[found.kin].append(found)
     for (number, _), members in by_key.items():
         units += _stepless(members) if number is None else _of_a_number(number, members)

@@ -1,0 +1,48 @@
+"""Find the symbolic links of a tier that lead to checkpoints of the tier.
+
+A checkpoint that a link names (`best -> epoch_3`) is in use, and no rule removes it.  The module
+follows no link out of the tier.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.save.commit import STATE
+from penstock.stores import LocalStore, Store
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint
+
+__all__ = ["is_linked", "targets_of_links"]
+
+
+def targets_of_links(store: Store | None, *, only_folders: bool = False) -> set[str]:
+    """Return the names of the files and folders in a tier to which links in the tier lead.
+    only_folders: without files, of which a drain makes copies in the places of the links."""
+    targets = set[str]()
+    if not isinstance(store, LocalStore):
+        return targets
+    root = os.path.realpath(store.folder)
+    stack = [root]
+    while stack:
+        with suppress(OSError), os.scandir(stack.pop()) as scan:
+            for entry in scan:
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    is_wanted = not only_folders or os.path.isdir(target)  # noqa: PTH112 - a text
+                    if is_wanted and target.startswith(f"{root}/"):
+                        targets.add(target[len(root) + 1 :])
+                elif entry.is_dir(follow_symlinks=False) and entry.name != STATE:
+                    stack.append(entry.path)
+    return targets
+
+
+def is_linked(one: Checkpoint, targets: set[str]) -> bool:
+    """Return True if one of these targets is the checkpoint, or a file of the checkpoint."""
+    if not targets:
+        return False
+    names = {file.name for file in one.files} | ({one.name} if one.is_folder else set())
+    return not names.isdisjoint(targets)
