@@ -2506,3 +2506,26 @@ def test_what_keep_fast_cannot_let_go_is_said(tmp_path: Path) -> None:
     assert len(list(fast.glob("*.pt"))) == 2
     none = tmp_path / "none"
     assert "does not exist" in penstock("drain", fast, slow, "--run", none, status=2).stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_durable_means_on_a_server_is_said_after_its_first_answer(
+    fast: Path, s3: Store, s3_server: str, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    foreign(fast / "last.ckpt")
+    from click.testing import CliRunner
+
+    from penstock import cli
+
+    where = s3_server if is_there else "http://127.0.0.1:1"
+    for key, value in {
+        "AWS_ENDPOINT_URL": where, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(key, value)
+    os.utime(fast / "last.ckpt", (1, 1))
+    ended = CliRunner().invoke(cli.cli, ["save", "drain", str(fast), s3.url])
+    assert ended.output.count("durable on s3://") == is_there
+    if not is_there:
+        assert ended.exit_code
+        assert f"{s3.url}: does not answer" in ended.output + str(ended.exception)

@@ -241,6 +241,37 @@ def test_a_torn_file_of_no_checkpoint_replaces_no_whole_copy(tmp_path: Path) -> 
     assert (slow / "train.log").read_text().startswith("PK")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_this_user_cannot_read_is_named_and_the_rest_is_copied(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    state(tmp_path / "before" / "any.safetensors", 1)
+    drained(tmp_path / "before", tmp_path / "after")  # imports that the other user cannot read
+    for step in STEPS:
+        for name in ("model", "optim"):
+            state(fast / f"step_{step}" / f"{name}.safetensors", step)
+    text(fast / "train.log")
+    text(fast / "secret.log")
+    (fast / "closed").mkdir()
+    for path in (fast / "step_200" / "optim.safetensors", fast / "secret.log", fast / "closed"):
+        path.chmod(0)
+    folder = tmp_path
+    while not os.stat(folder).st_mode & 0o001:
+        folder.chmod(0o755)
+        folder = folder.parent
+    for path in (tmp_path, fast):
+        path.chmod(0o777)
+    os.seteuid(65534)
+    try:
+        said = {line.partition(": ")[0].rpartition("/")[2] for line in drained(fast, slow)}
+    finally:
+        os.seteuid(0)
+    assert said == {"step_200", "secret.log", "closed"}
+    assert there(slow) == {
+        "train.log",
+        *(f"step_{n}/{one}.safetensors" for n in (100, 300) for one in ("model", "optim")),
+    }  # fmt: skip
+
+
 def test_leftovers_of_a_killed_save_are_named(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     for name in ("step_1", "step_2.tmp", "tmp-checkpoint-5", ".step_3.partial"):

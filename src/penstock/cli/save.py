@@ -24,6 +24,7 @@ from penstock.cli.burst import UNFINISHED
 from penstock.cli.shell import Progress, duration, print_table, rate
 
 if TYPE_CHECKING:
+    from penstock.save.drain import Drainer
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
     from penstock.save.verify import Choice
@@ -442,10 +443,10 @@ def drain_command(
                 fast, settings, share=share, told=told, owner=owner, is_patient=follow_input
             )
         else:
-            # What a killed training has left at work ends by itself.
-            patience_s = running.PATIENCE_S * is_followed
-            working = Drainer(fast, slow, settings, patience_s, share=share, told=told)
-            _tell_slow(fast, slow, working.slow.durable)
+            patience_s = running.PATIENCE_S * is_followed  # the drain of a killed training ends
+            answer = _Answer(fast, slow, told)
+            working = Drainer(fast, slow, settings, patience_s, share=share, told=answer)
+            answer.wait_for(working)
         tell = _drained(working, once, over, grace, wait_s)
     return tell()
 
@@ -556,9 +557,31 @@ def _tell_failed(failed: list[str]) -> None:
         click.echo(f"penstock: not drained: {Paper.clean(line)}", err=True)
 
 
-def _tell_slow(fast: Path, slow: str, durable: str) -> None:
-    click.echo(f"penstock: durable on {slow}: {durable}", err=True)
-    _tell_device(fast, slow)
+class _Answer:
+    """Callback for a drain's status that also reports what durable means on the slow tier: of a
+    server only after the first answer of the server."""
+
+    def __init__(self, fast: Path, slow: str, told: Callable[[Status], None]) -> None:
+        self._fast, self._slow, self._told = fast, slow, told
+        self._working: Drainer | None = None
+
+    def wait_for(self, working: Drainer) -> None:
+        """Report now, or after the first answer that this drain gets."""
+        self._working = working
+        if working.slow.is_local:
+            self._tell()
+
+    def _tell(self) -> None:
+        assert self._working is not None
+        durable = self._working.slow.durable
+        click.echo(f"penstock: durable on {self._slow}: {durable}", err=True)
+        _tell_device(self._fast, self._slow)
+        self._working = None
+
+    def __call__(self, status: Status) -> None:
+        if self._working is not None and self._working.has_answered:
+            self._tell()
+        self._told(status)
 
 
 def _tell_device(fast: Path, slow: str) -> None:

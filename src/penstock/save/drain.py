@@ -60,7 +60,7 @@ from penstock.save.manifest import (
 )
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
-from penstock.save.units import LACKS, add_rules, written_over
+from penstock.save.units import LACKS, add_rules, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
@@ -76,6 +76,7 @@ from penstock.save.working import (
     sentence,
 )
 from penstock.save.writer import with_package
+from penstock.save.writers import MOST_ASKED, MOST_OPEN_S, first_open
 from penstock.stores import (
     Found,
     LocalStore,
@@ -254,6 +255,7 @@ class Drainer(Working):
         self._held_back = self._renamed = ""  # texts of warnings
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
+        self.has_answered = False  # the slow tier was listed at least once
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
         # Files of drained checkpoints, by name of the checkpoint and name within.
         self._before: dict[str, dict[str, Found]] = {}
@@ -355,7 +357,8 @@ class Drainer(Working):
     def _owed(self) -> list[Checkpoint]:
         return [
             one for one in self.backlog()
-            if not self._wrong(one) and not (self._is_partly(one) and _age_s(one) > LINGER_S)
+            if not self._wrong(one)
+            and not (_age_s(one) > LINGER_S and (self._is_partly(one) or self._is_open(one)))
         ]  # fmt: skip
 
     def left(self) -> dict[str, str]:
@@ -377,7 +380,14 @@ class Drainer(Working):
 
     def _list_slow(self) -> list[Checkpoint]:
         self._look_at_slow()
-        self._on_slow, self._listed_s = find(self.slow), self._clock()
+        try:
+            self._on_slow, self._listed_s = find(self.slow), self._clock()
+        except TierError as error:
+            if self.has_answered or isinstance(self.slow, LocalStore):
+                raise
+            said = str(error).rpartition(": ")[2]  # the rest names files that no user knows
+            raise TierError(f"{self.slow.url}: does not answer: {said}") from error.__cause__
+        self.has_answered = True
         return self._on_slow
 
     def _is_partly(self, one: Checkpoint) -> bool:
@@ -391,6 +401,17 @@ class Drainer(Working):
         if why:
             self._partly[one.name] = (one.identity, why)
         return bool(why)
+
+    def _is_open(self, one: Checkpoint) -> bool:
+        """Return True if a program on this node has a file of a state open for writing."""
+        if one.manifest is not None or _age_s(one) > MOST_OPEN_S:
+            return False
+        state = [file for file in one.files if is_state(file.name.rpartition("/")[2])]
+        latest = sorted(state, key=lambda file: file.mtime_ns or 0, reverse=True)[:MOST_ASKED]
+        name = first_open(self.fast.path(file.name) for file in latest)
+        if name:
+            self._partly[one.name] = (one.identity, f"a program has {name} open for writing")
+        return bool(name)
 
     def _is_idle(self, failed: dict[str, str]) -> bool:
         return set(failed) <= set(self._damaged)
@@ -484,8 +505,9 @@ class Drainer(Working):
         if identity != one.identity:
             self._seen[one.name] = (one.identity, now_s)
             since_s = now_s
-        age_s = time.time() - one.mtime_ns / 1e9
-        return age_s >= self.settings.settle_s or now_s - since_s >= self.settings.settle_s
+        settle_s = self.settings.settle_s
+        is_quiet = _age_s(one) >= settle_s or now_s - since_s >= settle_s
+        return is_quiet and not self._is_open(one)
 
     def _judge(self, one: Checkpoint) -> None:
         """Reads what another program has saved: the manifest of a copy would vouch for what a power
