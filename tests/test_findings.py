@@ -323,14 +323,24 @@ def test_equal_workers_are_balanced() -> None:
     assert "balanced" in fine(unequal(1.2), "D8").says
 
 
+def ranks_that(how: str, run: Synthetic) -> Measures:
+    measures = measure(run)
+    return replace(measures, coupling=replace(measures.coupling, how=how))
+
+
 def test_a_straggling_rank() -> None:
-    finding = found(two_ranks(30), "D8")
+    finding = found(ranks_that("together", two_ranks(30)), "D8")
     tells(finding, "rank 1 on node1 waits 1.47 s for data, the others 490 ms")
     assert finding.gain.value == pytest.approx(49 * 20e-3)
 
 
 def test_equal_ranks_are_balanced() -> None:
-    assert "balanced" in fine(two_ranks(12), "D8").says
+    assert "balanced" in fine(ranks_that("together", two_ranks(12)), "D8").says
+
+
+def test_of_trainings_that_do_not_wait_for_each_other_none_is_a_straggler() -> None:
+    """Such as the trials of a search."""
+    assert "balanced" in fine(ranks_that("apart", two_ranks(30)), "D8").says
 
 
 def test_each_rank_reads_all_of_the_data() -> None:
@@ -379,7 +389,7 @@ def test_a_straggler_is_what_others_wait_for_at_barriers() -> None:
     run.span("barrier", 2000 * MS, 2400 * MS, process=1)
     run.span("barrier", 2390 * MS, 2400 * MS, process=11)
     tells(
-        found(measure(run), "D8"), "the others wait for it at barriers: 400 ms, it itself 10.0 ms"
+        found(ranks_that("together", run), "D8"), "the others wait for it at barriers: 400 ms, it itself 10.0 ms"
     )
 
 

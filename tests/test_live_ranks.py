@@ -85,7 +85,8 @@ def test_one_rank_that_straggles_holds_up_all_and_both_numbers_are_named(tmp_pat
     assert ranks.mean < 0.1
     lost, mean = round(ranks.lost * 100), round(ranks.mean * 100)
     said = view.line(value)
-    assert said.endswith(f"stall {lost} % (data {lost}), mean over ranks {mean} %")
+    stall = f"stall {lost} % (data {lost}), mean over ranks {mean} %"
+    assert said.endswith(f"{stall}, slowest since the start: rank 2")
     panel = " ".join(view.render(value, 100).split())
     assert f"Of the whole run {lost} % lost by the job, mean over ranks {mean} %" in panel
     assert f"compute {100 - lost}" in panel
@@ -95,6 +96,7 @@ def test_ranks_that_do_not_wait_for_each_other_have_their_mean(tmp_path: Path) -
     value = watched(apart(10, 40, one_slow(60, rank=2), COMPUTE).logs(tmp_path / "run"))
     assert value.ranks == "apart"
     assert value.total.stall == value.total.mean_stall
+    assert value.slowest == ""
     assert "mean over ranks" not in view.line(value)
     assert "% stalled" in view.render(value, 100)
 

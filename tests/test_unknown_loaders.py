@@ -270,6 +270,30 @@ def test_waits_of_a_computation_have_a_segment_of_their_own(op: str, by: str, ke
     assert shares[key] == pytest.approx(0.7, abs=0.02)
 
 
+def exchanging(waker: int) -> dict[str, float | None]:
+    """The segments of a job whose training thread waits for threads of PyTorch.
+
+    Thread 8 polls the sockets of the exchange; it wakes thread 9, which runs an operation of the
+    exchange; thread 10 computes.  waker: the thread that ends the waits of the training thread.
+    """
+    run = job("cond_wait", by=TORCH, waker=waker)
+    for number in range(40):
+        start, end = number * STEP, number * STEP + 60 * MS
+        run.blocked("epoll", start, end, by=TORCH, thread=8)
+        run.blocked("cond_wait", start, end, by=TORCH, thread=9, waker=8)
+        run.blocked("cond_wait", start, end, by=TORCH, thread=10, waker=1)
+    return {segment.key: segment.share for segment in reported(run).wall}
+
+
+@pytest.mark.parametrize("waker", [8, 9])
+def test_a_wait_that_the_exchange_of_gloo_ends_is_for_other_ranks(waker: int) -> None:
+    assert exchanging(waker)["exchange"] == pytest.approx(0.7, abs=0.02)
+
+
+def test_a_wait_for_a_thread_of_pytorch_that_computes_is_not_for_other_ranks() -> None:
+    assert "exchange" not in exchanging(10)
+
+
 def test_a_wait_inside_a_computation_may_be_a_data_wait_and_is_not_judged() -> None:
     """DataParallel joins threads inside a step; a GAN may fetch there."""
     run = job(at_ms=79, blocked_ms=15, waker=READER)

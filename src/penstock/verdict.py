@@ -54,8 +54,8 @@ def verdict_of(measures: Measures) -> Verdict:
 def _judged(measures: Measures) -> Verdict:
     """Return the verdict, or say that the run does not allow one.
 
-    A level is stated only where the least and the most that the training can have waited agree on
-    it.
+    A level is stated where the least and the most that the training can have waited agree on it,
+    and as "at least" where only the least has one.
     """
     verdict, of_ranks = _verdict_between_bounds(measures), _of_ranks(measures)
     return replace(verdict, sentence=f"{verdict.sentence}; {of_ranks}") if of_ranks else verdict
@@ -97,16 +97,29 @@ def _verdict_of_still(measures: Measures, why: str) -> Verdict:
 
 
 def _between(measures: Measures, verdict: Verdict) -> Verdict:
-    """The verdict of a run of which some data waits may not have been seen."""
+    """The verdict of a run of which some data waits may not have been seen.
+
+    Where the bounds disagree on the level, the least that the training waited is a level too, if it
+    is one: "at least moderately".
+    """
     least = min(1.0, measures.stall_least.value or 0.0)
     most = measures.stall_most.value or 0.0
-    if level_of(least) == level_of(most):
-        return replace(
-            verdict,
-            stall_least=measures.stall_least,
-            stall_most=measures.stall_most,
-            sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.doubt}",
-        )
+    if level_of(least) != level_of(most) and level_of(least) == "not":
+        return _not_judged(measures, least, most)
+    is_open = level_of(least) != level_of(most)
+    unseen = most - least
+    storage = (verdict.storage.value or 0.0) + unseen  # time of unknown use may be file calls
+    return replace(
+        verdict,
+        headline=f"AT LEAST {verdict.headline}" if is_open else verdict.headline,
+        stall_least=measures.stall_least,
+        stall_most=measures.stall_most,
+        max_speedup=_speedup(replace(verdict.storage, value=min(1.0, storage))),
+        sentence=f"{verdict.sentence}; at most {_percent_of_run(most)}: {measures.doubt}",
+    )
+
+
+def _not_judged(measures: Measures, least: float, most: float) -> Verdict:
     share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
     if least < 0.01 and most > 0.99:
         share = "a share of its time that is not known"
@@ -182,10 +195,9 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
     wall_s = training.wall_s or 1.0
     waiting = stall.value
     level = level_of(storage.value)
-    if level_of(waiting) != "not" and (level == "not" or storage.value < 0.5 * waiting):
-        return _verdict_off_storage(measures, waiting, wall_s)
-    unseen = measures.wait_s(*UNSEEN) / wall_s
-    if level_of(waiting) != level and level_of(min(waiting, storage.value + unseen)) != level:
+    if level_of(waiting) != "not" and (
+        level_of(waiting) != level or storage.value < 0.5 * waiting
+    ):
         return _verdict_off_storage(measures, waiting, wall_s)
     in_brackets = _shares_in_brackets(measures, wall_s)
     return Verdict(

@@ -255,9 +255,12 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
     verdict = report.verdict
     own = {segment.key: segment.share for segment in report.wall}.get("own", 0.0)
-    told = None if verdict.stall.value is None else min(1.0, verdict.stall.value + own)
+    told = verdict.stall.value
     is_judged = verdict.level != "unknown"
-    is_level = verdict.level in _levels(truth) if is_judged else None
+    right = _levels(truth)
+    if verdict.headline.startswith("AT LEAST"):
+        right |= {"moderately"} if "highly" in right else set()
+    is_level = verdict.level in right if is_judged else None
     parts = {part.key: part.share or 0.0 for part in report.wait}
     cause = _cause(report, parts, own)
     is_cause = None

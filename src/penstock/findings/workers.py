@@ -14,6 +14,7 @@ __all__ = [
     "CPU_SHARE",
     "LEAST_FETCHES",
     "MOSTLY",
+    "OF_THE_WALL",
     "QUEUE_SHARE",
     "STRAGGLES",
     "decode_bound",
@@ -60,6 +61,12 @@ CPU_SHARE = Threshold(
     "share",
     "of the data wait that is not for a CPU",
     "chosen: then a faster disk would end less than half of it",
+)
+OF_THE_WALL = Threshold(
+    0.05,
+    "share",
+    "of the wall time, however small a part of the data wait that is",
+    "chosen: a job that waits so long for one cause alone is moderately bound by it",
 )
 QUEUE_SHARE = Threshold(
     0.20,
@@ -136,20 +143,25 @@ def too_few_workers(measures: Measures) -> Said:
 
 
 def decode_bound(measures: Measures) -> Said:
-    """Most of the data wait is workers' time on a CPU, outside file calls: decoding, augmenting.  A
-    faster disk would not help."""
+    """Much of the data wait is workers' time on a CPU, outside file calls: decoding, augmenting.  A
+    faster disk would not shorten it."""
     share, queued = measures.wait_share("cpu"), measures.wait_share("not scheduled")
     says = f"{per_cent(share)} of the data wait is on a CPU, outside file calls"
-    if share < CPU_SHARE.value * (1 - queued) or not share:  # to wait for one is to wait for it
+    is_most = share >= CPU_SHARE.value * (1 - queued)  # to wait for one is to wait for it
+    if not share or not (is_most or _is_worth_it(measures, "cpu")):
         return Fine(says)
     return Found(measures.wait_s("cpu"), (says,), (PROFILER,), "epochs")
+
+
+def _is_worth_it(measures: Measures, part: str) -> bool:
+    return measures.wait_s(part) >= OF_THE_WALL.value * (measures.training.wall_s or 0.0) > 0
 
 
 def oversubscribed(measures: Measures) -> Said:
     """For much of the data wait the threads that make batches are ready to run and have no CPU."""
     share = measures.wait_share("not scheduled")
     says = f"for {per_cent(share)} of the data wait fetches were ready to run and had no CPU"
-    if share < QUEUE_SHARE.value:
+    if share < QUEUE_SHARE.value and not _is_worth_it(measures, "not scheduled"):
         return Fine(says)
     told, remedy = _short_of_cpus(measures)
     return Found(measures.wait_s("not scheduled"), (says, told), (remedy,), "processes")
@@ -268,6 +280,8 @@ def _slow_worker(measures: Measures) -> Found | None:
 
 
 def _slow_rank(measures: Measures) -> Found | None:
+    if measures.coupling.how == "apart":  # each is a training of its own: none holds up another
+        return None
     ranks = {row.rank: row for row in measures.ranks if row.rank is not None}
     if len(ranks) < 2:  # other processes that train are named by where they run, not by a rank
         ranks = {}

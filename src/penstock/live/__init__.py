@@ -422,6 +422,7 @@ class Monitor:
             recent=_stall(recent.sum(axis=1), shared.bins.last(until_s).sum(axis=1), is_fed),
             total=_stall(total, shared.sums, is_fed),
             ranks=self._ranks.how,
+            slowest=self._ranks.slowest(ranks, shared),
             recent_traffic=_traffic(self._traffic.last(until_s).sum(axis=1)),
             traffic=_traffic(self._sums),
             seconds=_seconds(

@@ -48,12 +48,15 @@ class Shared:
     """Halts of all main processes, weighted by the loss of the job.
 
     sums: rows of Trainer.sums in ns, without wall and own calls; row MOST is the upper bound.
+    lost_ns: the part of each main process, by its place among them.
     """
 
     sums: Array = field(default_factory=lambda: np.zeros(6))
     bins: Bins = field(default_factory=lambda: Bins(6))
+    lost_ns: dict[int, float] = field(default_factory=dict)
 
-    def add(self, halt: Halt, share: float, most: float) -> None:
+    def add(self, place: int, halt: Halt, share: float, most: float) -> None:
+        self.lost_ns[place] = self.lost_ns.get(place, 0.0) + halt.ns * share
         rows = {halt.row: halt.ns * share, halt.row + 1: halt.in_calls * share}
         rows[MOST] = halt.ns * most
         for row, amount in rows.items():
@@ -64,7 +67,7 @@ class Shared:
     def copy(self) -> "Shared":
         bins = Bins(6)
         bins.sums, bins.second = self.bins.sums.copy(), self.bins.second
-        return Shared(self.sums.copy(), bins)
+        return Shared(self.sums.copy(), bins, dict(self.lost_ns))
 
 
 class Ranks:
@@ -122,6 +125,17 @@ class Ranks:
             self._is_settled |= main.trainer.forget_halts(HALTS_KEPT)
         return shared
 
+    def slowest(self, mains: Sequence[Main], shared: Shared) -> str:
+        """Return the rank with most of the loss, in words; "" where no rank has half of it, or
+        ranks do not wait for each other."""
+        place = max(shared.lost_ns, key=lambda one: shared.lost_ns[one], default=None)
+        if self.how != "together" or place is None:
+            return ""
+        rank, lost_ns = mains[place].rank, sum(shared.lost_ns.values())
+        if rank is None or not lost_ns or shared.lost_ns[place] < 0.5 * lost_ns:
+            return ""
+        return f"rank {rank}"
+
     def _forget_counted(self, mains: Sequence[Main], shifts: Sequence[int] | None) -> None:
         """Reset the counted halts when the coupling, the numbering or the processes changed."""
         whose = [(id(m.trainer), m.trainer.origin, m.trainer.closed > 0) for m in mains]
@@ -169,13 +183,13 @@ class Ranks:
         later = []
         for (place, halt, is_open), counted, at_most in zip(new, share, most, strict=True):
             if halt.step <= whole[place] and not is_open:
-                self._counted.add(halt, counted, at_most)
+                self._counted.add(place, halt, counted, at_most)
                 mains[place].trainer.n_counted += 1
             else:
-                later.append((halt, counted, at_most))
+                later.append((place, halt, counted, at_most))
         shared = self._counted.copy()
-        for halt, counted, at_most in later:
-            shared.add(halt, counted, at_most)
+        for place, halt, counted, at_most in later:
+            shared.add(place, halt, counted, at_most)
         return shared
 
     def _shares(

@@ -133,7 +133,8 @@ class Live:
     recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
     WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
     for long, with what the processes do that are waited for, in words.  ranks: the coupling of main
-    processes: one, together, apart or not known.
+    processes: one, together, apart or not known.  slowest: the rank with at least half of the loss of
+    ranks that wait for each other; "": none.
     """
 
     run: str
@@ -156,6 +157,7 @@ class Live:
     gaps: tuple[str, ...]
     still: tuple[str, ...] = ()
     ranks: str = "one"
+    slowest: str = ""
 
 
 assert len(fields(Stall)) == 6 + 3  # first: the rows of Trainer.sums, in order

@@ -6,13 +6,33 @@
 --         such as locks, queues and events
 --   waker  the thread of the process that ended it; NULL: not known
 --   is_answered  it ended, without an error: what it waited for came
--- Libraries that compute are known by name; what their threads wait for is never data.
-WITH calls AS (
+-- Libraries that compute are known by name; what their threads wait for is never data.  PyTorch has its exchange
+-- between ranks in the library that computes: a wait in it is for other ranks if a thread ended it that polls the
+-- sockets of the exchange, or that such a thread woke (gloo's threads run one operation each).
+WITH own AS (
     SELECT process, thread, op, op_group, coalesce(object, '') AS object, descriptor, waker, start_ns,
-        duration_ns, errno
+        duration_ns, errno, regexp_matches(coalesce(object, ''), '^lib(torch|c10)') AS is_torch
     FROM blocked
+),
+pollers AS (
+    SELECT DISTINCT process, thread FROM own WHERE is_torch AND op IN ('poll', 'epoll', 'receive')
+),
+runners AS (
+    SELECT process, thread FROM pollers
+    UNION
+    SELECT o.process, o.thread
+    FROM own AS o
+    JOIN pollers AS p ON p.process = o.process AND p.thread = o.waker
+    WHERE o.is_torch
+),
+calls AS (
+    SELECT o.process, o.thread, o.op, o.op_group, o.object, o.descriptor, o.waker, o.start_ns, o.duration_ns, o.errno,
+        o.is_torch AND (o.op IN ('poll', 'epoll', 'receive') OR r.thread IS NOT NULL) AS is_exchange
+    FROM own AS o
+    LEFT JOIN runners AS r ON r.process = o.process AND r.thread = o.waker
     UNION ALL
-    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns, e.errno
+    SELECT e.process, e.thread, o.op, 'wait', '', f.path, NULL, e.start_ns, e.duration_ns, e.errno,
+        false
     FROM events_raw AS e
     JOIN ops AS o ON o.op_number = e.op_number
     JOIN files AS f ON f.file = e.file
@@ -26,9 +46,7 @@ SELECT
         WHEN c.op_group = 'sync' THEN 'accelerator'
         WHEN c.op_group IN ('exchange', 'interpreter lock', 'sleep') THEN c.op_group
         WHEN c.op = 'waitpid' THEN 'program'
-        WHEN regexp_matches(c.object, '^lib(nccl|gloo|mpi|ucp|ucs|rccl|oneccl)')
-            OR (regexp_matches(c.object, '^lib(torch|c10)') AND c.op IN ('poll', 'epoll', 'receive'))
-            THEN 'exchange'
+        WHEN c.is_exchange OR regexp_matches(c.object, '^lib(nccl|gloo|mpi|ucp|ucs|rccl|oneccl)') THEN 'exchange'
         WHEN regexp_matches(
             c.object,
             '^(lib(gomp|iomp|omp|mkl|openblas|scipy_openblas|blis|dnnl|tbb|torch|c10|tensorflow|jax|xla|cuda|'

@@ -78,7 +78,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "lost_s": ("lost time", "s", False),
     "lost_to_durable_s": ("with the drain", "s", False),
     "max_s": ("longest", "s", False),
-    "mean_fetch_s": ("a batch", "s", False),
+    "mean_fetch_s": ("mean of a batch", "s", False),
     "major": ("major", "count", False),
     "mapped_s": ("mapping pages in memory", "s", False),
     "mean_s": ("mean", "s", False),

@@ -64,7 +64,7 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
         ("data storage", "data wait: storage", storage_s),
         ("data cpu", "data wait: CPU (decode)", cpu_s),
         ("data network", "data wait: network", network_s),
-        ("data other", "data wait: other", max(0.0, wait_s - storage_s - network_s - cpu_s)),
+        ("data other", _other(measures), max(0.0, wait_s - storage_s - network_s - cpu_s)),
         ("checkpoint storage", "checkpoint: storage", save_storage_s),
         ("checkpoint other", "checkpoint: other", save_s - save_storage_s),
     ]
@@ -76,6 +76,17 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
         for key, label, s in seconds
         if s > 0
     )
+
+
+def _other(measures: Measures) -> str:
+    """The label of what is left of the data wait: the name of its largest part, if it is most."""
+    shown = {"cpu", "network", *STORAGE_PARTS}
+    seconds = {part: measures.wait_s(part) for part in PART_LABELS if part not in shown}
+    largest = max(seconds, key=lambda part: seconds[part])
+    if seconds[largest] <= 0.5 * sum(seconds.values()):
+        return "data wait: other"
+    is_all = seconds[largest] >= 0.95 * sum(seconds.values())
+    return f"data wait: {'' if is_all else 'mostly '}{PART_LABELS[largest]}"
 
 
 def stretches_of(measures: Measures) -> tuple[Fact, ...]:

@@ -76,14 +76,14 @@ def line(live: Live, has_stepped: bool = True) -> str:
     the whole time once the run is over.  has_stepped: since the line before."""
     if live.state == "over":
         told = [f"over after {show(live.elapsed_s, 's')}, {live.steps:,} steps", _stall(live.total)]
-        return f"io: {', '.join(told)}"
+        return f"io: {', '.join(told + _slowest(live))}"
     if live.state != "running":
         return f"io: {_STATES[live.state]}"
     told = []
     if not has_stepped:
         told.append("no step since the last line")
     if live.mains:
-        told.append(_stall(live.recent))
+        told += [_stall(live.recent), *_slowest(live)]
     told += _rates(live)
     if live.blocked:
         told.append(_blocked(live.blocked[0]))
@@ -126,6 +126,10 @@ def _mean(stall: Stall) -> str:
     if (stall.stall or 0.0) - (stall.mean_stall or 0.0) < WORTH_TELLING:
         return ""
     return f", mean over ranks {_percent(stall.mean_stall)}"
+
+
+def _slowest(live: Live) -> list[str]:
+    return [f"slowest since the start: {live.slowest}"] if live.slowest else []
 
 
 def _rates(live: Live) -> list[str]:
@@ -310,7 +314,8 @@ def _totals(live: Live, paper: Paper) -> list["Text"]:
         items.append(f"step {show(live.step_s, 's')}")
     since = live.watched_s + 0.5 < live.elapsed_s
     if live.total.stall is not None and not _is_of_all(live):
-        items.append(f"{'watched' if since else 'whole run'}: {_stall(live.total)}")
+        whole = ", ".join([_stall(live.total), *_slowest(live)])
+        items.append(f"{'watched' if since else 'whole run'}: {whole}")
     items += [_total(one) for one in live.traffic if one.calls]
     return [Text(), *(Text(row) for row in flowed(items, paper.width))] if items else []
 
