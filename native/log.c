@@ -403,8 +403,19 @@ static char *append_number(char *end, const char *limit, uint64_t number)
     return append(end, limit, first);
 }
 
+/* Who may read a run's folder may read its files; only their owner writes them (as drafts.py). */
+static mode_t mode_of_files(void)
+{
+    struct stat folder;
+
+    if (syscall(SYS_newfstatat, AT_FDCWD, log_folder, &folder, 0))
+        return S_IRUSR | S_IWUSR;
+    return S_IRUSR | S_IWUSR | (folder.st_mode & (S_IRGRP | S_IROTH));
+}
+
 static long create_file(void)
 {
+    const mode_t mode = mode_of_files();
     const char *limit = log_state->path + sizeof log_state->path - 1;
     uint64_t serial;
     long fd = -EEXIST;
@@ -420,7 +431,7 @@ static long create_file(void)
         end = append_number(end, limit, serial);
         append(end, limit, ".log");
         fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
-                     0666);
+                     mode);
         if (fd < 0)
             fd = -errno;
     }
@@ -553,7 +564,8 @@ void log_stop(uint32_t state)
 static bool is_first_failure(void)
 {
     long folder = syscall(SYS_openat, AT_FDCWD, log_folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    long fd = syscall(SYS_openat, folder, "failed", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    long fd = syscall(SYS_openat, folder, "failed", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                      mode_of_files());
     bool is_first = fd >= 0 || errno != EEXIST;
 
     if (fd >= 0)
