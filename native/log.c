@@ -18,6 +18,7 @@
 
 #include "account.h"
 #include "counters.h"
+#include "secrets.h"
 
 #define POOL_BYTES 65536
 #define CARRIED_MAX                                                                                \
@@ -347,6 +348,23 @@ void log_machine(char host[64], uint8_t boot_id[16])
     }
 }
 
+/* The arguments, without the secrets among them: a log is shared with everything in it. */
+static void read_command(void)
+{
+    static char words[sizeof identity.command - 2];
+    long length;
+
+    if (getenv("PENSTOCK_KEEP_ARGV")) {
+        read_small("/proc/self/cmdline", identity.command, sizeof identity.command - 2);
+        return;
+    }
+    length = read_small("/proc/self/cmdline", words, sizeof words);
+    if (length > 0)
+        secrets_hide(words, (size_t)length, identity.command, sizeof identity.command - 2,
+                     getenv("PENSTOCK_SECRETS"));
+    memset(words, 0, sizeof words);
+}
+
 static void identify(void)
 {
     if (identity.version)
@@ -362,7 +380,7 @@ static void identify(void)
     if (syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", identity.executable,
                 sizeof identity.executable - 1) < 0)
         identity.executable[0] = 0;
-    read_small("/proc/self/cmdline", identity.command, sizeof identity.command - 2);
+    read_command();
 }
 
 static void fill_header(struct log_header *header, uint32_t origin)

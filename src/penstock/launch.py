@@ -38,6 +38,7 @@ __all__ = [
     "run",
     "settings",
     "streams",
+    "without_secrets",
     "write_facts",
 ]
 
@@ -56,6 +57,8 @@ SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group 
 LOOK_S = 1.0  # for a child whose end was told to nobody
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
 FACTS = "run.json"
+# All arguments are kept as they are; further parts of names of secrets.
+KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
 # Rank 0 tells of all: so long it waits for the others, whose programs end when its own does.
@@ -327,9 +330,28 @@ def streams() -> list[str]:
     return sorted(set(paths))
 
 
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The words of a command line as a log keeps them: values of secrets become "…".
+
+    The recorder does it, so that there is one list of names (native/secrets.c)."""
+    if KEEP_ARGV in os.environ:
+        return list(command)
+    words = b"".join(os.fsencode(word) + b"\0" for word in command)
+    out = ctypes.create_string_buffer(len(words) + 4 * len(command) + 1)
+    try:
+        hide = ctypes.CDLL(str(library())).penstock_hide_secrets
+    except (OSError, AttributeError, RunError):  # nothing can be recorded then
+        return list(command[:1])
+    hide.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    hide.restype = ctypes.c_size_t
+    used = hide(words, len(words), out, len(out))
+    return [os.fsdecode(word) for word in out.raw[:used].split(b"\0")[:-1]]
+
+
 def settings(folder: Path, budget_bytes: int) -> dict[str, str]:
     """What the recorder asks its environment for, wherever the program runs."""
-    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes)}
+    kept = {name: os.environ[name] for name in (KEEP_ARGV, SECRETS) if name in os.environ}
+    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes), **kept}
 
 
 def environment(

@@ -192,6 +192,14 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    """The recorder looks for it in the program's environment."""
+    from penstock import launch
+
+    if is_wanted:
+        os.environ[launch.KEEP_ARGV] = "1"
+
+
 @cli.command(
     "run",
     context_settings={"allow_interspersed_args": False},
@@ -273,6 +281,13 @@ def cli(context: click.Context) -> None:
     help="What starts a container, up to its image: the program runs and is recorded there.",
 )
 @FOR_GROUP
+@click.option(
+    "--keep-argv",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_argv,
+    help="Keep arguments as they are, also passwords, tokens, keys.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
     command: tuple[str, ...],
@@ -581,10 +596,10 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
     import socket
     import time
 
-    from penstock import machine
+    from penstock import launch, machine
 
     return {
-        "command": list(command),
+        "command": launch.without_secrets(command),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "penstock": _version(),
@@ -985,6 +1000,9 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
 )
 @click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
 @click.option(
+    "--anonymous", is_flag=True, help="Other names for paths, hosts, users, tiers and programs."
+)
+@click.option(
     "--engine",
     type=engine,
     default="duckdb",
@@ -993,7 +1011,12 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     help="What answers: this process, or Spark, here or on a cluster, for billions of events.",
 )
 def report_command(
-    run: Path | str, as_json: bool, output: Path | None, static: bool, engine: str
+    run: Path | str,
+    as_json: bool,
+    output: Path | None,
+    static: bool,
+    anonymous: bool,
+    engine: str,
 ) -> None:
     """Explain a run: what waited, and for what.
 
@@ -1002,11 +1025,14 @@ def report_command(
       penstock report runs/tuesday --json | jq .verdict
       penstock report runs/tuesday -o tuesday.html
       penstock report runs/tuesday -o tuesday.html --static
+      penstock report runs/tuesday -o tuesday.html --anonymous
       penstock report tuesday.reduced
       penstock report runs/tuesday --engine spark://node1:7077
       penstock report hdfs://node1/runs/tuesday --engine spark://node1:7077
     """
     from penstock.report import to_json
+    from penstock.report.anonymous import RUN
+    from penstock.report.anonymous import anonymous as renamed
 
     if static and output is None:
         raise click.UsageError("--static is about a page: name its file with -o")
@@ -1016,9 +1042,10 @@ def report_command(
     if isinstance(run, Path) and run.is_file():
         from penstock.reduce import report_of_reduced
 
-        report = report_of_reduced(run, short(run))
+        report = report_of_reduced(run, RUN if anonymous else short(run))
     else:
-        report = _report_by(run, engine)
+        report = _report_by(run, engine, RUN if anonymous else None)
+    report = renamed(report) if anonymous else report
     if output is not None:
         _write_html(report, output, static)
     if as_json:
@@ -1595,11 +1622,11 @@ def _version() -> str:
         return "not installed"
 
 
-def _report_by(run: Path | str, engine: str) -> Report:
-    """A run's report, by DuckDB or Spark."""
+def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
+    """A run's report, by DuckDB or Spark.  name: of the run, if not that of its folder."""
     if isinstance(run, Path) and engine == "duckdb":
         with _opened(run) as opened:
-            return _report(opened)
+            return _report(opened, name)
     from penstock.measures import measure
     from penstock.report import report_of
     from penstock.spark import open_on_spark
@@ -1608,15 +1635,15 @@ def _report_by(run: Path | str, engine: str) -> Report:
         source = run if isinstance(run, str) else stack.enter_context(_opened(run))
         asked = stack.enter_context(Progress("asking Spark"))
         there = stack.enter_context(open_on_spark(source, engine, asked.advance))
-        name = run if isinstance(run, str) else here(run)
+        name = name or (run if isinstance(run, str) else here(run))
         return report_of(measure(there), name)
 
 
-def _report(run: Run) -> Report:
+def _report(run: Run, name: str | None = None) -> Report:
     from penstock.measures import measure
     from penstock.report import report_of
 
-    return report_of(measure(run), here(run.folder))
+    return report_of(measure(run), name or here(run.folder))
 
 
 def _print_report(report: Report, stream: TextIO) -> None:

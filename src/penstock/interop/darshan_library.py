@@ -176,7 +176,8 @@ def write_log(
             if failed or not Path(draft).exists():
                 raise RunError(f"{path}: cannot be written ({failed or 'disk full?'})")
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error
+        why = f"cannot be written: {error.strerror}"
+        raise RunError(f"{path}: {why}; choose a file in a folder that can be") from error
 
 
 def _put(
