@@ -24,13 +24,14 @@ from penstock.save import copying
 from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import Checkpoint, find, find_file
-from penstock.save.retention import Keep, prune
+from penstock.save.retention import Keep, prune, remove
 from penstock.save.units import Rule, grouped, lacking, parts_of, shape_of
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
 from penstock.stores import Found, LocalStore
 
 NOW = Settings(settle_s=0, tries=1)
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 @pytest.fixture
@@ -249,6 +250,62 @@ def test_a_saved_model_without_a_part_is_not_whole(tmp_path: Path, name: str, lo
     (tmp_path / "out" / name).unlink()
     (one,) = find(LocalStore(tmp_path))
     assert lost in verify(one, "full").problems[0]
+
+
+def test_what_tensorflow_is_still_writing_is_no_checkpoint(fast: Path, slow: Path) -> None:
+    """PREFIX_temp/part-* get their names at the end of a save.  Such parts pass every check."""
+    tensorflow = pytest.importorskip("tensorflow", reason="pip install 'penstock[tensorflow]'")
+    values = tensorflow.train.Checkpoint(v=tensorflow.Variable([1.0] * 100))
+    values.write(str(fast / "ckpt-1"))
+    values.write(str(fast / "part-00000-of-00001"))  # a program's own name
+    parts = {path.name: path.read_bytes() for path in fast.glob("part-*")}
+    for folder in ("ckpt-2_temp", "export/3/variables/variables_temp"):
+        (fast / folder).mkdir(parents=True)
+        for name, data in parts.items():
+            (fast / folder / name).write_bytes(data)
+    found = {one.name: one.problem for one in find(LocalStore(fast))}
+    assert found == {
+        "ckpt-1": "", "part-00000-of-00001": "",
+        "export/3": "no saved_model.pb: the save did not end",
+    }  # fmt: skip
+    assert {line.partition(":")[0].partition("/")[0] for line in drained(fast, slow)} == {
+        "ckpt-2_temp", "export"
+    }  # fmt: skip
+    assert not any("_temp" in name for name in there(slow))
+
+
+def test_a_draft_of_a_killed_writer_is_no_part_of_a_model(fast: Path, slow: Path) -> None:
+    """safetensors writes .tmpXXXXXX first: the next save was killed in its first file."""
+    for shard in SHARDS:
+        written(fast / "out" / shard, 1, at_s=1.7e9)
+    (fast / "out" / "config.json").write_text("{}")
+    (fast / "out" / ".tmpKhkuxE").write_bytes(b"half")
+    assert latest_valid(fast).path == fast / "out"
+    assert drained(fast, slow, Keep(fast=0, foreign=True)) == []
+    assert {Path(name).name for name in there(slow)} == {*SHARDS, "config.json"}
+    assert there(fast) == set()
+
+
+def test_a_new_draft_in_a_drained_folder_keeps_the_folder(fast: Path, slow: Path) -> None:
+    """A program that writes the next save into the folder loses nothing to the retention."""
+    for shard in SHARDS:
+        written(fast / "out" / shard, 1, at_s=1.7e9)
+    (fast / "out" / "config.json").write_text("{}")
+    assert drained(fast, slow) == []
+    found = find(LocalStore(fast))[0]
+    (fast / "out" / ".tmpKhkuxE").write_bytes(b"half")
+    assert not remove(found)
+    assert (fast / "out" / ".tmpKhkuxE").exists()
+
+
+def test_a_folder_of_one_save_has_not_ended_while_its_last_file_has_no_name(fast: Path) -> None:
+    path = fast / "step_5"
+    written(path / "model.safetensors", 1, at_s=1.7e9)
+    written(path / ".tmpa1B2c3", 1, at_s=1.7e9 + 1)
+    (one,) = find(LocalStore(fast))
+    assert one.problem == ".tmpa1B2c3 has no name yet: the save did not end"
+    written(path / "optimizer.safetensors", 2, at_s=1.7e9 + 2)  # the step again
+    assert latest_valid(fast).path == path
 
 
 def test_a_pipeline_without_one_of_its_parts_is_not_whole(tmp_path: Path) -> None:
@@ -489,6 +546,23 @@ def test_markers_without_a_byte_keep_no_checkpoint_back(fast: Path, slow: Path) 
     assert drained(fast, slow) == []
     (fast / "step_1" / "optimizer.pt").touch()
     assert "optimizer.pt: empty" in drained(fast, slow)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [("last.ckpt", "last.2.ckpt"), ("run.1/last.weights.h5", "run.1/last.2.weights.h5"),
+     ("last.pth.tar", "last.2.pth.tar"), ("run.1/checkpoint_3", "run.1/checkpoint_3.2")],
+)  # fmt: skip
+def test_the_name_of_a_second_copy_keeps_the_ending(
+    fast: Path, slow: Path, name: str, copy: str
+) -> None:
+    """Keras refuses any other ending than .weights.h5."""
+    written(slow / name, 1)
+    written(fast / name, 2)
+    one = Checkpoint(LocalStore(fast), name, "files", False, (LocalStore(fast).stat(name),), None)
+    made, _ = copying.copy_checkpoint(one, LocalStore(slow), copying.Trip(copying.Pace(None)))
+    assert made == copy
+    assert (save_of(slow / name), save_of(slow / copy)) == (1, 2)
 
 
 def test_what_a_removal_has_left_is_not_drained_over_its_copy(fast: Path, slow: Path) -> None:

@@ -400,8 +400,7 @@ class _Target:
         stem, suffix = source.name, ""
         has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
         if not self.is_folder and has_ending:
-            stem, _, suffix = source.name.rpartition(".")  # last.2.ckpt keeps the ending
-            suffix = f".{suffix}"
+            stem, suffix = _split(source.name)  # last.2.ckpt keeps the ending
         self.name, again = source.name, 1
         while not self._may_have(self.name):
             again += 1
@@ -434,9 +433,9 @@ class _Target:
             return inner
         if self._source.kind == "tensorflow" or len(self._source.files) == 1:
             return new + inner[len(old) :]
-        again = new.removesuffix(old[old.rfind(".") :]).rpartition(".")[2]
-        stem, dot, suffix = inner.rpartition(".")
-        return f"{stem}.{again}.{suffix}" if dot else f"{inner}.{again}"
+        again = new.removesuffix(_split(old)[1]).rpartition(".")[2]
+        stem, suffix = _split(inner)
+        return f"{stem}.{again}{suffix}"
 
     def _manifest_name(self, name: str) -> str:
         return replace(self._source, name=name).manifest_name
@@ -603,6 +602,18 @@ class _Target:
                 path = Path(folder) / name
                 if os.fspath(path.relative_to(part)) not in wanted:
                     path.unlink()
+
+
+# Keras loads no weights without its own ending.
+_LONG_ENDINGS = (".weights.h5", ".pth.tar", ".pt.tar")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a file's name into the stem and the ending, with the dot; no ending: an empty text."""
+    low = name.lower()
+    length = next((len(one) for one in _LONG_ENDINGS if low.endswith(one)), 0)
+    length = length or len(name) - name.rfind(".") if "." in name.rpartition("/")[2] else 0
+    return name[: len(name) - length], name[len(name) - length :]
 
 
 # --- into their places ----------------------------------------------------------------------------

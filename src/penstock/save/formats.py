@@ -95,6 +95,12 @@ _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.inco
 _UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside an unfinished checkpoint
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
+# Files that their writer renames at the end: by TensorFlow (PREFIX_temp/part-*), by the tempfile
+# library of Rust (safetensors), by torch's DCP and others.
+_TF_DRAFT = re.compile(r"_temp/part-\d{5}-of-\d{5}(?:\.[^/]*)?$")
+_DRAFT = re.compile(
+    rf"(?:^|/)\.tmp[A-Za-z0-9]{{6}}$|\.tmp$|\.incomplete$|\.partial$|{_TF_DRAFT.pattern}"
+)
 _TF_DATA = re.compile(r"^(.+)\.data-(\d{5})-of-(\d{5})$")
 # What loads a model beside its weights: its configuration, its tokenizer, the index of its shards.
 _HF_BESIDE = (".json", ".txt", ".model", ".jinja", ".py")
@@ -109,7 +115,8 @@ class Checkpoint:
     the tier.  manifest: None: missing, or not valid, and then `problem` has the reason.  problem:
     why the checkpoint does not count, empty if no problem is known.  is_broken: a writer at work
     never leaves a checkpoint in such a state.  called: a manifest's `called`, also of a copy
-    without manifest so far.  why: the reason for the group of files, as text.
+    without manifest so far.  why: the reason for the group of files, as text.  drafts: files in the
+    folder that a writer has not renamed yet, or never will: no part of the checkpoint.
     """
 
     store: Store = field(repr=False)
@@ -123,6 +130,7 @@ class Checkpoint:
     is_broken: bool = False
     called: str = ""
     why: str = field(default="", compare=False)
+    drafts: tuple[Found, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -595,14 +603,38 @@ class Tree:
         self, name: str, kind: str, files: Sequence[Found], problem: str = "", why: str = ""
     ) -> Checkpoint:
         """A folder."""
-        kept = tuple(one for one in files if _is_content(one.name[len(name) + 1 :]))
+        kept = [one for one in files if _is_content(one.name[len(name) + 1 :])]
+        drafts = {one for one in kept if _is_draft(one.name, len(name))}
+        if INSIDE in self.folders[name].files or len(drafts) == len(kept):
+            drafts = set()
+        kept = [one for one in kept if one not in drafts] if drafts else kept
         above, _, last = name.rpartition("/")
         if not problem and _UNFINISHED.search(last):
             problem = "its name says that it is not finished"
         if not problem and f"{last}{_UNFINISHED_MARK}" in self.folders[above].files:
             problem = f"{last}{_UNFINISHED_MARK} beside it says that it is not finished"
         step = step_of(name)
-        return Checkpoint(self.store, name, kind, True, kept, step, None, problem, why=why)
+        if not problem and step is not None:
+            # In a folder of one save the last file would have its name by now.  In a folder of many
+            # saves a new save has begun, and the earlier save is still there.
+            problem = _unended(kept, drafts)
+        made = Checkpoint(self.store, name, kind, True, tuple(kept), step, None, problem, why=why)
+        return replace(made, drafts=tuple(drafts)) if drafts else made
+
+
+def _is_draft(name: str, start: int) -> bool:
+    """Return True for a file, within the folder whose name ends at start, that its writer has not
+    renamed yet."""
+    is_perhaps = "tmp" in name or "_temp/" in name or name.endswith((".incomplete", ".partial"))
+    return is_perhaps and _DRAFT.search(name, start) is not None
+
+
+def _unended(files: Sequence[Found], drafts: Iterable[Found]) -> str:
+    """Report a draft that is newer than each file.  Returns an empty string if there is none."""
+    last_ns = max((one.mtime_ns or 0 for one in files), default=0)
+    late = sorted(one.name for one in drafts if (one.mtime_ns or 0) >= last_ns)
+    name = late[0].rpartition("/")[2] if late else ""
+    return f"{name} has no name yet: the save did not end" if name else ""
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -689,7 +721,8 @@ def _files(
             yield one
         taken |= names
     for name in here.files:
-        if name.endswith(".index") and name not in taken:
+        is_draft = _TF_DRAFT.search(f"{start}{name}") is not None
+        if name.endswith(".index") and name not in taken and not is_draft:
             for one in _tensorflow(store, start, name.removesuffix(".index"), here):
                 taken |= {found.name[len(start) :] for found in one.files}
                 yield one
@@ -790,7 +823,7 @@ def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
 
 def is_unfinished(name: str) -> bool:
     """Return True if a file has a name for unfinished files."""
-    return any(map(_UNFINISHED.search, name.split("/")))
+    return _is_draft(name, 0) or any(map(_UNFINISHED.search, name.split("/")))
 
 
 def is_text(store: Store, found: Found) -> bool:

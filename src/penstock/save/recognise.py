@@ -149,8 +149,11 @@ def _deepspeed(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     has_graph = any(one in here.files for one in _SAVED_MODEL)
-    variables = tree.folders[f"{name}/variables"].files if "variables" in here.folders else {}
-    has_variables = any(one.startswith("variables.") for one in variables)
+    has_variables = False
+    if "variables" in here.folders:
+        inner = tree.folders[f"{name}/variables"]
+        has_variables = any(one.startswith("variables.") for one in inner.files)
+        has_variables = has_variables or "variables_temp" in inner.folders  # being written
     if not has_graph and not has_variables:
         return None
     problem = "" if has_graph else f"no {_SAVED_MODEL[0]}: the save did not end"

@@ -342,7 +342,7 @@ def _is_as_found(checkpoint: Checkpoint) -> bool:
     if checkpoint.is_folder:
         known = map(checkpoint.inner, files)
         own, _ = own_and_others(store, checkpoint.name, checkpoint.kind, known)
-        return files <= set(own) <= set(checkpoint.files)
+        return files <= set(own) <= {*checkpoint.files, *checkpoint.drafts}
     return all(store.stat(found.name) == found for found in files)
 
 
