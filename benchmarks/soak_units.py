@@ -23,6 +23,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -37,10 +38,11 @@ from typing import Any
 
 from bars import scratch
 from soak_layouts import FAMILIES, LAYOUTS, Layout, ready
+from soak_record import FAILED, code_of, record
 
 from penstock.errors import PenstockError
 from penstock.save.drain import Drainer, fetch, recover
-from penstock.save.formats import compared, find
+from penstock.save.formats import compared, find, newest_first
 from penstock.save.retention import Keep
 from penstock.save.verify import verify
 from penstock.save.working import Settings
@@ -50,9 +52,14 @@ __all__ = ["FAULTS", "done", "main"]
 
 MOST_ROUND_S = 240
 PAUSE_S = 0.04  # most, between two files of a save
-GAPS_S = (0.05, 0.3, 1.0, 2.5)  # most, between two saves
+ENOUGH = "4g"  # room of a tier that is not full
+MOST_LOADED = 4  # on each tier: the newest
+GAPS_S = (0.2, 1.0, 2.5, 4.0)  # most, between two saves
 GAP_IN_PLACE_S = 2.3  # at least: Penstock takes a shorter one for a pause within a save
 SETTLED = Settings(settle_s=0, tries=1)
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 class Wrong(Exception):  # noqa: N818 - a finding
@@ -62,6 +69,14 @@ class Wrong(Exception):  # noqa: N818 - a finding
 # --- children -------------------------------------------------------------------------------------
 
 
+def die_with_parent() -> None:
+    """A soak that is ended leaves nobody behind."""
+    import ctypes
+
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def forked(work: Callable[[], Any], log: Path, *, is_group: bool = False) -> int:
     """Start a child that does this; the child's words go to the log."""
     pid = os.fork()
@@ -69,6 +84,7 @@ def forked(work: Callable[[], Any], log: Path, *, is_group: bool = False) -> int
         return pid
     status = 1
     try:
+        die_with_parent()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         if is_group:
@@ -118,6 +134,7 @@ def saving(
         if not pid:
             status = 3
             try:
+                die_with_parent()
                 os.environ |= {"SOAK_RANK": str(rank), "SOAK_STORE": str(store)}
                 _saving(layout, tier, said, begin, seed, n_saves, gap_s, stop, rank)
                 status = 0
@@ -372,7 +389,7 @@ class Round:
                     found[str(path)] = int(values.pop()) if len(values) == 1 else 0
                     if values:
                         print(f"{path}: of several saves: {values}", flush=True)
-                except Exception as error:
+                except BaseException as error:  # DCP's is no Exception
                     print(f"{path}: {type(error).__name__}: {error}"[:600], flush=True)
                     found[str(path)] = 0
             return found
@@ -383,8 +400,10 @@ class Round:
         """Return the newest whole save on the fast and on the slow tier."""
         both = []
         for tier in (self.fast, self.slow):
-            paths = self.layout.paths(tier)[-8:] if tier.is_dir() else []
-            paths = sorted(paths, key=lambda path: path.stat().st_mtime)
+            paths = self.layout.paths(tier) if tier.is_dir() else []
+            # By step; copies under one name get NAME.2.
+            paths = sorted(paths, key=lambda path: [int(one) for one in _NUMBER.findall(path.name)])
+            paths = paths[-MOST_LOADED:]
             both.append(max(self.look(f"{name}-{tier.name}", paths).values(), default=0))
         return both[0], both[1]
 
@@ -393,6 +412,8 @@ class Round:
             choice, failed = recover(self.fast, self.slow, settings, level="full")
             tiers = [find(LocalStore(tier)) for tier in (self.fast, self.slow)]
             every = compared([one for found in tiers for one in found])
+            newest = {one.where for found in tiers for one in newest_first(found)[:MOST_LOADED]}
+            every = [one for one in every if one.where in newest]
             whole = [one for one in every if not one.problem and verify(one, "full").is_whole]
             path, fetched = choice.path, ""
             one = choice.checkpoint
@@ -547,10 +568,9 @@ def _plain_tiers(one: Round) -> Iterator[None]:
 
 @contextmanager
 def _small(tier: str, one: Round) -> Iterator[None]:
-    """A tier of its own file system with room for a few saves."""
+    """A tier of its own file system, whose size a fault changes."""
     at = one.folder / tier
-    size_kb = 40_000
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "none", at], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ENOUGH}", "none", at], check=True)
     try:
         yield
     finally:
@@ -559,12 +579,15 @@ def _small(tier: str, one: Round) -> Iterator[None]:
         subprocess.run(["umount", "-l", at], check=True)
 
 
+def _sized(at: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", at], check=True)
+
+
 def _filled(at: Path, save_bytes: int, chance: random.Random) -> None:
     """Leave room for a part of the next saves."""
-    room = int(save_bytes * (0.2 + 2.2 * chance.random()))
-    free = os.statvfs(at)
-    with (at / ".ballast").open("wb") as file, suppress(OSError):
-        os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - room))
+    there = os.statvfs(at)
+    used = (there.f_blocks - there.f_bfree) * there.f_frsize
+    _sized(at, str(used + int(save_bytes * (0.2 + 2.2 * chance.random()))))
 
 
 def _save_bytes(one: Round) -> int:
@@ -645,12 +668,12 @@ def _full_fast(one: Round) -> None:
     one.ends("drain", 20)
     one.kill("drain")
     if one.chance.random() < 0.5:  # else `recover` meets a full tier
-        (one.fast / ".ballast").unlink()
+        _sized(one.fast, ENOUGH)
     else:
         one.facts["is_full"] = True
         said = one.judge(max(one.hear(), one.least), Settings(tries=1))
         one.least = max(one.least, said["found"])
-        (one.fast / ".ballast").unlink()
+        _sized(one.fast, ENOUGH)
 
 
 def _full_slow(one: Round) -> None:
@@ -671,7 +694,7 @@ def _full_slow(one: Round) -> None:
     said = one.judge(max(one.hear(), one.least), Settings(tries=1))
     one.facts["while full"] = said["failed"]
     one.least = max(one.least, said["found"])
-    (one.slow / ".ballast").unlink()
+    _sized(one.slow, ENOUGH)
 
 
 def _faulty(one: Round) -> None:
@@ -755,7 +778,7 @@ def done(
     return {
         "layout": layout, "fault": fault, "seed": seed, "why": why,
         "wall_s": round(time.monotonic() - begun_s, 2), "folder": os.fspath(folder) if why else "",
-        "facts": one.facts,
+        "facts": one.facts, "code": code_of("units"),
     }  # fmt: skip
 
 
@@ -774,6 +797,7 @@ def _family(
         if os.fork():
             continue
         try:
+            die_with_parent()
             found = done(layout, fault, seed, folder / str(seed))
             line = json.dumps(found) + "\n"
             number = os.open(results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -819,6 +843,21 @@ def soaked(
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
+def recorded(found: Sequence[dict[str, Any]], first: int) -> None:
+    """Add rounds to docs/save-soak.json, one row for each layout."""
+    for code in dict.fromkeys(one["code"] for one in found):
+        for layout in LAYOUTS:
+            own = [one for one in found if one["layout"] == layout and one["code"] == code]
+            counts: dict[str, int] = {"rounds": len(own)} if own else {}
+            for one in own:
+                counts[one["fault"]] = counts.get(one["fault"], 0) + 1
+            failed = [one for one in own if one["why"]]
+            counts |= {FAILED: len(failed)} if failed else {}
+            why = "; ".join(f"seed {one['seed']}, {one['fault']}" for one in failed)
+            if own:
+                record("units", first, {layout: counts}, why, code)
+
+
 def main() -> None:
     how = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
@@ -831,7 +870,18 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument(
+        "--from",
+        dest="kept",
+        type=Path,
+        metavar="FILE",
+        help="records rounds that --json has written, and runs none",
+    )
     given = parser.parse_args()
+    if given.kept:
+        lines = [json.loads(line) for line in given.kept.read_text().splitlines()]
+        recorded(lines, min(one["seed"] for one in lines))
+        return
     folder = given.folder or scratch("soak-units")
     folder.mkdir(parents=True, exist_ok=True)
     names, faults = list(LAYOUTS), list(FAULTS)
@@ -853,6 +903,8 @@ def main() -> None:
     failed = [one for one in found if one["why"]]
     spent_s = sum(one["wall_s"] for one in found)
     print(f"units: {len(found)} of {len(rounds)} rounds, {len(failed)} failed, {spent_s:.0f} s")
+    if given.record:
+        recorded(found, first)
     if len(failed) or len(found) < len(rounds):
         raise SystemExit(1)
 

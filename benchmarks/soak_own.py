@@ -1,0 +1,90 @@
+"""Penstock's own checkpoint as the soaks save it, and how a soak looks at a tier.
+
+Knows no soak.
+"""
+
+import json
+import shutil
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from bars import scratch
+from safetensors.numpy import load_file
+
+from penstock.errors import PenstockError
+from penstock.save.commit import STATE, begin, commit
+from penstock.save.manifest import CHUNK_BYTES
+
+__all__ = [
+    "ENDED_WITHIN_S",
+    "HEAD",
+    "N_NUMBERS",
+    "SIZE_BYTES",
+    "await_end",
+    "emptied",
+    "is_what_was_saved",
+    "kinds",
+    "leftovers",
+    "save",
+]
+
+# A file that a Checkpointer restores from, and that safetensors reads: one array full of the step.
+N_NUMBERS = (2 * CHUNK_BYTES + 12_352) // 8
+_TEXT = json.dumps(
+    {"x": {"dtype": "F64", "shape": [N_NUMBERS], "data_offsets": [0, 8 * N_NUMBERS]}}
+).encode()
+HEAD = len(_TEXT).to_bytes(8, "little") + _TEXT
+SIZE_BYTES = len(HEAD) + 8 * N_NUMBERS
+ENDED_WITHIN_S = 90.0  # a writer or a drain whose training was killed
+
+
+def await_end(pid: int) -> None:
+    """Of a drain that outlives its program to finish what it was given, and of its threads: its
+    locks are theirs too."""
+    end_s = time.monotonic() + ENDED_WITHIN_S
+    with suppress(OSError):  # it is gone
+        while (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1
+        ):
+            if time.monotonic() > end_s:
+                raise SystemExit(f"process {pid}: alive {ENDED_WITHIN_S:.0f} s after its training")
+            time.sleep(0.02)
+
+
+def leftovers(tier: Path) -> list[Path]:
+    """Of whatever did not come to its end: drafts, parts, what was on its way out."""
+    trash = [*(tier / STATE / "trash").glob("*")]
+    return trash + [path for path in tier.rglob("*") if path.name.endswith(".part")]
+
+
+def is_what_was_saved(path: Path, step: int) -> bool:
+    """Read by the format's own library."""
+    return bool((load_file(path / "state.safetensors")["x"] == step).all())
+
+
+def save(tier: Path, step: int) -> Path:
+    part = begin(tier, step)
+    part.write("state.safetensors", [HEAD + np.full(N_NUMBERS, step, "<f8").tobytes()])
+    # By another program, which syncs nothing.
+    try:
+        (part.path / "state.json").write_text("{}" + " " * 10_000)
+    except OSError as error:
+        raise PenstockError(f"{part.path}: the other program: {error}") from None
+    return commit(part)
+
+
+def emptied(name: str) -> Path:
+    """A folder of this soak alone: two of them may run side by side."""
+    folder = scratch("soak-save") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def kinds(*known: str) -> tuple[str, ...]:
+    """Those that the command line leaves."""
+    wanted = [word for word in sys.argv[1:] if word in known]
+    return tuple(wanted) or known

@@ -1,0 +1,103 @@
+"""What the soaks of saving have done, kept in docs/save-soak.json and shown in docs/save.md.
+
+Knows the files and no soak.
+"""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from bars import ROOT, machine
+
+__all__ = ["FAILED", "PAGE", "RESULTS", "code_of", "page_of", "record"]
+
+RESULTS = ROOT / "docs" / "save-soak.json"
+PAGE = ROOT / "docs" / "save.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- soak -->\n", "<!-- /soak -->\n"
+
+FAILED = "soaks that failed"
+# The layouts of soak_units.py.
+UNITS = (
+    "three files", "folder", "Trainer", "HF shards, index", "HF shards, no index", "Accelerate",
+    "Lightning", "DCP, FSDP2", "DeepSpeed-like", "Megatron-like", "Keras .weights.h5",
+    "Keras .keras", "TF checkpoint", "SavedModel", "SavedModel, same name", "Orbax",
+)  # fmt: skip
+# The rows that there should be: what counts in them, and how many of it the soak does unless told.
+WANTED = {
+    "kills": ("kills", 1000), "damage": ("damaged", 1000), "power ext4": ("cuts", 36),
+    "power xfs": ("cuts", 36), "full tmpfs": ("rounds", 200), "full ext4": ("rounds", 200),
+    "full xfs": ("rounds", 200), "gone": ("most seconds", 3600), "burst": ("kills", 1000),
+    "damage hdf5": ("damaged", 300), **{f"units: {name}": ("rounds", 125) for name in UNITS},
+}  # fmt: skip
+
+
+def record(
+    name: str, seed: int, found: dict[str, dict[str, Any]], failure: str = "", code: str = ""
+) -> None:
+    """Add the counts of a soak to the kept counts of the same code, and write the page's table.
+    code: the digest of the code under test, if not of the code as it is now."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    code = code or code_of(name)
+    for row, counted in found.items():
+        before = kept.get(key_of(name, row), {})
+        if before.get("code") != code:
+            before = {"counts": {}, "seeds": []}
+        counts = dict(before["counts"])
+        for key, value in counted.items():
+            counts[key] = max(counts.get(key, 0), value) if key.startswith("most ") else (
+                counts.get(key, 0) + value
+            )  # fmt: skip
+        why = {"failure": failure or before.get("failure", "")}
+        kept[key_of(name, row)] = (why if any(why.values()) else {}) | {
+            "counts": counts, "seeds": [*before["seeds"], seed], "code": code,
+            "day": str(datetime.now(UTC).date()), "machine": machine().partition(", load")[0],
+        }  # fmt: skip
+    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page_of(PAGE.read_text(), kept))
+
+
+def key_of(name: str, row: str) -> str:
+    """Return the name of a row: `full ext4`, `units: Trainer`."""
+    return f"units: {row}" if name == "units" else f"{name} {row}".strip()
+
+
+def code_of(soak: str) -> str:
+    """Of everything that a checkpoint's life depends on in that soak: what serves programs under
+    --burst-buffer imports the rest, and nothing of the rest imports it."""
+    package = ROOT / "src" / "penstock"
+    files = [*sorted((package / "save").rglob("*.py")), package / "stores.py", package / "tiers.py"]
+    if soak == "burst":
+        files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
+    else:
+        files.remove(package / "save" / "burst.py")
+    files.remove(package / "save" / "lost.py")  # it knows no file: what a save has cost
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def page_of(page: str, kept: dict[str, dict[str, Any]]) -> str:
+    """docs/save.md with the table of what the soaks did."""
+    head, _, rest = page.partition(TABLE_BEGINS)
+    _, _, tail = rest.partition(TABLE_ENDS)
+    rows = [
+        "| soak | done | what was done | failed | code | day |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+    ]
+    for name in sorted({*kept, *WANTED}):
+        key, wanted = WANTED.get(name, ("", 0))
+        if name not in kept:
+            rows.append(f"| {name} | 0 of {wanted:,} {key} | not run | | | |\n")
+            continue
+        one = kept[name]
+        counts = ", ".join(
+            f"{what} {value:,}" for what, value in one["counts"].items() if what != FAILED
+        )
+        done = f"{one['counts'].get(key, 0):,} of {wanted:,} {key.removeprefix('most ')}"
+        failed = one["counts"].get(FAILED, 0)
+        why = f": {one['failure']}".replace("|", "/").replace("\n", " ") if failed else ""
+        rows.append(
+            f"| {name} | {done if wanted else ''} | {counts} | {failed}{why} | {one['code']} | "
+            f"{one['day']} |\n"
+        )
+    machines = "\n\n".join(sorted({one["machine"] for one in kept.values()}))
+    return "".join([head, TABLE_BEGINS, *rows, "\n", machines, "\n", TABLE_ENDS, tail])
