@@ -104,6 +104,7 @@ soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power 
 	$(bin)/python benchmarks/soak_stage.py 500
 	$(bin)/python benchmarks/soak_stage.py fill
 	$(bin)/python benchmarks/soak_save.py --record
+	$(bin)/python benchmarks/soak_units.py --record
 	$(bin)/python benchmarks/soak_feed.py
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py

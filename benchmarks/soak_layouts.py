@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -560,7 +561,10 @@ def _orbax() -> Callable[[Path, int, int, Pause], None]:
             how = ocp.CheckpointManagerOptions(
                 max_to_keep=None, enable_async_checkpointing=False, create=True
             )
-            managers[tier] = ocp.CheckpointManager((tier / "run").absolute(), options=how)
+            with suppress(FileNotFoundError):  # a step went as the manager listed the steps
+                managers[tier] = ocp.CheckpointManager((tier / "run").absolute(), options=how)
+            if tier not in managers:
+                managers[tier] = ocp.CheckpointManager((tier / "run").absolute(), options=how)
         state = {name: np.full(N_NUMBERS, number, "f4") for name in ("a", "b", "c")}
         managers[tier].save(step, args=ocp.args.StandardSave(state), force=True)
 

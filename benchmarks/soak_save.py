@@ -33,6 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bars import PENSTOCK, ROOT
 from soak_beside import FOREIGN, Last, Trainer
 from soak_disks import full, power
@@ -53,10 +54,10 @@ from soak_record import FAILED, code_of, record
 from penstock.errors import PenstockError
 from penstock.save.commit import begin, commit
 from penstock.save.drain import Drain, recover
-from penstock.save.formats import find
+from penstock.save.formats import find, find_file
 from penstock.save.manifest import INSIDE
 from penstock.save.retention import Keep
-from penstock.save.verify import latest_valid, verify
+from penstock.save.verify import WHOLE, latest_valid, verify
 from penstock.save.working import Settings, read_status
 from penstock.stores import LocalStore
 
@@ -338,7 +339,8 @@ def _children_under_burst(pid: int) -> dict[str, int]:
 
 
 def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """Every flipped bit, zeroed block, zeroed tail and cut is found at level full."""
+    """Every flipped bit, zeroed block, zeroed tail and cut is found at level full; then damage to
+    HDF5 files, which have no manifest."""
     folder = emptied("damage")
     part = begin(folder, 1)
     part.write("model.pt", [os.urandom(SIZE_BYTES)])
@@ -360,7 +362,76 @@ def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
         raise SystemExit(f"{path}: was said to be damaged, and is not")
     shutil.rmtree(folder)
     print(f"damage: {sum(found.values())} of {sum(found.values())} found ({found})")
-    return {"": {"damaged": sum(found.values())} | found}
+    of_hdf5 = _damage_hdf5(chance, max(1, rounds * 3 // 10))
+    return {"": {"damaged": sum(found.values())} | found, "hdf5": of_hdf5}
+
+
+def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
+    """Damage to weights as Keras writes them, which have no manifest.  The format has no checksum
+    of data: what HDF5's own library cannot read any more has to be found, and every cut."""
+    folder = emptied("damage-hdf5")
+    path = folder / "model.weights.h5"
+    folder.mkdir(parents=True)
+    data, shape = b"", (31, 17)
+    counts = {"damaged": 0, "not readable": 0, "of data only, not to be found": 0}
+    for n in range(rounds):
+        if n % 20 == 0:
+            data = _hdf5(path, chance, shape)
+        how = chance.choice(("flip", "zeros", "tail", "cut", "cut"))
+        damaged = _damaged(data, how, chance)
+        if damaged == data:
+            continue
+        path.write_bytes(damaged)
+        state = _read_hdf5(path)
+        one = find_file(LocalStore(folder), path.name)
+        assert one is not None
+        verdict = verify(one, "full")
+        if verdict.state == WHOLE or (verdict.is_whole and (state or how == "cut")):
+            (folder / "why").write_text(f"{how}: {state}")
+            raise SystemExit(f"{path}: {how}, {state or 'readable'}: {verdict.state}")
+        counts["damaged"] += 1
+        counts["not readable"] += bool(state)
+        counts["of data only, not to be found"] += verdict.is_whole
+        counts[how] = counts.get(how, 0) + 1
+    shutil.rmtree(folder)
+    print(f"damage: hdf5: {counts}")
+    return counts
+
+
+def _hdf5(path: Path, chance: random.Random, shape: tuple[int, int]) -> bytes:
+    import h5py
+
+    path.unlink(missing_ok=True)
+    # Keras writes by "earliest".  Of "latest", Penstock follows no group with many links.
+    version, most = chance.choice((("earliest", 12), ("earliest", 3), ("latest", 3)))
+    with h5py.File(path, "w", libver=version) as file:
+        for layer in range(chance.randint(1, most)):
+            group = file.create_group(f"layers/dense_{layer}/vars")
+            group["0"], group["1"] = np.full(shape, layer, "f4"), np.full(shape[1:], layer, "f4")
+    return path.read_bytes()
+
+
+READ_HDF5 = """
+import h5py, sys
+with h5py.File(sys.argv[1]) as file:
+    names = []
+    file.visit(names.append)
+    for name in names:
+        if isinstance(file[name], h5py.Dataset):
+            file[name][()]
+"""
+
+
+def _read_hdf5(path: Path) -> str:
+    """Return why HDF5's library cannot read a file; it may hang in a damaged one."""
+    command = [sys.executable, "-c", READ_HDF5, os.fspath(path)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return "the library hangs"
+    if not ended.returncode:
+        return ""
+    return ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
 
 
 def _damaged(data: bytes, how: str, chance: random.Random) -> bytes:

@@ -1,4 +1,5 @@
-"""A short round of benchmarks/soak_save.py: kills, damage, power cuts, tiers full and gone."""
+"""A short round of benchmarks/soak_save.py: kills, damage, power cuts, tiers full and gone; and a
+few rounds of benchmarks/soak_units.py."""
 
 import importlib.util
 import json
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parent.parent / "benchmarks" / "soak_save.py"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SOAK, UNITS = BENCHMARKS / "soak_save.py", BENCHMARKS / "soak_units.py"
 
 
 def soak(*words: str) -> str:
@@ -51,8 +53,65 @@ def test_a_slow_tier_that_was_gone_gets_everything() -> None:
     assert "all arrived" in soak("gone", "3")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "package"),
+    [("three files", "torch"), ("hf shards, index", "transformers"), ("orbax", "orbax")],
+)
+def test_what_recover_names_after_kills_loads_as_one_save(
+    layout: str, package: str, tmp_path: Path
+) -> None:
+    """A kill of the program, of the drain or of both, or the loss of the fast tier."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    words = ["2", "--first", "7", "--layout", layout, "--fault", "lost", "--at-once", "2"]
+    where = ["--folder", tmp_path, "--json", tmp_path / "rounds.json"]
+    finished = subprocess.run(
+        [sys.executable, UNITS, *words, *where], capture_output=True, text=True, timeout=500
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    rounds = [json.loads(one) for one in (tmp_path / "rounds.json").read_text().splitlines()]
+    assert [one["why"] for one in rounds] == ["", ""]
+    assert all(one["facts"]["found"] > 0 for one in rounds)
+
+
+@pytest.mark.slow
+def test_a_soak_finds_a_mixture_and_an_older_checkpoint(tmp_path: Path) -> None:
+    """The soak's own judgement, without a kill."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    program = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from pathlib import Path
+from soak_layouts import LAYOUTS, ready
+from soak_units import Round, Wrong
+from penstock.save.working import Settings
+ready("torch")
+one = Round(LAYOUTS["three files"], "both killed", 1, Path({str(tmp_path)!r}))
+one.fast.mkdir()
+one.slow.mkdir()
+one.saves(2)
+one.hear()
+now = Settings(settle_s=0, tries=1)
+assert one.judge(2, now)["found"] == 2
+for least, spoil in ((3, lambda: None), (2, lambda: (one.fast / "ema-2.pt").write_bytes(
+        (one.fast / "ema-1.pt").read_bytes()))):
+    spoil()
+    try:
+        one.judge(least, now)
+    except Wrong as why:
+        print(why)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    older, mixed = finished.stdout.splitlines()
+    assert "3 was whole, and an older one is named" in older
+    assert "does not load as one save" in mixed
+
+
 def test_the_table_in_the_docs_is_what_the_soaks_wrote() -> None:
-    spec = importlib.util.spec_from_file_location("soak_save", SOAK)
+    spec = importlib.util.spec_from_file_location("soak_record", BENCHMARKS / "soak_record.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
