@@ -35,6 +35,12 @@
 #define MOST_STARTING_MS 100 /* that a process may take from its fork to its exec */
 /* Of a question whose answer changes meanwhile; that for a kernel thread's exe does for ever. */
 #define MOST_TRIES 8
+/* ext4 keeps a link's target in the inode if it has fewer bytes: such a link takes no block, and is
+ * made and removed in less time.  XFS, Btrfs and tmpfs keep longer ones there. */
+#define INLINE_TARGET_BYTES 60
+#define SHORTENED '~' /* begins what is left of a name on the tier */
+/* Less than the second after which the drain takes the maker of a file for dead. */
+#define MADE_QUICKLY_NS 300000000
 
 struct burst {
     char folder[BURST_FOLDER_BYTES];
@@ -62,6 +68,7 @@ struct work {
     char marked[BURST_FOLDER_BYTES + BURST_NAME_BYTES + 32];
     char *base; /* of home: its last part */
     struct stat found;
+    uint64_t made_ns; /* the time in a new name */
     int parent;
 };
 
@@ -73,10 +80,21 @@ static void *map_private(size_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+/* One is kept: to map and unmap it takes as long as a call or two of the file system. */
+static struct work *spare;
+
 static struct work *begin_work(void)
 {
-    struct work *work = map_private(sizeof *work);
+    struct work *work = __atomic_exchange_n(&spare, NULL, __ATOMIC_ACQUIRE);
 
+    if (!work) {
+        work = map_private(sizeof *work);
+    } else { /* as if it were new: its texts are empty */
+        *work->name = *work->data = *work->home_link = *work->beside = *work->was = 0;
+        *work->home = *work->text = *work->path = *work->older = *work->way = *work->marked = 0;
+        work->base = NULL;
+        work->found = (struct stat){0};
+    }
     if (work)
         work->parent = -1;
     return work;
@@ -84,9 +102,13 @@ static struct work *begin_work(void)
 
 static void end_work(struct work *work)
 {
+    struct work *none = NULL;
+
     if (work->parent >= 0)
         syscall(SYS_close, work->parent);
-    syscall(SYS_munmap, work, sizeof *work);
+    if (!__atomic_compare_exchange_n(&spare, &none, work, false, __ATOMIC_RELEASE,
+                                     __ATOMIC_RELAXED))
+        syscall(SYS_munmap, work, sizeof *work);
 }
 
 /* --- on and off ------------------------------------------------------------------------------- */
@@ -315,19 +337,38 @@ static char *digits(char *at, uint64_t number, int n)
     return at;
 }
 
+/* What the name on the tier says of the program's: all of it, or as much of its end as leaves room
+ * for the link's target in the link itself.  A file that replaces another one has all of it: the
+ * drain asks by that name for what was there before. */
+static void put_base(const struct burst *state, char *at, const char *base, bool is_first)
+{
+    size_t bytes = strlen(base), before = state->data_bytes + ID_BYTES - 1;
+    size_t room = before + 2 < INLINE_TARGET_BYTES ? INLINE_TARGET_BYTES - 2 - before : 0;
+
+    if (is_first && room && before + bytes >= INLINE_TARGET_BYTES) {
+        base += bytes - room;
+        while ((*base & 0xc0) == 0x80) /* the rest of a letter in UTF-8 */
+            base++;
+        *at++ = SHORTENED;
+    }
+    strcpy(at, base);
+}
+
 /* One that no other process has, on this node or on another that shares the tier: by the time in
  * ns, the run, and the process with a turn.  Should two meet all the same, the second open goes its
- * usual way. */
-static void new_name(const struct burst *state, struct work *work)
+ * usual way.  is_first: nothing is at the program's path. */
+static void new_name(const struct burst *state, struct work *work, bool is_first)
 {
     static uint32_t turns;
     uint32_t turn = __atomic_add_fetch(&turns, 1, __ATOMIC_RELAXED);
     uint32_t who = ((uint32_t)syscall(SYS_getpid) + turn) & 0xff;
-    char *at = digits(work->name, clock_ns(CLOCK_REALTIME), 16);
+    char *at;
 
+    work->made_ns = clock_ns(CLOCK_REALTIME);
+    at = digits(work->name, work->made_ns, 16);
     at = digits(at, state->run << 8 | who, 8);
     *at++ = '-';
-    strcpy(at, work->base);
+    put_base(state, at, work->base, is_first);
     set_name(state, work, work->name);
 }
 
@@ -456,8 +497,10 @@ static int make_file(const struct burst *state, struct work *work, int flags, mo
         if (before != NOTHING && work->found.st_mode)
             syscall(SYS_fchmod, fd, work->found.st_mode & 07777);
         if (set_link(state, work, before)) {
-            /* Held up for long, the drain may have taken us for dead and removed the way home. */
-            syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
+            /* Held up for long, the drain may have taken us for dead and removed the way home.  A
+             * clock that was set back counts as long: the difference is of unsigned numbers. */
+            if (clock_ns(CLOCK_REALTIME) - work->made_ns > MADE_QUICKLY_NS)
+                syscall(SYS_symlinkat, work->home, AT_FDCWD, work->home_link);
             return fd;
         }
         syscall(SYS_close, fd);
@@ -553,7 +596,7 @@ static int make_new(const struct burst *state, struct work *work, int flags, mod
     enum before before = look(state, work, flags);
 
     strcpy(work->older, before == OUR_LINK ? work->name : "");
-    new_name(state, work);
+    new_name(state, work, before == NOTHING);
     errno = 0;
     return before == ELSE ? -1 : make_file(state, work, flags, mode, before);
 }
@@ -1556,7 +1599,7 @@ static int put_at(const struct burst *state, struct work *work, int dirfd, const
     if (is_below_tier(state, work->home) || strlen(work->base) > MOST_NAME_BYTES ||
         strlen(work->home) > MOST_HOME_BYTES)
         return -EXDEV;
-    new_name(state, work);
+    new_name(state, work, true);
     set_marked(state, work, work->name);
     if (!put_second(work, from)) {
         error = no_second();
