@@ -1,77 +1,113 @@
-"""Copy many small files at once: write all files, then sync all files, then read all files back.
+"""Copy many small files at once: write all files, sync all files together, then read each file back
+and put the file at its path.
 
-Each file is as durable as a file copied alone: the file is synced before the rename to its final
-name, and is read back after its pages were dropped from the page cache.  Copying files together
-saves waiting: a file system combines concurrent syncs.  Knows paths; does not rename files.
+Each file is as durable as a file copied alone: no file gets its final name before all bytes of the
+batch are on the device.  The waits are per batch and not per file: on a file system whose syncfs
+waits for all bytes and returns write errors, one syncfs replaces an fsync per file.  Knows paths;
+does not know which file is due, and renames no file itself.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.errors import TierError, TierFull
+from penstock.save.lease import take
+from penstock.tiers import mount_of
 
-__all__ = ["MOST_BYTES", "MOST_FILES", "SMALL_BYTES", "Copy", "copy_together"]
+__all__ = ["MOST_BYTES", "MOST_FILES", "SMALL_BYTES", "Copy", "Syncs", "copy_together", "read_all"]
 
 # A disk of 100 MB/s syncs a file of this size in about 10 ms, the time that an empty file takes.
 # Above this size the bytes dominate, and pieces of a single file are copied in parallel instead.
 SMALL_BYTES = 1 << 20
-MOST_FILES, MOST_BYTES = 256, 64 << 20  # per batch: bounds descriptors and memory
+MOST_FILES, MOST_BYTES = 4096, 64 << 20  # per batch: bounds memory, and the work that a kill loses
 THREADS = 16
+MOST_OPEN = 256  # descriptors, where each file is synced by itself
+# Fewer files are synced one by one: syncfs writes out the data of other programs too.
+LEAST_SYNCED_TOGETHER = 16
+MOST_IN_TURN = 64  # files that a thread takes at a time
+# File systems whose syncfs waits for the data of all files.  FUSE's waits for none, and of network
+# file systems it depends on the server.
+SYNCED_TOGETHER = frozenset({"ext4", "xfs", "btrfs", "tmpfs"})
+SYNCFS_TELLS = (5, 8)  # the first Linux whose syncfs returns write errors
 
 
 @dataclass(slots=True)
 class Copy:
-    """One file of a batch.  source: the file to copy; `status` has the size, mode and times of
-    source.  new: the path that `write` creates.  error: the failure; None: the copy at `new` is
-    synced and has the bytes of source."""
+    """One file of a batch.  source: the file to copy; new: the path that `write` creates, in
+    `folder`; name: for the caller.
 
-    source: Path
-    new: Path
-    status: os.stat_result
+    status: of the source, before the copy; None: a process writes to the source, or the source is
+    gone.  is_plain: False: the file needs a closer look, and is not copied here.  error: the
+    failure; None: the copy is durable and was placed.  put: the result of `place`.  has_mode: the
+    copy gets the mode of the source, and not that of a new file.
+    """
+
+    name: str
+    source: str
+    new: str
+    folder: str
+    status: os.stat_result | None = None
+    is_plain: bool = True
     error: Exception | None = None
+    put: os.stat_result | None = None
+    has_mode: bool = True
     _data: bytes = field(default=b"", repr=False)
     _descriptor: int = -1
 
-    def write(self) -> None:
-        """Write the copy.  Raises TierError, OSError."""
-        size_bytes = self.status.st_size
+    def read(self, settle_s: float | None, is_plain: Callable[[bytes], bool]) -> None:
+        """Read the source into memory.  settle_s: None: without a lease.  Raises TierError,
+        OSError."""
         try:
             descriptor = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._data = os.pread(descriptor, size_bytes + 1, 0)
-            finally:
-                os.close(descriptor)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise TierError(f"{self.source}: cannot be read: {error.strerror}") from error
-        if len(self._data) != size_bytes:
+        try:
+            if settle_s is not None and not take(descriptor, settle_s).is_free:
+                return
+            status = os.fstat(descriptor)
+            if status.st_size > SMALL_BYTES:
+                self.is_plain = False  # has grown since the search
+                return
+            self._data = os.pread(descriptor, status.st_size + 1, 0)
+        except OSError as error:
+            raise TierError(f"{self.source}: cannot be read: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        if len(self._data) != status.st_size:
             raise TierError(f"{self.source}: changed while it was copied; next time")
+        self.status, self.is_plain = status, is_plain(self._data)
+
+    def write(self) -> None:
+        """Write the copy.  Raises OSError."""
+        assert self.status is not None
+        mode = 0o600 if self.has_mode else 0o666
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(self.new, flags, 0o600)
+            self._descriptor = os.open(self.new, flags, mode)
         except FileExistsError:  # left by a killed drain
-            self.new.unlink()
-            self._descriptor = os.open(self.new, flags, 0o600)
+            os.unlink(self.new)  # noqa: PTH108 - a text
+            self._descriptor = os.open(self.new, flags, mode)
         rest = memoryview(self._data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
-        os.fchmod(self._descriptor, self.status.st_mode & 0o7777)
+        if self.has_mode:
+            os.fchmod(self._descriptor, self.status.st_mode & 0o7777)
         os.utime(self._descriptor, ns=(self.status.st_atime_ns, self.status.st_mtime_ns))
 
     def sync(self) -> None:
-        """Sync the copy.  Raises OSError."""
+        """Sync the copy alone.  Raises OSError."""
         os.fsync(self._descriptor)
 
     def read_back(self) -> None:
         """Read the copy back and compare the bytes.  Raises TierError, OSError."""
-        with suppress(OSError):  # best effort, like penstock.tiers.evict()
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         if os.pread(self._descriptor, len(self._data) + 1, 0) != self._data:
             raise TierError(
                 f"{self.new}: reads back other bytes than were written; the fast copy stays"
@@ -80,50 +116,196 @@ class Copy:
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._data = -1, b""
+        self._descriptor = -1
+
+    def evict(self) -> None:
+        """Ask the kernel to drop the copy's pages and to read them from the device."""
+        self._descriptor = os.open(self.new, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with suppress(OSError):  # best effort, like penstock.tiers.evict()
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def copy_together(copies: Sequence[Copy], before_each: Callable[[Copy], None]) -> None:
-    """Write, sync and read back each copy; set `error` of each copy that fails.  before_each:
-    called in the calling thread before a file is written and before a file is read back; an
-    exception from before_each ends the whole batch."""
+class Syncs:
+    """Which file systems are synced together, as far as a drain has seen."""
+
+    def __init__(self) -> None:
+        self._is_together: dict[int, bool] = {}  # by device
+
+    def is_together(self, device: int, folder: str) -> bool:
+        """Return True if one syncfs makes all files of the folder's file system durable and
+        returns the errors."""
+        if device not in self._is_together:
+            with suppress(TierError, OSError):
+                is_known = mount_of(folder).kind in SYNCED_TOGETHER
+                self._is_together[device] = is_known and _kernel() >= SYNCFS_TELLS
+        return self._is_together.get(device, False)
+
+    def distrust(self, device: int) -> None:
+        """Sync each file of a file system by itself from now on: then an error is of its file."""
+        self._is_together[device] = False
+
+
+def _kernel() -> tuple[int, ...]:
+    numbers = os.uname().release.split(".")[:2]
+    return tuple(int(number) for number in numbers if number.isdecimal())
+
+
+def read_all(
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None],
+    settle_s: float | None,
+    is_plain: Callable[[Copy, bytes], bool],
+) -> None:
+    """Read all sources into memory; set `error` of each copy that fails.  before: see
+    copy_together().  settle_s: see Copy.read().  is_plain: whether a file with these bytes
+    may be copied at once; called in several threads."""
+
+    def read(copy: Copy) -> None:
+        copy.read(settle_s, lambda data: is_plain(copy, data))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        _do(pool, read, copies, before)
+
+
+def copy_together(
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None],
+    place: Callable[[Copy, int], os.stat_result | None],
+    syncs: Syncs,
+) -> None:
+    """Write, sync, read back and place each copy; set `error` of each copy that fails, and `put` of
+    the other copies.  before: called in the calling thread with the next files, before they are
+    written and before they are read back; an exception from `before` ends the whole batch.  place:
+    puts a durable copy at its path; called in several threads, with a descriptor of the copy."""
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            for number, step in enumerate((Copy.write, Copy.sync, Copy.read_back)):
-                left = [copy for copy in copies if copy.error is None]
-                _do(pool, step, left, before_each if number != 1 else None)
+        with ThreadPoolExecutor(THREADS) as pool, ExitStack() as folders:
+            devices = _devices(copies)
+            for device, ones in devices.items():
+                is_few = len(ones) < LEAST_SYNCED_TOGETHER
+                if device is not None and not is_few and syncs.is_together(device, ones[0].folder):
+                    _write_together(pool, ones, before, syncs, device, folders)
+                else:
+                    for start in range(0, len(ones), MOST_OPEN):
+                        _write_singly(pool, ones[start : start + MOST_OPEN], before)
+
+            def end(copy: Copy) -> None:
+                try:
+                    copy.read_back()
+                    copy.put = place(copy, copy._descriptor)
+                finally:
+                    copy.close()
+
+            left = [copy for copy in copies if copy.error is None]
+            for start in range(0, len(left), MOST_OPEN):
+                part = left[start : start + MOST_OPEN]
+                _do(pool, Copy.evict, part, before)
+                _do(pool, end, [copy for copy in part if copy.error is None])
     finally:
         for copy in copies:
             copy.close()
-            if copy.error is not None:
+            copy._data = b""
+            if copy.put is None:
                 with suppress(OSError):
-                    copy.new.unlink(missing_ok=True)
+                    os.unlink(copy.new)  # noqa: PTH108
+
+
+def _devices(copies: Sequence[Copy]) -> dict[int | None, list[Copy]]:
+    """Return the copies by the device of their folder; None: the folder is not there."""
+    of_folder: dict[str, int | None] = {}
+    devices: dict[int | None, list[Copy]] = {}
+    for copy in copies:
+        if copy.folder not in of_folder:
+            of_folder[copy.folder] = None
+            with suppress(OSError):
+                of_folder[copy.folder] = os.stat(copy.folder).st_dev  # noqa: PTH116
+        devices.setdefault(of_folder[copy.folder], []).append(copy)
+    return devices
+
+
+def _write_together(
+    pool: ThreadPoolExecutor,
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None],
+    syncs: Syncs,
+    device: int,
+    folders: ExitStack,
+) -> None:
+    def write(copy: Copy) -> None:
+        try:
+            copy.write()
+        finally:
+            copy.close()
+
+    try:
+        # Opened before the first write: syncfs returns the errors since then.
+        folder = os.open(copies[0].folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # the program has removed or closed it
+        for start in range(0, len(copies), MOST_OPEN):
+            _write_singly(pool, copies[start : start + MOST_OPEN], before)
+        return
+    folders.callback(os.close, folder)
+    _do(pool, write, copies, before)
+    try:
+        _syncfs(folder, copies[0].folder)
+    except OSError as error:  # of any file on the file system: the next attempt shows of which
+        syncs.distrust(device)
+        for copy in copies:
+            copy.error = copy.error or error
+
+
+def _write_singly(
+    pool: ThreadPoolExecutor,
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None],
+) -> None:
+    def sync(copy: Copy) -> None:
+        try:
+            copy.sync()
+        finally:
+            copy.close()
+
+    _do(pool, Copy.write, copies, before)
+    _do(pool, sync, [copy for copy in copies if copy.error is None])
+
+
+def _syncfs(descriptor: int, folder: str) -> None:
+    """Write out all files of a file system.  Raises OSError."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), folder)
 
 
 def _do(
     pool: ThreadPoolExecutor,
     step: Callable[[Copy], None],
-    copies: Iterable[Copy],
-    before_each: Callable[[Copy], None] | None,
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None] | None = None,
 ) -> None:
-    def done(copy: Copy) -> None:
-        try:
-            step(copy)
-        except (TierError, OSError) as error:
-            copy.error = _spoken(copy, error)
+    def done(part: Sequence[Copy]) -> None:
+        for copy in part:
+            try:
+                step(copy)
+            except (TierError, OSError) as error:
+                copy.error = _spoken(copy, error)
 
     under_way = []
-    for copy in copies:
-        if before_each is not None:
-            before_each(copy)
-        under_way.append(pool.submit(done, copy))
+    size = max(1, min(MOST_IN_TURN, -(-len(copies) // THREADS)))
+    for start in range(0, len(copies), size):
+        part = copies[start : start + size]
+        if before is not None:
+            before(part)
+        under_way.append(pool.submit(done, part))
     for future in under_way:
         future.result()
 
 
 def _spoken(copy: Copy, error: TierError | OSError) -> TierError | OSError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        size_bytes = copy.status.st_size
+        size_bytes = len(copy._data)
         said = f"{copy.new}: no room for {size_bytes:,} bytes: {error.strerror}"
-        return TierFull(said, os.fspath(copy.new), size_bytes)
+        return TierFull(said, copy.new, size_bytes)
     return error

@@ -4,7 +4,8 @@
     FAST/burst/home/ID-NAME    a link that leads to the program's path; ID-NAME.penstock-home once
                                the file itself is there, or the program removes it: where no path
                                leads to the file on the tier any more, that one may go
-    FAST/burst/draft/ID-NAME   a link that leads to where it is written beside that path
+    FAST/burst/draft/ID-NAME   a link that leads to where it is written beside that path; of many
+                               small files: see drafts.py
     the program's path         a link to the file, until the file itself is in its place
 
 What there is to do is what lies there, so that any end of this process, of the program or of the
@@ -19,27 +20,46 @@ import fcntl
 import math
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Self
 
 from penstock import recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
-from penstock.save.batch import MOST_BYTES, MOST_FILES, SMALL_BYTES, Copy, copy_together
+from penstock.save.batch import (
+    MOST_BYTES,
+    MOST_FILES,
+    SMALL_BYTES,
+    Copy,
+    Syncs,
+    copy_together,
+    read_all,
+)
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
-from penstock.save.earlier import Kept, Mended, give_back_save, is_earlier, roll_back, was_of
+from penstock.save.drafts import end_many, is_of_many, names_in, note_many, sweep_many
+from penstock.save.earlier import (
+    WAS,
+    Kept,
+    Mended,
+    give_back_save,
+    is_earlier,
+    roll_back,
+    was_of,
+)
 from penstock.save.formats import Checkpoint, kind_of
+from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.verify import verify
 from penstock.save.working import (
@@ -94,6 +114,11 @@ STALE_S = 5 * LOOK_S  # a drain says something every second
 ID_LETTERS = 25  # before the program's name
 _NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
 _ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
+MANY_IN_FOLDER = 32
+# A program that makes so many small files in a row makes them faster while the drain waits: both
+# need the locks of one folder, and the CPU.  The save ends when no file came for GROWN_S.
+MANY_GROWING, GROWN_S, MOST_GROWING_S = 64, LOOK_S, 10.0
+MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened beside its path
 _LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
 DRAINED = "drained"  # the note about a file
@@ -105,31 +130,58 @@ HEARD, RUNNING = "drained-", "running-"
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A file on the tier.  name: there; begins with the time, so that names sort as files were
-    made.  home: the program's path.  size_bytes: None: the file has moved to its path already, as
-    the tier was full, and is being written there.  is_home: it was brought there, or the program
-    was about to remove or replace it there."""
+    made, and ends with the program's name, or with ~ and the end of that.  data_at: its path there;
+    home_at: the program's path.  size_bytes: None: the file has moved to its path already, as the
+    tier was full, and is being written there.  is_home: it was brought there, or the program was
+    about to remove or replace it there.
+
+    The paths are texts: a Path takes longer to make than the kernel takes to look at it."""
 
     name: str
-    data: Path
-    home: Path
+    data_at: str
+    home_at: str
     is_home: bool = False
     size_bytes: int | None = None
     mtime_ns: int = 0
 
+    @property
+    def data(self) -> Path:
+        return Path(self.data_at)
+
+    @property
+    def home(self) -> Path:
+        return Path(self.home_at)
+
+    @property
+    def folder_at(self) -> str:
+        """The folder of the program's path."""
+        return self.home_at.rpartition("/")[0] or "/"
+
     def beside(self, end: str) -> Path:
         """A name in the program's folder, for this file only."""
-        return self.home.with_name(f".{self.name}{end}")
+        return Path(self.beside_at(end))
+
+    def beside_at(self, end: str) -> str:
+        """As beside()."""
+        return f"{self.home_at.rpartition('/')[0]}/.{self.name}{end}"
 
     @property
     def way(self) -> Path:
         """The link on the tier that leads to the program's path."""
-        name = f"{self.name}{HOME}" if self.is_home else self.name
-        return self.data.parent.with_name("home") / name
+        return Path(self.way_at(self.is_home))
+
+    def way_at(self, is_home: bool) -> str:
+        """The path of `way`, where the file is marked as is_home says."""
+        return f"{self._tier}home/{self.name}{HOME if is_home else ''}"
+
+    @property
+    def _tier(self) -> str:
+        return self.data_at[: -len(f"data/{self.name}")]
 
     @property
     def draft(self) -> Path:
         """The link on the tier that leads to where a drain writes it."""
-        return self.data.parent.with_name("draft") / self.name
+        return Path(f"{self._tier}draft/{self.name}")
 
     @property
     def owner(self) -> str:
@@ -143,10 +195,10 @@ class Entry:
 
     def is_linked(self) -> bool:
         """Whether the program's path leads to this file."""
-        return self.is_at(self.home)
+        return self.is_at(self.home_at)
 
-    def is_at(self, path: Path) -> bool:
-        return _target(path) == os.fspath(self.data)
+    def is_at(self, path: str | Path) -> bool:
+        return _target(path) == self.data_at
 
     def newest(self) -> str:
         """Of the files of its path: the name of the one that the path leads to, else its own."""
@@ -185,75 +237,44 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def entries(fast: str | os.PathLike[str], of_home: Path | None = None) -> list[Entry]:
-    """What lies on the tier, newest first.  of_home: the files of this path only.  Raises
-    TierError."""
+def entries(
+    fast: str | os.PathLike[str], of_home: Path | None = None, known: Container[str] = ()
+) -> list[Entry]:
+    """What lies on the tier, newest first.  of_home: the files of this path only; known: names of
+    files to leave out.  Raises TierError."""
     folder = Path(os.path.realpath(fast)) / FOLDER
-    ways_at, wanted = os.fspath(folder / "home"), None if of_home is None else os.fspath(of_home)
+    ways_at, data_at = f"{folder}/home", f"{folder}/data"
+    wanted = None if of_home is None else os.fspath(of_home)
     found = []
     try:
         with os.scandir(folder / "home") as scan:
-            # The unmarked one counts: a program that is quicker writes it anew.
-            ways = {
-                name.removesuffix(HOME): name
-                for name in sorted((one.name for one in scan), reverse=True)
-            }
+            names = [one.name for one in scan]
     except OSError as error:
         raise TierError(
             f"{folder}: cannot be listed: {error.strerror}; was a program run with "
             f"`penstock run --burst-buffer {os.fspath(fast)}`?"
         ) from error
-    for name, way in sorted(ways.items(), reverse=True):
+    ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
+    # The unmarked one counts: a program that is quicker writes it anew.
+    ways |= {name: name for name in names if not name.endswith(HOME)}
+    for name in sorted(ways, reverse=True):
+        way = ways[name]
+        if name in known:
+            continue
         home = _target(f"{ways_at}/{way}")
         if name.endswith(LINK) or not home.startswith("/") or wanted not in (None, home):
             continue
-        one = Entry(name, folder / "data" / name, Path(home), way != name)
-        with suppress(FileNotFoundError):
-            status = one.data.stat()
-            one = replace(one, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
-        found.append(one)
+        data, size_bytes, mtime_ns = f"{data_at}/{name}", None, 0
+        try:
+            status = os.stat(data)  # noqa: PTH116 - one of tens of thousands
+            size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+        except FileNotFoundError:
+            pass
+        found.append(Entry(name, data, home, way != name, size_bytes, mtime_ns))
     return found
 
 
 # --- one file -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    """is_free: no process has the file open to write to it, or mapped."""
-
-    is_free: bool
-    _descriptor: int = -1
-
-    def is_wanted(self) -> bool:
-        """Whether a process waits to write to the file, as far as the kernel tells."""
-        return self._descriptor >= 0 and (
-            fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) == fcntl.F_UNLCK
-        )
-
-
-@contextmanager
-def _leased(path: Path, settle_s: float) -> Iterator[_Lease]:
-    """Who wants to write to the file waits until the block has ended.
-
-    The kernel gives a lease for reading to nobody while there is a writer.  Where it gives none at
-    all, or the file is not ours to read, it counts as written when it has not changed for settle_s.
-    """
-    descriptor = -1
-    try:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            # A writer that comes is told of by a signal that nobody hears: it waits, we are short.
-            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            lease = _Lease(True, descriptor)
-        except OSError as error:
-            age_s = time.time() - path.stat().st_mtime
-            lease = _Lease(error.errno != errno.EAGAIN and age_s > settle_s)
-        yield lease
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)  # and the lease with it
 
 
 def is_torn(path: Path, name: str) -> bool:
@@ -282,6 +303,14 @@ def is_torn(path: Path, name: str) -> bool:
     return False
 
 
+def _may_be_torn(data: bytes, name: str) -> bool:
+    """Return False if is_torn() is False for a file with these bytes, whatever else it has."""
+    if not data or data.startswith((b"PK\3\4", b"\x89HDF", b"\x93NUMPY", b"GGUF")):
+        return True
+    kind = kind_of(name)
+    return kind in ("safetensors", "hdf5") or (kind == "torch" and data[:1] == b"\x80")
+
+
 def _as_checkpoint(path: Path, kind: str, manifest: Manifest | None = None) -> Checkpoint:
     store = LocalStore(path.parent)
     found = store.stat(path.name)
@@ -298,13 +327,20 @@ def _put(new: Path, one: Entry) -> os.stat_result | None:
     or it leads elsewhere now, and nothing has changed.  Raises OSError."""
     if not one.is_linked():
         return None
-    ours = new.lstat()
+    with _opened(new) as ours:
+        return _put_opened(os.fspath(new), one, ours)
+
+
+def _put_opened(new: str, one: Entry, ours: int) -> os.stat_result | None:
+    """As _put(); ours: a descriptor of `new`."""
     # Marked first, too: who is killed then leaves a link, by which the next drain unmarks it.
-    if not _change(new, one, one.is_at, lambda: _mark_home(one)):
+    if not _change_opened(new, one, one.is_at, ours, lambda: _mark_home(one)):
         return None
     _mark_home(one)
-    new.unlink(missing_ok=True)  # until here it says that the file is home to who finds no mark
-    return ours
+    with suppress(FileNotFoundError):
+        # Until here it says that the file is home to who finds no mark.
+        os.unlink(new)  # noqa: PTH108 - a text
+    return os.fstat(ours)
 
 
 def _link(one: Entry, put: os.stat_result) -> None:
@@ -323,7 +359,7 @@ def _link(one: Entry, put: os.stat_result) -> None:
 def _change(
     new: Path,
     one: Entry,
-    is_there: Callable[[Path], bool],
+    is_there: Callable[[str | Path], bool],
     first: Callable[[], None] = lambda: None,
 ) -> bool:
     """`new` and what lies at the file's path change places in one moment; False: that is not what
@@ -332,22 +368,35 @@ def _change(
     if not is_there(one.home):
         return False
     with _opened(new) as ours:
-        try:
-            exchange(new, one.home)
-        except FileNotFoundError:
+        return _change_opened(os.fspath(new), one, is_there, ours, first)
+
+
+def _change_opened(
+    new: str,
+    one: Entry,
+    is_there: Callable[[str | Path], bool],
+    ours: int,
+    first: Callable[[], None],
+) -> bool:
+    """As _change(); ours: a descriptor of `new`."""
+    if not is_there(one.home_at):
+        return False
+    try:
+        exchange(new, one.home_at)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        # Between the question and the answer lies a microsecond.
+        if not is_there(one.home_at):
             return False
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-                raise
-            # Between the question and the answer lies a microsecond.
-            if not is_there(one.home):
-                return False
-            first()
-            new.replace(one.home)
-            return True
-        if not is_there(new):
-            _give_way(new, one, one.home, ours)
-            return False
+        first()
+        os.replace(new, one.home_at)  # noqa: PTH105 - texts
+        return True
+    if not is_there(new):
+        _give_way(Path(new), one, one.home, ours)
+        return False
     return True
 
 
@@ -367,7 +416,7 @@ def _give_way(new: Path, one: Entry, place: Path | None, ours: int) -> None:
     if _was_taken_away(ours, one):  # by what it took for a file of its own
         replaced = Path(_target(new))
         if replaced.parent == one.data.parent:
-            _mark_home(replace(one, name=replaced.name, data=replaced, is_home=False))
+            _mark_home(replace(one, name=replaced.name, data_at=str(replaced), is_home=False))
 
 
 def _was_taken_away(ours: int, one: Entry) -> bool:
@@ -385,7 +434,7 @@ def _place_of(descriptor: int) -> Path | None:
 def _lead_home(target: str, one: Entry, place: Path) -> None:
     """The program has given the file that a link leads to another name than that of `one`."""
     data = Path(target)
-    theirs = replace(one, name=data.name, data=data, is_home=False)
+    theirs = replace(one, name=data.name, data_at=target, is_home=False)
     if place != one.home and data.parent == one.data.parent and os.path.lexists(theirs.way):
         _rename_home(theirs, place)
 
@@ -413,25 +462,25 @@ def _mark_home(one: Entry) -> None:
     """Remembers on the tier, for a drain that comes after this one, that a file is at its path: the
     program may remove it there, and then no path leads to it."""
     with suppress(OSError):  # the program removes the path at this moment, or the tier is full
-        one.way.replace(replace(one, is_home=True).way)
+        os.replace(one.way_at(one.is_home), one.way_at(True))  # noqa: PTH105
 
 
 def _unmark(one: Entry) -> None:
     if one.is_home:
-        one.way.replace(replace(one, is_home=False).way)
+        os.replace(one.way_at(True), one.way_at(False))  # noqa: PTH105
 
 
 def _was_put(one: Entry) -> bool:
     """Whether the file came home, or gave its place to the one before, and its drain was killed
     before it could mark that."""
-    return os.fspath(one.data) in (_target(one.beside(NEW)), _target(one.was))
+    return one.data_at in (_target(one.beside(NEW)), _target(one.was))
 
 
 def _was_replaced(one: Entry) -> bool:
     """Whether the program has replaced the file at its path: it may as well have given it another
     name, and written the path anew."""
-    ways = [_target(replace(one, is_home=is_home).way) for is_home in (False, True)]
-    return ways == ["", os.fspath(one.home)]
+    ways = [_target(one.way_at(is_home)) for is_home in (False, True)]
+    return ways == ["", one.home_at]
 
 
 def _sweep(new: Path) -> None:
@@ -459,34 +508,90 @@ def _drop(one: Entry) -> None:
     new = one.beside(NEW)
     _sweep(new)
     _sweep_noted(one.draft, os.fspath(new))
-    if _target(one.was) == os.fspath(one.data):  # see _was_put()
+    if _target(one.was) == one.data_at:  # see _was_put()
         one.was.unlink(missing_ok=True)
-    ways = [replace(one, is_home=is_home).way for is_home in (False, True)]
-    for place in (one.data, *ways, ways[0].with_name(f"{one.name}{LINK}")):
-        place.unlink(missing_ok=True)
+    _drop_data(one)
+    Path(f"{one.way_at(False)}{LINK}").unlink(missing_ok=True)
+
+
+def _drop_data(one: Entry) -> None:
+    """Forget a file on the tier that has left nothing else.  The file goes before the links that
+    lead to its path."""
+    for place in (one.data_at, one.way_at(False), one.way_at(True)):
+        with suppress(FileNotFoundError):
+            os.unlink(place)  # noqa: PTH108 - a text
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """The hidden names of a program's folder that belong to a drain.  of: the names on the tier
+    of the files that they belong to."""
+
+    names: frozenset[str]
+    of: frozenset[str]
+    is_any_was: bool
+
+    def has_was(self, one: Entry) -> bool:
+        """Return True if the file's path, or the name under which the file was made, has an earlier
+        file."""
+        if not self.is_any_was:
+            return False
+        bases = (one.home_at.rpartition("/")[2], one.name[ID_LETTERS:])
+        return any(beside(base, WAS, ".") in self.names for base in bases)
+
+    def has_any(self, one: Entry) -> bool:
+        """Return True if anything in the folder may belong to the file."""
+        return one.name in self.of or len(one.name) > MOST_PLAIN_LETTERS or self.has_was(one)
+
+
+def _hidden_of(folders: Iterable[str]) -> dict[str, _Hidden]:
+    """Return what is hidden in the folders that occur often: to list such a folder once is cheaper
+    than to ask for the names of each file."""
+    hidden = {}
+    for folder, count in Counter(folders).items():
+        if count < MANY_IN_FOLDER:
+            continue
+        with suppress(OSError):
+            names = frozenset(name for name in names_in(folder) if name.startswith("."))
+            left = (_LEFT_BY_DRAIN.fullmatch(name) for name in names)
+            of = frozenset(match["name"] for match in left if match)
+            hidden[folder] = _Hidden(names, of, any(name.endswith(WAS) for name in names))
+    return hidden
 
 
 def _merge_marks(folder: Path) -> None:
     """A way that was written anew while it was marked: by its path, and marked."""
-    for marked in (folder / "home").glob(f"*{HOME}"):
-        way = marked.with_name(marked.name.removesuffix(HOME))
-        with suppress(FileNotFoundError):  # as is usual
-            way.replace(marked)
+    names = set(names_in(folder / "home"))
+    for marked in names:
+        way = marked.removesuffix(HOME)
+        if way != marked and way in names:
+            with suppress(FileNotFoundError):
+                (folder / "home" / way).replace(folder / "home" / marked)
 
 
 def _sweep_drafts(folder: Path) -> None:
     """Of files that the program has removed since a drain, or itself, was killed as it had begun
     with them."""
-    for note in (folder / "draft").glob("*"):
-        if not os.path.lexists(folder / "data" / note.name):
-            _sweep_noted(note)
-    for way in (folder / "home").glob(f"*{LINK}"):
-        if not os.path.lexists(folder / "data" / way.name.removesuffix(LINK)):
-            way.unlink(missing_ok=True)
-    for half in (folder / "data").glob(f"*{NEW}"):  # see burst_writing() in native/burst.c
-        with suppress(OSError):
-            if time.time() - half.stat().st_mtime > STARTING_S:
-                half.unlink(missing_ok=True)
+    draft, data = folder / "draft", folder / "data"
+
+    def sweep(place: str, name: str) -> None:
+        with suppress(OSError):  # the program's folder may be gone
+            _sweep(Path(place, f".{name}{NEW}"))
+
+    drafts = names_in(draft) if draft.is_dir() else []
+    for name in drafts:
+        if not is_of_many(name) and not os.path.lexists(data / name):
+            _sweep_noted(draft / name)
+    if any(map(is_of_many, drafts)):
+        sweep_many(os.fspath(draft), lambda name: os.path.lexists(data / name), sweep)
+    for name in names_in(folder / "home"):
+        if name.endswith(LINK) and not os.path.lexists(data / name.removesuffix(LINK)):
+            (folder / "home" / name).unlink(missing_ok=True)
+    for name in names_in(data):  # see burst_writing() in native/burst.c
+        if name.endswith(NEW):
+            with suppress(OSError):
+                if time.time() - (data / name).stat().st_mtime > STARTING_S:
+                    (data / name).unlink(missing_ok=True)
 
 
 # --- of other runs' files -------------------------------------------------------------------------
@@ -655,6 +760,8 @@ class Burst(Working):
         self._gone: dict[str, tuple[os.stat_result, os.stat_result]] = {}
         self._homes: dict[Path, None] = {}  # folders to which this has brought something
         self._said_device = False
+        self._syncs = Syncs()
+        self._is_following = False  # a program that may write more
         self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
         self._earlier = Kept(self.fast.folder / FOLDER, clock)
 
@@ -693,6 +800,8 @@ class Burst(Working):
     # --- two runs, one tier
 
     def watch(self, is_over: Callable[[], bool], grace_s: float = math.inf) -> list[str]:
+        self._is_following = True
+
         def has_ended() -> bool:
             if not self._over_as and is_over():
                 self._over_as = f"{time.time_ns():016x}"
@@ -775,15 +884,15 @@ class Burst(Working):
 
     def backlog(self) -> list[Entry]:
         """Files that are on the fast tier only, newest first.  Raises TierError."""
-        return [one for one in entries(self.fast.folder) if self._is_due(one)]
+        return [one for one in entries(self.fast.folder, None, self._gone) if self._is_due(one)]
 
-    def _is_due(self, one: Entry, linked: Mapping[Path, Entry] | None = None) -> bool:
+    def _is_due(self, one: Entry, linked: Mapping[str, Entry] | None = None) -> bool:
         """linked: as _linked() says it, where that is known."""
         if one.name in self._gone:
             return False
         if one.size_bytes is None:
             return _has_moved(one)
-        is_linked = one.is_linked() if linked is None else linked.get(one.home) is one
+        is_linked = one.is_linked() if linked is None else linked.get(one.home_at) is one
         return is_linked or (not one.is_home and bool(self._absence(one)))
 
     def _absence(self, one: Entry) -> str:
@@ -868,8 +977,7 @@ class Burst(Working):
             until_s = self._clock() + max(LOOK_S, self._pause_after(begun_s))
             has_tried = False
             for batch in self._batches(self._of_owed(left), failed):
-                self._try(batch, failed)
-                has_tried = True
+                has_tried |= self._try(batch, failed)
                 if self._clock() >= until_s:
                     break
             if not failed:
@@ -880,16 +988,18 @@ class Burst(Working):
                 return failed
             look = self.backlog
 
-    def _batches(self, left: Iterable[Entry], failed: dict[str, str]) -> Iterator[Sequence[Entry]]:
+    def _batches(self, left: Sequence[Entry], failed: dict[str, str]) -> Iterator[Sequence[Entry]]:
         """Yield the files that are due, small files in batches and other files singly.  failed:
         receives the reason for each file that is not due."""
         small: list[Entry] = []
         n_bytes = 0
+        if self._is_growing(left):
+            left = [one for one in left if one.size_bytes is None or one.size_bytes > SMALL_BYTES]
         # With a bandwidth limit, bound the batch: a file is renamed only when its whole batch is
         # copied.
         most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
         for one in left:
-            if not (self._is_time(one, failed) and self._may_go(one, failed)):
+            if not self._is_time(one, failed):
                 continue
             size_bytes = one.size_bytes
             if size_bytes is None or size_bytes > SMALL_BYTES:
@@ -903,6 +1013,21 @@ class Burst(Working):
         if small:
             yield small
 
+    def _is_growing(self, left: Sequence[Entry]) -> bool:
+        """Return True while a program that is being followed makes a save of many small files."""
+        if not self._is_following or self._over_as or len(left) < MANY_GROWING:
+            return False
+        small = [
+            one for one in left if one.size_bytes is not None and one.size_bytes <= SMALL_BYTES
+        ]
+        times_s = sorted(one.mtime_ns / 1e9 for one in small)
+        now_s = time.time()
+        is_growing = len(small) >= MANY_GROWING and 0 <= now_s - times_s[-MANY_GROWING] < GROWN_S
+        if not is_growing or now_s - times_s[0] > MOST_GROWING_S:
+            return False
+        free = os.statvfs(self.fast.folder)
+        return sum(one.size_bytes or 0 for one in small) < free.f_bavail * free.f_frsize
+
     def _pause_after(self, begun_s: float) -> float:
         return min(MOST_BLIND_S, (self._clock() - begun_s) / LOOK_SHARE)
 
@@ -915,7 +1040,7 @@ class Burst(Working):
             _merge_marks(folder / FOLDER)
             found = entries(folder)
             linked = _linked(found)
-            for one in linked.values():
+            for one in {one.folder_at: one for one in linked.values()}.values():
                 if one.home.parent not in self._devices:
                     self._absence(one)
             if self._find_again([one for one in found if one.size_bytes is not None], linked):
@@ -926,19 +1051,24 @@ class Burst(Working):
 
     def _is_time(self, one: Entry, failed: dict[str, str]) -> bool:
         """Whether an attempt that failed is long enough ago; failed: is told if not."""
-        name = one.home.as_posix()
-        not_before_s, _, why = self._again.get(name, (-1.0, 0.0, ""))
+        name = one.home_at
+        if name not in self._again:
+            return name not in failed
+        not_before_s, _, why = self._again[name]
         if self._clock() < not_before_s:
             failed[name] = why
         return name not in failed
 
-    def _try(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
-        """Drain a batch.  failed: receives the reason for each file that could not be drained."""
+    def _try(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
+        """Drain a batch; return False if no file of the batch may go now.  failed: receives the
+        reason for each file that could not be drained."""
         if len(batch) > 1:
-            self._drain_together(batch, failed)
-            return
+            return self._drain_together(batch, failed)
+        if not self._may_go(batch[0], failed):
+            return False
         with self._trying(batch[0], failed):
             self._drain(batch[0])
+        return True
 
     @contextmanager
     def _trying(self, one: Entry, failed: dict[str, str]) -> Iterator[None]:
@@ -964,7 +1094,7 @@ class Burst(Working):
             return False
         try:
             path = one.home if one.size_bytes is None else one.data
-            with _leased(path, self.settings.settle_s) as lease:
+            with leased(path, self.settings.settle_s) as lease:
                 return lease.is_free
         except (FileNotFoundError, NotADirectoryError):
             return one.size_bytes is None  # its path is gone: nothing is left to wait for
@@ -995,69 +1125,105 @@ class Burst(Working):
                 new.unlink(missing_ok=True)
         self._arrived(one, before, put)
 
-    def _drain_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> None:
-        """Drain each file of a batch as _drain() does, with the waits combined."""
-        copies: dict[str, Copy] = {}
+    def _drain_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> bool:
+        """Drain each file of a batch as _drain() does, with the waits combined.  Return False if a
+        process writes to each of the files."""
         ones = {one.name: one for one in batch}
-        for one in batch:
-            with self._trying(one, failed):
-                before = self._begun(one)
-                if before is not None:
-                    self._note_draft(one, one.beside(NEW), before)
-                    copies[one.name] = Copy(one.data, one.beside(NEW), before)
-        total = sum(copy.status.st_size for copy in copies.values())
-        current = f"{len(copies)} files"
+        copies = self._read_together(batch, failed)
+        for copy in copies.values():
+            if copy.error is None and not copy.is_plain:
+                self._try([ones[copy.name]], failed)
+        plain = [copy for copy in copies.values() if copy.status is not None and copy.is_plain]
+        total = sum(copy.status.st_size for copy in plain if copy.status is not None)
+        current = f"{len(plain)} files"
         self._say(state="draining", current=current, done_bytes=0, total_bytes=total)
-        self._copied = set(copies)
-        placed: dict[str, os.stat_result] = {}
+        notes = self._note_drafts([ones[copy.name] for copy in plain])
+        self._copied = {copy.name for copy in plain}
+
+        def place(copy: Copy, descriptor: int) -> os.stat_result | None:
+            assert copy.status is not None
+            return self._placed(ones[copy.name], Path(copy.new), copy.status, descriptor)
+
         try:
             with recorder.span("drain", self.status.drained):
-                copy_together(list(copies.values()), self._before_copy)
-                for name, copy in copies.items():
-                    with self._trying(ones[name], failed):
-                        put = self._placed_copy(ones[name], copy)
-                        if put is not None:
-                            placed[name] = put
-                durable = self._synced({ones[name] for name in placed}, failed)
-        finally:
+                copy_together(plain, self._before_copies, place, self._syncs)
+        finally:  # also where the drain was stopped: what is at its path has arrived
             self._copied = set()
-            for name, copy in copies.items():
-                with suppress(OSError):  # the next drain sweeps the draft
-                    if name not in placed:
-                        copy.new.unlink(missing_ok=True)
-        for one in durable:
-            with self._trying(one, failed):
-                self._arrived(one, copies[one.name].status, placed[one.name])
+            placed = [copy for copy in plain if copy.put is not None]
+            durable = self._synced(placed, ones, failed)
+            self._arrived_together([(ones[name], copy) for name, copy in durable.items()], failed)
+            end_many(f"{self.fast.folder}/{FOLDER}/draft", notes)
+        for copy in copies.values():
+            if copy.error is not None:
+                self._fail_copy(ones[copy.name], copy.error, failed)
+        return any(copy.status is not None or copy.error is not None for copy in copies.values())
 
-    def _before_copy(self, copy: Copy) -> None:
-        """Run the checks due before a file is written and before a file is read back.  Raises
+    def _read_together(self, batch: Sequence[Entry], failed: dict[str, str]) -> dict[str, Copy]:
+        """Read the files of a batch; leave out the files whose folder is absent."""
+        homes = {one.name: one.home_at for one in batch}
+        absent: dict[str, str] = {}
+        copies = []
+        for one in batch:
+            if one.folder_at not in absent:
+                absent[one.folder_at] = self._absence(one)
+            if why := absent[one.folder_at]:
+                with self._trying(one, failed):
+                    raise _AbsentError(why)
+            else:
+                copies.append(Copy(one.name, one.data_at, one.beside_at(NEW), one.folder_at))
+
+        def is_plain(copy: Copy, data: bytes) -> bool:
+            home = homes[copy.name]
+            name = home.rpartition("/")[2]
+            return not (_may_be_torn(data, name) and is_torn(Path(copy.source), name))
+
+        read_all(copies, lambda part: self._held(), self.settings.settle_s, is_plain)
+        return {copy.name: copy for copy in copies}
+
+    def _note_drafts(self, batch: Sequence[Entry]) -> list[str]:
+        """Note on the tier where copies are made, so that the next drain can sweep them."""
+        folder = f"{self.fast.folder}/{FOLDER}/draft"
+        of_folder: dict[str, list[str]] = {}
+        noted: set[str] = set()
+        with suppress(OSError):
+            noted = set(names_in(folder))
+        for one in batch:
+            of_folder.setdefault(one.folder_at, []).append(one.name)
+            if one.name in noted:  # by a drain that copied the file alone
+                _sweep_noted(one.draft, one.beside_at(NEW))
+        for at in of_folder:
+            with suppress(OSError):
+                self._say_device(self.fast.folder.stat(), Path(at))
+        return note_many(folder, of_folder)
+
+    def _before_copies(self, copies: Sequence[Copy]) -> None:
+        """Run the checks due before files are written and before files are read back.  Raises
         Stopped."""
         self._held()
-        self._pace.take(copy.status.st_size)
+        self._pace.take(sum(copy.status.st_size for copy in copies if copy.status is not None))
         self._through(0, False)
 
-    def _placed_copy(self, one: Entry, copy: Copy) -> os.stat_result | None:
-        """Place a copy as _placed() does.  Raises TierError, OSError."""
-        if copy.error is None:
-            self._through(copy.status.st_size, False)
-            return self._placed(one, copy.new, copy.status)
-        if one.is_linked() or self._absence(one):
-            raise copy.error
-        return None  # removed, or the folder was renamed: the next look finds the link
+    def _fail_copy(self, one: Entry, error: Exception, failed: dict[str, str]) -> None:
+        with self._trying(one, failed):
+            if one.is_linked() or self._absence(one):
+                raise error
+            # Else it was removed, or the folder was renamed: the next look finds the link.
 
-    def _synced(self, placed: Iterable[Entry], failed: dict[str, str]) -> list[Entry]:
+    def _synced(
+        self, placed: Sequence[Copy], ones: Mapping[str, Entry], failed: dict[str, str]
+    ) -> dict[str, Copy]:
         """Sync the folders of the placed files.  Return the files whose folder is synced."""
-        of_folder: dict[Path, list[Entry]] = {}
-        for one in placed:
-            of_folder.setdefault(one.home.parent, []).append(one)
-        done = []
-        for folder, ones in of_folder.items():
+        of_folder: dict[str, list[Copy]] = {}
+        for copy in placed:
+            of_folder.setdefault(copy.folder, []).append(copy)
+        done: dict[str, Copy] = {}
+        for folder, copies in of_folder.items():
             try:
                 fsync_folder(folder)
-                done += ones
+                done |= {copy.name: copy for copy in copies}
             except OSError as error:
-                for one in ones:
-                    with self._trying(one, failed):
+                for copy in copies:
+                    with self._trying(ones[copy.name], failed):
                         raise error
         return done
 
@@ -1078,11 +1244,14 @@ class Burst(Working):
             return None
         return one.data.stat()
 
-    def _placed(self, one: Entry, new: Path, before: os.stat_result) -> os.stat_result | None:
+    def _placed(
+        self, one: Entry, new: Path, before: os.stat_result, descriptor: int = -1
+    ) -> os.stat_result | None:
         """Put the copy at the file's path.  Return the copy's status; None: the program changed the
-        path first.  Raises TierError, OSError."""
+        path first.  descriptor: of the copy, where it is open.  Raises TierError, OSError."""
         with self._as_it_was(one, before) as lease:
-            put = _put(new, one)
+            is_open = descriptor >= 0
+            put = _put_opened(os.fspath(new), one, descriptor) if is_open else _put(new, one)
             if put is not None and lease.is_wanted():
                 # A process that opened the file through the link still writes to the tier: no
                 # process may read or continue the copy at the path.
@@ -1094,27 +1263,61 @@ class Burst(Working):
 
     def _arrived(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
         """Record that a file is at its path for good.  Raises TierError, OSError."""
-        self._forget_was(one)
-        self._earlier.came(one.name, one.home, os.path.lexists(one.was))
+        self._note_arrival(one, before, put)
+        self._say_drained(1, before.st_size, one)
+
+    def _arrived_together(self, done: Sequence[tuple[Entry, Copy]], failed: dict[str, str]) -> None:
+        """Record as _arrived() does for each file of a batch."""
+        hidden = _hidden_of(one.folder_at for one, _ in done)
+        n_bytes = 0
+        for one, copy in done:
+            assert copy.status is not None and copy.put is not None  # noqa: PT018
+            try:
+                self._note_arrival(one, copy.status, copy.put, hidden.get(one.folder_at))
+                n_bytes += copy.status.st_size
+                self._again.pop(one.home_at, None)
+            except (PenstockError, OSError) as error:
+                with self._trying(one, failed):
+                    raise error
+        if done:
+            self._through(n_bytes, False)
+            self._say_drained(len(done), n_bytes, done[-1][0])
+            self._say(error="")
+
+    def _say_drained(self, n_files: int, n_bytes: int, last: Entry) -> None:
+        self._say(
+            drained=self.status.drained + n_files,
+            drained_bytes=self.status.drained_bytes + n_bytes,
+            last=last.home_at,
+        )
+
+    def _note_arrival(
+        self,
+        one: Entry,
+        before: os.stat_result,
+        put: os.stat_result,
+        hidden: _Hidden | None = None,
+    ) -> None:
+        has_was = False
+        if hidden is None or hidden.has_was(one):
+            self._forget_was(one)
+            has_was = os.path.lexists(one.was)
+        folder, base = _folder(one.folder_at), one.home_at.rpartition("/")[2]
+        self._earlier.came_at(one.name, folder, base, has_was)
         self._gone[one.name] = (before, put)
-        self._homes[one.home.parent] = None
+        self._homes[folder] = None
         lag_s = max(0.0, time.time() - before.st_mtime)
-        said = f"{before.st_size} {lag_s:.6f} {one.home}"
+        said = f"{before.st_size} {lag_s:.6f} {one.home_at}"
         if self._is_ours(one):
             recorder.note(DRAINED, said)
         else:
             tell(self.fast.folder, one.owner, said)
-        self._say(
-            drained=self.status.drained + 1,
-            drained_bytes=self.status.drained_bytes + before.st_size,
-            last=one.home.as_posix(),
-        )
 
     @contextmanager
-    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[_Lease]:
+    def _as_it_was(self, one: Entry, before: os.stat_result) -> Iterator[Lease]:
         """In the block nobody writes to a file.  Raises TierError: somebody does, or has."""
-        with _leased(one.data, self.settings.settle_s) as lease:
-            if not lease.is_free or not _is_as_before(one.data.stat(), before):
+        with leased(one.data_at, self.settings.settle_s) as lease:
+            if not lease.is_free or not _is_as_before(os.stat(one.data_at), before):  # noqa: PTH116
                 raise _written_again(one)
             yield lease
 
@@ -1132,7 +1335,7 @@ class Burst(Working):
         """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
         killed before the program made the link."""
         if os.path.lexists(one.was):
-            is_link = _target(one.was) == os.fspath(one.data)  # see _was_put()
+            is_link = _target(one.was) == one.data_at  # see _was_put()
             if is_link or (is_dead and _are_one_file(one.was, one.home)):
                 one.was.unlink(missing_ok=True)
             else:
@@ -1156,7 +1359,7 @@ class Burst(Working):
         """As _end_was(): whether what was there before has come back."""
         self._await_end(one.home, one)
         torn = self._left_torn(one.home, one)
-        with _leased(one.home, self.settings.settle_s) as lease:
+        with leased(one.home, self.settings.settle_s) as lease:
             is_bad = is_torn(one.home, one.home.name)
             if not lease.is_free:
                 raise _written_again(one)
@@ -1248,7 +1451,7 @@ class Burst(Working):
 
     def _await_end(self, path: Path, one: Entry) -> None:
         """Raises _UnfinishedError: the end is missing, and a program lives that may write it."""
-        if is_running(self.fast.folder, one.owner) and is_torn(path, one.home.name):
+        if is_torn(path, one.home.name) and is_running(self.fast.folder, one.owner):
             raise _UnfinishedError(
                 f"{one.home}: without its end; stays as it is until that is written, or its run "
                 "has ended"
@@ -1260,7 +1463,7 @@ class Burst(Working):
         age_s = time.time() - path.stat().st_mtime
         if age_s < self.settings.settle_s:
             self._rest(self.settings.settle_s - max(0.0, age_s))
-        with _leased(path, self.settings.settle_s) as lease:
+        with leased(path, self.settings.settle_s) as lease:
             found = path.stat()
             return found if lease.is_free and is_torn(path, one.home.name) else None
 
@@ -1353,34 +1556,48 @@ class Burst(Working):
         """A program that opened the path just before the file took its link's place may write to
         what is on the tier: then the link comes back."""
         found = entries(self.fast.folder) if self._gone else []
-        of_path: dict[Path, list[Entry]] = {}
+        of_path: dict[str, list[Entry]] = {}
         for one in found:
-            of_path.setdefault(one.home, []).append(one)
-        for one in found:
-            gone = self._gone.get(one.name)
-            if gone is None or one.size_bytes is None or _target(one.home):
+            of_path.setdefault(one.home_at, []).append(one)
+        committed = [one for one in found if one.name in self._gone]
+        hidden = _hidden_of(one.folder_at for one in committed)
+        drafts = frozenset[str]()
+        with suppress(OSError):
+            drafts = frozenset(names_in(self.fast.folder / FOLDER / "draft"))
+        for one in committed:
+            if one.size_bytes is None or _target(one.home_at):
                 # To it: a newer one was torn, and this is what was there before.  To a newer one:
                 # that may be torn yet, and have replaced this one without keeping it.
                 continue
+            aside = None if one.name in drafts else hidden.get(one.folder_at)
             with suppress(OSError):  # the program has removed it, or its folder
-                self._forget(one, of_path[one.home], *gone)
+                self._forget(one, of_path[one.home_at], *self._gone[one.name], aside)
         self._gone.clear()
 
     def _forget(
-        self, one: Entry, of_path: list[Entry], before: os.stat_result, put: os.stat_result
+        self,
+        one: Entry,
+        of_path: list[Entry],
+        before: os.stat_result,
+        put: os.stat_result,
+        hidden: _Hidden | None,
     ) -> None:
-        with _leased(one.data, self.settings.settle_s) as lease:
-            is_same = _is_as_before(one.data.stat(), before)
+        with leased(one.data_at, self.settings.settle_s) as lease:
+            is_same = _is_as_before(os.stat(one.data_at), before)  # noqa: PTH116 - one of many
         if is_same and lease.is_free:
             # Else it may have got another name, which was another file's, since.
-            for other in _versions(one, of_path) if _is_that(one.home, put) else ():
-                _drop(other)
-            self._forget_was(one)
-            _drop(one)
+            if len(of_path) > 1 and _is_that(one.home_at, put):
+                for other in _versions(one, of_path):
+                    _drop(other)
+            if hidden is None or hidden.has_any(one):
+                self._forget_was(one)
+                _drop(one)
+            else:
+                _drop_data(one)
         else:
             _link(one, put)
 
-    def _find_again(self, found: Sequence[Entry], linked: Mapping[Path, Entry]) -> bool:
+    def _find_again(self, found: Sequence[Entry], linked: Mapping[str, Entry]) -> bool:
         """Files whose path leads elsewhere: older ones go when a newer one is whole; renamed links
         are looked for.  Whether anything was found."""
         for one in linked.values():
@@ -1392,7 +1609,7 @@ class Burst(Working):
             one
             for one in found
             if one.name not in gone
-            and (one.home not in linked or not (one.is_home or one is linked[one.home]))
+            and (one.home_at not in linked or not (one.is_home or one is linked[one.home_at]))
         ]
         has_changed = bool(gone or lost) or any(one.is_home for one in linked.values())
         now_s = self._clock()
@@ -1405,6 +1622,7 @@ class Burst(Working):
             for one in lost
             if (path := os.fspath(one.data)) in links and not _was_put(one)
         }
+        synced: set[str] = set()
         for one in lost:
             with suppress(TierError, OSError):  # one that cannot be looked at holds up no other
                 if one.name in places:
@@ -1413,6 +1631,10 @@ class Burst(Working):
                     # It was replaced or removed there, or nothing was ever in it.  What was renamed
                     # to its path may be torn: then this is what was there before.
                     if one.home not in places.values():
+                        # A drain that was killed may have put it there, and not have synced that.
+                        if one.folder_at not in synced and _is_file(one.home):
+                            fsync_folder(one.folder_at)
+                            synced.add(one.folder_at)
                         self._drop_old(one)
                 else:  # the file stays: a link to it may be where we did not look
                     if time.time() - one.mtime_ns / 1e9 > LOOK_S:
@@ -1420,17 +1642,17 @@ class Burst(Working):
                     _sweep(one.beside(NEW))
         return has_changed
 
-    def _drop_replaced(self, found: Sequence[Entry], linked: Mapping[Path, Entry]) -> set[str]:
+    def _drop_replaced(self, found: Sequence[Entry], linked: Mapping[str, Entry]) -> set[str]:
         """Files that were replaced at their path go when a newer one of it is closed and whole, of
         which the path may not yet lead to that.  The names of those that are gone."""
-        replaced: dict[Path, list[Entry]] = {}
+        replaced: dict[str, list[Entry]] = {}
         for one in found:
             if (
                 one.is_home
-                and one is not linked.get(one.home, one)
+                and one is not linked.get(one.home_at, one)
                 and one.name not in self._copied
             ):
-                replaced.setdefault(one.home, []).append(one)
+                replaced.setdefault(one.home_at, []).append(one)
         gone = set()
         for home, older in replaced.items():
             newest, has_whole = linked[home], False
@@ -1452,8 +1674,8 @@ class Burst(Working):
             begun_s = self._clock()
             with suppress(OSError, TierError):  # the next look does it
                 found = self._lying()
-                homes = {one.home for one in found if one.is_home}
-                found = [one for one in found if one.home in homes]
+                homes = {one.home_at for one in found if one.is_home}
+                found = [one for one in found if one.home_at in homes]
                 self._drop_replaced(found, _linked(found))
             now_s = self._clock()
             self._drop_again_s = now_s + max(LOOK_S, (now_s - begun_s) / LOOK_SHARE)
@@ -1463,7 +1685,7 @@ class Burst(Working):
     def _drop_old(self, one: Entry) -> None:
         """Unless a program is about to make its link, or writes to it.  Who was killed may have
         left what was there before."""
-        with suppress(FileNotFoundError), _leased(one.data, 0.0) as lease:
+        with suppress(FileNotFoundError), leased(one.data, 0.0) as lease:
             made_s = max(one.data.stat().st_mtime, one.way.lstat().st_mtime)
             if lease.is_free and time.time() - made_s > LOOK_S:
                 if os.path.lexists(one.was):
@@ -1472,7 +1694,7 @@ class Burst(Working):
 
     def _backlog(self, left: Sequence[Entry]) -> None:
         self._say(
-            backlog=tuple(one.home.as_posix() for one in left),
+            backlog=tuple(one.home_at for one in left),
             backlog_bytes=sum(one.size_bytes or 0 for one in left),
             at_risk_s=_age_s(left),
         )
@@ -1500,9 +1722,9 @@ def _is_as_before(now: os.stat_result, before: os.stat_result) -> bool:
     return is_same and (is_linked or now.st_ctime_ns == before.st_ctime_ns)
 
 
-def _is_that(path: Path, found: os.stat_result) -> bool:
+def _is_that(path: str | Path, found: os.stat_result) -> bool:
     with suppress(OSError):
-        return os.path.samestat(path.lstat(), found)
+        return os.path.samestat(os.lstat(path), found)
     return False
 
 
@@ -1546,9 +1768,9 @@ def _is_bad(one: Entry) -> bool:
     return not one.size_bytes or is_torn(one.data, one.home.name)
 
 
-def _linked(found: Iterable[Entry]) -> dict[Path, Entry]:
+def _linked(found: Iterable[Entry]) -> dict[str, Entry]:
     """Those to which their paths lead."""
-    return {one.home: one for one in found if one.size_bytes is not None and one.is_linked()}
+    return {one.home_at: one for one in found if one.size_bytes is not None and one.is_linked()}
 
 
 def _in_order(versions: Iterable[Entry], newest: str) -> list[Entry]:
@@ -1567,6 +1789,11 @@ def _versions(one: Entry, of_path: Iterable[Entry]) -> list[Entry]:
     ]
     ordered = _in_order([*others, one], one.newest())
     return ordered[ordered.index(one) + 1 :]
+
+
+@lru_cache(maxsize=1024)
+def _folder(path: str) -> Path:
+    return Path(path)  # once for all of its files
 
 
 def _rename_home(one: Entry, place: Path) -> None:
@@ -1591,7 +1818,7 @@ def _lead_aside(home: Path, newer: Path) -> bool:
             raise
         home.replace(newer)
         was.replace(home)
-    ours = Entry(data.name, data, home)
+    ours = Entry(data.name, str(data), str(home))
     if os.path.lexists(ours.way):  # else on another node's tier, whose drain finds the link
         _rename_home(ours, newer)
     return True

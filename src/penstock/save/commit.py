@@ -23,7 +23,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -483,18 +485,25 @@ def _size_of(path: Path) -> int:
     return size
 
 
-def exchange(new: Path, old: Path) -> None:
+def exchange(new: str | Path, old: str | Path) -> None:
     """Two names of one file system change places in one moment.  Raises OSError: ENOSYS or EINVAL
     where the file system cannot."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     here = -100  # AT_FDCWD
     if libc.renameat2(here, os.fsencode(new), here, os.fsencode(old), RENAME_EXCHANGE):
+        import ctypes
+
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), os.fspath(old))
+
+
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager

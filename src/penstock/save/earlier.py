@@ -178,14 +178,18 @@ class Kept:
     def came(self, name: str, home: Path, has_earlier: bool) -> None:
         """Record that a file of a save is home.  name: the file's name on the tier; starts with the
         time."""
-        at = home.parent, group_of(home.name)
+        self.came_at(name, home.parent, home.name, has_earlier)
+
+    def came_at(self, name: str, folder: Path, base: str, has_earlier: bool) -> None:
+        """As came(), for the path folder / base."""
+        at = folder, group_of(base)
         came, new = self._came.setdefault(at, set()), self._new.setdefault(at, set())
-        if home.name in came:  # the next save of these names has begun
+        if base in came:  # the next save of these names has begun
             self._before[at] = self._before.get(at, set()) | came
             came.clear()
-        came.add(home.name)
+        came.add(base)
         if not has_earlier and at in self._begun and name >= self._begun[at]:
-            new.add(home.name)
+            new.add(base)
         self._busy_s[at] = self._clock()
         if sum(map(len, self._came.values())) > MOST_BROUGHT:
             self._came.clear()

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -320,7 +320,9 @@ class Working:
                 self.status = replace(self.status, at_risk_s=max(0.0, time.time() - since_s))
             status = self.status = replace(self.status, updated_unix_ns=time.time_ns())
         with suppress(TierError):
-            _write(self.fast.path(STATUS), json.dumps(asdict(status), indent=1))
+            # Not asdict(): it copies each of tens of thousands of names.
+            facts = {name: getattr(status, name) for name in Status.__dataclass_fields__}
+            _write(self.fast.path(STATUS), json.dumps(facts, indent=1))
             _write(self.fast.path(METRICS), open_metrics(status))
         self._told(status)
 
