@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SaveError, TierError
+from penstock.save.batch import (
+    MOST_BYTES,
+    MOST_FILES,
+    SMALL_BYTES,
+    Copy,
+    Syncs,
+    copy_together,
+    read_all,
+)
 from penstock.save.commit import (
     MARK,
     PART_SUFFIX,
@@ -59,6 +68,7 @@ from penstock.stores import (
     beside,
     draft_of,
     fsync_folder,
+    make_folders,
 )
 
 __all__ = [
@@ -73,6 +83,7 @@ __all__ = [
     "paced",
 ]
 
+LEAST_TOGETHER = 8  # small files that are worth threads and a sync of the whole file system
 BURST_S = 0.25  # of the rate limit: a few pieces at once
 
 
@@ -100,6 +111,10 @@ class Pace:
     ) -> None:
         self._limit_bps, self._clock, self._sleep = limit_bps, clock, sleep
         self._lock, self._next_s = threading.Lock(), -math.inf
+
+    @property
+    def limit_bps(self) -> float | None:
+        return self._limit_bps
 
     def take(self, n_bytes: int) -> None:
         """Wait until these bytes may be copied."""
@@ -318,9 +333,13 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
     # If a drain ends between the two steps, the format can judge the new bytes; an old manifest
     # would call the new bytes damaged.  For several files the old manifest shows a mixture.
     replacing = target.arrived if is_single else None
+    together = _copied_together(source, wanted, target, trip)
     for found in wanted:
         name = target.prefix + target.inner(source.inner(found))
-        made, is_confirmed = copy_file(source, found, target.store, name, trip, replacing)
+        if found.name in together:
+            made, is_confirmed = together[found.name], True
+        else:
+            made, is_confirmed = copy_file(source, found, target.store, name, trip, replacing)
         made = replace(made, name=target.inner(made.name))
         sums.append(made)
         if not is_confirmed:
@@ -341,6 +360,84 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
         manifest = replace(manifest, as_fetched=lying(target.prefix, files))
     target.commit(to_json(manifest))
     return manifest
+
+
+def _copied_together(
+    source: Checkpoint, wanted: Sequence[Found], target: "_Target", trip: Trip
+) -> dict[str, FileSum]:
+    """Copy the small files into the folder that counts at the commit: sync all, then read all back.
+    Return the checksums by name in the source.  Files of an earlier attempt, and files that cannot
+    be read, are not among them: copy_file() copies these.  Raises as copy_file()."""
+    dest, done = target.store, dict[str, FileSum]()
+    if not (isinstance(source.store, LocalStore) and isinstance(dest, LocalStore)):
+        return done
+    small = [found for found in wanted if found.size_bytes <= SMALL_BYTES]
+    if not target.is_inside or len(small) < LEAST_TOGETHER:
+        return done
+    syncs, batch, n_bytes = Syncs(), list[tuple[Found, str]](), 0
+    most_bytes = min(MOST_BYTES, trip.pace.limit_bps or MOST_BYTES)
+    for number, found in enumerate(small, 1):
+        name = target.prefix + target.inner(source.inner(found))
+        if not os.path.lexists(dest.path(name)):
+            batch.append((found, name))
+            n_bytes += found.size_bytes
+        if len(batch) >= MOST_FILES or n_bytes >= most_bytes or number == len(small):
+            done |= _copy_batch(source, batch, dest, trip, syncs)
+            batch, n_bytes = [], 0
+    return done
+
+
+def _copy_batch(
+    source: Checkpoint,
+    batch: Sequence[tuple[Found, str]],
+    dest: LocalStore,
+    trip: Trip,
+    syncs: Syncs,
+) -> dict[str, FileSum]:
+    assert isinstance(source.store, LocalStore)
+    known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+    wanted = {found.name: (found, dest.path(name)) for found, name in batch}
+    copies, sums = [], dict[str, bytes]()
+    for found, path in wanted.values():
+        place, new = os.fspath(source.store.path(found.name)), os.fspath(draft_of(path))
+        copies.append(Copy(found.name, place, new, os.fspath(path.parent), has_mode=False))
+
+    def summed(copy: Copy, data: bytes) -> bool:
+        parts = range(0, len(data), CHUNK_BYTES)
+        sums[copy.name] = b"".join(checksum(data[at : at + CHUNK_BYTES]) for at in parts)
+        return True
+
+    def before(part: Sequence[Copy]) -> None:
+        trip.held()
+        trip.pace.take(sum(copy.status.st_size for copy in part if copy.status is not None))
+
+    def place_copy(copy: Copy, descriptor: int) -> os.stat_result:
+        os.replace(copy.new, wanted[copy.name][1])  # noqa: PTH105 - a text
+        trip.told(os.fstat(descriptor).st_size, False)
+        return os.fstat(descriptor)
+
+    read_all(copies, lambda part: trip.held(), None, summed)
+    copies = [copy for copy in copies if copy.status is not None and copy.error is None]
+    done = {}
+    for copy in copies:
+        found, status = wanted[copy.name][0], copy.status
+        assert status is not None
+        inner = source.inner(found)
+        if not known and (status.st_size, status.st_mtime_ns) != (found.size_bytes, found.mtime_ns):
+            raise TierError(f"{source.where}: {inner} changed while it was copied; next time")
+        done[copy.name] = _checked(sums[copy.name], inner, found, known, source.store.url)
+    try:
+        for folder in {copy.folder for copy in copies}:
+            make_folders(Path(folder))
+        copy_together(copies, before, place_copy, syncs)
+        for copy in copies:
+            if copy.error is not None:
+                raise copy.error
+    except OSError as error:
+        raise TierError(
+            f"{error.filename or dest.url}: cannot be written: {error.strerror}"
+        ) from error
+    return done
 
 
 def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
