@@ -53,6 +53,8 @@ BENCHMARKS = {
     "save": "Save: verify and drain",
     "checkpointer": "Save: the block and the time to durable",
     "checkpointer_training": "Save: beside a training",
+    "small_files:drain": "Save: many small files, drained",
+    "small_files:write": "Save: many small files, written",
 }
 
 PREFACE = """# Performance

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import os
 import re
 import secrets
 import signal
@@ -19,8 +20,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from penstock import drafts
 
 __all__ = ["Offset", "ask"]
 
@@ -80,7 +79,11 @@ class Offset:
             "port": self._listener.getsockname()[1],
             "word": self._word.hex(),
         }
-        drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
+        draft = self.folder / f".{NAME}.new"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            json.dump(told, file)
+        draft.replace(self.folder / NAME)
 
     def _answer(self) -> None:
         # Signals are the launcher's main thread's, which passes them on.
