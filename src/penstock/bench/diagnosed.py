@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,8 @@ __all__ = ["FAULTS", "LOADERS", "trained"]
 
 BATCH = 4
 DECODE_S = 0.006  # of CPU for each item: a small JPEG
+STRAGGLER_S, STRAGGLER_EVERY = 0.15, 16  # one item of 16 takes this long, without a file call
+START_S, PASSES = 0.2, 4  # of CPU time when a worker starts; workers start anew in each pass
 REMOTE_S = 0.015  # until the first byte of each item: an object store in the same region
 PAGE_BYTES = 4096
 SAVE_EVERY = 5
@@ -56,6 +59,13 @@ def _decoded(path: str) -> bytes:
     end = time.thread_time() + DECODE_S
     while time.thread_time() < end:
         sum(data[:4096])
+    return data
+
+
+def _straggling(path: str) -> bytes:
+    data = _plain(path)
+    if zlib.crc32(path.encode()) % STRAGGLER_EVERY == 0:
+        time.sleep(STRAGGLER_S)
     return data
 
 
@@ -110,14 +120,17 @@ def _serve(port: multiprocessing.Queue[int]) -> None:
     server.serve_forever()
 
 
-FAULTS = ("none", "storage", "decode", "mapped", "remote", "checkpoint")
+FAULTS = (
+    "none", "storage", "decode", "mapped", "remote", "checkpoint", "straggler", "worker start",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def _item(fault: str) -> Iterator[Item]:
     """How an item is read, for as long as the block runs: a server runs in another process."""
     if fault != "remote":
-        yield {"decode": _decoded, "mapped": _mapped}.get(fault, _plain)
+        items = {"decode": _decoded, "mapped": _mapped, "straggler": _straggling}
+        yield items.get(fault, _plain)
         return
     import multiprocessing
 
@@ -158,6 +171,21 @@ def _dataloader(files: list[str], item: Item, workers: int = 0) -> Iterable[Any]
     items: Any = _Items(files, item)
     loader: Iterable[Any] = DataLoader(items, BATCH, num_workers=workers)
     return loader
+
+
+def _slow_start(worker: int) -> None:
+    end = time.thread_time() + START_S
+    while time.thread_time() < end:
+        sum(range(1000))
+
+
+def _started_anew(files: list[str], item: Item) -> Iterator[Any]:
+    """Two workers, which start in each of some passes, as without persistent_workers."""
+    from torch.utils.data import DataLoader
+
+    for at in range(PASSES):
+        items: Any = _Items(files[at::PASSES], item)
+        yield from DataLoader(items, BATCH, num_workers=2, worker_init_fn=_slow_start)
 
 
 def _two_workers(files: list[str], item: Item) -> Iterable[Any]:
@@ -296,7 +324,8 @@ def trained(job: dict[str, Any], is_ready: Callable[[], None]) -> dict[str, floa
     with _item(job["fault"]) as item, tempfile.TemporaryDirectory(dir=job["work"]) as saved:
         model(data).pow(2).mean().backward()  # brings the pages of libraries into memory; no step
         is_ready()
-        batches = iter(LOADERS[job["loader"]](job["files"], item))
+        loader = _started_anew if job["fault"] == "worker start" else LOADERS[job["loader"]]
+        batches = iter(loader(job["files"], item))
         next(batches)
         before = delays = _delays()
         begun = time.perf_counter()

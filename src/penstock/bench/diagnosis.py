@@ -16,25 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench import data, diagnosed_traceml, places, study
+from penstock.bench import data, diagnosed_traceml, groups, places, study
 from penstock.bench.diagnosed import BATCH, LOADERS, SAVE_EVERY, SAVED_BYTES
 from penstock.bench.folders import work_in
 from penstock.bench.inputs import PICTURES
 from penstock.bench.pipeline import files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
+from penstock.errors import TierError
 from penstock.report import Report
 from penstock.verdict import HIGHLY, MODERATELY, level_of
 
 __all__ = ["STUDY", "Settings", "cases_of", "judged", "measured", "needed_bytes", "needs"]
 
 # The fault of a job, on the places where it makes one.  busy: four other programs use the CPUs.
+# quota: the job's control group has 0.6 CPUs.
 ON_PLACE = {
-    "disk": ("none", "decode", "remote", "checkpoint", "busy"),
+    "disk": (
+        "none", "decode", "remote", "checkpoint", "busy", "quota", "straggler", "worker start",
+    ),
     "latency": ("storage", "mapped"),
     "seek": ("storage",),
     "throttled": ("storage",),
-}
+}  # fmt: skip
+# Faults of a loader; the others are of all loaders.
+OF_LOADER = {"worker start": ("DataLoader, 2 workers",)}
 FILES = {"ci": 80, "small": 160, "full": 400}
 # Twenty jobs: each loader with a fault that it once hid, and the controls.
 IN_CI = tuple(
@@ -50,6 +56,7 @@ IN_CI = tuple(
     for loader in loaders
 )
 NEIGHBOURS = 4
+QUOTA_CPUS = 0.6
 
 # What a wait is made of where its cause is this fault.  Two are right where both take part: a page
 # of a slow file is a page fault or a read, and with busy CPUs any part may be the largest.
@@ -58,6 +65,7 @@ CAUSES = {
     "mapped": {"page fault", "read", "metadata"},
     "decode": {"cpu", "not scheduled"},
     "remote": {"network"},
+    "worker start": {"loader start", "worker start", "not scheduled"},
 }
 # Parts that assert no cause.
 OPEN = {"blocked", "not observed", "idle", "hand-over"}
@@ -150,7 +158,7 @@ def cases_of(settings: Settings) -> list[Case]:
         {"place": place, "loader": loader, "fault": fault}
         for place in settings.places
         for fault in ON_PLACE.get(place, ())
-        for loader in LOADERS
+        for loader in OF_LOADER.get(fault, LOADERS)
     ]
     if settings.scale != "ci":
         return every
@@ -169,13 +177,13 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     root = data.made(
         "imagenet-alexnet", folder / "data", FILES[settings.scale], settings.seed, progress
     )
-    cases = cases_of(settings)
+    cases, remarks = _possible(cases_of(settings))
 
     def run(place: Place, case: Case) -> Row:
         with work_in(folder) as work:
             return _measured(place, work, case, settings)
 
-    rows, remarks = study.carried_out(
+    rows, more = study.carried_out(
         kept, cases, run, lambda name: places.at(name, root),
         repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
     )  # fmt: skip
@@ -184,15 +192,26 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         *_scorecard(rows),
         *diagnosed_traceml.scorecard(rows),
         *remarks,
+        *more,
         *places.remarks_of(settings.places, rows),
     ]
     return Found(STUDY, settings.scale, mark, machine, points, rows, remarks, {})
 
 
+def _possible(cases: list[Case]) -> tuple[list[Case], list[str]]:
+    """The cases that this user may run, and why others were left out."""
+    try:
+        groups.make(groups.own_name(), cpus=QUOTA_CPUS).remove()
+    except TierError as error:
+        left = [case for case in cases if case["fault"] != "quota"]
+        return left, [f"`quota` was left out: {error}"] if len(left) < len(cases) else []
+    return cases, []
+
+
 def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
     files = files_below(place.path)
     recorded = work / "recorded"
-    fault = "none" if case["fault"] == "busy" else case["fault"]
+    fault = "none" if case["fault"] in ("busy", "quota") else case["fault"]
     job = {
         "files": [str(path) for path in files], "work": str(work), "loader": case["loader"],
         "fault": fault,
@@ -205,7 +224,10 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
         else:
             places.made_cold(files, place)
 
-    with _neighbours(NEIGHBOURS if case["fault"] == "busy" else 0):
+    with (
+        _neighbours(NEIGHBOURS if case["fault"] == "busy" else 0),
+        _limited(command, case["fault"] == "quota") as command,
+    ):
         clocks = places.answer_of("penstock.bench.diagnosed", job, place, make_ready, 600, command)
         row = judged(_report(recorded), clocks, case["fault"])
         if settings.traceml:
@@ -214,6 +236,19 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
             right = _levels(its_clocks["wait_s"] / its_clocks["wall_s"])
             row |= diagnosed_traceml.verdict_of(summary, its_clocks, right)
     return row
+
+
+@contextmanager
+def _limited(command: list[str], is_limited: bool) -> Iterator[list[str]]:
+    """The command, in a control group with QUOTA_CPUS if asked; the group is removed at the end."""
+    if not is_limited:
+        yield command
+        return
+    group = groups.make(groups.own_name(), cpus=QUOTA_CPUS)
+    try:
+        yield group.wrapped(command)
+    finally:
+        group.remove()
 
 
 @contextmanager

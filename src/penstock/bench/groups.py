@@ -115,8 +115,9 @@ def make(
     requests_hz: float | None = None,
     memory_bytes: int | None = None,
     known: Sequence[Hierarchy] | None = None,
+    cpus: float | None = None,
 ) -> Group:
-    """A new group with these limits of the disk below the folder and of memory.
+    """A new group with these limits of the disk below the folder, of memory and of CPU time.
 
     Buffered writes are not held back by v1, whose kernel does not know whose they are.  Raises
     TierError (and leaves nothing): no rights, no controller, no disk of its own.
@@ -128,8 +129,10 @@ def make(
         wishes.append(("blkio", _disk_limits(known, device_of(folder), bandwidth_bps, requests_hz)))
     if memory_bytes:
         wishes.append(("memory", _memory_limits(known, memory_bytes)))
+    if cpus:
+        wishes.append(("cpu", _cpu_limits(known, cpus)))
     if not wishes:
-        raise TierError(f"{name}: nothing to limit: give a bandwidth, a rate or memory")
+        raise TierError(f"{name}: nothing to limit: give a bandwidth, a rate, memory or CPUs")
     try:
         for controller, files in wishes:
             tree = _tree(known, controller)
@@ -154,7 +157,7 @@ def own_name() -> str:
 def sweep() -> None:
     """Takes away what killed programs left: groups by `own_name`, with nothing running in them."""
     for tree in hierarchies():
-        for controller in {"blkio", "io", "memory"} & set(tree.controllers):
+        for controller in {"blkio", "io", "memory", "cpu"} & set(tree.controllers):
             with suppress(TierError):
                 for place in Path(_parent(tree, controller)).glob("penstock.*.*"):
                     if not Path(f"/proc/{place.name.split('.')[1]}").exists():
@@ -255,6 +258,16 @@ def _disk_limits(
 def _memory_limits(known: Sequence[Hierarchy], memory_bytes: int) -> dict[str, str]:
     is_v2 = _tree(known, "memory").version == 2
     return {"memory.max" if is_v2 else "memory.limit_in_bytes": str(memory_bytes)}
+
+
+PERIOD_US = 100_000
+
+
+def _cpu_limits(known: Sequence[Hierarchy], cpus: float) -> dict[str, str]:
+    quota = f"{cpus * PERIOD_US:.0f}"
+    if _tree(known, "cpu").version == 2:
+        return {"cpu.max": f"{quota} {PERIOD_US}"}
+    return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
 
 
 def _mkdir(place: str) -> None:
