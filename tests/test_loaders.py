@@ -11,6 +11,7 @@ import penstock
 from penstock.measures import measure
 from penstock.questions import prepare
 from penstock.run import open_run
+from penstock.verdict import level_of, verdict_of
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
 pytestmark = pytest.mark.skipif(
@@ -139,3 +140,141 @@ def test_waits_of_a_thread_that_feeds_the_steps_are_kept_apart(tmp_path: Path) -
         ).fetchall()
         assert engine.execute("select steps from mains").fetchall() == [(6,)]
     assert waits[:6] == [(True,)] * 6
+
+
+# --- loaders without an adapter -------------------------------------------------------------------
+
+# 80 items of 10 ms, 2 a batch; a step computes for 10 ms.  Prints the share of `next` in the wall
+# time, by the program's own clock, from the first batch on.
+CLOCKED = """
+import json, sys, time
+import numpy as np, penstock, torch
+torch.set_num_threads(1)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return self.linear(x)
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+def slow(x):
+    time.sleep(0.01)
+    return x
+
+def by_two(items):
+    items = iter(items)
+    for one in items:
+        other = next(items)
+        yield one, other
+
+def train(batches):
+    batches = iter(batches)
+    next(batches)
+    begun, wait_s = time.perf_counter(), 0.0
+    while True:
+        optimizer.zero_grad()
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        at = time.perf_counter()
+        is_over = next(batches, None) is None
+        wait_s += time.perf_counter() - at
+        if is_over:
+            break
+    print(json.dumps(wait_s / (time.perf_counter() - begun)))
+
+if __name__ == "__main__":
+    made()
+    window = penstock.record("run")
+    main()
+    window.stop()
+"""
+STRANGERS = {
+    "datasets": (
+        "datasets",
+        """
+        import datasets
+        def numbers():
+            yield from ({"x": number} for number in range(80))
+        def made():
+            pass
+        def main():
+            rows = datasets.IterableDataset.from_generator(numbers).map(slow)
+            train(rows.batch(2))
+        """,
+    ),
+    "litdata": (
+        "litdata",
+        """
+        import litdata
+        def row(number):
+            return {"x": np.full(8, number)}
+        def made():
+            litdata.optimize(row, list(range(80)), "lit", chunk_size=20, num_workers=1)
+        def main():
+            class Rows(litdata.StreamingDataset):
+                def __getitem__(self, number):
+                    return slow(super().__getitem__(number))
+            train(by_two(Rows("lit")))
+        """,
+    ),
+    "MosaicML streaming": (
+        "streaming",
+        """
+        import streaming
+        def made():
+            with streaming.MDSWriter(out="mds", columns={"x": "int"}) as writer:
+                for number in range(80):
+                    writer.write({"x": number})
+        def main():
+            class Rows(streaming.StreamingDataset):
+                def __getitem__(self, number):
+                    return slow(super().__getitem__(number))
+            train(by_two(Rows(local="mds", batch_size=2)))
+        """,
+    ),
+    "SPDL": (
+        "spdl.pipeline",
+        """
+        import spdl.pipeline
+        def made():
+            pass
+        def main():
+            built = spdl.pipeline.PipelineBuilder().add_source(range(80)).pipe(slow).aggregate(2)
+            pipeline = built.add_sink(1).build(num_threads=1)
+            with pipeline.auto_stop():
+                train(pipeline.get_iterator(timeout=60))
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "body"), STRANGERS.values(), ids=STRANGERS)
+def test_the_wait_for_a_loader_of_others_is_within_the_bounds(
+    tmp_path: Path, module: str, body: str
+) -> None:
+    """And a level is stated only if it is the level of the program's own clock."""
+    pytest.importorskip(module, reason=f"no {module}: pip install {module}")
+    program = tmp_path / "program.py"
+    head, begin = CLOCKED.split('if __name__ == "__main__":')
+    program.write_text(head + textwrap.dedent(body) + 'if __name__ == "__main__":' + begin)
+    finished = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    truth = float(finished.stdout.splitlines()[-1])
+    with open_run(tmp_path / "run") as run:
+        verdict = verdict_of(measure(run))
+    least = verdict.stall_least.value or verdict.stall.value
+    most = verdict.stall_most.value or verdict.stall.value
+    assert least - 0.03 <= truth <= most + 0.03
+    near = {level_of(truth - 0.03), level_of(truth + 0.03)}
+    if verdict.headline.startswith("AT LEAST"):
+        near |= {"moderately"}
+    assert verdict.level in {"unknown", *near}
