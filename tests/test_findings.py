@@ -389,7 +389,8 @@ def test_a_straggler_is_what_others_wait_for_at_barriers() -> None:
     run.span("barrier", 2000 * MS, 2400 * MS, process=1)
     run.span("barrier", 2390 * MS, 2400 * MS, process=11)
     tells(
-        found(ranks_that("together", run), "D8"), "the others wait for it at barriers: 400 ms, it itself 10.0 ms"
+        found(ranks_that("together", run), "D8"),
+        "the others wait for it at barriers: 400 ms, it itself 10.0 ms",
     )
 
 

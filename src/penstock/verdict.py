@@ -195,9 +195,7 @@ def _verdict_as_seen(measures: Measures) -> Verdict:
     wall_s = training.wall_s or 1.0
     waiting = stall.value
     level = level_of(storage.value)
-    if level_of(waiting) != "not" and (
-        level_of(waiting) != level or storage.value < 0.5 * waiting
-    ):
+    if level_of(waiting) != "not" and (level_of(waiting) != level or storage.value < 0.5 * waiting):
         return _verdict_off_storage(measures, waiting, wall_s)
     in_brackets = _shares_in_brackets(measures, wall_s)
     return Verdict(
