@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/perf_event.h>
 #include <poll.h>
 #include <sched.h>
@@ -19,6 +20,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -1108,6 +1110,22 @@ static void free_all(struct faults *faults)
     free(faults);
 }
 
+/* Of a file in a run's folder: whoever may read the folder may read it (as log.c). */
+static mode_t mode_beside(const char *path)
+{
+    const char *name = strrchr(path, '/');
+    char folder[PATH_MAX] = ".";
+    struct stat status;
+
+    if (name && (size_t)(name - path) < sizeof folder) {
+        memcpy(folder, path, (size_t)(name - path));
+        folder[name - path] = 0;
+    }
+    if (stat(folder, &status))
+        return S_IRUSR | S_IWUSR;
+    return S_IRUSR | S_IWUSR | (status.st_mode & (S_IRGRP | S_IROTH));
+}
+
 int penstock_faults_open(const char *path, int is_paused, const int *pids, int n_pids,
                          struct faults **opened)
 {
@@ -1125,7 +1143,7 @@ int penstock_faults_open(const char *path, int is_paused, const int *pids, int n
     error = open_all(faults, pids, n_pids, is_paused);
     if (error)
         goto failed;
-    faults->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    faults->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_beside(path));
     error =
         faults->fd < 0 ? -errno : write_header(faults, faults->n_rings, faults->header.ring_bytes);
     if (error)

@@ -18,6 +18,7 @@
 
 #include "account.h"
 #include "counters.h"
+#include "secrets.h"
 
 #define POOL_BYTES 65536
 #define CARRIED_MAX                                                                                \
@@ -347,6 +348,23 @@ void log_machine(char host[64], uint8_t boot_id[16])
     }
 }
 
+/* The arguments, without the secrets among them: a log is shared with everything in it. */
+static void read_command(void)
+{
+    static char words[sizeof identity.command - 2];
+    long length;
+
+    if (getenv("PENSTOCK_KEEP_ARGV")) {
+        read_small("/proc/self/cmdline", identity.command, sizeof identity.command - 2);
+        return;
+    }
+    length = read_small("/proc/self/cmdline", words, sizeof words);
+    if (length > 0)
+        secrets_hide(words, (size_t)length, identity.command, sizeof identity.command - 2,
+                     getenv("PENSTOCK_SECRETS"));
+    memset(words, 0, sizeof words);
+}
+
 static void identify(void)
 {
     if (identity.version)
@@ -362,7 +380,7 @@ static void identify(void)
     if (syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", identity.executable,
                 sizeof identity.executable - 1) < 0)
         identity.executable[0] = 0;
-    read_small("/proc/self/cmdline", identity.command, sizeof identity.command - 2);
+    read_command();
 }
 
 static void fill_header(struct log_header *header, uint32_t origin)
@@ -403,8 +421,19 @@ static char *append_number(char *end, const char *limit, uint64_t number)
     return append(end, limit, first);
 }
 
+/* Who may read a run's folder may read its files; only their owner writes them (as drafts.py). */
+static mode_t mode_of_files(void)
+{
+    struct stat folder;
+
+    if (syscall(SYS_newfstatat, AT_FDCWD, log_folder, &folder, 0))
+        return S_IRUSR | S_IWUSR;
+    return S_IRUSR | S_IWUSR | (folder.st_mode & (S_IRGRP | S_IROTH));
+}
+
 static long create_file(void)
 {
+    const mode_t mode = mode_of_files();
     const char *limit = log_state->path + sizeof log_state->path - 1;
     uint64_t serial;
     long fd = -EEXIST;
@@ -420,7 +449,7 @@ static long create_file(void)
         end = append_number(end, limit, serial);
         append(end, limit, ".log");
         fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
-                     0666);
+                     mode);
         if (fd < 0)
             fd = -errno;
     }
@@ -553,7 +582,8 @@ void log_stop(uint32_t state)
 static bool is_first_failure(void)
 {
     long folder = syscall(SYS_openat, AT_FDCWD, log_folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    long fd = syscall(SYS_openat, folder, "failed", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    long fd = syscall(SYS_openat, folder, "failed", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                      mode_of_files());
     bool is_first = fd >= 0 || errno != EEXIST;
 
     if (fd >= 0)

@@ -1,5 +1,6 @@
 /* Start, stop, windows, spans: in the right order and only once. */
 #include "recorder.h"
+#include "secrets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -593,6 +594,11 @@ const char *penstock_hook(int number)
 
 /* --- preloaded
  * ------------------------------------------------------------------------------------- */
+
+size_t penstock_hide_secrets(const char *words, size_t bytes, char *out, size_t room)
+{
+    return secrets_hide(words, bytes, out, room, getenv("PENSTOCK_SECRETS"));
+}
 
 __attribute__((constructor)) static void begin_process(void)
 {

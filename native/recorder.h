@@ -3,6 +3,7 @@
 #ifndef PENSTOCK_RECORDER_H
 #define PENSTOCK_RECORDER_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define PENSTOCK_API __attribute__((visibility("default")))
@@ -78,6 +79,10 @@ PENSTOCK_API uint64_t penstock_balance(uint64_t handle, uint32_t name, int64_t i
  * recorder itself asks after each wait in it. */
 enum { PENSTOCK_AFTER = 0, PENSTOCK_BEFORE = 1, PENSTOCK_BEFORE_GRAPH = 2 };
 PENSTOCK_API int64_t penstock_run_delays(int when);
+
+/* The words of a command line, each ended by NUL, as a log keeps them: without secrets.
+ * PENSTOCK_SECRETS in the environment adds names.  Returns the bytes of `out` that are used. */
+PENSTOCK_API size_t penstock_hide_secrets(const char *words, size_t bytes, char *out, size_t room);
 
 /* For tests: slots patched now; whether the calling thread is inside a recorded call;
  * the names that are hooked, one by one until NULL. */

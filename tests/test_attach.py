@@ -371,7 +371,7 @@ def test_a_python_with_a_door_of_its_own_is_given_a_script(
     def remote_exec(pid: int, script: str) -> None:
         assert pid == program.pid
         given.append(Path(script).read_text())
-        Path(script).with_name(f"attach-{pid}.result").write_text("0")
+        Path(script).with_suffix(".result").write_text("0")
 
     monkeypatch.setattr(sys, "remote_exec", remote_exec, raising=False)
     assert attach.join(program.pid, folder, BUDGET).way == "sys.remote_exec"

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock import launch
+from penstock import drafts, launch
 from penstock.errors import LogError, RunError
 from penstock.log import Header, is_alive, read_header
 from penstock.threads import Look, doing, in_words
 
 __all__ = [
     "Joined",
+    "as_owner",
     "command_of",
     "descendants",
     "has_recorder",
@@ -93,17 +95,33 @@ def why_apart(pid: int) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def as_owner(pid: int) -> Iterator[None]:
+    """As root, have files only as the owner of a process has: its run's folder is made, written and
+    read in this block, in places where that user may have planted something.
+
+    Raises RunError: this root cannot act as another user."""
+    uid, gid = _owner(pid)
+    groups = [int(word) for word in _status(pid).get("Groups", "").split()]
+    with contextlib.ExitStack() as block:
+        try:
+            block.enter_context(drafts.acting_user(max(0, uid), gid, groups))
+        except OSError as error:
+            raise RunError(
+                f"process {pid} belongs to user {uid}, and this root cannot write as that user: "
+                f"{error.strerror}; attach as that user"
+            ) from error
+        yield
+
+
 def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
     """From now on the process is recorded into `folder`.  It is never ended or left stopped.
+    Called as its owner: see as_owner.
 
     Raises RunError: it is gone, of another user, of another kind, traced, or recorded already.
     """
     library = launch.library()
     _check(pid, library, folder)
-    owner = _owner(pid)
-    if os.geteuid() == 0 and owner != (0, 0):  # it will write its log itself
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, *owner)
     result, way, still_s = _call(pid, library, "penstock_attach", str(folder), budget_bytes, folder)
     if result == ALREADY:
         raise RunError(
@@ -368,7 +386,11 @@ def _by_injector(
     )
 
 
-GDB = ("gdb", "-nx", "-q", "-batch", "-iex", "set auto-solib-add off")
+# No script beside a program or library of theirs is run by gdb.
+GDB = (
+    *("gdb", "-nx", "-q", "-batch", "-iex", "set auto-load off"),
+    *("-iex", "set auto-solib-add off"),
+)
 
 
 def gdb_can_call() -> bool:
@@ -438,9 +460,11 @@ def _by_python(
     script_s: float,
 ) -> int | None:
     """None: the interpreter did not run the script in time; it may later, and does nothing then."""
-    script, answer = folder / f"attach-{pid}.py", folder / f"attach-{pid}.result"
-    leave = folder / f"attach-{pid}.leave"  # who takes it away, the script or we, has decided
-    script.write_text(
+    word = os.urandom(8).hex()
+    script, answer = folder / f"attach-{word}.py", folder / f"attach-{word}.result"
+    leave = folder / f"attach-{word}.leave"  # who takes it away, the script or we, has decided
+    drafts.write(
+        script,
         "import os\n"
         "try:\n"
         f"    os.unlink({str(leave)!r})\n"
@@ -454,12 +478,12 @@ def _by_python(
         f"        result = library.{function}({os.fsencode(text)!r}, {number})\n"
         "    except Exception:\n"
         "        result = ''\n"
-        f"    with open({str(answer) + '.new'!r}, 'w') as file:\n"
+        f"    with open({str(answer) + '.new'!r}, 'x') as file:\n"
         "        file.write(str(result))\n"
-        f"    os.rename({str(answer) + '.new'!r}, {str(answer)!r})\n"
+        f"    os.rename({str(answer) + '.new'!r}, {str(answer)!r})\n",
+        mode=0o600,
     )
-    script.chmod(0o644)  # whoever we are, it is read there
-    leave.touch()
+    drafts.write(leave, "", mode=0o600)
     try:
         sys.remote_exec(pid, str(script))  # type: ignore[attr-defined]  # of Python 3.14
         said = _answer(pid, leave, answer, script_s)
@@ -469,7 +493,7 @@ def _by_python(
         path.unlink(missing_ok=True)
     if said is not None:  # else the interpreter would complain that there is none to open
         script.unlink(missing_ok=True)
-    return int(said) if said else None
+    return int(said) if said and re.fullmatch(r"-?\d{1,9}", said) else None
 
 
 def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
@@ -477,8 +501,8 @@ def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
     it does."""
     has_begun, until_s = False, time.monotonic() + script_s
     while is_running(pid):
-        if answer.exists():
-            return answer.read_text()
+        with contextlib.suppress(FileNotFoundError):
+            return _short_text(answer)
         if time.monotonic() > until_s:
             if has_begun:
                 break
@@ -490,6 +514,16 @@ def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
                 return None
         time.sleep(0.005)
     return ""
+
+
+def _short_text(path: Path) -> str:
+    """What another user's process has written; nothing that is no file can keep us waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, 64).decode(errors="replace") if is_file else ""
+    finally:
+        os.close(descriptor)
 
 
 def _python_of(pid: int) -> tuple[int, int] | None:

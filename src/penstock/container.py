@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock import drafts
 from penstock.errors import RunError
 
 __all__ = [
@@ -186,7 +187,8 @@ def describe(folder: Path) -> None:
     }
     lines = [FORMAT, *(f"{key} {value}" for key, value in head.items()), "", own_mounts()]
     with contextlib.suppress(OSError):
-        (folder / NAME).write_text("\n".join(lines), errors="surrogateescape")
+        text = "\n".join(lines).encode(errors="surrogateescape")
+        drafts.write_in_run(folder / NAME, text)
 
 
 # --- paths ---------------------------------------------------------------------------------------

@@ -4,10 +4,15 @@ RUN/control is one page that each process of the run maps and looks at where a s
 8 bytes, generation << 32 | what is asked.  native/recorder.h says the same in C.
 """
 
+import contextlib
 import os
+import stat
 import struct
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
+from penstock import drafts
 from penstock.errors import RunError
 
 __all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
@@ -22,7 +27,7 @@ def make(folder: str | os.PathLike[str], asked: int = RECORD) -> None:
     """The page of a new run.  Raises RunError if it cannot be written."""
     path = Path(folder) / NAME
     try:
-        with open(path, "xb") as file:
+        with drafts.create_in_run(path) as file:
             file.write(_WORD.pack(1 << 32 | asked).ljust(PAGE_BYTES, b"\0"))
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
@@ -34,7 +39,7 @@ def ask(folder: str | os.PathLike[str], asked: int) -> int:
     Raises RunError where the run has no such page or it cannot be written."""
     path = Path(folder) / NAME
     try:
-        with open(path, "r+b", buffering=0) as file:
+        with _opened(path) as file:
             page = file.read(PAGE_BYTES)
             if len(page) != PAGE_BYTES:
                 raise RunError(
@@ -51,6 +56,20 @@ def ask(folder: str | os.PathLike[str], asked: int) -> int:
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     return generation
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[FileIO]:
+    """To be changed.  It is the owner of the folder that asks, also where root does: whoever owns
+    the folder may have put a link here.  Raises OSError; RunError: no file of its own."""
+    status = path.parent.stat()
+    with drafts.acting_user(status.st_uid, status.st_gid):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise RunError(f"{path}: no file of the run's own; nothing was asked")
+            yield file
 
 
 def asked(folder: str | os.PathLike[str]) -> int:

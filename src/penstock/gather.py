@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock import drafts
 from penstock.errors import LogError, RunError
 from penstock.log import Header, looks_like_log, read_header
 
@@ -68,9 +69,11 @@ def gather(
     folders: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],
     progress: Progress | None = None,
+    is_for_group: bool = False,
 ) -> Gathered:
     """Makes one run folder of those of a job's nodes.  Sources are only read; links in them are not
-    followed.  progress is called with (done, total) bytes.
+    followed.  progress is called with (done, total) bytes.  is_for_group: the new folder can be
+    read by its group.
 
     Raises RunError: a folder that is none or has no log, of different jobs, with one rank in two of
     them, a target that is there, no room; LogError: a log of a newer format.
@@ -86,7 +89,8 @@ def gather(
     files = _named_apart(found)
     draft = target.with_name(target.name + _DRAFT)
     try:
-        draft.mkdir(parents=True, exist_ok=True)
+        if not drafts.run_folder(draft, is_for_group):
+            drafts.own_folder(draft)  # of an earlier call, not what a stranger has put there
         copied = _copy_all(files, draft, progress)
         _write_facts(draft, sources)
         draft.rename(target)
@@ -287,22 +291,22 @@ def _is_there(file: _File, path: Path) -> bool:
 
 
 def _copy(file: _File, path: Path) -> None:
-    part = path.with_name(path.name + ".part")
     source = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with open(part, "wb") as copy:
+        with drafts.draft_in_run(path) as copy:
             left = file.size  # what it has grown by since is of the next gathering
             while left and (data := os.read(source, min(left, _COPY_BYTES))):
                 copy.write(data)
                 left -= len(data)
+            if left:
+                raise RunError(
+                    f"{file.path}: became shorter meanwhile; gather again when it is at rest"
+                )
             copy.flush()
             os.fsync(copy.fileno())
+            os.utime(copy.fileno(), ns=(file.mtime_ns, file.mtime_ns))
     finally:
         os.close(source)
-    if left:
-        raise RunError(f"{file.path}: became shorter meanwhile; gather again when it is at rest")
-    os.utime(part, ns=(file.mtime_ns, file.mtime_ns))
-    part.replace(path)
 
 
 def _write_facts(draft: Path, sources: Sequence[Path]) -> None:
@@ -311,9 +315,9 @@ def _write_facts(draft: Path, sources: Sequence[Path]) -> None:
         for name, facts in _facts_of(source):
             if number:
                 name = f"run-node-{number + 1}{name.removeprefix('run')}"
-            (draft / name).write_text(json.dumps(facts, indent=1) + "\n")
+            drafts.write_in_run(draft / name, json.dumps(facts, indent=1) + "\n")
     told = {"gathered": [str(source) for source in sources]}
-    (draft / "gathered.json").write_text(json.dumps(told, indent=1) + "\n")
+    drafts.write_in_run(draft / "gathered.json", json.dumps(told, indent=1) + "\n")
 
 
 def _sync(folder: Path) -> None:

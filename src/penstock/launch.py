@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock import container, control
+from penstock import container, control, drafts
 from penstock.errors import RunError, StartError
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "run",
     "settings",
     "streams",
+    "without_secrets",
     "write_facts",
 ]
 
@@ -56,6 +57,8 @@ SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group 
 LOOK_S = 1.0  # for a child whose end was told to nobody
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
 FACTS = "run.json"
+# All arguments are kept as they are; further parts of names of secrets.
+KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
 # Rank 0 tells of all: so long it waits for the others, whose programs end when its own does.
@@ -153,12 +156,14 @@ def make_folder(
     now_s: float | None = None,
     is_paused: bool = False,
     job: RankOfJob | None = None,
+    is_for_group: bool = False,
 ) -> Path:
     """A new folder for one run, absolute: `folder`, or penstock-runs/PROGRAM-DATE-TIME.
 
     One that holds something already is left alone and the next free name is taken, FOLDER-2: two
     runs in one folder would be added up.  The ranks of a job take one folder together, whichever
-    of them comes first.  is_paused: its processes begin with nothing recorded.
+    of them comes first.  is_paused: its processes begin with nothing recorded.  is_for_group: its
+    group may read it, else nobody but its owner.
     Raises RunError if it cannot be made or written.
     """
     if folder is None:
@@ -168,7 +173,7 @@ def make_folder(
     wanted, number = folder, 1
     try:
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
+            drafts.run_folder(folder, is_for_group)
             if _claim(folder, job):
                 control.make(folder, control.PAUSE if is_paused else control.RECORD)
                 return folder
@@ -189,25 +194,20 @@ def _claim(folder: Path, job: RankOfJob | None) -> bool:
             return False
         return _made(folder / FACTS)
     # The claim comes with its words, so that the other ranks never find it empty.
-    drafts = f".{FACTS}.{job.key}."
-    if not all(path.name.startswith(drafts) for path in folder.iterdir()):
+    if not all(path.name.startswith(f".{FACTS}.") for path in folder.iterdir()):
         return False
-    draft = folder / f"{drafts}{job.rank}"
-    draft.write_text(json.dumps(_ours(job)))
     try:
-        os.link(draft, folder / FACTS)
+        drafts.write_in_run(folder / FACTS, json.dumps(_ours(job)), is_new=True)
     except FileExistsError:
         return False
     except OSError:  # a file system without links: the others take folders of their own
         return _made(folder / FACTS)
-    finally:
-        draft.unlink(missing_ok=True)
     return True
 
 
 def _made(path: Path) -> bool:
     try:
-        path.touch(exist_ok=False)
+        drafts.create_in_run(path).close()
     except FileExistsError:
         return False
     return True
@@ -223,8 +223,8 @@ def _join(folder: Path, job: RankOfJob) -> bool:
     if not isinstance(ended_ns, int) or abs(time.time_ns() - ended_ns) > LATE_S * 1e9:
         return False
     try:
-        with open(folder / RANK_FACTS.format(job.rank), "x") as file:
-            json.dump(_ours(job), file)
+        with drafts.create_in_run(folder / RANK_FACTS.format(job.rank)) as file:
+            file.write(json.dumps(_ours(job)).encode())
     except FileExistsError:
         return False
     until_s = time.monotonic() + OTHERS_S
@@ -303,19 +303,15 @@ def give_up(folder: Path, job: RankOfJob | None = None) -> None:
 def write_facts(folder: Path, facts: Mapping[str, Any], job: RankOfJob | None = None) -> None:
     """Writes run.json, or a rank's own beside it, whole or not at all.  Raises RunError."""
     path = _facts_path(folder, job)
-    draft = path.with_name(path.name + ".new")
     told = {**facts, **(_ours(job) if job else {})}
     try:
-        draft.write_text(json.dumps(told, indent=1) + "\n")
-        draft.replace(path)
+        drafts.write_in_run(path, json.dumps(told, indent=1) + "\n")
     except OSError as error:
         if not folder.is_dir():
             raise RunError(
                 f"{folder}: not there any more; if it was moved, its logs are whole: "
                 "penstock report, with the folder's new name"
             ) from error
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise RunError(f"{path}: {error.strerror}; the log itself is not touched") from error
 
 
@@ -334,9 +330,28 @@ def streams() -> list[str]:
     return sorted(set(paths))
 
 
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The words of a command line as a log keeps them: values of secrets become "…".
+
+    The recorder does it, so that there is one list of names (native/secrets.c)."""
+    if KEEP_ARGV in os.environ:
+        return list(command)
+    words = b"".join(os.fsencode(word) + b"\0" for word in command)
+    out = ctypes.create_string_buffer(len(words) + 4 * len(command) + 1)
+    try:
+        hide = ctypes.CDLL(str(library())).penstock_hide_secrets
+    except (OSError, AttributeError, RunError):  # nothing can be recorded then
+        return list(command[:1])
+    hide.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    hide.restype = ctypes.c_size_t
+    used = hide(words, len(words), out, len(out))
+    return [os.fsdecode(word) for word in out.raw[:used].split(b"\0")[:-1]]
+
+
 def settings(folder: Path, budget_bytes: int) -> dict[str, str]:
     """What the recorder asks its environment for, wherever the program runs."""
-    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes)}
+    kept = {name: os.environ[name] for name in (KEEP_ARGV, SECRETS) if name in os.environ}
+    return {"PENSTOCK_RUN": str(folder), "PENSTOCK_BUDGET": str(budget_bytes), **kept}
 
 
 def environment(

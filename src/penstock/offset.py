@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import os
 import re
 import secrets
 import signal
@@ -20,6 +19,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from penstock import drafts
 
 __all__ = ["Offset", "ask"]
 
@@ -79,11 +80,7 @@ class Offset:
             "port": self._listener.getsockname()[1],
             "word": self._word.hex(),
         }
-        draft = self.folder / f".{NAME}.new"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            json.dump(told, file)
-        draft.replace(self.folder / NAME)
+        drafts.write(self.folder / NAME, json.dumps(told), mode=0o600)
 
     def _answer(self) -> None:
         # Signals are the launcher's main thread's, which passes them on.

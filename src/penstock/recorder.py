@@ -14,7 +14,7 @@ from penstock.errors import RecorderError
 
 # Training programs import this file first of all.  pathlib, typing, functools and threading would
 # make that ten times slower (12 ms for 1 ms), so they are used for type checking or in functions.
-# ruff: noqa: PTH100, PTH103, PTH118, PTH120
+# ruff: noqa: PTH100, PTH118, PTH120
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -508,8 +508,10 @@ class record:  # noqa: N801 - reads as the verb it is: with penstock.record(fold
         )
 
     def _start(self, native: _Native, budget_bytes: int, faults: bool) -> None:
+        from penstock import drafts
+
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            drafts.run_folder(self.folder)
         except OSError as error:
             raise RecorderError(
                 f"{self.folder}: cannot be made: {error.strerror}; choose another folder"

@@ -6,7 +6,6 @@ numbers: those of many ranks are those of the ranks added up, exactly, in whiche
 What it lacks are single calls, and what only these tell: files' patterns, lanes, small reads.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import duckdb
 
+from penstock import drafts
 from penstock.errors import LogError, MissingDependency, RunError
 from penstock.log import Header, read_header
 from penstock.measures import (
@@ -258,7 +258,7 @@ def _meet(own: Path, team: Team) -> str:
             break
         if team.rank + step < team.size:
             other = own.with_name(f"other{SUFFIX}")
-            other.write_bytes(team.world.recv(source=team.rank + step))
+            drafts.write(other, team.world.recv(source=team.rank + step))
             try:
                 merge([own, other], own)
             except RunError as error:
@@ -350,19 +350,16 @@ def _text(words: str) -> str:
 
 def _write(engine: duckdb.DuckDBPyConnection, select: str, target: Path) -> None:
     """The rows as a file, whole or not at all."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
     ordered = ", ".join(f'"{name}"' for name in COLUMNS)
-    name = str(draft).replace("'", "''")
     try:
-        engine.execute(
-            f"COPY (SELECT {ordered} FROM ({select})) TO '{name}'"
-            " (FORMAT parquet, COMPRESSION zstd)"
-        )
-        draft.replace(target)
+        with drafts.by_name(target) as draft:
+            name = draft.replace("'", "''")
+            engine.execute(
+                f"COPY (SELECT {ordered} FROM ({select})) TO '{name}'"
+                " (FORMAT parquet, COMPRESSION zstd)"
+            )
     except (duckdb.Error, OSError) as error:
         raise RunError(f"{target}: cannot be written: {str(error).splitlines()[0]}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextmanager

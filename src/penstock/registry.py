@@ -13,12 +13,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.errors import TierError, TierGone
 from penstock.tiers import Ceiling
 
@@ -150,7 +150,6 @@ def _changed() -> Iterator[dict[str, Tier]]:
     import fcntl
 
     path = _file()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f".{path.name}.lock"), "a") as lock:
@@ -158,14 +157,10 @@ def _changed() -> Iterator[dict[str, Tier]]:
             known = {tier.name: tier for tier in registered()}
             yield known
             facts = {name: _facts(tier) for name, tier in known.items()}
-            draft.write_text(json.dumps({"version": VERSION, "tiers": facts}, indent=1))
-            draft.replace(path)
+            drafts.write(path, json.dumps({"version": VERSION, "tiers": facts}, indent=1))
     except OSError as error:
         where = f"set {ENVIRONMENT} to a file that can be written"
         raise TierError(f"{path}: cannot be written: {error.strerror}; {where}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _facts(tier: Tier) -> dict[str, Any]:
@@ -244,14 +239,10 @@ def _marked(folder: Path) -> str:
         return found
     mark = secrets.token_hex(16)
     path = folder / MARK
-    draft = path.with_name(f".tier-{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        draft.write_text(mark)
-        draft.replace(path)
+        drafts.own_folder(path.parent)
+        drafts.write(path, mark)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise TierError(
             f"{path}: cannot be written: {error.strerror}; a tier needs a folder of your own"
         ) from error

@@ -24,7 +24,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import container
+from penstock import container, drafts
 from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
@@ -208,19 +208,20 @@ def import_run(
     """
     path = Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        drafts.run_folder(path)
         if any(path.iterdir()):
             raise RunError(f"{path}: not empty; import into a folder of its own")
         building, _ = _building_folder(path, is_kept=True)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}; choose a folder that can be written") from error
     try:
-        tables = building / "tables"
-        write_tables(tables, columns)
-        facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
-        facts["parts"] = _parts(tables)
-        (tables / "manifest.json").write_text(json.dumps({**made_by(), **facts}, indent=1))
-        _put_in_place(building, path / "tables")
+        with drafts.held_folder(building) as held:
+            tables = Path(held, "tables")
+            write_tables(tables, columns)
+            facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
+            facts["parts"] = _parts(tables)
+            drafts.write(tables / "manifest.json", json.dumps({**made_by(), **facts}, indent=1))
+            _put_in_place(Path(held), path / "tables")
     finally:
         _remove_made(building)
     return path
@@ -241,8 +242,11 @@ def _built(
 ) -> Run:
     """Makes the tables in `building`, which is removed when that fails, and opens the run."""
     try:
-        tables = building / "tables"
-        with translated(f"{folder}: its tables cannot be made", RunError):
+        with (
+            translated(f"{folder}: its tables cannot be made", RunError),
+            drafts.held_folder(building) as held,
+        ):
+            tables = Path(held, "tables")
             manifest["start_unix_ns"] = make_tables(
                 [folder / name for name in manifest["logs"]],
                 Surroundings(
@@ -260,10 +264,11 @@ def _built(
                 progress,
             )
             manifest["parts"] = _parts(tables)
-            (tables / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            drafts.write(tables / "manifest.json", json.dumps(manifest, indent=1))
             if is_ours:
-                _put_in_place(building, folder / "tables")
-                tables = folder / "tables"
+                _put_in_place(Path(held), folder / "tables")
+        _remove_made(building if is_ours else None)
+        tables = (folder if is_ours else building) / "tables"
         return Run(folder, tables, manifest, rules, None if is_ours else building)
     except BaseException:
         _remove_made(building)
@@ -452,7 +457,9 @@ def _read_manifest(tables: Path) -> dict[str, Any] | None:
 def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
     """An empty folder to build tables in, and whether it is inside the run folder."""
     host = platform.node().replace("/", "_") or "host"
-    if is_kept:
+    # Root leaves nothing of root's in a folder whose owner may have prepared for it.
+    is_strange = drafts.acting_uid() == 0 and folder.stat().st_uid != 0
+    if is_kept and not is_strange:
         for entry in folder.glob(".tables-*"):
             match = re.fullmatch(r"\.tables-(.*)-(\d+)-[^-]*", entry.name)
             if match and match[1] == host and not Path(f"/proc/{match[2]}").exists():
@@ -468,9 +475,8 @@ def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
 
 def _with_tables(folder: str) -> Path:
     path = _made_here(folder)
-    path.chmod(0o755)
     for name in ("tables", *(f"tables/{part}" for part in PARTED)):
-        (path / name).mkdir()
+        (path / name).mkdir(mode=0o755)
     return path
 
 
@@ -485,7 +491,6 @@ def _put_in_place(building: Path, kept: Path) -> None:
                 raise RunError(f"{kept}: cannot be put in place: {error.strerror}") from error
         with suppress(FileNotFoundError):
             kept.rename(building / f"old-{attempt}")
-    _remove_made(building)
 
 
 def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
@@ -586,7 +591,7 @@ def _check(rules: Sequence[Rule], path: Path) -> None:
 
 def _made_here(folder: str) -> Path:
     """Marks a folder that was just made as one that may be removed whole."""
-    (Path(folder) / _MADE_HERE).touch()
+    drafts.create(Path(folder) / _MADE_HERE).close()
     return Path(folder)
 
 

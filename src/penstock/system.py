@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from penstock import drafts
 from penstock.errors import LogError
 from penstock.machine import group_moved, group_moved_v1, nfs_mounts, own_group
 
@@ -55,7 +56,7 @@ class Sampler:
     def __init__(self, folder: Path, is_apart: bool = False, is_of_host: bool = True) -> None:
         self._is_apart = is_apart
         host = socket.gethostname().replace("/", "_")
-        self._file: IO[str] = open(folder / f"{host}.{os.getpid()}{SUFFIX}", "x")  # noqa: SIM115
+        self._file = drafts.create_in_run(folder / f"{host}.{os.getpid()}{SUFFIX}")
         self._accelerators = _Accelerators() if is_of_host else None
         self._groups = own_group(), own_group("blkio")
         boot_id = _text("/proc/sys/kernel/random/boot_id").strip().replace("-", "")
@@ -79,8 +80,7 @@ class Sampler:
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.errors import RunError, TierError
 from penstock.measures import measure
 from penstock.run import Run
@@ -219,14 +219,10 @@ def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
     path = folder / "ceilings.json"
     measured = {(ceiling.mount, ceiling.op) for ceiling in ceilings}
     kept = [one for one in _stored(path) if (one.get("mount"), one.get("op")) not in measured]
-    draft = folder / f".ceilings-{os.getpid()}"
     try:
-        draft.write_text(json.dumps([*kept, *map(asdict, ceilings)], indent=1))
-        draft.replace(path)
+        drafts.write_in_run(path, json.dumps([*kept, *map(asdict, ceilings)], indent=1))
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
     return path
 
 

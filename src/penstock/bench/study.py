@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.bench.folders import nearest
 from penstock.bench.groups import device_of
 from penstock.bench.needs import imported
@@ -606,13 +606,10 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     written = []
     for name, data in files.items():
         path = folder / name
-        draft = folder / f".{name}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(data)
-            draft.replace(path)
+            drafts.write(path, data)
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise TierError(f"{path}: cannot be written: {error.strerror}") from error
         written.append(path)
     return written

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.bench import groups, rates
 from penstock.bench.groups import Group
 from penstock.errors import MissingDependency, TierError
@@ -646,16 +646,11 @@ def _note(name: str) -> Path:
 
 def _write(tier: SlowTier) -> Path:
     path = _note(tier.name)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(asdict(tier), indent=1))
-        draft.replace(path)
+        drafts.write(path, json.dumps(asdict(tier), indent=1))
     except OSError as error:
         raise TierError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
     return path
 
 

@@ -20,6 +20,7 @@ import click
 from penstock import recorder
 from penstock.cli.shell import (
     AS_JSON,
+    FOR_GROUP,
     INTERRUPTED,
     NEW_FILE,
     NEW_FOLDER,
@@ -191,6 +192,14 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+    """The recorder looks for it in the program's environment."""
+    from penstock import launch
+
+    if is_wanted:
+        os.environ[launch.KEEP_ARGV] = "1"
+
+
 @cli.command(
     "run",
     context_settings={"allow_interspersed_args": False},
@@ -271,6 +280,14 @@ def cli(context: click.Context) -> None:
     metavar="WORDS",
     help="What starts a container, up to its image: the program runs and is recorded there.",
 )
+@FOR_GROUP
+@click.option(
+    "--keep-argv",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_argv,
+    help="Keep arguments as they are, also passwords, tokens, keys.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
     command: tuple[str, ...],
@@ -290,6 +307,7 @@ def run_command(
     burst_limit: int | None,
     wait_s: float | None,
     inside: str | None,
+    group: bool,
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
@@ -317,7 +335,7 @@ def run_command(
     copies = _map_of(staged, verify) if staged is not None else None
     burst = _burst_of(burst_buffer, patterns) if burst_buffer is not None else None
     job = launch.rank_of_job(os.environ)
-    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job)
+    folder, environ, facts = _prepare(command, output, budget, paused, copies, burst, job, group)
     started: Sequence[str] = command
     if box is not None:
         folder, started, environ = _boxed(box, command, folder, budget, facts, job)
@@ -549,6 +567,7 @@ def _prepare(
     copies: Path | None = None,
     burst: tuple[Path, tuple[str, ...]] | None = None,
     job: RankOfJob | None = None,
+    is_for_group: bool = False,
 ) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
     """The run's folder, the program's environment and run.json; no folder: it runs unrecorded."""
     from penstock import launch
@@ -556,7 +575,9 @@ def _prepare(
     folder = None
     facts = {**_facts(command), "launcher_pid": os.getpid(), "streams": launch.streams()}
     try:
-        folder = launch.make_folder(command, output, is_paused=is_paused, job=job)
+        folder = launch.make_folder(
+            command, output, is_paused=is_paused, job=job, is_for_group=is_for_group
+        )
         is_elsewhere = output is not None and folder != output.expanduser().absolute()
         if is_elsewhere and (job is None or job.rank == 0):
             say(f"{output} is not empty; this run goes to {short(folder)}")
@@ -575,10 +596,10 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
     import socket
     import time
 
-    from penstock import machine
+    from penstock import launch, machine
 
     return {
-        "command": list(command),
+        "command": launch.without_secrets(command),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "penstock": _version(),
@@ -589,29 +610,21 @@ def _facts(command: Sequence[str]) -> dict[str, Any]:
 
 def _finish(
     folder: Path,
-    facts: dict[str, Any],
+    facts: dict[str, Any] | None,
     status: int | None,
     quiet: bool,
     job: RankOfJob | None = None,
     is_reduced: bool = False,
 ) -> None:
-    """The end of a recorded run.  Whatever goes wrong here is told and changes nothing."""
-    import time
+    """The end of a recorded run.  Whatever goes wrong here is told and changes nothing.
 
-    from penstock import launch
-
+    facts: to be written; None: they are there."""
     again = f"penstock report {short(folder)}"
     try:
         if is_reduced:
             _reduce_own(folder, job)
-        ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
-        try:
-            launch.write_facts(folder, {**facts, **ended, "status": status}, job)
-        except RunError as error:
-            if not folder.is_dir():
-                raise
-            if not launch.has_failed(folder):  # else the recorder has told of the full disk
-                say(str(error))
+        if facts is not None:
+            _write_end(folder, facts, status, job)
         if job is not None and job.rank:
             return  # rank 0 tells of all
         if job is not None:
@@ -636,6 +649,24 @@ def _finish(
     except Exception as error:
         debug()
         say(f"no report: {error!r}; `PENSTOCK_DEBUG=1 {again}` shows where, please report it")
+
+
+def _write_end(
+    folder: Path, facts: dict[str, Any], status: int | None, job: RankOfJob | None = None
+) -> None:
+    """Writes run.json of a run that has ended.  Raises RunError: its folder is gone."""
+    import time
+
+    from penstock import launch
+
+    ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
+    try:
+        launch.write_facts(folder, {**facts, **ended, "status": status}, job)
+    except RunError as error:
+        if not folder.is_dir():
+            raise
+        if not launch.has_failed(folder):  # else the recorder has told of the full disk
+            say(str(error))
 
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
@@ -705,6 +736,7 @@ def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> 
 @click.option(
     "--stop", is_flag=True, help="Only end a recording that nobody ends: its attach was killed."
 )
+@FOR_GROUP
 def attach_command(
     pid: int,
     children: bool,
@@ -713,6 +745,7 @@ def attach_command(
     budget: int,
     quiet: bool,
     stop: bool,
+    group: bool,
 ) -> int:
     """Record a process that runs already.
 
@@ -727,34 +760,55 @@ def attach_command(
       penstock attach $(pgrep -f train.py)
       penstock attach 4711 --children --stop   an earlier attach was killed and could not leave
     """
+    from penstock import attach
+
+    if stop:
+        return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
+    facts = {**_facts(attach.command_of(pid)), "attached": pid}
+    folder, left = _attached(pid, facts, children, seconds, output, budget, group)
+    _finish(folder, None, None, quiet)
+    return left
+
+
+def _attached(
+    pid: int,
+    facts: dict[str, Any],
+    children: bool,
+    seconds: float | None,
+    output: Path | None,
+    budget: int,
+    group: bool,
+) -> tuple[Path, int]:
+    """Record a process that runs already, and what it starts; the run, the exit status of that.
+
+    Also where root does it, the run is its owner's, who may have prepared for it."""
     from penstock import attach, launch
     from penstock.beside import PageFaults
     from penstock.faultwatch import MEASURED
     from penstock.threads import Look
 
-    if stop:
-        return _stop_recording([pid, *(attach.descendants(pid) if children else [])])
-    facts = {**_facts(attach.command_of(pid)), "attached": pid}
-    folder = launch.make_folder(attach.command_of(pid), output)
-    family = attach.descendants(pid) if children else []
-    # Before the recorder comes in: what is sampled belongs to the log that begins next.
-    with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
-        try:
-            launch.write_facts(folder, facts)
-            joined = attach.join(pid, folder, budget)
-        except BaseException:
-            launch.give_up(folder)
-            raise
-        say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
-        look = Look([pid, *attach.descendants(pid)])
-        _watch_attached(pid, family, folder, seconds, budget)
-        if still := attach.standing(look):
-            facts["still"] = still
-        left = _leave_all(folder, [pid, *family])
-    if faults.state != MEASURED:
-        facts["page_faults"] = faults.state
-    _finish(folder, facts, None, quiet)
-    return left
+    with attach.as_owner(pid):
+        folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
+        family = attach.descendants(pid) if children else []
+        # Before the recorder comes in: what is sampled belongs to the log that begins next.
+        with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
+            try:
+                launch.write_facts(folder, facts)
+                joined = attach.join(pid, folder, budget)
+            except BaseException:
+                launch.give_up(folder)
+                raise
+            say(f"process {pid} is recorded into {short(folder)}{_still(joined.still_s)}")
+            look = Look([pid, *attach.descendants(pid)])
+            _watch_attached(pid, family, folder, seconds, budget)
+            if still := attach.standing(look):
+                facts["still"] = still
+            left = _leave_all(folder, [pid, *family])
+        if faults.state != MEASURED:
+            facts["page_faults"] = faults.state
+        with contextlib.suppress(RunError):  # the folder is gone, as _finish says
+            _write_end(folder, facts, None)
+    return folder, left
 
 
 def _stop_recording(pids: Sequence[int]) -> int:
@@ -857,8 +911,9 @@ def _exit_like(status: int) -> NoReturn:
 @click.option(
     "-o", "--output", type=NEW_FOLDER, required=True, metavar="FOLDER", help="Where the run goes."
 )
+@FOR_GROUP
 @AS_JSON
-def gather_command(folders: tuple[Path, ...], output: Path, as_json: bool) -> None:
+def gather_command(folders: tuple[Path, ...], output: Path, group: bool, as_json: bool) -> None:
     """Make one run of the folders that a job's nodes wrote.
 
     For nodes that share no file system: bring their folders here, each under a name of its own.
@@ -875,7 +930,7 @@ def gather_command(folders: tuple[Path, ...], output: Path, as_json: bool) -> No
     from penstock.words import count, show
 
     with ended_like_ctrl_c(), Progress("gathering", is_of_bytes=True) as progress:
-        done = gather(folders, output, progress.advance)
+        done = gather(folders, output, progress.advance, group)
     for path, why in done.left_out.items():
         say(f"{path}: left out: {why}")
     if done.missing:
@@ -945,6 +1000,9 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
 )
 @click.option("--static", is_flag=True, help="The page without charts: small enough for mail.")
 @click.option(
+    "--anonymous", is_flag=True, help="Other names for paths, hosts, users, tiers and programs."
+)
+@click.option(
     "--engine",
     type=engine,
     default="duckdb",
@@ -953,7 +1011,12 @@ def reduce_command(sources: tuple[Path, ...], output: Path, is_mpi: bool, logs: 
     help="What answers: this process, or Spark, here or on a cluster, for billions of events.",
 )
 def report_command(
-    run: Path | str, as_json: bool, output: Path | None, static: bool, engine: str
+    run: Path | str,
+    as_json: bool,
+    output: Path | None,
+    static: bool,
+    anonymous: bool,
+    engine: str,
 ) -> None:
     """Explain a run: what waited, and for what.
 
@@ -962,11 +1025,14 @@ def report_command(
       penstock report runs/tuesday --json | jq .verdict
       penstock report runs/tuesday -o tuesday.html
       penstock report runs/tuesday -o tuesday.html --static
+      penstock report runs/tuesday -o tuesday.html --anonymous
       penstock report tuesday.reduced
       penstock report runs/tuesday --engine spark://node1:7077
       penstock report hdfs://node1/runs/tuesday --engine spark://node1:7077
     """
     from penstock.report import to_json
+    from penstock.report.anonymous import RUN
+    from penstock.report.anonymous import anonymous as renamed
 
     if static and output is None:
         raise click.UsageError("--static is about a page: name its file with -o")
@@ -976,9 +1042,10 @@ def report_command(
     if isinstance(run, Path) and run.is_file():
         from penstock.reduce import report_of_reduced
 
-        report = report_of_reduced(run, short(run))
+        report = report_of_reduced(run, RUN if anonymous else short(run))
     else:
-        report = _report_by(run, engine)
+        report = _report_by(run, engine, RUN if anonymous else None)
+    report = renamed(report) if anonymous else report
     if output is not None:
         _write_html(report, output, static)
     if as_json:
@@ -1555,11 +1622,11 @@ def _version() -> str:
         return "not installed"
 
 
-def _report_by(run: Path | str, engine: str) -> Report:
-    """A run's report, by DuckDB or Spark."""
+def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
+    """A run's report, by DuckDB or Spark.  name: of the run, if not that of its folder."""
     if isinstance(run, Path) and engine == "duckdb":
         with _opened(run) as opened:
-            return _report(opened)
+            return _report(opened, name)
     from penstock.measures import measure
     from penstock.report import report_of
     from penstock.spark import open_on_spark
@@ -1568,15 +1635,15 @@ def _report_by(run: Path | str, engine: str) -> Report:
         source = run if isinstance(run, str) else stack.enter_context(_opened(run))
         asked = stack.enter_context(Progress("asking Spark"))
         there = stack.enter_context(open_on_spark(source, engine, asked.advance))
-        name = run if isinstance(run, str) else here(run)
+        name = name or (run if isinstance(run, str) else here(run))
         return report_of(measure(there), name)
 
 
-def _report(run: Run) -> Report:
+def _report(run: Run, name: str | None = None) -> Report:
     from penstock.measures import measure
     from penstock.report import report_of
 
-    return report_of(measure(run), here(run.folder))
+    return report_of(measure(run), name or here(run.folder))
 
 
 def _print_report(report: Report, stream: TextIO) -> None:

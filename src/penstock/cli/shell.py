@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 
 import click
 
+from penstock import drafts
 from penstock.errors import RunError
 
 __all__ = [
     "AS_JSON",
+    "FOR_GROUP",
     "INTERRUPTED",
     "NEW_FILE",
     "NEW_FOLDER",
@@ -111,6 +113,9 @@ RUN_OR_URL = _RunOrUrl(exists=True, file_okay=False, path_type=Path)
 RUN_TO_COME = _RunFolder(file_okay=False, path_type=Path)
 NEW_FOLDER = _New(path_type=Path)
 NEW_FILE = _New(dir_okay=False, path_type=Path)
+FOR_GROUP = click.option(
+    "--group", is_flag=True, help="The run's folder can be read by your group, not by you alone."
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON, on standard output.")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     "KI": 2**10,
@@ -257,14 +262,10 @@ def short(path: Path) -> str:
 
 def write_text(text: str, path: Path, otherwise: str = "choose a file that can be written") -> None:
     """All of it or nothing: readers never see half a file.  Raises RunError, with what now."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        drafts.write(path, text)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}; {otherwise}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock import drafts
 from penstock.cli.shell import (
     AS_JSON,
     INTERRUPTED,
@@ -605,7 +606,9 @@ def start_filling(
     command += [] if budget is None else ["--budget", str(budget)]
     command += ["--follow"] if is_following else []
     command += [] if journal is None else ["--journal", str(journal)]
-    with open(log, "wb") as told:
+    if journal is None:
+        log.unlink(missing_ok=True)  # of the filling before
+    with drafts.create(log, 0o600) as told:
         filling = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import drafts
 from penstock.errors import FeedError, FeedRefused
 from penstock.feed import arguments, folder, pages, tar, tfrecord
 from penstock.feed.spans import Advance, LeftOut, Spans, left_out
@@ -810,13 +811,6 @@ def _kept(place: Path, was: bytes, asked: str, kind: str, files: tuple[str, ...]
 def _keep(index: Index, was: bytes, place: Path) -> None:
     """Behind the identity of its files.  Written whole or not at all; a cache that cannot be
     written is no trouble of the job's."""
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(was + to_bytes(index))
-        draft.replace(place)
-    except OSError:
-        pass
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        drafts.write(place, was + to_bytes(index))

@@ -8,10 +8,10 @@ log and reads it back.
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock import drafts
 from penstock.errors import MissingDependency, RunError
 from penstock.tables import Array
 
@@ -165,26 +165,19 @@ def write_log(
     modules: number to its records as bytes; those in `partial` lack something.  Raises RunError.
     """
     library, ffi = open_library()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     flags = sum(1 << module for module in partial)
     try:
-        draft.unlink(missing_ok=True)
-        log = library.darshan_log_create(os.fsencode(draft), 0, flags)
-        if log == ffi.NULL:
-            raise RunError(f"{path}: cannot be written; choose a file in a folder that can be")
-        failed = _put(library, ffi, log, job, program, mounts, names, modules)
-        library.darshan_log_close(log)  # removes the file if a write failed
-        if failed or not draft.exists():
-            raise RunError(f"{path}: cannot be written ({failed or 'disk full?'})")
-        mask = os.umask(0)
-        os.umask(mask)
-        draft.chmod(0o666 & ~mask)
-        draft.replace(path)
+        with drafts.by_name(path) as draft:
+            log = library.darshan_log_create(os.fsencode(draft), 0, flags)
+            if log == ffi.NULL:
+                raise RunError(f"{path}: cannot be written; choose a file in a folder that can be")
+            failed = _put(library, ffi, log, job, program, mounts, names, modules)
+            library.darshan_log_close(log)  # removes the file if a write failed
+            if failed or not Path(draft).exists():
+                raise RunError(f"{path}: cannot be written ({failed or 'disk full?'})")
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        why = f"cannot be written: {error.strerror}"
+        raise RunError(f"{path}: {why}; choose a file in a folder that can be") from error
 
 
 def _put(
@@ -285,7 +278,7 @@ def read_log(path: str, into: str) -> None:
     arrays["segments"] = np.frombuffer(b"".join(segments), "<i8").reshape(-1, 4)
     facts["hosts"] = hosts
     arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    with open(into, "wb") as file:
+    with drafts.draft(into) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from penstock import drafts
 from penstock.errors import RunError
 from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
 from penstock.log import OPS
@@ -64,20 +65,15 @@ def export(
     progress is called with (done, total) events.  Raises RunError.
     """
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as raw, translated(f"{run.folder}: cannot be read", RunError):
+        with drafts.draft(target) as raw, translated(f"{run.folder}: cannot be read", RunError):
             if target.name.endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3, mtime=0) as packed:
                     _write(run, packed, progress)  # type: ignore[arg-type]  # a file of bytes
             else:
                 _write(run, raw, progress)
-        draft.replace(target)
     except OSError as error:
         raise RunError(f"{target}: {error.strerror}; choose a file that can be written") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
     folded = run.sql("SELECT coalesce(sum(calls), 0)::BIGINT FROM folded_raw")[0][0]
     return (
         (

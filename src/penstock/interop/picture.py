@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from penstock import drafts
 from penstock.errors import ForeignError, RunError
 from penstock.interop import chrome, perfetto, torch_profiler, xplane
 from penstock.interop.clocks import Alignment
@@ -140,20 +140,15 @@ def _beside(source: Path) -> Path:
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that is there when it is whole; packed if its name says so."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if path.name.endswith(".gz"):
-            with gzip.open(draft, "wb", compresslevel=GZIP_LEVEL) as packed:
-                yield cast(BinaryIO, packed)
-        else:
-            with open(draft, "wb", buffering=1 << 20) as stream:
+        with drafts.draft(path) as stream:
+            if path.name.endswith(".gz"):
+                with gzip.open(stream, "wb", compresslevel=GZIP_LEVEL) as packed:
+                    yield cast(BinaryIO, packed)
+            else:
                 yield stream
-        draft.replace(path)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}; choose a file that can be written") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _hint(path: Path, form: str) -> str:

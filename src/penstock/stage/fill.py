@@ -9,7 +9,6 @@ harm, or that it does.
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.errors import TierError, TierFull
 from penstock.registry import Tier
 from penstock.stage.choose import best, filled
@@ -92,10 +91,8 @@ class Journal:
 
     def _write(self, is_whole: bool) -> None:
         facts = {"version": 1, "tier": self.tier, "limit_bps": self.limit_bps, "is_whole": is_whole}
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with suppress(OSError):
-            draft.write_text(json.dumps({**facts, "windows": self.windows}))
-            draft.replace(self.path)
+            drafts.write_in_run(self.path, json.dumps({**facts, "windows": self.windows}))
 
 
 class _Breathing(Pace):

@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import drafts
 from penstock.errors import TierError
 from penstock.registry import Tier, look
 
@@ -245,7 +246,7 @@ class Place:
         try:
             self.look()
             for folder in (self.own, self.copies, self.parts):
-                folder.mkdir(mode=0o700, exist_ok=True)
+                drafts.own_folder(folder)
         except OSError as error:
             raise TierError(
                 f"{self.tier.path}: cannot be written: {error.strerror}; "
@@ -375,13 +376,9 @@ class Place:
         try:
             if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
                 return
-            draft = self.own / ".manifest"  # one, as one at a time holds the lock
-            with open(draft, "wb") as file:
+            with drafts.draft(self.manifest, is_durable=True) as file:
                 file.write(_first_line(self.tier))
                 file.writelines(entry.line() for entry in entries.values())
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.manifest)
         except OSError as error:
             raise _unwritable(self.manifest, error) from error
 
@@ -572,15 +569,11 @@ def write_map(
     Raises TierError.
     """
     known = list(entries)
-    draft = place.own / ".map"  # one, as one at a time holds the lock
     try:
-        with open(draft, "wb") as file:
-            file.write(_map_bytes(_rows(place, known), place.tier, pending))
-            file.flush()
-            os.fsync(file.fileno())
         before = _opened(place.map)
         try:
-            draft.replace(place.map)
+            made = _map_bytes(_rows(place, known), place.tier, pending)
+            drafts.write(place.map, made, is_durable=True)
             if before is not None:
                 before.retire()
                 _take_over(place, before, known, fresh)
@@ -589,9 +582,6 @@ def write_map(
                 before.close()
     except OSError as error:
         raise _unwritable(place.map, error) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
     return place.map
 
 

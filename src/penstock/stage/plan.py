@@ -19,7 +19,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import tiers
+from penstock import drafts, tiers
 from penstock.errors import MissingDependency, TierError
 from penstock.registry import Tier
 from penstock.stage.choose import POLICIES, Choice, by_density, choose, exchanged, worth
@@ -729,17 +729,14 @@ def _curve(
 def store(made: Plan, path: Path) -> None:
     """Writes a plan, whole or not at all.  Raises TierError."""
     facts = {"penstock_plan": VERSION, **_facts(made)}
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(draft, "w", encoding="ascii") as file:
-            file.write(json.dumps(facts) + "\n")
+        with drafts.draft(path) as file:
+            file.write(json.dumps(facts).encode() + b"\n")
             for one in made.wanted:
-                file.write(json.dumps({"path": one.path, "gain_s": one.gain_s}) + "\n")
-        draft.replace(path)
+                line = json.dumps({"path": one.path, "gain_s": one.gain_s})
+                file.write(line.encode() + b"\n")
     except OSError as error:
         raise TierError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def is_plan(path: Path) -> bool:
@@ -878,7 +875,7 @@ def _page(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path
         )
     figure.update_layout(xaxis_title=X_TITLE, yaxis_title=Y_TITLE, template="simple_white")
     text = figure.to_html(include_plotlyjs=True)
-    path.write_text(text, encoding="utf-8")
+    drafts.write(path, text)
 
 
 def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Path) -> None:
@@ -899,7 +896,8 @@ def _figure(gb: Sequence[float], gain_s: Sequence[float], marks: Marks, path: Pa
     axes.set_ylabel(Y_TITLE)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    figure.savefig(path)
+    with drafts.by_name(path) as draft:
+        figure.savefig(draft)
 
 
 def facts_of(made: Plan) -> Mapping[str, Any]:

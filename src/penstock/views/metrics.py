@@ -1,5 +1,7 @@
 """A running job's numbers for Prometheus and what reads its format.  Sees Live values only."""
 
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,6 +141,7 @@ class Metrics:
         registry.register(self)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
+            self._server.set_app(_for_us_only(self._server.get_app(), host))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise PenstockError(
@@ -179,7 +182,7 @@ class Metrics:
         if live is None:
             return
         info = InfoMetricFamily("penstock_run", "The run that is watched.")
-        info.add_metric([], {"run": live.run, "command": live.command, "host": live.host})
+        info.add_metric([], {"run": live.run, "host": live.host})
         yield info
         yield CounterMetricFamily(
             "penstock_steps", "Training steps that have ended.", value=self._up("steps", live.steps)
@@ -204,6 +207,22 @@ class Metrics:
         """A counter never falls: a wait under way that turns out to be none is kept."""
         self._most[key] = max(value, self._most.get(key, 0.0))
         return self._most[key]
+
+
+def _for_us_only(serve: Any, host: str) -> Any:
+    """Refuses what a page of another site makes a browser ask: a name of that site which leads here
+    (DNS rebinding).  An address in digits, this host's name and `host` are ours."""
+    own = {host.lower(), "localhost", socket.gethostname().lower()}
+
+    def app(environ: Any, start_response: Any) -> Any:
+        name = re.sub(r":\d*$", "", str(environ.get("HTTP_HOST", ""))).strip("[]").lower()
+        is_digits = re.fullmatch(r"[\d.]+|[0-9a-f:.]*:[0-9a-f:.]*", name)
+        if name and not is_digits and name not in own and name.split(".")[0] not in own:
+            start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
+            return [b"this server is asked by another name\n"]
+        return serve(environ, start_response)
+
+    return app
 
 
 def _parsed(address: str) -> tuple[str, int]:

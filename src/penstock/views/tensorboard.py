@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
+from penstock import drafts
 from penstock.compare import compare
 from penstock.errors import MissingDependency, PenstockError, RunError
 from penstock.report import Finding, Number, Picture, Report, nothing_found, show
@@ -68,7 +69,7 @@ def write_events(report: Report, folder: Path, start_unix_s: float) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [path for path in folder.glob(f"*tfevents*{OURS}") if path.is_file()]
         path = folder / f"events.out.tfevents.{time.time_ns()}{OURS}"
-        with open(path, "xb") as file:
+        with drafts.create(path) as file:  # a draft would be read as a second file
             writer = RecordWriter(file)
             for event in events:
                 writer.write(event.SerializeToString())

@@ -1,0 +1,233 @@
+/* Which parts of a command line are secrets.  See secrets.h; docs/sharing.md says the same. */
+#include "secrets.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+static const char HIDDEN[] = "\xe2\x80\xa6"; /* … */
+
+/* Parts of names whose values are secrets; a test holds docs/sharing.md equal to this list. */
+static const char *const SECRET[] = {"key",        "token",     "secret",     "passw",
+                                     "passphrase", "pwd",       "credential", "auth",
+                                     "cookie",     "signature", "x-amz-",     "x-goog-"};
+/* Words that hold one of these and are none. */
+static const char *const HARMLESS[] = {"tokeni",   "keypoint", "keyframe", "keyword",
+                                       "keyboard", "monkey",   "author"};
+static const char *const WHOLE[] = {"sig", "pass", "pw"};
+static const char *const WHOLE_HARMLESS[] = {"pwd", "oldpwd"};
+static const char *const SCHEMES[] = {"bearer ", "basic ", "token "};
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* Where the output goes. */
+struct out {
+    char *next, *end;
+};
+
+static void put(struct out *out, const char *text, size_t length)
+{
+    if (length > (size_t)(out->end - out->next))
+        length = (size_t)(out->end - out->next);
+    memcpy(out->next, text, length);
+    out->next += length;
+}
+
+static void hide(struct out *out)
+{
+    if ((size_t)(out->end - out->next) >= sizeof HIDDEN - 1)
+        put(out, HIDDEN, sizeof HIDDEN - 1);
+}
+
+static char lower(char c)
+{
+    if (c == '_')
+        return '-';
+    return c >= 'A' && c <= 'Z' ? (char)(c + 'a' - 'A') : c;
+}
+
+static bool is_of_name(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' ||
+           c == '-' || c == '.';
+}
+
+static bool begins(const char *text, size_t left, const char *with, size_t length)
+{
+    size_t i;
+
+    if (!length || length > left)
+        return false;
+    for (i = 0; i < length; i++)
+        if (lower(text[i]) != lower(with[i]))
+            return false;
+    return true;
+}
+
+static size_t begins_any(const char *text, size_t left, const char *const *list, size_t n)
+{
+    size_t i;
+
+    for (i = 0; i < n; i++)
+        if (begins(text, left, list[i], strlen(list[i])))
+            return strlen(list[i]);
+    return 0;
+}
+
+static bool is_number(const char *text, size_t length)
+{
+    size_t i;
+
+    for (i = 0; i < length; i++)
+        if (!(text[i] >= '0' && text[i] <= '9') && !strchr(".,eEkKmMbB+-_", text[i]))
+            return false;
+    return length && text[0] >= '0' && text[0] <= '9';
+}
+
+static bool is_more(const char *text, size_t left, const char *more)
+{
+    while (more && *more) {
+        size_t length = strcspn(more, ",");
+
+        if (begins(text, left, more, length))
+            return true;
+        more += length + (more[length] == ',');
+    }
+    return false;
+}
+
+/* Whether the value of a name is a secret; length 0 of value: not known yet. */
+static bool is_secret(const char *name, size_t length, const char *value, size_t value_length,
+                      const char *more)
+{
+    size_t i, skipped;
+
+    while (length && *name == '-') {
+        name++;
+        length--;
+    }
+    for (i = 0; i < COUNT(WHOLE_HARMLESS); i++)
+        if (length == strlen(WHOLE_HARMLESS[i]) && begins(name, length, WHOLE_HARMLESS[i], length))
+            return false;
+    for (i = 0; i < COUNT(WHOLE); i++)
+        if (length == strlen(WHOLE[i]) && begins(name, length, WHOLE[i], length))
+            return true;
+    for (i = 0; i < length; i++) {
+        if (is_more(name + i, length - i, more))
+            return true;
+        skipped = begins(name + i, length - i, "authoriz", 8)
+                      ? 0
+                      : begins_any(name + i, length - i, HARMLESS, COUNT(HARMLESS));
+        if (!skipped && begins(name + i, length - i, "tokens", 6) && is_number(value, value_length))
+            skipped = 6; /* how many, not which */
+        if (skipped)
+            i += skipped - 1;
+        else if (begins_any(name + i, length - i, SECRET, COUNT(SECRET)))
+            return true;
+    }
+    return false;
+}
+
+/* Where a value that stands inside a word ends. */
+static size_t value_end(const char *word, size_t from, size_t length)
+{
+    size_t i = from + begins_any(word + from, length - from, SCHEMES, COUNT(SCHEMES));
+
+    while (i < length && !strchr("&;,\"' \t\n})]#", word[i]))
+        i++;
+    return i;
+}
+
+/* Past `://`: what is before the last @ of the host's part is hidden. */
+static size_t hide_user(struct out *out, const char *word, size_t i, size_t length)
+{
+    size_t at = 0, j;
+
+    for (j = i; j < length && !strchr("/?# \"'", word[j]); j++)
+        if (word[j] == '@')
+            at = j;
+    if (!at)
+        return i;
+    hide(out);
+    return at;
+}
+
+/* After the name word[i..j): its value, if it is a secret; where the scan goes on. */
+static size_t hide_value(struct out *out, const char *word, size_t i, size_t j, size_t length,
+                         const char *more)
+{
+    size_t k = j, value;
+    bool is_option = word[i] == '-';
+
+    if (k < length && (word[k] == '"' || word[k] == '\''))
+        k++;
+    if (k >= length || (word[k] != '=' && word[k] != ':' && !(is_option && word[k] == ' ')) ||
+        (word[k] == ':' && k + 1 < length && word[k + 1] == '/'))
+        return 0;
+    value = k + 1;
+    while (value < length && word[value] == ' ')
+        value++;
+    if (value < length && (word[value] == '"' || word[value] == '\''))
+        value++;
+    if (word[k] == ' ' && (value >= length || word[value] == '-'))
+        return 0;
+    k = i == 0 && word[k] != ' ' ? length : value_end(word, value, length);
+    if (!is_secret(word + i, j - i, word + value, k - value, more))
+        return 0;
+    put(out, word + i, value - i);
+    hide(out);
+    return k;
+}
+
+/* Returns whether the whole word is an option's name whose value, the next word, is a secret. */
+static bool hide_word(struct out *out, const char *word, size_t length, const char *more)
+{
+    size_t i = 0, j, after;
+
+    while (i < length) {
+        for (j = i; j < length && is_of_name(word[j]); j++)
+            ;
+        if (j > i) {
+            if (j == length) {
+                put(out, word + i, j - i);
+                return i == 0 && word[0] == '-';
+            }
+            after = hide_value(out, word, i, j, length, more);
+            if (!after) {
+                put(out, word + i, j - i);
+                after = j;
+            }
+            i = after;
+        } else if (begins(word + i, length - i, "://", 3)) {
+            put(out, word + i, 3);
+            i = hide_user(out, word, i + 3, length);
+        } else {
+            put(out, word + i++, 1);
+        }
+    }
+    return false;
+}
+
+size_t secrets_hide(const char *words, size_t bytes, char *out, size_t room, const char *more)
+{
+    struct out to = {out, out + room};
+    const char *before = NULL;
+    size_t length, before_length = 0;
+
+    while (bytes) {
+        length = strnlen(words, bytes);
+        if (before && length && !(words[0] == '-' && length > 1 && words[1] == '-') &&
+            is_secret(before, before_length, words, length, more)) {
+            hide(&to);
+            before = NULL;
+        } else {
+            before = hide_word(&to, words, length, more) ? words : NULL;
+            before_length = length;
+        }
+        if (length == bytes)
+            break;
+        put(&to, "", 1);
+        words += length + 1;
+        bytes -= length + 1;
+    }
+    return (size_t)(to.next - out);
+}
