@@ -28,6 +28,7 @@ TABLE = {
     "errors": May(ours="", world=""),
     "machine": May(ours="", world=""),
     "drafts": May(ours="", world=""),
+    "harmless": May(ours="", world=""),
     "control": May(ours="errors drafts", world=""),
     "faultwatch": May(ours="", world=""),
     "recorder": May(ours="errors drafts faultwatch machine", world="ctypes"),
@@ -76,7 +77,7 @@ TABLE = {
     "live.*": May(ours="errors log questions threads live.*", world="numpy"),
     "window": May(ours="errors control log", world=""),
     "compare": May(ours="errors report.* findings.*", world=""),
-    "views.*": May(ours="errors drafts report.* live.* compare words views.*", world=""),
+    "views.*": May(ours="errors drafts harmless report.* live.* compare words views.*", world=""),
     "tensorboard": May(ours="errors log run measures.* report.* views.*", world="tensorboard"),
     "interop.*": May(
         ours="errors drafts log schema tables.* run questions words interop.*", world=""

@@ -35,6 +35,7 @@ from penstock.bench.storage import OF_CEILING
 from penstock.bench.study import Kept, Measure, Point, host_of, machine_table, pyplot, write_texts
 from penstock.bench.tier import SlowTier
 from penstock.errors import SaveError, TierError
+from penstock.harmless import cell
 from penstock.words import show
 
 __all__ = [
@@ -715,7 +716,8 @@ def csv_of(runs: Sequence[Run]) -> str:
     for run in runs:
         for save in run.saves or (None,):
             facts = list(asdict(save).values()) if save else [""] * len(fields(Saved))
-            writer.writerow([run.way, run.repeat, run.total_s, run.steps_s, *facts])
+            facts = [cell(fact) for fact in facts]
+            writer.writerow([cell(run.way), run.repeat, run.total_s, run.steps_s, *facts])
     return text.getvalue()
 
 

@@ -28,6 +28,7 @@ from penstock.bench.groups import device_of
 from penstock.bench.needs import imported
 from penstock.bench.places import Place, PlaceError
 from penstock.errors import LogError, MissingDependency, QueryError, RunError, TierError
+from penstock.harmless import cell
 from penstock.words import show
 
 __all__ = [
@@ -443,7 +444,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
@@ -47,6 +47,7 @@ from penstock.cli.shell import (
     write_text,
 )
 from penstock.errors import MissingDependency, PenstockError, RunError, StartError
+from penstock.harmless import Shown, cell
 
 if TYPE_CHECKING:
     import subprocess
@@ -69,6 +70,10 @@ def main() -> NoReturn:
     """The entry point: runs a command and exits, with one line for whatever went wrong."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    # Names of files, the system's words for them, what a log or a page holds: all of it is foreign.
+    sys.stderr = cast(TextIO, Shown(sys.stderr)) if sys.stderr is not None else None
+    if sys.stdout.isatty():
+        sys.stdout = cast(TextIO, Shown(sys.stdout))
     recorder.unburst()  # inside a run with a burst buffer
     try:
         status = cli.main(prog_name="penstock", standalone_mode=False)
@@ -1097,7 +1102,7 @@ def _write_csv(names: list[str], rows: list[tuple[Any, ...]]) -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(rows)
+    writer.writerows([cell(value) for value in row] for row in rows)
 
 
 def _write_json(names: list[str], rows: list[tuple[Any, ...]]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.shell import Progress, write_text
+from penstock.harmless import cell
 from penstock.words import count, show
 
 if TYPE_CHECKING:
@@ -355,7 +356,9 @@ def _print_records(index: Index, as_csv: bool) -> None:
             text = io.StringIO()
             if as_csv:
                 table = csv.writer(text, lineterminator="\n")
-                table.writerows((_text(key), files[file], *span) for key, file, *span in rows)
+                table.writerows(
+                    (cell(_text(key)), cell(files[file]), *span) for key, file, *span in rows
+                )
             else:
                 for key, file, offset, length in rows:
                     numbers = f"{offset:{widths[0]},}  {length:{widths[1]},}"

@@ -19,6 +19,7 @@ import click
 
 from penstock import drafts
 from penstock.errors import RunError
+from penstock.harmless import Shown
 
 __all__ = [
     "AS_JSON",
@@ -210,7 +211,9 @@ def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
         # Names of files are foreign: they may hold what moves the cursor.
         table.add_row(*[Text("" if cell is None else Paper.clean(str(cell))) for cell in row])
     # Into a pipe or a file, lines are as long as their cells.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(table)
+    Console(file=Shown.through(sys.stdout), width=None if sys.stdout.isatty() else 10_000).print(
+        table
+    )
 
 
 def print_markdown(text: str) -> None:
@@ -234,7 +237,9 @@ def print_rich(shown: Any) -> None:
     from rich.console import Console
 
     # Into a pipe or a file, lines are as long as their cells.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000).print(shown)
+    Console(file=Shown.through(sys.stdout), width=None if sys.stdout.isatty() else 10_000).print(
+        shown
+    )
 
 
 def here(path: Path) -> str:
@@ -342,7 +347,7 @@ class Progress:
                 at = (progress.DownloadColumn(), progress.TransferSpeedColumn())
                 columns = (*columns[:2], *at, progress.TimeRemainingColumn())
             self._bar = progress.Progress(
-                *columns, console=Console(file=sys.stderr), transient=True
+                *columns, console=Console(file=Shown.through(sys.stderr)), transient=True
             )
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()

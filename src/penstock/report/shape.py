@@ -258,13 +258,15 @@ def from_json(text: str) -> Report:
     """The report of a JSON text.  Raises PenstockError for another version or shape."""
     try:
         plain = json.loads(text)
+        if not isinstance(plain, dict):
+            raise TypeError("no object")
         found = plain["report"]
         if found != VERSION:
             raise PenstockError(
                 f"a report of version {found}, known here is {VERSION}; make it anew from its run"
             )
         report: Report = _built(Report, plain)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PenstockError(f"no report of Penstock: {error!r}") from error
     return report
 
@@ -279,6 +281,8 @@ def _plain(value: Any) -> Any:
 
 def _built(kind: Any, plain: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(plain, dict):
+            raise TypeError(f"{plain!r:.100} where an object belongs")
         hints = get_type_hints(kind)
         return kind(
             **{
@@ -289,12 +293,25 @@ def _built(kind: Any, plain: Any) -> Any:
             }
         )
     if get_origin(kind) is tuple:
+        if not isinstance(plain, list):
+            raise TypeError(f"{plain!r:.100} where a list belongs")
         inner = get_args(kind)[0]
         return tuple(_built(inner, item) for item in plain)
-    if get_origin(kind) in (Union, types.UnionType, Literal) or kind in (str, int, float, bool):
-        if not isinstance(plain, str | int | float | bool | None):
-            raise TypeError(f"{plain!r} where {kind} belongs")
-        return plain
+    if not _is_of(kind, plain):
+        raise TypeError(f"{plain!r:.100} where {kind} belongs")
+    return plain
+
+
+def _is_of(kind: Any, plain: Any) -> bool:
+    """Whether a plain value may stand where one of this type belongs."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_is_of(each, plain) for each in get_args(kind))
+    if get_origin(kind) is Literal:
+        return isinstance(plain, str) and plain in get_args(kind)
+    if kind is float:  # a whole number is one
+        return type(plain) in (int, float) and math.isfinite(plain)
+    if kind in (str, int, bool, types.NoneType):
+        return type(plain) is kind
     raise TypeError(f"{kind} is not part of a report")
 
 

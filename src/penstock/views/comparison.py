@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.compare import Comparison, Delta, FindingChange, Side
+from penstock.harmless import Shown
 from penstock.views.paper import Paper, bar, boxed, flowed, legend, paper_of, printed
 from penstock.words import show
 
@@ -31,7 +32,7 @@ def render(comparison: Comparison, width: int = 100, color: bool = False) -> str
 
 def show_on(comparison: Comparison, stream: TextIO | None = None) -> None:
     """Prints the comparison as the stream can show it."""
-    stream = sys.stdout if stream is None else stream
+    stream = Shown.through(sys.stdout if stream is None else stream)
     stream.write(_drawn(comparison, *paper_of(stream)))
 
 

@@ -129,7 +129,7 @@ def _verdict(report: Report) -> str:
         for incident in report.incidents
     )
     return (
-        f'{incidents}<section class="card verdict" style="--level: var(--{verdict.level})">'
+        f'{incidents}<section class="card verdict" style="--level: var(--{escape(verdict.level)})">'
         f'<p class="headline">{safe(verdict.headline)}</p>'
         f'<p class="sentence">{safe(verdict.sentence)}</p>'
         f'<p class="gain">{gain}</p>{wall_bar(report.wall)}{numbers(report.stretches)}</section>'
@@ -179,7 +179,8 @@ def _finding(report: Report, finding: Finding) -> str:
     if gain.value is None:
         worth = f"gain not measured: {safe(gain.why)}"
     else:
-        part = "" if share.value is None else f" ({show(share.value, 'share')} of {finding.of})"
+        of = escape(finding.of)
+        part = "" if share.value is None else f" ({show(share.value, 'share')} of {of})"
         worth = f"gain up to <b>{number(gain)}</b>{part}"
     evidence = "".join(f"<li>{safe(line)}</li>" for line in finding.evidence)
     remedies = "".join(_remedy(remedy) for remedy in finding.remedies)
@@ -375,7 +376,8 @@ def _cell(report: Report, column: Column, value: Cell) -> str:
 
 def _gaps(report: Report) -> str:
     items = "".join(
-        f'<dt class="{gap.state}">{safe(gap.what)}: {gap.state}</dt><dd>{safe(gap.why)}</dd>'
+        f'<dt class="{escape(gap.state)}">{safe(gap.what)}: {escape(gap.state)}</dt>'
+        f"<dd>{safe(gap.why)}</dd>"
         for gap in report.gaps
     )
     return section(

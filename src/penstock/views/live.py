@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from penstock.harmless import Shown
 from penstock.live import NOT_FED, WINDOW_S, Blocked, Live, Stall, Traffic
 from penstock.views.paper import (
     LEVELS,
@@ -38,7 +39,7 @@ def show_on(lives: Iterable[Live], stream: TextIO | None = None, every: int = 10
 
     every: without a terminal, a line for so many steps.  Raises MissingDependency without rich.
     """
-    stream = sys.stdout if stream is None else stream
+    stream = Shown.through(sys.stdout if stream is None else stream)
     return _panels(lives, stream) if stream.isatty() else _lines(lives, stream, every)
 
 

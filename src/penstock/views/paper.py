@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
+from penstock import harmless
 from penstock.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -70,12 +71,7 @@ class Paper:
     @staticmethod
     def clean(text: str) -> str:
         """Foreign text made harmless: what would move the cursor or the eye is escaped."""
-        if text.isprintable():
-            return text
-        return "".join(
-            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-            for letter in text.encode("utf-8", "replace").decode("utf-8")
-        )
+        return harmless.clean(text)
 
     def wrap(self, text: str) -> list[str]:
         """Lines of at most the width, of harmless letters."""

@@ -169,6 +169,7 @@ def _cells(report: Report, key: str, *columns: str) -> list[list[Any]]:
 
 def _figure(picture: Picture, name: str, content: str, more: str = "") -> str:
     words = f"<span>{safe(picture.words)}</span>{more}{incomplete(picture.state, picture.why)}"
+    name = escape(name)
     return (
         f'<figure class="card" id="{name}" data-chart="{name}"><h3>{escape(picture.title)}</h3>'
         f'<figcaption>{words}</figcaption><div class="still">{content}</div></figure>'
@@ -177,7 +178,7 @@ def _figure(picture: Picture, name: str, content: str, more: str = "") -> str:
 
 def _color(series: Series) -> str:
     key = series.key.split()[0]
-    return COLORS.get(key, key)
+    return COLORS.get(key, escape(key))
 
 
 def _fill(series: Series) -> str:
@@ -345,7 +346,7 @@ def _hits(picture: Picture, n: int, series: Sequence[Series], least: int) -> str
         at = f"{picture.x_label if picture.x_unit == 'count' else 'at'} {at}"
         hits.append(
             f'<rect class="hit" x="{first * WIDE / n:.5g}" width="{(last - first) * WIDE / n:.5g}" '
-            f'height="{HIGH}"><title>{at}: {escape(told)}</title></rect>'
+            f'height="{HIGH}"><title>{escape(at)}: {escape(told)}</title></rect>'
         )
     return "".join(hits)
 
@@ -440,7 +441,7 @@ def _bars(picture: Picture, series: Series, place_of: int) -> str:
         (w for w in picture.words.rstrip(".").split("; ") if w.startswith(f"{series.label}:")), ""
     )
     state = incomplete(picture.state, picture.why)
-    name = "" if place_of else f' id="{picture.key}"'  # of several, the first is linked to
+    name = "" if place_of else f' id="{escape(picture.key)}"'  # of several, the first is linked to
     return (
         f'<figure class="card"{name}><h3>{escape(picture.title)}, {escape(series.label)}</h3>'
         f"<figcaption>{safe(words.partition(': ')[2])}{state}</figcaption>"

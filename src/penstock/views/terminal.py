@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.errors import MissingDependency
+from penstock.harmless import Shown
 from penstock.report import (
     Cell,
     Fact,
@@ -139,7 +140,7 @@ def render(report: Report, width: int | None = None, color: bool | None = None) 
 
 def show_on(report: Report, stream: TextIO | None = None) -> None:
     """Prints the report as the stream can show it: its width, its colours, its encoding."""
-    stream = sys.stdout if stream is None else stream
+    stream = Shown.through(sys.stdout if stream is None else stream)
     paper, color = paper_of(stream)
     stream.write(_drawn(report, paper, color))
 
