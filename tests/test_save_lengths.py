@@ -215,6 +215,26 @@ def test_zeros_in_the_metadata_of_an_hdf5_file_are_found(tmp_path: Path) -> None
         assert n_found >= 0.8 * n_refused > 5, version
 
 
+@pytest.mark.parametrize("signature", [b"SNOD", b"TREE"])
+def test_a_node_of_an_hdf5_group_with_zeros_behind_its_name_is_found(
+    tmp_path: Path, signature: bytes
+) -> None:
+    """As a lost block leaves it: the library refuses such a file, or finds only a part of it."""
+    path = tmp_path / "a.weights.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(3):
+            file[f"layers/d{number}/vars/0"] = np.ones(9)
+    data = path.read_bytes()
+    places = [n for n in range(len(data)) if data.startswith(signature, n)]
+    assert places
+    for place in places:
+        for n_kept in (4, 6):
+            begin = place + n_kept
+            spoilt = data[:begin] + bytes(24 - n_kept) + data[place + 24 :]
+            path.write_bytes(spoilt)
+            assert state_of(path, "full") == "NOT WHOLE", (place, n_kept)
+
+
 def test_hdf5_data_in_several_files_is_not_judged_by_one_of_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "part%d.h5", "w", driver="family", memb_size=4096) as file:
         file["a"] = np.ones(3000)

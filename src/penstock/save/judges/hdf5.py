@@ -384,6 +384,9 @@ class _Walk:
         level, n = head[5], int.from_bytes(head[6:8], "little")
         if head[:4] != b"TREE" or head[4] != (0 if is_group else 1):
             raise self._damage("tree", address, "is none: damaged or never written")
+        siblings = self._offset(head, 8), self._offset(head, 8 + width)
+        if 0 in siblings:  # the superblock's place: a node without a sibling has `undefined`
+            raise self._damage("tree", address, "has zeros: damaged or never written")
         if level != (level if expected_level == ROOT else expected_level):
             raise self._damage("tree", address, f"a node of level {level}")
         key_bytes = self.top.length_size if is_group else 8 + 8 * n_dimensions
@@ -404,6 +407,8 @@ class _Walk:
         n = int.from_bytes(head[6:8], "little")
         if head[:4] != b"SNOD":
             raise self._damage("symbols of a group", address, "are none: damaged or never written")
+        if head[4] != 1 or not n:  # the library removes a node with its last symbol
+            raise self._damage("symbols of a group", address, "have zeros: damaged, never written")
         size = 2 * width + 24
         data = self._at(address + 8, n * size, "symbols of a group")
         for start in range(0, n * size, size):
