@@ -53,18 +53,24 @@ class Layout:
         )  # fmt: skip
 
 
-FAMILIES = {
-    "torch": ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-              "torch.distributed.device_mesh", "safetensors.torch", "transformers",
-              "transformers.trainer", "transformers.modeling_utils", "accelerate",
-              "lightning.pytorch"),
-    "tensorflow": ("torch", "tensorflow", "keras", "h5py"),
-    "jax": ("jax", "orbax.checkpoint"),
+# What a process imports before it forks: all layouts of the family need the first, and a layout the
+# packages that it names.
+FAMILIES = {"torch": ("torch",), "tensorflow": ("torch", "tensorflow"), "jax": ("jax",)}
+PACKAGES = {
+    "transformers": ("safetensors.torch", "transformers", "transformers.trainer"),
+    "safetensors": ("safetensors.torch",),
+    "accelerate": ("accelerate", "safetensors.torch"),
+    "lightning": ("lightning.pytorch",),
+    "torch.distributed, 2 ranks": ("torch.distributed.checkpoint", "torch.distributed.fsdp",
+                                   "torch.distributed.device_mesh"),
+    "keras": ("keras", "h5py"),
+    "orbax": ("orbax.checkpoint",),
 }  # fmt: skip
 
 
-def ready(family: str) -> str:
-    """Import the frameworks of a family.  Returns what is missing, or an empty string."""
+def ready(family: str, layouts: Iterable[Layout]) -> str:
+    """Import the frameworks of these layouts of a family.  Returns what is missing, or an empty
+    string."""
     os.environ |= {
         "KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -73,7 +79,8 @@ def ready(family: str) -> str:
     import warnings
 
     warnings.simplefilter("ignore")
-    for name in FAMILIES[family]:
+    more = {one.by: PACKAGES.get(one.by, ()) for one in layouts}.values()
+    for name in (*FAMILIES[family], *(name for names in more for name in names)):
         try:
             importlib.import_module(name)
         except ImportError as error:

@@ -786,7 +786,7 @@ def _family(
     family: str, rounds: Sequence[tuple[str, str, int]], folder: Path, results: Path, tokens: int
 ) -> None:
     """Import a family's frameworks once, and fork a process for each round."""
-    if why := ready(family):
+    if why := ready(family, [LAYOUTS[layout] for layout, _, _ in rounds]):
         raise SystemExit(f"{family}: {why}")
     read, write = tokens >> 16, tokens & 0xFFFF
     for layout, fault, seed in rounds:
@@ -886,7 +886,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names, faults = list(LAYOUTS), list(FAULTS)
     first = given.first if given.first is not None else time.time_ns() % 1_000_000
-    seeds = [given.seed] if given.seed is not None else range(first, first + 100 * given.rounds)
+    most = (given.rounds + 1) * len(names) * len(faults)
+    seeds = [given.seed] if given.seed is not None else range(first, first + most)
     rounds = []
     for seed in seeds:
         layout, fault = pair_of(seed, names, faults)

@@ -56,21 +56,21 @@ def test_a_slow_tier_that_was_gone_gets_everything() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "package"),
-    [("three files", "torch"), ("hf shards, index", "transformers"), ("orbax", "orbax")],
+    [("three files", "torch"), ("orbax", "orbax")],
 )
 def test_what_recover_names_after_kills_loads_as_one_save(
     layout: str, package: str, tmp_path: Path
 ) -> None:
-    """A kill of the program, of the drain or of both, or the loss of the fast tier."""
+    """The program and the drain are killed, and the fast tier is lost."""
     pytest.importorskip(package, reason=f"{package} is not installed")
-    words = ["2", "--first", "7", "--layout", layout, "--fault", "lost", "--at-once", "2"]
+    words = ["1", "--first", "7", "--layout", layout, "--fault", "lost", "--at-once", "1"]
     where = ["--folder", tmp_path, "--json", tmp_path / "rounds.json"]
     finished = subprocess.run(
         [sys.executable, UNITS, *words, *where], capture_output=True, text=True, timeout=500
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     rounds = [json.loads(one) for one in (tmp_path / "rounds.json").read_text().splitlines()]
-    assert [one["why"] for one in rounds] == ["", ""]
+    assert [one["why"] for one in rounds] == [""]
     assert all(one["facts"]["found"] > 0 for one in rounds)
 
 
@@ -85,17 +85,15 @@ from pathlib import Path
 from soak_layouts import LAYOUTS, ready
 from soak_units import Round, Wrong
 from penstock.save.working import Settings
-ready("torch")
-one = Round(LAYOUTS["three files"], "both killed", 1, Path({str(tmp_path)!r}))
-one.fast.mkdir()
-one.slow.mkdir()
-one.saves(2)
-one.hear()
+ready("torch", [LAYOUTS["three files"]])
 now = Settings(settle_s=0, tries=1)
-assert one.judge(2, now)["found"] == 2
-for least, spoil in ((3, lambda: None), (2, lambda: (one.fast / "ema-2.pt").write_bytes(
-        (one.fast / "ema-1.pt").read_bytes()))):
-    spoil()
+for n, least in (("1", 3), ("2", 2)):
+    one = Round(LAYOUTS["three files"], "both killed", 1, Path({str(tmp_path)!r}) / n)
+    one.fast.mkdir(parents=True)
+    one.slow.mkdir()
+    one.saves(2)
+    if n == "2":  # no evidence for Penstock, as nothing was drained yet
+        (one.fast / "ema-2.pt").write_bytes((one.fast / "ema-1.pt").read_bytes())
     try:
         one.judge(least, now)
     except Wrong as why:
