@@ -437,9 +437,9 @@ def test_a_pointer_that_comes_after_its_checkpoint_is_copied_too(
         return (slow / "latest").read_text()
 
     now = [0.0]
-    monkeypatch.setattr("penstock.save.drain.LOOK_SHARE", 0)  # each look is a dear one
-    monkeypatch.setattr("penstock.save.drain.MOST_BLIND_S", math.inf)
-    monkeypatch.setattr("penstock.save.drain._Stillness._cost_s", 1.0, raising=False)
+    monkeypatch.setattr("penstock.save.stillness.LOOK_SHARE", 0)  # each look is a dear one
+    monkeypatch.setattr("penstock.save.stillness.MOST_BLIND_S", math.inf)
+    monkeypatch.setattr("penstock.save.stillness.Stillness._cost_s", 1.0, raising=False)
     with Drainer(fast, slow, Settings(settle_s=900), clock=lambda: now[0]) as working:
         saved(fast, 1)
         working._round()
@@ -1332,7 +1332,7 @@ def test_an_idle_drain_asks_folders_where_a_look_at_all_files_takes_long(
         assert not seen()
         # Where folders have no times.
         still = {os.sep: os.stat(os.sep).st_ctime_ns}
-        monkeypatch.setattr("penstock.save.drain._times_of_folders", lambda root: still)
+        monkeypatch.setattr("penstock.save.stillness._times_of_folders", lambda root: still)
         saved(fast, 6)
         assert seen()
         assert not seen()

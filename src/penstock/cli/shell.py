@@ -193,7 +193,14 @@ def rate(value: str | int) -> int:
     return size(text[:-2] if text.lower().endswith("/s") else text)
 
 
+MOST_RICH_ROWS = 1000  # rich takes 0.5 ms per row
+
+
 def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    """Print a table; a long one without adapting the columns to the terminal."""
+    if len(rows) > MOST_RICH_ROWS:
+        _print_long(names, rows)
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -214,6 +221,19 @@ def print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     Console(file=Shown.through(sys.stdout), width=None if sys.stdout.isatty() else 10_000).print(
         table
     )
+
+
+def _print_long(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from penstock.views.paper import Paper
+
+    lines = [["" if cell is None else Paper.clean(str(cell)) for cell in row] for row in rows]
+    columns = list(zip(*rows, strict=True))
+    is_number = [all(isinstance(one, int | float | None) for one in column) for column in columns]
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    for line in (names, ["─" * width for width in widths], *lines):
+        cells = zip(line, widths, is_number, strict=True)
+        shown = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells)
+        click.echo(f" {'   '.join(shown).rstrip()}")
 
 
 def print_markdown(text: str) -> None:

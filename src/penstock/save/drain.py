@@ -60,6 +60,8 @@ from penstock.save.manifest import (
 )
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
+from penstock.save.spans import keep_saves, saves_of_run
+from penstock.save.stillness import Stillness
 from penstock.save.units import LACKS, add_rules, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
@@ -67,7 +69,6 @@ from penstock.save.working import (
     LEAST_DELAY_S,
     LOOK_S,
     LOOK_SHARE,
-    MOST_BLIND_S,
     MOST_DELAY_S,
     Settings,
     Status,
@@ -103,59 +104,6 @@ LINGER_S = 10.0
 MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
 MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
-
-
-class _Stillness:
-    """Whether a fast tier is as it was at a look that found nothing to do, asked at a price far
-    below that of another look.
-
-    A name that comes or goes changes the time of its folder; a checkpoint of another program may
-    change in place, so that its files are asked too.  What both hide (two changes within a tick of
-    the file system's clock, a file system that keeps no times of folders) is found by the next
-    look, which comes after MOST_BLIND_S at the latest.
-    """
-
-    def __init__(self, fast: LocalStore, clock: Callable[[], float]) -> None:
-        self._fast, self._clock = fast, clock
-        self._begun_s = self._until_s = -math.inf
-        self._cost_s = 0.0
-        self._folders: dict[str, int] = {}  # each with its time
-        self._files: dict[str, tuple[int, int | None]] = {}  # each with its size and time
-
-    def begin(self) -> None:
-        """Before a look: what changes from now on counts as changed after it."""
-        self._begun_s, self._until_s = self._clock(), -math.inf
-        # Else a look costs hardly more than this does.
-        is_dear = self._cost_s > LOOK_SHARE * LOOK_S
-        self._folders = _times_of_folders(self._fast.url) if is_dear else {}
-
-    def note(self, found: Sequence[Checkpoint], hints: Sequence[Found]) -> None:
-        """A look has found these, and nothing to do."""
-        self._cost_s = self._clock() - self._begun_s
-        if not self._folders:
-            return
-        root = self._fast.url
-        self._files = {
-            f"{root}/{file.name}": (file.size_bytes, file.mtime_ns)
-            for files in (hints, *(one.files for one in found if not one.is_ours))
-            for file in files
-        }  # fmt: skip
-        self._until_s = self._begun_s + min(MOST_BLIND_S, self._cost_s / LOOK_SHARE)
-
-    def lasts(self) -> bool:
-        if self._clock() >= self._until_s:
-            return False
-        try:
-            for folder, time_ns in self._folders.items():
-                if os.stat(folder).st_ctime_ns != time_ns:  # noqa: PTH116 - Path.stat is slow
-                    return False
-            for name, facts in self._files.items():
-                status = os.stat(name)  # noqa: PTH116
-                if (status.st_size, status.st_mtime_ns) != facts:
-                    return False
-        except OSError:
-            return False
-        return True
 
 
 def _mark_of(slow: Store) -> str:
@@ -201,19 +149,6 @@ def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) 
         )
 
 
-def _times_of_folders(root: str) -> dict[str, int]:
-    """When names came or went last, which nobody can set back.  Our own folder has none: we write
-    there each second.  Empty: they cannot be told."""
-    times = {}
-    with suppress(OSError):
-        for folder, inner, _ in os.walk(root):
-            times[folder] = os.stat(folder).st_ctime_ns  # noqa: PTH116
-            if STATE in inner:
-                inner.remove(STATE)
-        return times
-    return {}
-
-
 class Drainer(Working):
     """The drain of one pair of tiers, in this process.  Use as a context: it holds both claims.
 
@@ -251,10 +186,11 @@ class Drainer(Working):
         self._removals = Removals(self.fast, self.slow, self._look_at_slow)
         self._current: Checkpoint | None = None
         self._looked_s = -math.inf
-        self._still = _Stillness(self.fast, clock)
+        self._still = Stillness(self.fast, clock)
         self._held_back = self._renamed = ""  # texts of warnings
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
+        self._saves_due_s = -math.inf
         self.has_answered = False  # the slow tier was listed at least once
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
         # Files of drained checkpoints, by name of the checkpoint and name within.
@@ -318,6 +254,7 @@ class Drainer(Working):
         begun_unix_ns = time.time_ns()
         self._still.begin()
         self._beside.forget()
+        self._note_saves()
         known = self._known_slow()
         found = [
             one for one in find(
@@ -342,6 +279,17 @@ class Drainer(Working):
         self._say(looked_unix_ns=begun_unix_ns)
         self._say_damaged()
         return missing
+
+    def _note_saves(self) -> None:
+        """Keep what the saves of the recorded run wrote with the fast tier, at a small share of the
+        time."""
+        if self.settings.run is None or self._clock() < self._saves_due_s:
+            return
+        begun_s = self._clock()
+        with suppress(PenstockError, OSError):  # the run's first log may come later than the drain
+            keep_saves(self.fast, saves_of_run(self.settings.run, self.fast))
+        cost_s = self._clock() - begun_s
+        self._saves_due_s = self._clock() + max(LOOK_S, cost_s / LOOK_SHARE)
 
     def _say_damaged(self) -> None:
         damage = tuple(why for _, why in self._damaged.values())

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
@@ -21,6 +22,7 @@ from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content
 from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
+from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import with_steps
 from penstock.save.units import (
     BY_RULE,
@@ -141,6 +143,8 @@ class Checkpoint:
         """When it was made: as its manifest says, else as its youngest file does."""
         if self.manifest is not None and self.manifest.created_unix_ns:
             return self.manifest.created_unix_ns
+        if len(self.files) == 1:
+            return self.files[0].mtime_ns or 0
         return max((file.mtime_ns or 0 for file in self.files), default=0)
 
     @property
@@ -174,8 +178,13 @@ class Checkpoint:
         store says of its files."""
         if self.manifest is not None:
             return self.manifest.identity
-        # The name counts: names within `model/300` and `ema/300`, sizes and times may be equal.
-        return f"{OF_FILES}{content_of([(self.name, lying(self.folder, self.files))])}"
+        return _identity_of(self.name, self.folder, self.files)
+
+
+@lru_cache(1 << 17)  # a drain asks several times per look
+def _identity_of(name: str, folder: str, files: tuple[Found, ...]) -> str:
+    # The name counts: names within `model/300` and `ema/300`, sizes and times may be equal.
+    return f"{OF_FILES}{content_of([(name, lying(folder, files))])}"
 
 
 def lying(folder: str, files: Iterable[Found | None]) -> str:
@@ -317,13 +326,15 @@ def find(
     rest: list[Found] | None = None,
     within: Sequence[str] = ("",),
     others: Sequence[Checkpoint] = (),
+    saves: Saves = (),
 ) -> list[Checkpoint]:
     """Return every checkpoint of a tier, newest first.  hints: is extended by the pointers beside
     the checkpoints, and, where the tier is a model's own folder, by the files that load the model
     beside the weights.  rest: is extended by all other files that belong to no checkpoint.  within:
-    the only folders to search.  others: checkpoints of another tier, for comparison.  Raises
+    the only folders to search.  others: checkpoints of another tier, for comparison.  saves:
+    what each save of a recorded run wrote, in addition to the sets kept with the tier.  Raises
     TierError."""
-    tree = Tree(store, within)
+    tree = Tree(store, within, saves)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
     found = newest_first(found)
     if hints is not None:
@@ -336,14 +347,15 @@ def find(
         known = {file.name for one in found for file in one.files}
         known |= {one.name for one in hints or ()}
         own = tuple(f"{one.name}/" for one in found if one.is_folder and one.kind != "hf")
-        rest += [
-            one
-            for one in tree.all_files("")
-            if one.name not in known
-            and not one.name.startswith(own)
-            and not one.name.endswith((BESIDE, HALF))
-            and _is_content(one.name.rpartition("/")[2])
-        ]
+        if len(known) < tree.n_files:
+            rest += [
+                one
+                for one in tree.all_files("")
+                if one.name not in known
+                and not one.name.startswith(own)
+                and not one.name.endswith((BESIDE, HALF))
+                and _is_content(one.name.rpartition("/")[2])
+            ]
     return found
 
 
@@ -364,12 +376,12 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     missing, or a save has rewritten only some files.  The comparison also shows which number in a
     name is the step.  others: checkpoints of another tier."""
     found, others = with_steps(found, others), with_steps(others, found)
-    lines: defaultdict[tuple[str, ...], list[tuple[Checkpoint, Shape]]] = defaultdict(list)
+    lines: defaultdict[tuple[str, ...], list[Checkpoint]] = defaultdict(list)
     copies = dict[str, Checkpoint]()
     for one in (*found, *others):
-        is_by_rule = one.why.startswith(BY_RULE)  # the rule names every required part
-        if one.step is not None and one.kind not in _TELLS_ALL and not is_by_rule:
-            lines[line_of(one)].append((one, _shape_of(one)))
+        # A rule names every required part.
+        if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
+            lines[line_of(one)].append(one)
         if one.manifest is not None and not one.problem:
             names = (
                 [one.called or one.name]
@@ -378,7 +390,11 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             )
             copies = dict.fromkeys(names, one) | copies  # the first is the newest
     said = dict[int, str]()
-    for line in lines.values():
+    for alike in lines.values():
+        first = _roles_of(alike[0])
+        if first and all(_roles_of(one) == first for one in alike):
+            continue
+        line = [(one, _shape_of(one)) for one in alike]
         if len({shape.roles for _, shape in line}) == 1:
             continue
         line.sort(key=lambda row: row[1].step)
@@ -386,11 +402,13 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
                 said[id(one)] = why
-    for one in found:
+    for one in found if copies else ():
         copy = copies.get(one.name)
         is_open = one.manifest is None and not one.problem and id(one) not in said
         if copy is not None and is_open and (why := _unlike_its_copy(one, copy)):
             said[id(one)] = why
+    if not said:
+        return list(found)
     return [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
 
 
@@ -436,7 +454,17 @@ def line_of(one: Checkpoint) -> tuple[str, ...]:
     if one.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
     parts = parts_of(last)
+    if not parts.bare:
+        return (folder, "", *parts.key)
     return (folder, "", *parts.key, *(number for number in parts.bare if number != str(one.step)))
+
+
+def _roles_of(one: Checkpoint) -> str:
+    """Return the roles of a checkpoint's files in one folder; an empty string: a folder, or a file
+    is missing."""
+    if one.is_folder or (one.manifest and len(one.manifest.files) != len(one.files)):
+        return ""
+    return "/".join([parts_of(file.name.rpartition("/")[2]).role for file in one.files])
 
 
 def _shape_of(one: Checkpoint) -> Shape:
@@ -472,7 +500,8 @@ def find_file(store: Store, name: str) -> Checkpoint | None:
             files |= {name: there for name in names if (there := store.stat(name)) is not None}
     noted = {beside(name, ending): store.stat(beside(name, ending)) for ending in (BESIDE, HALF)}
     files |= {other: there for other, there in noted.items() if there is not None}
-    all_of_them = list(_files(store, "", Folder(files, set(), {}), rules_of(store)))
+    saves = by_folder(saves_of(store)).get("", ())
+    all_of_them = list(_files(store, "", Folder(files, set(), {}), rules_of(store), saves))
     return next((one for one in compared(all_of_them) if found in one.files), None)
 
 
@@ -487,14 +516,16 @@ class Folder(NamedTuple):
 class Tree:
     """What a store lists, by folder."""
 
-    def __init__(self, store: Store, within: Sequence[str]) -> None:
+    def __init__(self, store: Store, within: Sequence[str], saves: Saves = ()) -> None:
         self.store, self.rules = store, rules_of(store)
+        self.saves = by_folder((*saves, *saves_of(store)))
         self.put_back = False  # whether a burst buffer has put back a file
         self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.hints: list[Found] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")
+        self.n_files = 0
         unseen: dict[str, TierError] = {}
         for found in itertools.chain.from_iterable(
             store.list(one, unseen) if isinstance(store, LocalStore) else store.list(one)
@@ -511,6 +542,7 @@ class Tree:
                 if (place := self._noted(above)) is not None:
                     place.arriving[part.removesuffix(PART_SUFFIX)] = found
             if here is not None:
+                self.n_files += 1
                 here.files[base] = found
                 if base in HINTS:
                     self.hints.append(found)
@@ -554,7 +586,7 @@ class Tree:
                     for inner in runs:
                         yield from self.below(inner, depth + 1)
                     return
-        yield from _files(self.store, name, here, self.rules)
+        yield from _files(self.store, name, here, self.rules, self.saves.get(name, ()))
         if depth < DEEPEST:
             for folder in sorted(here.folders):
                 yield from self.below(f"{name}/{folder}" if name else folder, depth + 1)
@@ -710,7 +742,11 @@ def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
 
 
 def _files(
-    store: Store, folder: str, here: Folder, rules: Sequence[Rule] = ()
+    store: Store,
+    folder: str,
+    here: Folder,
+    rules: Sequence[Rule] = (),
+    saves: Sequence[frozenset[str]] = (),
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoints of a folder that are a single file or several files."""
     start = f"{folder}/" if folder else ""
@@ -731,18 +767,19 @@ def _files(
         if name not in taken and not name.startswith(".")
         and not name.endswith((BESIDE, HALF, ".distcp")) and not _UNFINISHED.search(name)
     }  # fmt: skip
-    made = grouped(left, rules)
+    made = grouped([name for name in left if name not in HINTS], rules, saves)
     units = {name: unit for unit in made for name in unit.files}
     ruled = {_kin(name) for name in here.files if any(rule.names(name) for rule in rules)}
     arriving = _with_half(left, here, rules)
+    has_notes = any(name.endswith((BESIDE, HALF)) for name in here.files)
     for name, found in left.items():
         unit = units.get(name)
-        is_ruled = unit is not None and unit.why.startswith(BY_RULE)
-        if ruled and not is_ruled and _kin(name) in ruled:
+        if ruled and _kin(name) in ruled and not (unit and unit.why.startswith(BY_RULE)):
             continue  # the rule names every file of this step
         if unit is None or len(unit.files) == 1:
             if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
-                one = _noted(_single(store, found, unit), here)
+                one = _single(store, found, unit)
+                one = _noted(one, here) if has_notes else one
                 is_part = one.manifest is None and name in arriving
                 yield replace(one, problem=one.problem or _ARRIVING) if is_part else one
         elif name == unit.name:

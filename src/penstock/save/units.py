@@ -47,6 +47,7 @@ __all__ = [
 RULES = f"{STATE}/units.json"
 MOST_RULES_BYTES, MOST_RULES = 64 << 10, 100
 BY_RULE = "the rule --unit"
+BY_SAVE = "files that one save of the recorded run wrote"
 
 # Endings that always mark a training's state ...
 _ALWAYS = (
@@ -62,6 +63,10 @@ _PERHAPS = (
 _WITH_STATE = {
     "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
     "zst", "lz4",
+}  # fmt: skip
+_NO_STATE = {  # endings of files that make no checkpoint by themselves
+    "txt", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "md", "html", "png", "jpg", "jpeg",
+    "gif", "svg", "pdf", "mp4", "wav",
 }  # fmt: skip
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
@@ -134,7 +139,9 @@ class Parts:
     step: None: the name alone shows no step.  is_told: a word beside the number marks the number
     as a step.  bare: numbers without a word, if there is no step: the number that differs between
     the names of a `series` may be the step.  words: the content of the file, or the run of the
-    file; key: the rest that the files of a checkpoint have in common beside the step.
+    file; key: the rest that the files of a checkpoint have in common beside the step.  role: the
+    role of the file, equal in every checkpoint of a training.  is_component: all words are parts of
+    a training's state.
     """
 
     name: str
@@ -146,6 +153,8 @@ class Parts:
     rank: str = ""
     shard: tuple[str, int, int] | None = None  # text before the number, number, count
     key: tuple[str, ...] = ()
+    role: str = ""
+    is_component: bool = False
 
     @property
     def kin(self) -> tuple[int | None, tuple[str, ...]]:
@@ -164,17 +173,6 @@ class Parts:
     def strange(self) -> tuple[str, ...]:
         """Words that are no part of a training's state, as the name of a model or of a run."""
         return tuple(word for word in self.words if word not in _STATE_WORDS)
-
-    @property
-    def role(self) -> str:
-        """Role of the file, equal in every checkpoint of a training."""
-        rank = f" {self.rank}" if self.rank else ""
-        return f"{'_'.join(self.words)}{self.ending}{rank}"
-
-    @property
-    def is_component(self) -> bool:
-        """Return True if all words of the name are parts of a training's state."""
-        return bool(self.words) and all(word in _STATE_WORDS for word in self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +290,10 @@ def parts_of(name: str) -> Parts:
         key = key + read.bare
     bare = () if step is not None else tuple(read.bare)
     rank = " ".join(read.ranks)
-    return Parts(name, ending, step, is_told, bare, words, rank, shard, tuple(sorted(key)))
+    role = f"{'_'.join(words)}{ending} {rank}".rstrip()
+    is_component = bool(words) and _STATE_WORDS.issuperset(words)
+    facts = bare, words, rank, shard, tuple(sorted(key)), role, is_component
+    return Parts(name, ending, step, is_told, *facts)
 
 
 class _Read:
@@ -410,7 +411,7 @@ def _digits_of(rough: re.Match[str]) -> str:
     return str(round(float(rough[1]) * _MAGNITUDES[rough[2].lower()]))
 
 
-@lru_cache(1 << 16)
+@lru_cache(1 << 18)
 def is_state(name: str) -> bool:
     """Return True if the name marks a file of a training's state."""
     low = name.lower()
@@ -468,20 +469,24 @@ def step_of_folder(name: str) -> int | None:
 # --- units ----------------------------------------------------------------------------------------
 
 
-def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
+def grouped(
+    names: Iterable[str], rules: Sequence[Rule] = (), saves: Sequence[frozenset[str]] = ()
+) -> list[Unit]:
     """Return the units of a folder, by the names of the files.  A file in no unit is no
-    checkpoint, or is a single-file checkpoint without a step."""
+    checkpoint, or is a single-file checkpoint without a step.  saves: the files that one save of a
+    recorded run wrote, for each."""
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
     for rule in rules:
         units += _by_rule(rule, left)
     by_key: defaultdict[tuple[int | None, tuple[str, ...]], list[Parts]] = defaultdict(list)
     for name in left:
-        # A file without state may belong to a step, as `meta_000300.json` does.
-        is_beside = name.lower().endswith(_BESIDE)
-        if is_state(name) or is_beside:
+        if is_state(name):
             found = parts_of(name)
-            if not is_beside or found.kin[0] is not None or found.ending.endswith(".index.json"):
+            by_key[found.kin].append(found)
+        elif name.lower().endswith(_BESIDE):  # may belong to a step, as `meta_000300.json` does
+            found = parts_of(name)
+            if found.kin[0] is not None or found.ending.endswith(".index.json"):
                 by_key[found.kin].append(found)
         elif name.rpartition(".")[2].lower() in _WITH_STATE:  # `optim_300.dat`
             found = parts_of(name)
@@ -489,7 +494,33 @@ def grouped(names: Iterable[str], rules: Sequence[Rule] = ()) -> list[Unit]:
                 by_key[found.kin].append(found)
     for (number, _), members in by_key.items():
         units += _stepless(members) if number is None else _of_a_number(number, members)
-    return units
+    return _with_saves(units, left, saves) if saves else units
+
+
+def _with_saves(
+    units: Sequence[Unit], left: Collection[str], saves: Sequence[frozenset[str]]
+) -> list[Unit]:
+    """Add groups of files that one save wrote and whose names show no rule: no step, no selector,
+    and no group."""
+    single = {unit.name for unit in units if len(unit.files) == 1 and unit.step is None}
+    of_group = {name for unit in units for name in unit.files} - single
+    made, taken = list[Unit](), set[str]()
+    for save in saves:
+        own = sorted(
+            name for name in save
+            if name in left and name not in of_group and name not in taken and _shows_no_rule(name)
+        )  # fmt: skip
+        state = [name for name in own if name.rpartition(".")[2].lower() not in _NO_STATE]
+        if len(own) > 1 and state:
+            lead = min(state, key=lambda name: (_place_as_lead(parts_of(name)), name))
+            made.append(Unit(lead, tuple(own), None, BY_SAVE))
+            taken.update(own)
+    return [*(unit for unit in units if unit.name not in taken), *made]
+
+
+def _shows_no_rule(name: str) -> bool:
+    found = parts_of(name)
+    return found.kin[0] is None and found.shard is None and _SELECTORS.isdisjoint(found.key)
 
 
 def _by_rule(rule: Rule, left: dict[str, None]) -> list[Unit]:
@@ -514,6 +545,8 @@ def _by_rule(rule: Rule, left: dict[str, None]) -> list[Unit]:
 
 def _of_a_number(number: int, members: Sequence[Parts]) -> list[Unit]:
     """Group the files of a step, or of a number that may be a step."""
+    if len(members) == 1 and is_state(members[0].name):
+        return [_unit(members, members[0].step, "one file")]
     if not any(is_state(one.name) for one in members):
         return []
     step = next((one.step for one in members if one.step is not None), None)
@@ -558,6 +591,8 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
 
 
 def _unit(members: Sequence[Parts], step: int | None, why: str) -> Unit:
+    if len(members) == 1 and members[0].shard is None:
+        return Unit(members[0].name, (members[0].name,), step, why)
     names = sorted(one.name for one in members)
     state = [one for one in members if is_state(one.name)]
     lead = min(state, key=lambda one: (_place_as_lead(one), one.name))

@@ -67,7 +67,8 @@ class Settings:
     limit_bps: bytes per second, read-back included; None: no limit.  concurrency: pieces copied at
     once.  settle_s: how long a checkpoint without manifest must be unchanged.  tries: attempts per
     checkpoint, when draining once.  keep: rules to prune both tiers; None removes nothing.  rules:
-    which files form one checkpoint, kept with both tiers.
+    which files form one checkpoint, kept with both tiers.  run: a recorded run, whose saves show
+    which files form one checkpoint where the names do not.
     """
 
     limit_bps: float | None = None
@@ -76,6 +77,7 @@ class Settings:
     tries: int = 5
     keep: Keep | None = None
     rules: tuple[Rule, ...] = ()
+    run: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
