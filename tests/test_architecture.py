@@ -91,6 +91,7 @@ TABLE = {
         ours="errors drafts log schema questions tiers registry stores words stage.*",
         world="numpy duckdb",
     ),
+    "written": May(ours="run save.* stores", world=""),
     "save.*": May(ours="errors recorder tiers stores save.*", world="numpy"),
     "adapters.*": May(
         ours="errors control recorder feed.* stage.* save.* adapters.*", world="its framework"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -13,10 +14,10 @@ from click.testing import CliRunner
 from penstock import cli
 from penstock.save.drain import Drainer
 from penstock.save.formats import find
-from penstock.save.spans import saves_of_run
 from penstock.save.units import BY_SAVE, grouped
 from penstock.save.working import Settings
 from penstock.stores import LocalStore
+from penstock.written import saves_of_run
 
 # Each save writes two files of an unknown kind by way of drafts, a file with a step, and the best.
 # The log is also written outside of the saves.
@@ -80,7 +81,8 @@ def test_the_drain_keeps_the_files_of_a_save_together(
 ) -> None:
     run, fast = recorded
     slow = tmp_path / "slow"
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, run=run)) as working:
+    saves = functools.partial(saves_of_run, run, LocalStore(fast))
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1, saves=saves)) as working:
         working.once()
     copies = {one.name: one for one in find(LocalStore(slow))}
     assert [len(copies[f"alpha-{tag}.dat"].files) for tag in ("3fa9", "b07c", "e1d2")] == [2, 2, 2]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.save.drain import Drainer
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
+    from penstock.save.spans import Saves
+    from penstock.save.units import Rule
     from penstock.save.verify import Choice
     from penstock.save.working import Status, Working
     from penstock.stores import Found, Store
@@ -109,8 +111,8 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
       penstock save ls s3://bucket/run1 --json
     """
     from penstock.save.formats import find
-    from penstock.save.spans import saves_of_run
     from penstock.stores import open_store
+    from penstock.written import saves_of_run
 
     rows = []
     rest: dict[str, list[Found]] = {tier: [] for tier in tiers}
@@ -433,15 +435,14 @@ def drain_command(
     """  # fmt: skip
     from penstock.save import working as running
     from penstock.save.drain import Drainer
-    from penstock.save.units import Rule
 
     is_followed = follow is not None or follow_input
     _check_follow(is_followed, once, wait_s)
     keep = _keep(keep_fast, keep_last, every, best, best_n, foreign)
     if slow is None and keep is not None:
         raise click.UsageError("--keep-... are about FAST and SLOW: name SLOW")
-    rules = tuple(map(Rule.of, units))
-    settings = running.Settings(limit, concurrency, keep=keep, rules=rules, run=run)
+    rules, saves = _rules_of(units), _saves_of(run, fast)
+    settings = running.Settings(limit, concurrency, keep=keep, rules=rules, saves=saves)
     if quiet_io:
         running.be_quiet()
     over = _input_ended if follow_input else _ended(follow)
@@ -673,6 +674,24 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _rules_of(units: Sequence[str]) -> tuple[Rule, ...]:
+    from penstock.save.units import Rule
+
+    return tuple(map(Rule.of, units))
+
+
+def _saves_of(run: Path | None, fast: Path) -> Callable[[], Saves] | None:
+    """Return a function that reads from a run which files of a tier each save wrote."""
+
+    def saves() -> Saves:
+        from penstock.stores import LocalStore
+        from penstock.written import saves_of_run
+
+        return saves_of_run(run, LocalStore(fast)) if run is not None else ()
+
+    return saves if run is not None else None
 
 
 def _share_of(run: Path) -> Callable[[], float | None]:

@@ -60,7 +60,7 @@ from penstock.save.manifest import (
 )
 from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
-from penstock.save.spans import keep_saves, saves_of_run
+from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.units import LACKS, add_rules, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
@@ -283,11 +283,11 @@ class Drainer(Working):
     def _note_saves(self) -> None:
         """Keep what the saves of the recorded run wrote with the fast tier, at a small share of the
         time."""
-        if self.settings.run is None or self._clock() < self._saves_due_s:
+        if self.settings.saves is None or self._clock() < self._saves_due_s:
             return
         begun_s = self._clock()
         with suppress(PenstockError, OSError):  # the run's first log may come later than the drain
-            keep_saves(self.fast, saves_of_run(self.settings.run, self.fast))
+            keep_saves(self.fast, self.settings.saves())
         cost_s = self._clock() - begun_s
         self._saves_due_s = self._clock() + max(LOOK_S, cost_s / LOOK_SHARE)
 

@@ -26,6 +26,7 @@ from penstock.save.commit import (
 )
 from penstock.save.copying import Pace, Stopped
 from penstock.save.retention import Keep
+from penstock.save.spans import Saves
 from penstock.save.units import Rule
 from penstock.stores import (
     LocalStore,
@@ -67,8 +68,8 @@ class Settings:
     limit_bps: bytes per second, read-back included; None: no limit.  concurrency: pieces copied at
     once.  settle_s: how long a checkpoint without manifest must be unchanged.  tries: attempts per
     checkpoint, when draining once.  keep: rules to prune both tiers; None removes nothing.  rules:
-    which files form one checkpoint, kept with both tiers.  run: a recorded run, whose saves show
-    which files form one checkpoint where the names do not.
+    which files form one checkpoint, kept with both tiers.  saves: returns
+    the files that each save of a recorded run wrote.
     """
 
     limit_bps: float | None = None
@@ -77,7 +78,7 @@ class Settings:
     tries: int = 5
     keep: Keep | None = None
     rules: tuple[Rule, ...] = ()
-    run: str | os.PathLike[str] | None = None
+    saves: Callable[[], Saves] | None = None
 
 
 @dataclass(frozen=True, slots=True)

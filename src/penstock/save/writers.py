@@ -9,15 +9,14 @@ default.  Leases need the file's owner and a local file system; elsewhere nothin
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import math
 import os
-import signal
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from penstock import tiers
+from penstock.save.lease import take
 
 __all__ = ["MOST_ASKED", "MOST_OPEN_S", "first_open", "is_open_for_writing"]
 
@@ -51,14 +50,10 @@ def is_open_for_writing(path: str) -> bool:
     except OSError:  # also the file of another user, because of O_NOATIME
         return False
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN
+        # -inf: where the kernel gives no lease, nothing is known.
+        return not take(descriptor, -math.inf).is_free
     finally:
-        os.close(descriptor)
-    return False
+        os.close(descriptor)  # and the lease with it
 
 
 def first_open(paths: Iterable[Path]) -> str:

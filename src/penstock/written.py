@@ -1,0 +1,74 @@
+"""Read from a recorded run which files each save wrote.
+
+A save is a finished checkpoint span: of an adapter, or `penstock.span("checkpoint")`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from penstock.run import open_run
+from penstock.save.spans import Saves, several
+from penstock.stores import LocalStore, Store
+
+__all__ = ["saves_of_run"]
+
+# Files that were also written outside of the saves, as a log, belong to no save.  A renamed file
+# has the new name.
+_QUERY = """
+WITH saves AS (
+    SELECT process, start_ns, start_ns + duration_ns AS end_ns,
+        row_number() OVER (ORDER BY start_ns, process) AS save
+    FROM spans
+    WHERE kind = 'span' AND name = 'checkpoint' AND duration_ns IS NOT NULL
+        AND coalesce(b, 0) <> 1
+),
+written AS (
+    SELECT process, file, start_ns
+    FROM events_raw
+    WHERE file IS NOT NULL AND moved_bytes > 0
+        AND op_number IN (SELECT op_number FROM ops WHERE op_group = 'write' AND is_access)
+),
+inside AS (
+    SELECT s.save, s.start_ns, s.end_ns, w.file, count(*) AS calls
+    FROM saves AS s
+    JOIN written AS w
+        ON w.process = s.process AND w.start_ns >= s.start_ns AND w.start_ns < s.end_ns
+    GROUP BY s.save, s.start_ns, s.end_ns, w.file
+),
+totals AS (SELECT file, count(*) AS calls FROM written GROUP BY file),
+sums AS (SELECT file, sum(calls) AS calls FROM inside GROUP BY file),
+renamed AS (
+    SELECT DISTINCT s.save, e.file, e.other_file
+    FROM saves AS s
+    JOIN events_raw AS e
+        ON e.process = s.process AND e.start_ns >= s.start_ns AND e.start_ns < s.end_ns
+    WHERE e.errno = 0
+        AND e.op_number IN (SELECT op_number FROM ops WHERE op = 'rename')
+)
+SELECT i.start_ns, i.end_ns, coalesce(f.resolved_path, f.path)
+FROM inside AS i
+JOIN totals AS t ON t.file = i.file
+JOIN sums AS a ON a.file = i.file AND a.calls >= t.calls
+LEFT JOIN renamed AS r ON r.save = i.save AND r.file = i.file
+JOIN files_raw AS f ON f.file = coalesce(r.other_file, i.file)
+ORDER BY i.start_ns
+"""
+
+
+def saves_of_run(run: str | os.PathLike[str], store: Store) -> Saves:
+    """Return the files in a local tier that each save of a recorded run wrote.  Saves of several
+    processes that overlap in time are one save.  Raises RunError, LogError, QueryError."""
+    if not isinstance(store, LocalStore):
+        return ()
+    with open_run(run) as opened:
+        rows = opened.sql(_QUERY).fetchall()
+    root = f"{os.path.realpath(store.folder)}/"
+    saves, last_ns = list[set[str]](), -1
+    for start_ns, end_ns, path in rows:
+        if start_ns >= last_ns:
+            saves.append(set())
+        last_ns = max(last_ns, end_ns)
+        if path is not None and str(path).startswith(root):
+            saves[-1].add(str(path)[len(root) :])
+    return several(reversed(saves))
