@@ -15,6 +15,7 @@ import pytest
 
 from burstkills import AT_ONCE
 from bursts import is_drained_before, make_old
+from penstock.errors import TierFull
 from penstock.save import batch as module
 from penstock.save import burst
 from penstock.save.batch import Copy, Syncs, copy_together, read_all
@@ -139,7 +140,7 @@ def test_a_full_slow_tier_takes_what_it_has_room_for(fast: Path, tmp_path: Path)
         pytest.skip("a file system cannot be mounted here: needs root")
     try:
         for path in made(fast, slow):
-            path.write_bytes(os.urandom(50_000))
+            path.write_bytes(b"x" + os.urandom(49_999))  # of no known format
         with Burst(fast, AT_ONCE) as drain:
             failed = drain._round()
             assert failed
@@ -225,6 +226,28 @@ def test_after_an_error_of_the_common_sync_no_file_counts_and_each_is_synced_by_
     again = copies_in(tmp_path, N)
     copy_together(again, lambda part: None, placed, syncs)
     assert all(copy.error is None and copy.put for copy in again)
+
+
+def test_on_a_full_tier_a_file_that_finds_room_later_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads took the room from each other: the first write of each file fails."""
+    copies = copies_in(tmp_path)
+    real, seen = os.write, set[int]()
+
+    def write(descriptor: int, data: Any) -> int:
+        name = int(os.readlink(f"/proc/self/fd/{descriptor}")[-1])
+        if name not in seen or name == 2:
+            seen.add(name)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    copy_together(copies, lambda part: None, placed, Syncs())
+    monkeypatch.undo()
+    assert [copy.put is not None for copy in copies] == [True, True, False]
+    assert isinstance(copies[2].error, TierFull)
+    assert [Path(copy.new).exists() for copy in copies] == [True, True, False]
 
 
 def test_a_few_files_are_synced_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +349,7 @@ def test_the_drain_waits_while_a_save_of_many_small_files_grows(fast: Path, work
         assert len(list(drain._batches(drain.backlog(), {}))) == 1  # by hand: nothing will come
         drain._is_following = True
         assert list(drain._batches(drain.backlog(), {})) == []
+        assert not drain._is_idle({})
         os.utime(paths[0], (now_s - 11, now_s - 11))
         assert len(list(drain._batches(drain.backlog(), {}))) == 1  # it has waited for long enough
         for path in paths:

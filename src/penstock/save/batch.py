@@ -86,7 +86,16 @@ class Copy:
         self.status, self.is_plain = status, is_plain(self._data)
 
     def write(self) -> None:
-        """Write the copy.  Raises OSError."""
+        """Write the copy; what could not be written takes no room.  Raises OSError."""
+        try:
+            self._write()
+        except OSError:
+            self.close()
+            with suppress(OSError):
+                os.unlink(self.new)  # noqa: PTH108
+            raise
+
+    def _write(self) -> None:
         assert self.status is not None
         mode = 0o600 if self.has_mode else 0o666
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -245,13 +254,30 @@ def _write_together(
             _write_singly(pool, copies[start : start + MOST_OPEN], before)
         return
     folders.callback(os.close, folder)
-    _do(pool, write, copies, before)
+    _write(pool, write, copies, before)
     try:
         _syncfs(folder, copies[0].folder)
     except OSError as error:  # of any file on the file system: the next attempt shows of which
         syncs.distrust(device)
         for copy in copies:
             copy.error = copy.error or error
+
+
+def _write(
+    pool: ThreadPoolExecutor,
+    write: Callable[[Copy], None],
+    copies: Sequence[Copy],
+    before: Callable[[Sequence[Copy]], None],
+) -> None:
+    """Write copies.  On a full tier several threads may take the room for one file from each other:
+    such files are written again one by one, until one finds no room."""
+    _do(pool, write, copies, before)
+    for copy in copies:
+        if isinstance(copy.error, TierFull):
+            copy.error = None
+            _done(write, copy)
+            if copy.error is not None:
+                break
 
 
 def _write_singly(
@@ -265,7 +291,7 @@ def _write_singly(
         finally:
             copy.close()
 
-    _do(pool, Copy.write, copies, before)
+    _write(pool, Copy.write, copies, before)
     _do(pool, sync, [copy for copy in copies if copy.error is None])
 
 
@@ -287,10 +313,7 @@ def _do(
 ) -> None:
     def done(part: Sequence[Copy]) -> None:
         for copy in part:
-            try:
-                step(copy)
-            except (TierError, OSError) as error:
-                copy.error = _spoken(copy, error)
+            _done(step, copy)
 
     under_way = []
     size = max(1, min(MOST_IN_TURN, -(-len(copies) // THREADS)))
@@ -301,6 +324,13 @@ def _do(
         under_way.append(pool.submit(done, part))
     for future in under_way:
         future.result()
+
+
+def _done(step: Callable[[Copy], None], copy: Copy) -> None:
+    try:
+        step(copy)
+    except (TierError, OSError) as error:
+        copy.error = _spoken(copy, error)
 
 
 def _spoken(copy: Copy, error: TierError | OSError) -> TierError | OSError:

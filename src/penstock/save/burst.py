@@ -176,7 +176,7 @@ class Entry:
 
     @property
     def _tier(self) -> str:
-        return self.data_at[: -len(f"data/{self.name}")]
+        return self.data_at[: -len("data/") - len(self.name)]
 
     @property
     def draft(self) -> Path:
@@ -762,6 +762,7 @@ class Burst(Working):
         self._said_device = False
         self._syncs = Syncs()
         self._is_following = False  # a program that may write more
+        self._has_growing = False  # at the last look: a save of many small files
         self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
         self._earlier = Kept(self.fast.folder / FOLDER, clock)
 
@@ -820,6 +821,9 @@ class Burst(Working):
             self._let_go()
         self._settle()
         return [*failed, *self._said_unclaimed()]
+
+    def _is_idle(self, failed: dict[str, str]) -> bool:
+        return super()._is_idle(failed) and not self._has_growing
 
     def _settle(self) -> None:
         """What was replaced or removed a moment ago goes before this ends.  Raises Stopped."""
@@ -993,7 +997,8 @@ class Burst(Working):
         receives the reason for each file that is not due."""
         small: list[Entry] = []
         n_bytes = 0
-        if self._is_growing(left):
+        self._has_growing = self._is_growing(left)
+        if self._has_growing:
             left = [one for one in left if one.size_bytes is None or one.size_bytes > SMALL_BYTES]
         # With a bandwidth limit, bound the batch: a file is renamed only when its whole batch is
         # copied.
@@ -1142,7 +1147,7 @@ class Burst(Working):
 
         def place(copy: Copy, descriptor: int) -> os.stat_result | None:
             assert copy.status is not None
-            return self._placed(ones[copy.name], Path(copy.new), copy.status, descriptor)
+            return self._placed(ones[copy.name], copy.new, copy.status, descriptor)
 
         try:
             with recorder.span("drain", self.status.drained):
@@ -1245,20 +1250,20 @@ class Burst(Working):
         return one.data.stat()
 
     def _placed(
-        self, one: Entry, new: Path, before: os.stat_result, descriptor: int = -1
+        self, one: Entry, new: str | Path, before: os.stat_result, descriptor: int = -1
     ) -> os.stat_result | None:
         """Put the copy at the file's path.  Return the copy's status; None: the program changed the
         path first.  descriptor: of the copy, where it is open.  Raises TierError, OSError."""
         with self._as_it_was(one, before) as lease:
             is_open = descriptor >= 0
-            put = _put_opened(os.fspath(new), one, descriptor) if is_open else _put(new, one)
+            put = _put_opened(os.fspath(new), one, descriptor) if is_open else _put(Path(new), one)
             if put is not None and lease.is_wanted():
                 # A process that opened the file through the link still writes to the tier: no
                 # process may read or continue the copy at the path.
                 _link(replace(one, is_home=True), put)
                 raise _written_again(one)
         if put is None:
-            self._is_late(one, new)
+            self._is_late(one, Path(new))
         return put
 
     def _arrived(self, one: Entry, before: os.stat_result, put: os.stat_result) -> None:
