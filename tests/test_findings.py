@@ -140,6 +140,35 @@ def test_small_reads_from_memory_are_no_storage() -> None:
     assert found(run, "D2")
 
 
+def buffered(slow_ms: float) -> Synthetic:
+    """Each batch calls fread 100 times; every tenth call fills the buffer of the stream."""
+    run = Synthetic()
+
+    def fetch(at: int, batch: int, process: int) -> int:
+        path = a_file(run, f"/data/{batch}.npy", 40_000)
+        for _ in range(10):
+            at = reads(run, at, process, op="fread", path=path, n=9, ms=0.001, size=400)
+            at = reads(run, at, process, op="fread", path=path, ms=slow_ms, size=400)
+        return at
+
+    loop(run, fetch, batches=40, workers=0, compute_ms=3)
+    return run
+
+
+def test_reads_of_stdio_count_if_they_fill_the_buffer() -> None:
+    finding = found(buffered(2), "D2")
+    tells(finding, "390 of 390 small reads in 39 files", "2.00 ms of waiting each")
+    assert finding.gain.value == pytest.approx(390 * 2e-3, rel=0.02)
+
+
+def test_reads_of_stdio_from_memory_are_no_storage() -> None:
+    assert "no read of data blocked" in fine(buffered(0.008), "D2").says
+
+
+def test_a_buffer_that_is_filled_now_and_then_is_no_tail() -> None:
+    assert fine(buffered(2), "D9")
+
+
 def test_large_reads_are_not_small() -> None:
     assert "no small read" in fine(big_reads(), "D2").says
 

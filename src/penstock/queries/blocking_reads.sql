@@ -1,5 +1,6 @@
--- What kind of POSIX reads of data files, and of files that the job had made, blocked the step loop;
--- seconds are means over main processes, or of those that held up all (see shares).
+-- What kind of reads of data files, and of files that the job had made, blocked the step loop;
+-- seconds are means over main processes, or of those that held up all (see shares).  Of stdio's reads those
+-- count that were held up: the others were served from the buffer of the stream.
 --   calls, read_bytes  of the reads that moved something, and were under way while it was blocked; one
 --             that was in two waits counts twice
 --   files     that they read
@@ -17,14 +18,13 @@
 --   reads, p50_s, p99_s  of all such reads that moved something, blocking or not
 WITH reads AS (
     SELECT
-        *,
-        CASE WHEN moved_bytes > 0 THEN floor(log2(moved_bytes)) END AS moved_bin,
-        waited_ns >= 10000 + moved_bytes / 10 AS is_slow
-    FROM blocking_calls
-    WHERE path_class IN ('data', 'output')
-        AND op_number IN (
-            SELECT op_number FROM ops WHERE layer = 'posix' AND op_group = 'read' AND is_access
-        )
+        b.*,
+        CASE WHEN b.moved_bytes > 0 AND o.layer = 'posix' THEN floor(log2(b.moved_bytes)) END AS moved_bin,
+        b.waited_ns >= 10000 + b.moved_bytes / 10 AS is_slow
+    FROM blocking_calls AS b
+    JOIN ops AS o ON o.op_number = b.op_number
+    WHERE b.path_class IN ('data', 'output') AND o.op_group = 'read' AND o.is_access
+        AND (o.layer = 'posix' OR (o.layer = 'stdio' AND b.waited_ns >= 10000 + b.moved_bytes / 10))
 ),
 tails AS (
     SELECT r.moved_bin, any_value(l.p50_ns) AS p50_ns, any_value(l.p99_ns) AS p99_ns,
