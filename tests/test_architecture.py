@@ -27,18 +27,19 @@ class May(NamedTuple):
 TABLE = {
     "errors": May(ours="", world=""),
     "machine": May(ours="", world=""),
+    "bounded": May(ours="", world=""),
     "drafts": May(ours="", world=""),
     "harmless": May(ours="", world=""),
-    "control": May(ours="errors drafts", world=""),
+    "control": May(ours="errors bounded drafts", world=""),
     "faultwatch": May(ours="", world=""),
     "recorder": May(ours="errors drafts faultwatch machine", world="ctypes"),
-    "container": May(ours="errors drafts", world=""),
-    "launch": May(ours="errors drafts container control", world="ctypes"),
+    "container": May(ours="errors bounded drafts", world=""),
+    "launch": May(ours="errors bounded drafts container control", world="ctypes"),
     "attach": May(ours="errors drafts launch log threads", world=""),
     "beside": May(ours="endings errors control faultwatch launch system", world="ctypes"),
     "endings": May(ours="system", world=""),
     "threads": May(ours="", world=""),
-    "offset": May(ours="drafts", world=""),
+    "offset": May(ours="bounded drafts", world=""),
     "system": May(ours="errors drafts machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
     "texts": May(ours="errors", world=""),
@@ -51,9 +52,10 @@ TABLE = {
         world="numpy duckdb",
     ),
     "run": May(
-        ours="errors drafts container faults log schema system tables.*", world="numpy duckdb"
+        ours="errors bounded drafts container faults log schema system tables.*",
+        world="numpy duckdb",
     ),
-    "gather": May(ours="errors drafts log", world=""),
+    "gather": May(ours="errors bounded drafts log", world=""),
     "questions": May(ours="errors", world="duckdb"),
     "measures.*": May(ours="errors questions measures.*", world="numpy duckdb"),
     "reduce": May(
@@ -74,13 +76,13 @@ TABLE = {
         ours="errors failures findings.* incidents measures.* startup verdict words report.*",
         world="",
     ),
-    "live.*": May(ours="errors log questions threads live.*", world="numpy"),
+    "live.*": May(ours="errors bounded log questions threads live.*", world="numpy"),
     "window": May(ours="errors control log", world=""),
     "compare": May(ours="errors report.* findings.*", world=""),
     "views.*": May(ours="errors drafts harmless report.* live.* compare words views.*", world=""),
     "tensorboard": May(ours="errors log run measures.* report.* views.*", world="tensorboard"),
     "interop.*": May(
-        ours="errors drafts log schema tables.* run questions words interop.*", world=""
+        ours="errors bounded drafts log schema tables.* run questions words interop.*", world=""
     ),
     "tiers": May(ours="errors", world=""),
     "residency": May(ours="errors schema texts tiers", world=""),

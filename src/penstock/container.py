@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock import drafts
+from penstock import bounded, drafts
 from penstock.errors import RunError
 
 __all__ = [
@@ -152,9 +152,9 @@ class Inside:
 def read_inside(folder: Path) -> Inside | None:
     """What RUN/container says; None: it is not there, cannot be read, or is something else."""
     try:
-        with open(folder / NAME, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read(MOST_BYTES)
-    except OSError:
+        data = bounded.read(folder / NAME, MOST_BYTES)
+        text = data.decode("utf-8", "surrogateescape")
+    except (OSError, ValueError):
         return None
     head, _, table = text.partition("\n\n")
     first, *lines = head.split("\n")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from penstock import drafts
+from penstock import bounded, drafts
 from penstock.errors import RunError
 
 __all__ = ["NAME", "PAUSE", "RECORD", "ask", "asked", "attending", "make"]
@@ -75,9 +75,8 @@ def _opened(path: Path) -> Iterator[FileIO]:
 def asked(folder: str | os.PathLike[str]) -> int:
     """What the processes of a run are asked now; RECORD where there is no page."""
     try:
-        with open(Path(folder) / NAME, "rb") as file:
-            word: int = _WORD.unpack(file.read(_WORD.size))[0]
-    except (OSError, struct.error):
+        word: int = _WORD.unpack_from(bounded.read(Path(folder) / NAME, PAGE_BYTES))[0]
+    except (OSError, ValueError, struct.error):
         return RECORD
     return word & 0xFFFFFFFF
 

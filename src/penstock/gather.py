@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import drafts
+from penstock import bounded, drafts
 from penstock.errors import LogError, RunError
 from penstock.log import Header, looks_like_log, read_header
 
@@ -181,9 +181,8 @@ def _facts_of(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not _FACTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             continue
         try:
-            with open(path, "rb") as file:
-                facts = json.loads(file.read(_MOST_FACTS_BYTES))
-        except (OSError, ValueError, RecursionError):
+            facts = bounded.json_of(path, _MOST_FACTS_BYTES)
+        except (OSError, ValueError):
             continue
         if isinstance(facts, dict):
             yield path.name, facts

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock import container, control, drafts
+from penstock import bounded, container, control, drafts
 from penstock.errors import RunError, StartError
 
 __all__ = [
@@ -240,9 +240,8 @@ def _ours(job: RankOfJob) -> dict[str, Any]:
 def _facts_in(path: Path) -> dict[str, Any]:
     """Facts as they stand in a file; one that is damaged or none says nothing."""
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read(MOST_FACTS_BYTES))
-    except (OSError, ValueError, RecursionError):
+        found = bounded.json_of(path, MOST_FACTS_BYTES)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

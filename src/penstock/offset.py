@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock import drafts
+from penstock import bounded, drafts
 
 __all__ = ["Offset", "ask"]
 
@@ -109,8 +109,7 @@ def ask(folder: Path, is_same_boot_too: bool = False) -> dict[str, Any]:
     """What run.json says of this host's CLOCK_MONOTONIC: the other's boot, its less ours in ns, and
     how wrong that may be.  Empty: nobody answers, or it is the same clock."""
     try:
-        with open(folder / NAME, "rb") as file:
-            told = json.loads(file.read(MOST_TOLD_BYTES))
+        told = bounded.json_of(folder / NAME, MOST_TOLD_BYTES)
         other, port, word = told["boot_id"], int(told["port"]), bytes.fromhex(told["word"])
         addresses = [str(address) for address in told["addresses"]][:MOST_ADDRESSES]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 import threading
-import tomllib
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import container, drafts
+from penstock import bounded, container, drafts
 from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
@@ -383,9 +382,8 @@ _LAUNCHED: dict[str, type] = {
 def _launched(path: Path) -> dict[str, Any]:
     """Of run.json what tables depend on; a damaged or foreign file says nothing."""
     try:
-        with open(path, "rb") as file:
-            facts = json.loads(file.read(MOST_FACTS_BYTES))
-    except (OSError, ValueError, RecursionError):
+        facts = bounded.json_of(path, MOST_FACTS_BYTES)
+    except (OSError, ValueError):
         return {}
     if not isinstance(facts, dict):
         return {}
@@ -448,7 +446,7 @@ def _is_words(pair: Any) -> bool:
 
 def _read_manifest(tables: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((tables / "manifest.json").read_bytes())
+        manifest = bounded.json_of(tables / "manifest.json")
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) else None
@@ -497,7 +495,7 @@ def _read_ceilings(folder: Path) -> list[dict[str, Any]]:
     """What `penstock ceiling` measured for this run: it may come after the tables."""
     path = folder / "ceilings.json"
     try:
-        ceilings = json.loads(path.read_bytes())
+        ceilings = bounded.json_of(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -512,7 +510,7 @@ def _read_fills(folder: Path, start_unix_ns: int) -> list[dict[str, Any]]:
     """When a tier was filled meanwhile, as `penstock run --fill` wrote it down."""
     path = folder / "fill.json"
     try:
-        told = json.loads(path.read_bytes())
+        told = bounded.json_of(path)
         rows = [
             {
                 "from_ns": from_ns - start_unix_ns,
@@ -549,16 +547,18 @@ def _wrong_in(table: str, row: Any) -> str:
         value = row.get(name) if isinstance(row, dict) else None
         # An int serves as a float; nothing beyond 64 bits or below zero is a measurement.
         wanted = (int, float) if types[kind] is float else types[kind]
-        is_sane = isinstance(value, str | bool) or 0 <= (value or 0) < 1 << 63
+        is_sane = isinstance(value, str | bool) or (
+            isinstance(value, int | float) and 0 <= value < 1 << 63
+        )
         if not isinstance(value, wanted) or not is_sane:
-            return f"{name} is {value!r}"
+            return f"{name} is {value!r:.100}"
     return ""
 
 
 def _read_classes(path: Path) -> list[Rule]:
     """The user's rules, in the order of the file."""
     try:
-        classes = tomllib.loads(path.read_text())
+        classes = bounded.toml_of(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

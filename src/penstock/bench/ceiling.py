@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock import drafts, tiers
+from penstock import bounded, drafts, tiers
 from penstock.errors import RunError, TierError
 from penstock.measures import measure
 from penstock.run import Run
@@ -228,7 +228,7 @@ def store(folder: Path, ceilings: Sequence[Ceiling]) -> Path:
 
 def _stored(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_bytes())
+        found = bounded.json_of(path)
     except (OSError, ValueError):
         return []
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

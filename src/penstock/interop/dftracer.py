@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock import drafts
+from penstock import bounded, drafts
 from penstock.errors import RunError
 from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
 from penstock.log import OPS
@@ -242,15 +242,22 @@ def import_traces(
 
 
 def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
-    """The events of a trace line by line; what is no event is counted, a cut end remembered."""
+    """The events of a trace line by line; what is no event is counted, a cut end remembered.
+
+    A packed trace that grows as no trace does is refused before it fills the memory."""
+    unpacked = 0
     try:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            most = bounded.most_unpacked(os.fstat(raw.fileno()).st_size)
             try:
                 while line := file.readline(LINE_BYTES):
                     build.lines += 1
+                    unpacked += len(line)
+                    if is_packed and unpacked > most:
+                        raise RunError(f"{path}: {bounded.grows(most)}")
                     text = line.strip().rstrip(b",")
                     if text in (b"", b"[", b"]"):
                         continue

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
+from penstock import bounded
 from penstock.errors import ForeignError
 from penstock.interop import chrome
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
@@ -157,8 +158,10 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
+        packed = path.stat().st_size
+        most = min(MAX_BYTES, bounded.most_unpacked(packed)) if is_packed else MAX_BYTES
         with gzip.open(path, "rb") if is_packed else open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ForeignError(f"{path}: its gzip is damaged or cut: {error}; copy it again") from error
     except OSError as error:
@@ -168,6 +171,8 @@ def _document(path: Path) -> dict[str, Any]:
             f"{path}: more than {MAX_BYTES >> 30} GiB of JSON, which no viewer opens; profile "
             "fewer steps"
         )
+    if len(data) > most or (is_packed and bounded.parsed_bytes(data) > bounded.most_parsed(packed)):
+        raise ForeignError(f"{path}: {bounded.grows(most)}")
     try:
         document = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -10,7 +10,6 @@ the time that may have been waiting.  Memory does not grow with the job: Penstoc
 of the last minute, sums, some thousand steps, and the calls that an open wait may still need.
 """
 
-import json
 import os
 import shlex
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import bounded
 from penstock.errors import LogError, RunError
 from penstock.live.kept import (
     ACCOUNT,
@@ -128,7 +128,7 @@ class Monitor:
         it stood in for."""
         for path in Path(self.folder).glob("run*.json"):
             try:
-                facts = json.loads(path.read_bytes())
+                facts = bounded.json_of(path)
             except (OSError, ValueError):
                 continue
             if isinstance(facts, dict) and "end_unix_ns" not in facts and _is_recent(facts):

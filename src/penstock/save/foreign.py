@@ -118,6 +118,8 @@ def check_zip(file: BinaryIO, name: str, scope: Scope, *, is_chosen: bool = Fals
     for info in infos:
         if info.header_offset + LEAST_RECORD_BYTES + info.compress_size > archive.start_dir:
             raise Damage(f"{name}: record {info.filename[:80]!r} reaches into the directory")
+    if sum(info.compress_size + LEAST_RECORD_BYTES for info in infos) > archive.start_dir:
+        raise Damage(f"{name}: its records overlap each other")
     wanted = infos if is_chosen else scope.chosen(infos)
     wrong, right, right_bytes = [], 0, 0
     for info in wanted:
@@ -187,12 +189,14 @@ def check_safetensors(file: BinaryIO, name: str, size_bytes: int, scope: Scope) 
 def _stretch_of(tensor: str, facts: Any, name: str) -> tuple[int, int]:
     try:
         start, end = facts["data_offsets"]
-        bits = ITEM_BITS.get(facts["dtype"])
-        for extent in facts["shape"]:
-            if not isinstance(extent, int) or extent < 0:
-                raise ValueError
-            bits = bits if bits is None else bits * extent
         is_right = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
+        shape = facts["shape"]
+        if not is_right or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+            raise ValueError
+        bits = 0 if 0 in shape else ITEM_BITS.get(facts["dtype"])
+        for extent in shape:
+            if bits is not None and bits <= 8 * (end - start):  # else it is wrong already
+                bits *= extent
         is_right = is_right and (bits is None or bits == 8 * (end - start))
     except (TypeError, ValueError, KeyError) as error:
         raise Damage(f"{name}: tensor {tensor[:80]!r} is described wrongly") from error
