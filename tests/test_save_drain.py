@@ -2253,6 +2253,41 @@ class RemoteContract:
         copy_checkpoint(one, remote, NO_PACE)
         assert latest_valid(remote, level="full").step == 1
 
+    def test_several_files_count_together_and_are_replaced_together(
+        self, remote: Store, fast: Path
+    ) -> None:
+        def save(number: int) -> Any:
+            for place, part in enumerate(("ema", "model", "optim")):
+                (fast / f"last_{part}.bin").write_bytes(b"%d" % number * (1000 + place))
+            (one,) = find(LocalStore(fast))
+            return one
+
+        pieces = [0]
+
+        def stop(n_bytes: int, was_there: bool) -> None:
+            pieces[0] += 1
+            if pieces[0] > 1:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            copy_checkpoint(save(1), remote, replace_told(stop))
+        assert latest_valid(remote).checkpoint is None
+        copy_checkpoint(save(1), remote, NO_PACE)
+        (copy,) = find(remote)
+        assert (len(copy.files), verify(copy, "full").is_whole) == (3, True)
+        pieces[0] = 0
+        with pytest.raises(Stopped):
+            copy_checkpoint(save(2), remote, replace_told(stop))
+        choice = latest_valid(remote, level="full")  # the copy before, or none
+        if choice.checkpoint is not None:
+            assert {remote.read(one.name)[:1] for one in choice.checkpoint.files} == {b"1"}
+        copy_checkpoint(save(2), remote, NO_PACE)
+        # Without renames the new copy has a name of its own, and the copy before stays whole.
+        new, old = find(remote)
+        for copy, number in ((new, b"2"), (old, b"1")):
+            assert verify(copy, "full").is_whole
+            assert {remote.read(one.name)[:1] for one in copy.files} == {number}
+
     def test_a_name_that_is_taken_is_not_written_into(self, remote: Store, fast: Path) -> None:
         for data in (b"first", b"second"):
             for path in fast.glob("step-*"):
