@@ -713,6 +713,25 @@ def test_a_folder_is_compared_with_the_newest_of_its_copies(fast: Path, slow: Pa
     assert save_of(slow / "out.2" / "model.safetensors") == 3
 
 
+def test_an_index_that_is_written_after_the_copy_ends_the_save(fast: Path, slow: Path) -> None:
+    """On a slow file system the index may come seconds after the last shard."""
+    index = fast / "out" / "model.safetensors.index.json"
+
+    def save(number: int, *parts: str) -> None:
+        for part in parts:
+            written(fast / "out" / part, number, size=100 + number)
+        (fast / "out" / "config.json").write_text("{}")
+
+    save(1, *SHARDS)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(SHARDS, SHARDS[0])}))
+    assert drained(fast, slow) == []
+    index.write_text(json.dumps({"weight_map": {one: one for one in SHARDS}}))
+    assert drained(fast, slow) == []
+    assert (slow / "out" / index.name).read_text() == index.read_text()
+    save(2, SHARDS[0])  # then the program was killed
+    assert "1 of its 3 files were written again and 2 were not" in drained(fast, slow)[0]
+
+
 def test_a_part_that_is_written_once_keeps_no_save_from_the_slow_tier(
     fast: Path, slow: Path
 ) -> None:
