@@ -1,6 +1,7 @@
 """Files and folders that Penstock makes: whole or not at all, private, and nothing is followed."""
 
 import ast
+import mmap
 import os
 import stat
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,47 @@ def test_a_runs_folder_is_private_unless_the_group_may_read_it(
     assert names >= {"json", "control", "system"}
     assert {mode(path) for path in folder.iterdir()} == {0o600 | more}
     assert any(path.stat().st_size > 4096 for path in folder.glob("*log"))
+
+
+def test_lines_are_added_to_a_file_of_our_own_only(tmp_path: Path, victim: Path) -> None:
+    for text in (b"a", b"b"):
+        with drafts.append(tmp_path / "drain.log") as file:
+            file.write(text)
+    assert (tmp_path / "drain.log").read_bytes() == b"ab"
+    assert mode(tmp_path / "drain.log") == 0o600
+    (tmp_path / "link").symlink_to(victim)
+    os.link(victim, tmp_path / "name")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "name", "fifo"):
+        with pytest.raises(OSError, match=r"symbolic links|our own|No such device"):
+            drafts.append(tmp_path / name)
+    assert victim.read_text() == "important"
+
+
+def test_what_an_upload_writes_goes_to_the_draft_that_it_opened(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody puts a link in the place of a draft as soon as it is there."""
+    from penstock.stores import LocalStore
+
+    opened, links = os.open, []
+
+    def swapped(path: Any, flags: int, *more: Any, **words: Any) -> int:
+        descriptor = opened(path, flags, *more, **words)
+        if flags & os.O_CREAT and "model.pt" in os.fspath(path):
+            Path(path).rename(tmp_path / "moved")
+            Path(path).symlink_to(victim)
+            links.append(path)
+        return descriptor
+
+    store = LocalStore(tmp_path / "store")
+    monkeypatch.setattr(os, "open", swapped)
+    upload = store.upload("model.pt", 256 << 20)
+    upload.write(0, memoryview(mmap.mmap(-1, 1 << 20)))
+    upload.close()
+    assert links
+    assert victim.read_text() == "important"
+    assert (tmp_path / "moved").stat().st_size >= 1 << 20
 
 
 def test_a_private_folder_that_is_anothers_is_refused(tmp_path: Path) -> None:

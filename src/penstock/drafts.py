@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "acting_uid",
     "acting_user",
+    "append",
     "by_name",
     "create",
     "create_in_run",
@@ -194,6 +195,18 @@ def create(path: str | os.PathLike[str], mode: int | None = None) -> FileIO:
     FileExistsError: something lies there, also a link."""
     with in_folder(path) as (folder, name):
         return _created(folder, name, mode)
+
+
+def append(path: str | os.PathLike[str]) -> FileIO:
+    """Open a file of our own, new or not, to be written at its end.  Raises OSError;
+    PermissionError: a link, another name of a file, or no file lies there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, PRIVATE)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "no file of our own lies there", os.fspath(path))
+    return os.fdopen(descriptor, "ab", buffering=0)
 
 
 def create_in_run(path: str | os.PathLike[str]) -> FileIO:

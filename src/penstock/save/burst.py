@@ -35,7 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from penstock import recorder
+from penstock import drafts, recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.save.batch import (
     MOST_BYTES,
@@ -629,7 +629,7 @@ class Heard:
 def _locked(path: Path) -> int:
     """A descriptor of a file that is ours alone; -1: another process has it.  Raises OSError."""
     path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -679,7 +679,7 @@ def _hold(path: Path) -> int:
     """A descriptor by which is_running() knows of us; -1: on a file system without locks."""
     with suppress(OSError):
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 if _is_that(path, os.fstat(descriptor)):
@@ -1958,7 +1958,7 @@ class BurstDrain:
             if self.owner:  # now, as a drain that is at work may be quicker than ours is there
                 (folder / f"{HEARD}{self.owner}").touch()
                 self._running = _hold(folder / f"{RUNNING}{self.owner}")
-            with (folder / "drain.log").open("ab") as log:
+            with drafts.append(folder / "drain.log") as log:
                 self._process = subprocess.Popen(
                     [*words, "--", os.fspath(self.fast)],
                     stdin=subprocess.PIPE,

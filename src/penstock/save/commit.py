@@ -161,7 +161,9 @@ def _made(path: Path, root: Path) -> "Claim":
         made.mkdir()
         lock = None
         try:
-            descriptor = os.open(made / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(
+                made / MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
             lock = Claim(descriptor, is_sure=True)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -586,7 +588,7 @@ def _claim(folder: Path, role: str) -> Claim:
     path = folder / STATE / f"{role}.lock"
     with _spoken(folder, "name a folder that can be written"):
         make_folders(folder / STATE)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         is_sure = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from penstock import recorder
+from penstock import drafts, recorder
 from penstock.errors import PenstockError, SaveError, TierError, TierFull
 from penstock.save.besides import Beside, strange
 from penstock.save.commit import (
@@ -861,7 +861,7 @@ class Drain:
         folder = Path(self.fast) / STATE
         try:
             folder.mkdir(exist_ok=True)
-            with (folder / "drain.log").open("ab") as log:
+            with drafts.append(folder / "drain.log") as log:
                 self._process = subprocess.Popen(
                     self.command(),
                     stdin=subprocess.DEVNULL,

@@ -67,7 +67,9 @@ class Session:
         if world_size > 1:
             self._folder.mkdir(parents=True, exist_ok=True)
             unseen = self._folder / f".lock-{rank}"  # seen only when it is held
-            self._lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock = os.open(
+                unseen, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
             with suppress(OSError):  # a file system without locks: time decides
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             unseen.rename(self._lock_of(rank))

@@ -256,7 +256,9 @@ class Place:
     def begin_filling(self) -> int:
         """A descriptor that says, as long as it is open, that the map names copies to come."""
         try:
-            descriptor = os.open(self.own / "filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                self.own / "filling", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise _unwritable(self.own, error) from error
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -280,7 +282,9 @@ class Place:
     def locked(self) -> Iterator[None]:
         """While the manifest or the map changes; whoever holds it holds it shortly."""
         try:
-            descriptor = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise _unwritable(self.own, error) from error
         try:
@@ -353,7 +357,7 @@ class Place:
             return
         try:
             # Without a file object: of small files there are thousands a second.
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.manifest, flags, 0o666)
             try:
                 end = os.fstat(descriptor).st_size

@@ -103,7 +103,9 @@ class Part:
         """Opens and locks the part.  False: another process is at it, or has just been."""
         while self.descriptor < 0:
             try:
-                self.descriptor = _locked(self.path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+                self.descriptor = _locked(
+                    self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, fcntl.LOCK_EX
+                )
             except BlockingIOError:
                 if not self.is_shared():
                     return False
