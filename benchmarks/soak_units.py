@@ -19,7 +19,6 @@ and `recover` has to name that.
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import random
@@ -27,7 +26,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +35,18 @@ from pathlib import Path
 from typing import Any
 
 from bars import scratch
+from soak_children import (
+    GAP_IN_PLACE_S,
+    Wrong,
+    answered,
+    die_with_parent,
+    dies_at,
+    draining,
+    fails_on,
+    forked,
+    saving,
+    unspoilt,
+)
 from soak_layouts import FAMILIES, LAYOUTS, Layout, ready
 from soak_record import FAILED, code_of, record
 
@@ -51,225 +61,13 @@ from penstock.stores import LocalStore
 __all__ = ["FAULTS", "done", "main"]
 
 MOST_ROUND_S = 240
-PAUSE_S = 0.04  # most, between two files of a save
 ENOUGH = "4g"  # room of a tier that is not full
 MOST_LOADED = 4  # on each tier: the newest
 GAPS_S = (0.2, 1.0, 2.5, 4.0)  # most, between two saves
-GAP_IN_PLACE_S = 2.3  # at least: Penstock takes a shorter one for a pause within a save
 SETTLED = Settings(settle_s=0, tries=1)
 
 
 _NUMBER = re.compile(r"\d+")
-
-
-class Wrong(Exception):  # noqa: N818 - a finding
-    """A difference, in words."""
-
-
-# --- children -------------------------------------------------------------------------------------
-
-
-def die_with_parent() -> None:
-    """A soak that is ended leaves nobody behind."""
-    import ctypes
-
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def forked(work: Callable[[], Any], log: Path, *, is_group: bool = False) -> int:
-    """Start a child that does this; the child's words go to the log."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        die_with_parent()
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        if is_group:
-            os.setpgid(0, 0)
-        number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(number, 1)
-        os.dup2(number, 2)
-        work()
-        status = 0
-    except BaseException:
-        os.write(2, traceback.format_exc().encode())
-        status = 3
-    finally:
-        os._exit(status)
-
-
-def answered(work: Callable[[], Any], folder: Path, name: str) -> Any:
-    """Return what `work` returns in a child.  Raises Wrong: the child has failed."""
-    answer, log = folder / f"{name}.json", folder / f"{name}.log"
-    answer.unlink(missing_ok=True)
-    pid = forked(lambda: answer.write_text(json.dumps(work())), log)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        raise Wrong(f"{name}: status {status}: {log.read_text()[-1500:]}")
-    return json.loads(answer.read_text())
-
-
-def saving(
-    layout: Layout,
-    tier: Path,
-    said: Path,
-    begin: tuple[int, int],
-    seed: int,
-    n_saves: int,
-    gap_s: float,
-    stop: Path,
-) -> None:
-    """Save again and again, from a step and a number on; says what has begun and ended.  Ends after
-    n_saves, or after the save during which `stop` appeared."""
-    if layout.n_ranks == 1:
-        _saving(layout, tier, said, begin, seed, n_saves, gap_s, stop)
-        return
-    store = said.with_name(f"store-{time.time_ns()}")
-    pids = []
-    for rank in range(layout.n_ranks):
-        pid = os.fork()
-        if not pid:
-            status = 3
-            try:
-                die_with_parent()
-                os.environ |= {"SOAK_RANK": str(rank), "SOAK_STORE": str(store)}
-                _saving(layout, tier, said, begin, seed, n_saves, gap_s, stop, rank)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        pids.append(pid)
-    if any(os.waitpid(pid, 0)[1] for pid in pids):
-        raise Wrong("a rank has failed")
-
-
-def _saving(
-    layout: Layout,
-    tier: Path,
-    said: Path,
-    begin: tuple[int, int],
-    seed: int,
-    n_saves: int,
-    gap_s: float,
-    stop: Path,
-    rank: int = 0,
-) -> None:
-    chance = random.Random(seed)  # of all ranks
-    own = random.Random(seed + rank)
-    step, number = begin
-    save = layout.opened()
-    tell = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def say(words: str) -> None:
-        if rank == 0:
-            os.write(tell, f"{words} {time.monotonic():.4f}\n".encode())
-
-    def pause() -> None:
-        time.sleep(own.random() * PAUSE_S)
-
-    for place in range(n_saves):
-        say(f"began {step} {number}")
-        save(tier, step, number, pause)
-        say(f"ended {step} {number}")
-        if place + 1 == n_saves or _is_stopped(stop, layout, rank):
-            return
-        least = GAP_IN_PLACE_S if layout.is_in_place else 0.0
-        time.sleep(least + chance.random() * gap_s)
-        step, number = step + 1, number + 1
-
-
-def _is_stopped(stop: Path, layout: Layout, rank: int) -> bool:
-    """All ranks end together: rank 0 looks."""
-    is_over = stop.exists()
-    if layout.n_ranks > 1:
-        import torch.distributed as dist
-
-        told = [is_over]
-        dist.broadcast_object_list(told, src=0)
-        is_over = told[0]
-    return is_over
-
-
-def draining(
-    tiers: tuple[Path, Path],
-    settings: Settings,
-    over: Path,
-    grace_s: float,
-    spoil: Callable[[], None],
-) -> None:
-    spoil()
-    with Drainer(*tiers, settings) as working:
-        working.watch(over.exists, grace_s)
-
-
-# --- faults of a drain ----------------------------------------------------------------------------
-
-CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "write", "open")
-
-
-def dies_at(number: int) -> Callable[[], None]:
-    """SIGKILL at this change of a file system, counted over all of them."""
-
-    def spoil() -> None:
-        left = [number]
-
-        def counted(do: Callable[..., Any]) -> Callable[..., Any]:
-            def now(*given: Any, **named: Any) -> Any:
-                left[0] -= 1
-                if left[0] <= 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return do(*given, **named)
-
-            return now
-
-        for name in CHANGES[:-1]:
-            setattr(os, name, counted(getattr(os, name)))
-
-    return spoil
-
-
-def fails_on(slow: Path, seed: int, share: float) -> Callable[[], None]:
-    """A share of the calls on the slow tier fails, in bursts; some hang for a while."""
-
-    def spoil() -> None:
-        chance = random.Random(seed)
-        root = os.fspath(slow)
-        bursts = [0]
-
-        def is_slow(where: Any) -> bool:
-            if isinstance(where, int):
-                with suppress(OSError):
-                    where = os.readlink(f"/proc/self/fd/{where}")  # noqa: PTH115 - called often
-            return str(where).startswith(root)
-
-        def failing(do: Callable[..., Any]) -> Callable[..., Any]:
-            def now(*given: Any, **named: Any) -> Any:
-                if given and is_slow(given[0]):
-                    if bursts[0] > 0 or chance.random() < share:
-                        bursts[0] = bursts[0] - 1 if bursts[0] > 0 else chance.choice((0, 0, 2, 9))
-                        number = chance.choice(
-                            (errno.EIO, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ETIMEDOUT)
-                        )
-                        raise OSError(number, os.strerror(number), os.fspath(slow))
-                    if chance.random() < share / 4:
-                        time.sleep(chance.random() * 0.4)
-                return do(*given, **named)
-
-            return now
-
-        for name in (*CHANGES, "preadv", "pread", "stat", "lstat", "scandir", "listdir"):
-            setattr(os, name, failing(getattr(os, name)))
-
-    return spoil
-
-
-def unspoilt() -> None:
-    """The drain works as ever."""
 
 
 # --- a round --------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
 from pathlib import Path
 from soak_layouts import LAYOUTS, ready
-from soak_units import Round, Wrong
+from soak_children import Wrong
+from soak_units import Round
 from penstock.save.working import Settings
 ready("torch", [LAYOUTS["three files"]])
 now = Settings(settle_s=0, tries=1)
