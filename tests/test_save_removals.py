@@ -116,9 +116,8 @@ def test_a_newer_one_that_was_removed_too_or_is_damaged_replaces_none(
 
 
 def test_a_copy_of_what_was_removed_ends_when_a_newer_one_is_there(fast: Path, slow: Path) -> None:
-    saved(fast, 20)
-    drain(fast, slow)
     old = saved(fast, 10, 4 * CHUNK_BYTES)
+    saved(fast, 20)
     most = 0
 
     def told(status: Status) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
+from penstock.save.order import newest_first
 from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
@@ -63,7 +64,6 @@ __all__ = [
     "line_of",
     "lying",
     "mark_of_half",
-    "newest_first",
     "origin_of",
     "origins",
     "own_and_others",
@@ -310,15 +310,6 @@ def step_of(name: str) -> int | None:
     return parts_of(ours[1] if ours else last).step
 
 
-def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """By step, as a clock may have been set back; among equal steps, and without one, by time."""
-    return sorted(
-        checkpoints,
-        key=lambda one: (-1 if one.step is None else one.step, one.mtime_ns, one.name),
-        reverse=True,
-    )
-
-
 def find(
     store: Store,
     *,
@@ -336,7 +327,7 @@ def find(
     TierError."""
     tree = Tree(store, within, saves)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
-    found = newest_first(found)
+    found = newest_first(found, others)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
         known = {file.name for one in found if not one.is_folder for file in one.files}

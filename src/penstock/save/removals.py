@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from penstock.errors import TierError
 from penstock.save.commit import STATE
-from penstock.save.formats import Checkpoint, find, is_of_one_file, newest_first, origins
+from penstock.save.formats import Checkpoint, find, is_of_one_file, origins
+from penstock.save.order import newest_first
 from penstock.save.retention import remove
 from penstock.save.verify import verify
 from penstock.stores import LocalStore, Store

@@ -13,6 +13,7 @@ import math
 import numbers
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,11 +27,12 @@ from penstock.save.formats import (
     find,
     is_of_one_file,
     line_of,
-    newest_first,
     own_and_others,
     remains_of,
 )
 from penstock.save.links import is_linked, targets_of_links
+from penstock.save.order import Count, counts_of, newest_first, without_epoch
+from penstock.save.units import shape_of
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -144,9 +146,9 @@ def doomed_on_slow(
     good = [one for one in steps if not failure_of(one, failed or {})]
     doomed = []
     if good:
-        steps_kept = set(_newest_steps(good, keep.last))
-        kept = {one.name for one in good if one.step in steps_kept} | _kept_by_rule(good, keep)
-        kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
+        kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
+        kept |= {one.name for one in {_training_of(one): one for one in good[::-1]}.values()}
+        kept |= _with_a_part_of_their_own(good, kept)
         doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
     newer = set()
     for one in ours:
@@ -157,12 +159,43 @@ def doomed_on_slow(
     return doomed
 
 
-def _newest_steps(good: Sequence[Checkpoint], n: int) -> list[int | str]:
-    """Return the newest n steps.  Checkpoints of equal step, as in `model/300` and `optim/300`,
-    count together: only the program knows the meaning of each.  A checkpoint without a step counts
-    separately."""
-    found = (one.name if one.step is None else one.step for one in good)
-    return list(dict.fromkeys(found))[:n]
+def _newest_saves(good: Sequence[Checkpoint], n: int) -> set[str]:
+    """Return the names of the newest n saves, by order, by step and by time.
+
+    The three differ where a training went back to an older checkpoint, or where a clock was set.
+    Checkpoints of equal step, as in `model/300` and `optim/300`, count together: only the program
+    knows the meaning of each.  A checkpoint without a step counts separately.
+    """
+    counts = counts_of(good)
+    saves = {id(one): one.name if one.step is None else counts[id(one)] for one in good}
+    kept = set[Count | str]()
+    for order in (
+        good,
+        sorted(good, key=lambda one: counts[id(one)], reverse=True),
+        sorted(good, key=lambda one: one.mtime_ns, reverse=True),
+    ):
+        kept |= set(list(dict.fromkeys(saves[id(one)] for one in order))[:n])
+    return {one.name for one in good if saves[id(one)] in kept}
+
+
+def _training_of(one: Checkpoint) -> tuple[str, ...]:
+    folder, *rest = line_of(one)
+    return without_epoch(folder), *rest
+
+
+def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set[str]:
+    """Return the names of checkpoints that have the newest copy of some part, such as an optimizer
+    that is saved with each third model only."""
+    parts, found = defaultdict[tuple[str, ...], set[str]](set), set[str]()
+    for is_kept in (True, False):
+        for one in good:
+            if (one.name in kept) == is_kept:
+                start = f"{one.name}/" if one.is_folder else ""
+                roles = shape_of(one.step or 0, one.files, start).known
+                own = {role.partition(" ")[0] for role in roles} - parts[_training_of(one)]
+                parts[_training_of(one)] |= own
+                found |= {one.name} if own else set()
+    return found
 
 
 def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
@@ -214,21 +247,39 @@ def doomed_safely(
         ]  # fmt: skip
         newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
         for first in newest.values():
-            instead = [
-                one
-                for one in stays
-                if _line(one) == _line(first) and newest_first([one, first])[0] is one
-            ]
-            if not instead:  # two have one name
+            rows = [one for one in stays if _line(one) == _line(first)]
+            if not any(_is_newer(one, first) for one in rows):  # two have one name
                 return []
-            if any(one.store is unread or proven.knows(one) for one in instead):
-                continue
-            if not proven.is_whole(instead[0]):
-                known[f"{instead[0].name} {instead[0].identity}"] = "damaged"
+            damaged = _damaged_before(first, rows, proven, unread)
+            if damaged is not None:
+                known[f"{damaged.name} {damaged.identity}"] = "damaged"
                 break
         else:
             return doomed
     return []
+
+
+def _is_newer(one: Checkpoint, other: Checkpoint) -> bool:
+    return newest_first([one, other])[0] is one
+
+
+def _damaged_before(
+    first: Checkpoint, rows: Sequence[Checkpoint], proven: Proven, unread: Store | None
+) -> Checkpoint | None:
+    """Return the checkpoint in the place of `first` that is found damaged; None: they are whole.
+
+    rows: those that stay, newest first.  A training that went back has two such checkpoints: the
+    newest, and the newest of a higher step.
+    """
+    counts = counts_of([first, *rows])
+    newer = [one for one in rows if _is_newer(one, first)]
+    higher = [one for one in rows if counts[id(one)] > counts[id(first)]]
+    for instead in filter(None, (newer, higher)):
+        if any(one.store is unread or proven.knows(one) for one in instead):
+            continue
+        if not proven.is_whole(instead[0]):
+            return instead[0]
+    return None
 
 
 def doomed_on_fast(
@@ -243,11 +294,10 @@ def doomed_on_fast(
         if copy.manifest is not None and copy.manifest.verified_unix_ns and not copy.problem:
             copies[copy.manifest.source] = copy
             copies[copy.manifest.identity] = copy
-    candidates = [one for one in newest_first(fast) if (one.is_ours or keep.foreign)]
+    candidates = [one for one in newest_first(fast, slow) if (one.is_ours or keep.foreign)]
     # One that is being written, or was cut short, does not make the one before it superfluous.
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
-    steps_kept = set(_newest_steps(good, keep.fast))
-    kept = {one.name for one in good if (one.name if one.step is None else one.step) in steps_kept}
+    kept = _newest_saves(good, keep.fast)
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())

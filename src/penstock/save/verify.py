@@ -32,10 +32,11 @@ from penstock.save.foreign import (
     check_tf,
     torch_top,
 )
-from penstock.save.formats import Checkpoint, compared, find, is_text, newest_first
+from penstock.save.formats import Checkpoint, compared, find, is_text
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
+from penstock.save.order import newest_first
 from penstock.save.units import is_state
 from penstock.stores import Found, LocalStore, Sparing, Store, open_store
 
@@ -728,7 +729,7 @@ def latest_valid(
     wanted: filter; other checkpoints are not listed as rejected.  damaged: known faults, by `where`
     and identity of the checkpoint.
 
-    Newest means the highest step, as a clock may have been set back.  An unchecked checkpoint, or a
+    Newest: see penstock.save.order.  An unchecked checkpoint, or a
     checkpoint complete by name only, is returned only if there is no other.  Checkpoints from which
     a restart has failed are rejected.  A tier that cannot be reached is listed as rejected.  Raises
     SaveError: no such level.

@@ -1,0 +1,140 @@
+"""Which save is the newest, where a step does not say so: a training that goes back, epochs whose
+steps begin anew, a clock that was set, parts that are saved seldom."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.save.drain import Drainer
+from penstock.save.retention import Keep
+from penstock.save.verify import latest_valid
+from penstock.save.working import Settings
+
+KEEP = Keep(fast=2, last=2, foreign=True)
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    (tmp_path / "fast").mkdir()
+    return tmp_path / "fast"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    (tmp_path / "slow").mkdir()
+    return tmp_path / "slow"
+
+
+def state(path: Path, value: float, at_s: float | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
+    path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", value) * 50)
+    if at_s is not None:
+        os.utime(path, (at_s, at_s))
+
+
+def drain(fast: Path, slow: Path, keep: Keep = KEEP) -> None:
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as working:
+        working.once()
+
+
+def saved(fast: Path, slow: Path, *names: str, keep: Keep = KEEP) -> None:
+    """Save one checkpoint after the other, with a drain after each."""
+    for name in names:
+        state(fast / name, 1)
+        time.sleep(0.02)  # kernels keep times in ticks of some milliseconds
+        drain(fast, slow, keep)
+
+
+def files(folder: Path) -> set[str]:
+    return {
+        os.fspath(path.relative_to(folder)) for path in folder.rglob("*.safetensors")
+        if ".penstock" not in path.parts
+    }  # fmt: skip
+
+
+def newest(fast: Path, slow: Path) -> str:
+    path = latest_valid(fast, slow).path
+    assert path is not None
+    return os.fspath(path.relative_to(fast)) if path.is_relative_to(fast) else os.fspath(path)
+
+
+def test_a_training_that_goes_back_keeps_what_it_saves(fast: Path, slow: Path) -> None:
+    saved(fast, slow, *(f"step_{step}.safetensors" for step in (100, 200, 300, 400, 250, 275)))
+    kept = {f"step_{step}.safetensors" for step in (250, 275, 300, 400)}
+    assert files(fast) == files(slow) == kept
+    assert newest(fast, slow) == "step_275.safetensors"
+    (fast / "step_275.safetensors").unlink()
+    assert newest(fast, slow) == str(slow / "step_275.safetensors")
+    saved(fast, slow, "step_425.safetensors")
+    assert newest(fast, slow) == "step_425.safetensors"
+
+
+def test_a_lower_step_that_was_there_before_is_no_return(fast: Path, slow: Path) -> None:
+    """Such as checkpoints that were copied into the folder in the order of their names."""
+    for number, step in enumerate((100, 1000, 200, 300)):
+        state(fast / f"step_{step}.safetensors", step, time.time() - 100 + number)
+    drain(fast, slow)
+    assert newest(fast, slow) == "step_1000.safetensors"
+    assert "step_1000.safetensors" in files(slow)
+
+
+def test_a_clock_that_was_set_back_changes_no_order(fast: Path, slow: Path) -> None:
+    saved(fast, slow, "step_100.safetensors", "step_200.safetensors")
+    state(fast / "step_300.safetensors", 300, time.time() - 3600)
+    drain(fast, slow)
+    assert newest(fast, slow) == "step_300.safetensors"
+    assert {"step_200.safetensors", "step_300.safetensors"} <= files(slow)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("epoch_1/step_100", "epoch_1/step_150", "epoch_2/step_50"),
+        ("model_ep1_it100", "model_ep1_it150", "model_ep2_it50"),
+        ("model_epoch9_iter100", "model_epoch9_iter150", "model_epoch10_iter50"),
+    ],
+)
+def test_of_epochs_whose_steps_begin_anew_the_later_epoch_is_newer(
+    fast: Path, slow: Path, names: tuple[str, ...]
+) -> None:
+    for number, name in enumerate(names):
+        state(fast / f"{name}.safetensors", number, time.time() - 100 + number)
+    assert newest(fast, slow) == f"{names[-1]}.safetensors"
+    drain(fast, slow, Keep(fast=1, foreign=True))
+    assert files(fast) == {f"{names[-1]}.safetensors"}
+
+
+def test_of_each_epoch_nothing_stays_for_ever(fast: Path, slow: Path) -> None:
+    saved(fast, slow, *(f"epoch_{epoch}/step_{step}.safetensors"
+                        for epoch in (1, 2, 3) for step in (50, 100)))  # fmt: skip
+    assert files(slow) == {"epoch_3/step_50.safetensors", "epoch_3/step_100.safetensors"}
+
+
+def test_the_newest_optimizer_stays_that_is_saved_with_each_third_model(
+    fast: Path, slow: Path
+) -> None:
+    for step in (100, 200, 300, 400, 500):
+        state(fast / f"model-{step}.safetensors", step)
+        if step % 300 == 0:
+            state(fast / f"optim-{step}.safetensors", step)
+        time.sleep(0.02)
+        drain(fast, slow)
+    assert {"optim-300.safetensors", "model-300.safetensors"} <= files(slow)
+    assert "model-200.safetensors" not in files(slow)
+
+
+def test_the_first_file_of_a_save_that_pauses_stays(fast: Path, slow: Path) -> None:
+    for step in (1, 2, 3):
+        state(fast / f"lora-00000{step}-state" / "model.safetensors", step)
+        state(fast / f"lora-00000{step}-state" / "optimizer.safetensors", step)
+        drain(fast, slow)
+    state(fast / "lora-000004-state" / "optimizer.safetensors", 4)
+    drain(fast, slow)
+    assert "lora-000004-state/optimizer.safetensors" in files(fast)
