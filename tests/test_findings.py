@@ -542,7 +542,11 @@ def test_without_steps_an_open_that_waits_for_another_program_is_no_storm() -> N
 def test_fetches_without_a_processor() -> None:
     run = example("W3")
     finding = found(run, "W3")
-    tells(finding, "50 % of the data wait", "2 workers and ranks want one, 2 CPUs: others use")
+    tells(
+        finding,
+        "50 % of the data wait",
+        "2 workers and ranks need a CPU, 2 CPUs; other programs use",
+    )
     assert "wait for a CPU already" in fine(run, "W1").says
     assert "fewer workers" in found(decoding(0.4, 0.5, cpus=1), "W3").remedies[0].says
     assert fine(decoding(0.9, 0.05), "W3")
@@ -562,7 +566,7 @@ def test_a_quota_is_how_many_cpus_there_are() -> None:
     idle.note("cpus of process", "16\tffff\t8\t/sys/fs/cgroup/job")
     idle.note("cpu throttled", "1\t0.002\t/sys/fs/cgroup/job")
     finding = found(idle, "W3")
-    tells(finding, "2 workers and ranks want one, 8 CPUs: others use them too")
+    tells(finding, "2 workers and ranks need a CPU, 8 CPUs; other programs use them too")
     assert "quota" not in finding.remedies[0].says
     short = files_of(30)(batches=60, workers=1, compute_ms=5, busy=0.4)
     short.note("cpus of process", "16\tffff\t1\t/sys/fs/cgroup/job")

@@ -357,6 +357,17 @@ def test_the_note_tells_only_of_columns_that_are_shown() -> None:
     assert "Off the step loop" in report_of(measure(made)).table("checkpoints").note
 
 
+def test_many_saves_off_the_step_loop_hide_no_checkpoint_of_the_step_loop() -> None:
+    made = training_job(120, compute_ms=25, read_ms=4, decode_ms=1, save_every=40)
+    saves = measure(made).checkpoints
+    for number in range(501):  # as a program that makes its data set with torch.save
+        made.span("checkpoint", number * MS, number * MS + 1000, thread=7, index=1000 + number)
+    report = report_of(measure(made))
+    fact = next(one for one in report.stretches if one.key == "checkpoint_block_s")
+    assert fact.remark == f"{len(saves)} checkpoints"
+    assert len(measure(made).checkpoints) == 500
+
+
 def test_a_save_after_the_last_step_is_in_the_picture_of_steps() -> None:
     made = training_job(batches=40, save_every=20)  # the second save is the last thing
     measures = measure(made)

@@ -193,7 +193,7 @@ def test_the_report_draws_the_host_and_tells_the_read_amplification() -> None:
     assert disk.label == "read from disks"
     assert disk.values[:10] == (1e8,) * 10
     host = {one.label: one.values[3] for one in report.picture("host").series}
-    assert host == {"processors busy": 0.25, "memory in use": 0.25, "accelerator 0 busy": 0.4}
+    assert host == {"CPUs busy": 0.25, "memory in use": 0.25, "accelerator 0 busy": 0.4}
     assert not [gap for gap in report.gaps if gap.what in ("accelerator", "page cache")]
     text = terminal.render(report, 100)
     assert "read from disks" in text

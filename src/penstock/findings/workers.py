@@ -183,11 +183,11 @@ def _short_of_cpus(measures: Measures) -> tuple[str, Remedy]:
         told = f"the loader's threads share {has}"
         return told, replace(MORE_CPUS, says=f"{MORE_CPUS.says}, or leave these to this job")
     wants = max(1, measures.training.mains) * (_workers(measures) + 1)  # of all ranks at one time
-    told = f"{wants:,} workers and ranks want one" if wants > 1 else "one rank wants one"
+    told = f"{wants:,} workers and ranks need a CPU" if wants > 1 else "one rank needs a CPU"
     told += f", {has}" if seen.cpus else f"; {has}"
     if seen.cpus and wants <= seen.cpus:
         remedy = Remedy("job", "leave CPUs to this job: other programs run on this node")
-        return f"{told}: others use them too", remedy
+        return f"{told}; other programs use them too", remedy
     # Fewer workers would make each wait longer that is not for a CPU.
     is_elsewhere = measures.wait_share("blocked", *STORAGE_PARTS) >= MOSTLY.value
     return told, MORE_CPUS if is_elsewhere else fewer_threads(measures)

@@ -1,4 +1,4 @@
--- Checkpoints, one row each (the first 500).
+-- Checkpoints, one row each.  Of more than 500 the first 500, those that block the step loop before all others.
 --   written_bytes  meanwhile by the saving thread, or by the other threads of its process where that
 --                  one wrote nothing; of POSIX and STDIO the layer that moved more.  What goes to the
 --                  program's standard output and error is no part of it
@@ -80,5 +80,5 @@ JOIN processes AS p ON p.process = s.process
 LEFT JOIN chosen AS c ON c.save_id = s.save_id
 LEFT JOIN files AS f ON f.file = c.file
 LEFT JOIN broken AS b ON b.save_id = s.save_id
+QUALIFY row_number() OVER (ORDER BY s.blocks DESC, s.start_ns, s.save_id) <= 500
 ORDER BY s.start_ns, s.save_id
-LIMIT 500

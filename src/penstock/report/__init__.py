@@ -351,7 +351,7 @@ the training thread did
 worker idle: it was in no fetch and had not begun the one that was owed
 loader start: the loader made its iterator: data set pickled, workers started
 worker start: the worker that owed the batch was not running yet
-end of the pass: the pass was over, the loader ended its workers
+end of the epoch: the epoch was over, the loader ended its workers
 hand-over: it was done, and the batch on its way: pickling, queue, pinned memory
 not observed: nothing is known of who made the batch
 tf.data and Grain: they do not say who made a batch: calls of any thread that may have made it count

@@ -116,7 +116,7 @@ HOST_LINES = {
     "network received_bytes": ("read network", "received"),
     "disk written_bytes": ("write disk", "written to disks"),
     "network sent_bytes": ("write network", "sent"),
-    "processors": ("compute processors", "processors busy"),
+    "processors": ("compute processors", "CPUs busy"),
     "memory": ("heat memory", "memory in use"),
 }
 

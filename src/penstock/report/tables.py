@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "command": ("command", "text", False),
     "copied_bytes": ("copied", "B", False),
     "costed": ("of so many", "count", False),
-    "cpu_s": ("on a processor", "s", False),
+    "cpu_s": ("on a CPU", "s", False),
     "data_wait_s": ("data wait", "s", False),
     "drained": ("files drained", "count", False),
     "drained_bytes": ("drained", "B", False),
@@ -50,7 +50,7 @@ COLUMNS: dict[str, tuple[str, Unit, bool]] = {
     "duration_s": ("duration", "s", False),
     "ended": ("ended", "text", False),
     "end_risk_s": ("at risk at the end", "s", False),
-    "epoch": ("pass", "count", False),
+    "epoch": ("epoch", "count", False),
     "errno": ("error", "text", False),
     "error_s": ("wrong by at most", "s", False),
     "errors": ("errors", "count", False),
@@ -179,9 +179,9 @@ TABLES: dict[str, tuple[str, str, str]] = {
         " not here. The process is the first that met it.",
     ),
     "epochs": (
-        "Passes of the loader",
+        "Epochs of the loader",
         "epoch start_s duration_s data_wait_s first_wait_s batches read_bytes workers batch_size",
-        "Bytes are those asked of the system while fetching: from the second pass on they may come"
+        "Bytes are those asked of the system while fetching: from the second epoch on they may come"
         " from memory.",
     ),
     "workers": (

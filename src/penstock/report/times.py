@@ -23,10 +23,12 @@ PART_LABELS = {
     "idle": "worker idle",
     "loader start": "loader start",
     "worker start": "worker start",
-    "pass end": "end of the pass",
+    "pass end": "end of the epoch",
     "hand-over": "hand-over",
     "not observed": "not observed",
 }
+
+CHECKPOINT_ROWS = 500  # limit of queries/checkpoints.sql
 
 # What the training thread waits for that is no data; each has a segment of its own.
 STANDING = (
@@ -97,6 +99,8 @@ def stretches_of(measures: Measures) -> tuple[Fact, ...]:
     waits = _waits(training)
     blocking = [save for save in measures.checkpoints if save.blocks]
     saves = count(sum(save.is_good for save in blocking), "checkpoint")
+    if len(blocking) == CHECKPOINT_ROWS:
+        saves = f"at least {saves}"
     if failed := sum(save.outcome in ("failed", "cut off") for save in blocking):
         saves += f", {failed} failed"
     if training.checkpoint_block_s and not measures.checkpoints:
