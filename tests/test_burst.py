@@ -1065,7 +1065,7 @@ def test_tiers_that_cannot_be_are_refused_in_a_sentence_and_nothing_is_run(
         return ended.stderr
 
     assert "no such folder" in said("--burst-buffer", tmp_path / "none")
-    assert "no such tier" in said("--burst-buffer", "never-added")
+    assert "write a folder as ./never-added" in said("--burst-buffer", "never-added")
     (work / "fast").mkdir()
     assert "the folder of this name here is ./fast" in said("--burst-buffer", "fast")
     assert "--burst-buffer TIER" in said("--burst-pattern", "*.npy")
@@ -1082,7 +1082,7 @@ def test_one_device_is_said_by_the_command_and_by_the_drain(tmp_path: Path, work
     ended = penstock(
         "run", "-q", "--burst-buffer", tmp_path / "fast", sys.executable, "-c", program, cwd=work
     )
-    assert "gain nothing by it" in ended.stderr
+    assert "gain nothing" in ended.stderr
     assert "one device" in ended.stderr
     assert (work / "a.pt").read_bytes() == b"weights"
     assert not (work / "a.pt").is_symlink()

@@ -187,7 +187,7 @@ def _imported(name: str) -> click.Command:
 @click.version_option(package_name="penstock", message="penstock %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Records what a training job's I/O does, and explains what waits for it.
+    """Record the I/O of a training job, and explain the time that the job waits for it.
 
     \b
       penstock run python train.py            record, train, report
@@ -215,7 +215,7 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     "--output",
     type=NEW_FOLDER,
     metavar="FOLDER",
-    help="Where the run goes.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+    help="The folder of the run.  [default: penstock-runs/PROGRAM-DATE-TIME]",
 )
 @click.option(
     "--budget",
@@ -223,67 +223,72 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Disk for single events, per process; past it counters stay exact.",
+    help="Disk space for single events, per process; later calls are only counted.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
 @click.option(
-    "--reduce", "is_reduced", is_flag=True, help="For thousands of ranks: report from sums by rank."
+    "--reduce",
+    "is_reduced",
+    is_flag=True,
+    help="For thousands of ranks: keep and report sums by rank.",
 )
 @click.option(
     "--data",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="The data set, a file or folder: how much of it lies in memory before and after.  Repeat.",
+    help="A file or folder of the data set: measure its part in memory before and after.",
 )
 @click.option("--paused", is_flag=True, help="Record nothing until `penstock window RUN start`.")
 @click.option("--staged", metavar="TIER", help="Read staged files from their copies on this tier.")
 @click.option(
-    "--verify", is_flag=True, help="With --staged: read all copies first, refuse a bad one."
+    "--verify", is_flag=True, help="With --staged: verify all copies first; fail if a copy is bad."
 )
 @click.option(
-    "--fill", metavar="TIER", help="Copy what it reads to this tier meanwhile, and read the copies."
+    "--fill",
+    metavar="TIER",
+    help="Copy the files that the program reads to this tier; read the copies.",
 )
 @click.option(
     "--fill-from",
     metavar="RUN|PLAN|FOLDER",
-    help="With --fill: copy what an earlier run waited for, a plan or a folder holds instead.",
+    help="With --fill: copy the files that an earlier run waited for, or of a plan or folder.",
 )
 @click.option(
     "--fill-limit",
     type=rate,
     metavar="SIZE/s",
-    help="With --fill: at most so much.  [default: as much as the program reads; with --fill-from "
+    help="With --fill: limit of the copying.  [default: the program's own rate; with --fill-from "
     "a quarter of the run's measured ceiling]",
 )
 @click.option(
     "--burst-buffer",
     metavar="TIER",
-    help="Checkpoints go to this tier or folder first, and from there to their paths.",
+    help="Write checkpoints to this tier or folder; copy them to their paths beside the program.",
 )
 @click.option(
     "--burst-pattern",
     "patterns",
     multiple=True,
     metavar="GLOB",
-    help="Which files: '*.pt', or 'ckpt-*/' for all in such folders.  Repeat.  [default: what"
-    " torch, safetensors, Lightning, Keras, TensorFlow write]",
+    help="Files for the burst buffer: '*.pt', or 'ckpt-*/' for folders.  Repeatable.  [default:"
+    " the files of torch, safetensors, Lightning, Keras, TensorFlow]",
 )
 @click.option(
-    "--burst-limit", type=rate, metavar="RATE", help="From there at most so much, as 300MB/s."
+    "--burst-limit", type=rate, metavar="RATE", help="Limit of this copying, such as 300MB/s."
 )
 @click.option(
     "--wait-at-most",
     "wait_s",
     type=duration,
     metavar="TIME",
-    help="Wait for them so long after the program's end; then exit status 75.",
+    help="With --burst-buffer: limit of the wait after the program's end; then exit status 75.",
 )
 @click.option(
     "--container",
     "inside",
     metavar="WORDS",
-    help="What starts a container, up to its image: the program runs and is recorded there.",
+    help="Command that starts a container, up to its image: the program runs there.",
 )
 @FOR_GROUP
 @click.option(
@@ -291,7 +296,7 @@ def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: boo
     is_flag=True,
     expose_value=False,
     callback=_keep_argv,
-    help="Keep arguments as they are, also passwords, tokens, keys.",
+    help="Record all arguments unchanged, including passwords, tokens and keys.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
@@ -316,8 +321,8 @@ def run_command(
 ) -> None:
     """Run a program, record its I/O, report at its end.
 
-    The program's arguments, descriptors, signals and exit status are its own.  If nothing can be
-    recorded, it runs all the same.
+    The program's arguments, descriptors, signals and exit status are unchanged.  If Penstock
+    cannot record, the program runs without a recording.
 
     \b
       penstock run python train.py --epochs 3
@@ -727,7 +732,7 @@ def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> 
     "--output",
     type=NEW_FOLDER,
     metavar="FOLDER",
-    help="Where the run goes.  [default: penstock-runs/PROGRAM-DATE-TIME]",
+    help="The folder of the run.  [default: penstock-runs/PROGRAM-DATE-TIME]",
 )
 @click.option(
     "--budget",
@@ -735,7 +740,7 @@ def _await_ranks(folder: Path, job: RankOfJob, again: str, is_reduced: bool) -> 
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Disk for single events, per process; past it counters stay exact.",
+    help="Disk space for single events, per process; later calls are only counted.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No report at the end.")
 @click.option(
@@ -914,7 +919,12 @@ def _exit_like(status: int) -> NoReturn:
 @cli.command("gather")
 @click.argument("folders", nargs=-1, required=True, type=RUN_FOLDER)
 @click.option(
-    "-o", "--output", type=NEW_FOLDER, required=True, metavar="FOLDER", help="Where the run goes."
+    "-o",
+    "--output",
+    type=NEW_FOLDER,
+    required=True,
+    metavar="FOLDER",
+    help="The folder of the run.",
 )
 @FOR_GROUP
 @AS_JSON
@@ -1023,7 +1033,7 @@ def report_command(
     anonymous: bool,
     engine: str,
 ) -> None:
-    """Explain a run: what waited, and for what.
+    """Explain a run: its waits, their causes and remedies.
 
     \b
       penstock report penstock-runs/train-20250301-101500
@@ -1186,7 +1196,9 @@ def timeline_command(
     say(picture.hint)
 
 
-@cli.command("ceiling", short_help="Measure what storage gives at most: of a run, or any path.")
+@cli.command(
+    "ceiling", short_help="Measure the largest bandwidth of a run's storage, or of a path."
+)
 @click.argument("place", metavar="RUN|PATH", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--write", "is_writing", is_flag=True, help="Also writes; of a run, its checkpoints'."
@@ -1230,7 +1242,7 @@ def ceiling_command(
         print_rich(ceiling.table_of(found, notes))
 
 
-@cli.command("whatif", short_help="Measure what another tier or more threads would bring.")
+@cli.command("whatif", short_help="Measure the gain of another tier, or of more threads.")
 @click.argument("run", type=RUN_FOLDER)
 @click.option(
     "--tier",
@@ -1258,7 +1270,7 @@ def whatif_command(
     warm: bool,
     as_json: bool,
 ) -> None:
-    """Measure what another tier, more threads or a read-ahead hint would bring.
+    """Measure the gain of another tier, of more threads or of a read-ahead hint.
 
     Replays a stretch of the run's reading from the middle of its training: first as recorded, then
     with the change.  --budget is what may be copied to a tier.
@@ -1345,12 +1357,13 @@ def tensorboard_command(run: Path, logdir: Path | None) -> None:
     type=click.FloatRange(min=0),
     default=0,
     metavar="SECONDS",
-    help="How long the run may take to begin, if it is not there yet.",
+    help="Wait so long for the run to begin.  [default: 0]",
 )
 def watch_command(run: Path, every: int, address: str | None, wait_s: float) -> None:
-    """Show a run while it goes on; costs the job nothing.
+    """Show the waits of a running job.
 
-    A panel once a second on a terminal; a line now and then in a job's log.  Ctrl-C ends the watch.
+    On a terminal: a panel, once a second.  Elsewhere: a line every --every steps.  Ctrl-C ends the
+    watch, not the job.
 
     \b
       penstock watch penstock-runs/train-20250301-101500
@@ -1416,7 +1429,7 @@ def _looks(monitor: Any, tell: Callable[[Any], None]) -> Iterator[Any]:
     help="How long to wait for the processes to answer.",
 )
 def window_command(run: Path, wish: str, timeout: float) -> int:
-    """Ask a running job to record from now on, or to pause.
+    """Start or pause the recording of a running job.
 
     Its processes look where a step begins or ends, and where a worker fetches a batch.  Exit status
     1: none of them has answered in time; what was asked holds for the next step all the same.
@@ -1455,7 +1468,7 @@ def _pids(pids: tuple[int, ...]) -> str:
 def compare_command(
     runs: tuple[Path, ...], more_a: tuple[Path, ...], more_b: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Say what changed from run A to run B.
+    """Compare run B with run A.
 
     Further runs after B are repetitions of B.  Several runs a side show what is noise.
 
@@ -1485,12 +1498,25 @@ def _report_in(folder: Path) -> Report:
         return _report(opened)
 
 
-@cli.command("check", short_help="Exit status for CI: is this run as good as it has to be?")
+@cli.command("check", short_help="Check limits of a run; the exit status is for CI.")
 @click.argument("run", type=RUN_FOLDER)
-@click.option("--max-stall", type=percent, metavar="PERCENT", help="Of the wall time.")
-@click.option("--max-storage", type=percent, metavar="PERCENT", help="Of the wall time.")
 @click.option(
-    "--baseline", type=RUN_FOLDER, metavar="RUN", help="Be no slower per step, stall no more."
+    "--max-stall",
+    type=percent,
+    metavar="PERCENT",
+    help="Largest stall, of the wall time: data waits, checkpoints, own file calls.",
+)
+@click.option(
+    "--max-storage",
+    type=percent,
+    metavar="PERCENT",
+    help="Largest part of the stall that waits on storage, of the wall time.",
+)
+@click.option(
+    "--baseline",
+    type=RUN_FOLDER,
+    metavar="RUN",
+    help="Compare: wall per step and stall not above those of this run.",
 )
 @click.option(
     "--tolerance",
@@ -1498,7 +1524,7 @@ def _report_in(folder: Path) -> Report:
     default=5,
     show_default=True,
     metavar="PERCENT",
-    help="By how much more than the baseline.",
+    help="Allowed excess over the baseline.",
 )
 def check_command(
     run: Path,
@@ -1507,9 +1533,9 @@ def check_command(
     baseline: Path | None,
     tolerance: float,
 ) -> int:
-    """Set the exit status for CI: is this run as good as it has to be?
+    """Check limits of a run; the exit status is for CI.
 
-    0: all limits are kept.  1: a limit is passed; standard error says which and by how much.
+    0: all limits are kept.  1: a limit is exceeded; standard error has the limit and the excess.
     2: bad input.  3: a limit could not be judged, because its number was not measured.
 
     \b

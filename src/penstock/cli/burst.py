@@ -42,14 +42,13 @@ def burst_of(tier: str, patterns: tuple[str, ...]) -> tuple[Path, tuple[str, ...
         try:
             there = tier_of(tier)
         except TierError as error:
-            if not path.is_dir():
-                raise
-            raise TierError(f"{error}; the folder of this name here is ./{tier}") from error
+            remark = "the folder of this name here is" if path.is_dir() else "write a folder as"
+            raise TierError(f"{error}; {remark} ./{tier}") from error
         look(there)
         path = there.path
     folder = prepare(path)
     if Path.cwd().stat().st_dev == folder.stat().st_dev:
-        say(f"{path} is on the device of this folder: checkpoints that go here gain nothing by it")
+        say(f"{path} is on the device of this folder: checkpoints in this folder gain nothing")
     if not entries(path):  # the program would find no checkpoint there, and begin anew
         for said in led_elsewhere([Path.cwd()], path):
             say(Paper.clean(said))

@@ -52,7 +52,7 @@ WAIT = click.option(
     "wait_s",
     type=duration,
     metavar="TIME",
-    help="So long for what is left; then exit status 75, and the tier is left as it is.",
+    help="Limit of the wait for the remaining copies; then exit status 75, the tier unchanged.",
 )
 NOT_WHOLE = 1
 GC_OBJECTS = 100_000  # with Python's 700, a third of a search of 20,000 files is collection
@@ -150,6 +150,9 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
 
         click.echo(json.dumps(rows, indent=1))
         return
+    if not rows:
+        click.echo("no checkpoint found", err=True)
+        return
     print_table(
         ["tier", "name", "step", "kind", "MB", "saved", "state"],
         [
@@ -162,8 +165,6 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
             for row in rows
         ],
     )  # fmt: skip
-    if not rows:
-        click.echo("no checkpoint found", err=True)
 
 
 MOST_NAMED = 12
@@ -360,10 +361,14 @@ def _keep(
 @save.command("drain", short_help="Copy finished checkpoints from FAST to SLOW, verified.")
 @click.argument("fast", type=_Folder(file_okay=False, path_type=Path))
 @click.argument("slow", required=False, callback=_named)
-@click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
-@click.option("--once/--watch", default=True, help="What is there now, or on and on.  [--once]")
+@click.option("--limit", type=rate, metavar="RATE", help="Limit of the copying, such as 300MB/s.")
+@click.option(
+    "--once/--watch",
+    default=True,
+    help="Drain the present checkpoints, or also later ones.  [default: --once]",
+)
 @click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--quiet-io", is_flag=True, help="With the least priority of processor and disk.")
+@click.option("--quiet-io", is_flag=True, help="Run with the lowest priority of CPU and disk.")
 @click.option(
     "--run",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -374,7 +379,7 @@ def _keep(
     "--follow",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="With --watch: end when this process has, and all is drained ...",
+    help="With --watch: end after this process, when everything is drained ...",
 )
 @click.option(
     "--grace",
@@ -382,7 +387,7 @@ def _keep(
     default="10m",
     show_default=True,
     metavar="TIME",
-    help="... or so long after it.",
+    help="... or this time after the end of the process.",
 )
 @WAIT
 @click.option(
@@ -714,15 +719,22 @@ def _share_of(run: Path) -> Callable[[], float | None]:
     return share
 
 
-@save.command("recover", short_help="After a crash: sweep what it left, drain the rest.")
+@save.command(
+    "recover", short_help="After a crash: drain the rest, name the checkpoint to resume from."
+)
 @click.argument("fast", type=_Folder(file_okay=False, path_type=Path))
 @click.argument("slow", required=False, callback=_named)
-@click.option("--limit", type=rate, metavar="RATE", help="At most so much, as 300MB/s.")
+@click.option("--limit", type=rate, metavar="RATE", help="Limit of the copying, such as 300MB/s.")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option(
-    "--full", "level", flag_value="full", help="Compare every byte of the one to begin from."
+    "--full",
+    "level",
+    flag_value="full",
+    help="Compare every byte of the checkpoint to resume from.",
 )
-@click.option("--fetch", is_flag=True, help="Bring it to the fast tier if it is not there.")
+@click.option(
+    "--fetch", is_flag=True, help="Copy this checkpoint to the fast tier if it is only on SLOW."
+)
 @WAIT
 def recover_command(
     fast: Path,
@@ -733,14 +745,14 @@ def recover_command(
     fetch: bool,
     wait_s: float | None,
 ) -> int:
-    """After a crash: sweep what it left, drain the rest, name the checkpoint to begin from.
+    """After a crash: remove unfinished copies, drain the rest, name the checkpoint to resume from.
 
-    For the epilog of a batch job, or for the start of the next one.  Standard output is the path
-    and nothing else; why a newer one was passed over goes to standard error.
+    For the epilog of a batch job, or for the start of the next job.  Standard output has only the
+    path; standard error has the reason why a newer checkpoint was passed over.
 
-    Where `penstock run --burst-buffer FAST` has left files, these go to their own paths first, and
-    SLOW may be left out.  SLOW is then where the program wrote to: where the fast tier was lost,
-    links that lead there are replaced by what was there before.
+    Files that `penstock run --burst-buffer FAST` has left are first copied to their own paths; SLOW
+    may then be omitted.  If the fast tier was lost, SLOW is the folder that the program wrote to:
+    links to the lost tier are replaced by the earlier files.
 
     \b
       penstock save recover /nvme/run1 /lustre/run1

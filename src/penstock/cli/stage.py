@@ -43,9 +43,9 @@ TO = click.option("--to", "tier", required=True, metavar="TIER", help="Its name;
 # --- tiers ---------------------------------------------------------------------------------------
 
 
-@click.group("tiers", short_help="Name the places that may hold copies; what they give.")
+@click.group("tiers", short_help="Name the folders for copies, and measure their speed.")
 def tiers_group() -> None:
-    """Name the places that may hold copies, and measure what they give.
+    """Name the folders for copies, and measure their speed.
 
     \b
       penstock tiers add fast /mnt/nvme --capacity 100GB
@@ -208,7 +208,7 @@ def _tiers_table(known: list[Tier]) -> Any:
 # --- stage ---------------------------------------------------------------------------------------
 
 
-@click.group("stage", short_help="Serve what a run waited for from copies on a fast tier.")
+@click.group("stage", short_help="Copy the files that a run waited for to a fast tier.")
 def stage_group() -> None:
     """Copy the files that a run waited for to a fast tier, and serve its opens from there.
 

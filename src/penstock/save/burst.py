@@ -220,7 +220,7 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
     """
     tier = Path(os.path.realpath(fast))
     if not tier.is_dir():
-        raise TierError(f"{tier}: no such folder; name one on a fast disk of this machine")
+        raise TierError(f"{tier}: no such folder; make a folder on a fast disk: mkdir -p {tier}")
     folder = tier / FOLDER
     try:
         for one in (folder / "data", folder / "home", folder / "draft"):
@@ -1439,7 +1439,7 @@ class Burst(Working):
     def _say_device(self, before: os.stat_result, folder: Path) -> None:
         if not self._said_device and folder.stat().st_dev == before.st_dev:
             self._said_device = True
-            warned = f"{self.fast.url} and {folder} are on one device: nothing is gained, or safer"
+            warned = f"{self.fast.url} and {folder} are on one device: no gain in speed or safety"
             self._say(warning=warned)
 
     def _torn(self, one: Entry) -> os.stat_result | None:

@@ -747,8 +747,8 @@ def same_device(fast: Path, slow: Path) -> str:
     if fast.stat().st_dev != there.stat().st_dev:
         return ""
     return (
-        f"{fast} and {slow} are on the same device: a save is copied there once more, and is no "
-        "safer for it"
+        f"{fast} and {slow} are on the same device: the copy of a checkpoint is no safer than "
+        "the checkpoint"
     )
 
 
