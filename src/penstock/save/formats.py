@@ -24,7 +24,7 @@ from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
 from penstock.save.spans import Saves, by_folder, saves_of
-from penstock.save.steps import with_steps
+from penstock.save.steps import unlike_earlier, with_steps
 from penstock.save.units import (
     BY_RULE,
     Rule,
@@ -393,6 +393,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
                 said[id(one)] = why
+    said |= unlike_earlier(found, others)
     for one in found if copies else ():
         copy = copies.get(one.name)
         is_open = one.manifest is None and not one.problem and id(one) not in said

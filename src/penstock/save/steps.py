@@ -13,12 +13,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.save.units import MOST_DIGITS, Parts, parts_of
+from penstock.save.units import BY_RULE, LACKS, MOST_DIGITS, OLDER, Parts, is_part, parts_of
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["with_steps"]
+__all__ = ["unlike_earlier", "with_steps"]
+
+FEWEST_EARLIER = 2  # saves that show what a save without a step consists of
 
 
 def with_steps(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
@@ -81,3 +83,50 @@ def _place_of_step(rows: Iterable[Checkpoint]) -> int | None:
     written = [times[numbers] for numbers in sorted(times, key=lambda row: int(row[place]))]
     is_growing = all(before <= after for before, after in pairwise(written))
     return place if is_counter or is_growing else None
+
+
+def unlike_earlier(
+    found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
+) -> dict[int, str]:
+    """Return the problem of each checkpoint, by id, that lacks a part of the checkpoints before,
+    where dates or hashes and no steps tell the saves of a training apart.
+
+    All of the four before have the part, and all after: their order is the order of writing.
+    others: checkpoints of another tier."""
+    series: defaultdict[object, list[Checkpoint]] = defaultdict(list)
+    for one in (*found, *others):
+        if one.step is None and not one.is_folder and _parts_of(one).stamps:
+            series[_stamped_series_of(one)].append(one)
+    said = dict[int, str]()
+    for rows in series.values():
+        rows.sort(key=lambda one: one.mtime_ns)
+        for place, one in enumerate(rows):
+            if one.manifest is not None or one.problem or one.why.startswith(BY_RULE):
+                continue
+            stamps = _parts_of(one).stamps
+            near = rows[max(0, place - 2 * OLDER) : place + 1 + 2 * OLDER]  # of two tiers
+            apart = [other for other in near if _parts_of(other).stamps != stamps]
+            before = [other for other in apart if other.mtime_ns < one.mtime_ns][-OLDER:]
+            after = [other for other in apart if other.mtime_ns >= one.mtime_ns]
+            if len({_parts_of(other).stamps for other in before}) < FEWEST_EARLIER:
+                continue
+            own = _components_of(one)
+            common = frozenset.intersection(*map(_components_of, (*before, *after)))
+            lost = sorted(common - own)
+            if lost and own & common:
+                said[id(one)] = f"no {lost[0]}{LACKS}{before[-1].name.rpartition('/')[2]} has"
+    return said
+
+
+def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
+    parts = _parts_of(one)
+    rest = tuple(text for text in parts.key if text not in parts.stamps)
+    folder = (one.called or one.name).rpartition("/")[0]
+    return folder, rest, parts.bare, len(parts.stamps)
+
+
+def _components_of(one: Checkpoint) -> frozenset[str]:
+    names = (file.name.rpartition("/")[2] for file in one.files)
+    return frozenset(
+        parts.role for parts in map(parts_of, filter(is_part, names)) if parts.is_component
+    )

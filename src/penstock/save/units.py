@@ -53,12 +53,15 @@ BY_SAVE = "files that one save of the recorded run wrote"
 _ALWAYS = (
     *(".pt", ".pth", ".ckpt", ".pt2", ".safetensors", ".keras", ".weights.h5", ".pth.tar"),
     *(".pt.tar", ".gguf", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".eqx", ".distcp"),
+    *(".pdstates", ".states"),
 )
 # ... and endings that need a matching name: data sets and results use these endings too.
 _PERHAPS = (
     ".zip", ".npz", ".npy", ".h5", ".hdf5", ".pkl", ".pickle", ".joblib", ".bin", ".params",
     ".th", ".tar",
 )  # fmt: skip
+# ... and endings that need a number in the name too.
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 # ... and endings of files that belong to a checkpoint of equal step, if the words match.
 _WITH_STATE = {
     "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
@@ -66,7 +69,7 @@ _WITH_STATE = {
 }  # fmt: skip
 _NO_STATE = {  # endings of files that make no checkpoint by themselves
     "txt", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "md", "html", "png", "jpg", "jpeg",
-    "gif", "svg", "pdf", "mp4", "wav",
+    "gif", "svg", "pdf", "mp4", "wav", "toml", "py", "sh", "part", "lock", "bak", "old", "swp",
 }  # fmt: skip
 _BESIDE = (".json", ".yaml", ".yml", ".toml")  # may belong to a checkpoint, but holds no state
 _SELECTORS = {"best", "last", "latest", "final", "top", "worst", "init", "initial", "backup"}
@@ -91,7 +94,23 @@ _NO_STEP = {
 _BY_THEMSELVES = {".pt", ".pth", ".ckpt", ".safetensors", ".keras"}
 # Rewritten at each save; `best` and `top` of two files may be of different steps.
 _EACH_TIME = {"last", "latest", "final"}
-_STEP_ORDER = ("step", "iter", "update", "ba", "ckpt", "checkpoint", "round", "epoch")
+_STEP_ORDER = (  # by how the words begin; the finest first
+    "step",
+    "globalstep",
+    "global",
+    "it",
+    "update",
+    "ba",
+    "ckpt",
+    "checkpoint",
+    "round",
+    "ep",
+)
+# The two averages of Adam: a `v` after the word of an optimizer is no version.
+_OPTIMIZERS = {"adam", "adamw", "optim", "optimizer", "opt", "sgd", "momentum"}
+_MOMENTS = {"m", "v", "mu", "nu", "exp", "avg", "sq", "moment", "moments"}
+# Words of a description that each save writes; a configuration may be written once.
+_STATE_TEXT, _FIXED_TEXT = {"state", "states", "rng", "sampler"}, {"config", "args", "meta"}
 _RANK_WORDS = {
     "rank", "mp", "tp", "pp", "dp", "shard", "part", "worker", "node", "proc", "process",
     "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
@@ -127,6 +146,7 @@ _DATE = re.compile(
     r"(?:[-_T .+]?(?:[01]\d|2[0-3])(?:[-_:.h][0-5]\d(?:[-_:.m][0-5]\d)?|[0-5]\d[0-5]\d))?(?!\d)"
 )
 _STEP_BEFORE = re.compile(r".*(?:step|iter|epoch|update|ckpt|checkpoint)s?[-_=]?", re.IGNORECASE)
+_HASH = re.compile(r"(?=.*\d)(?=.*[a-f])[0-9a-f]{6,64}")
 _DATED = "\x1f"  # in the place of a date
 LEAST_PADDED = 3  # digits: `000300` is a counter, `02` may be anything
 MOST_DIGITS = 18
@@ -141,7 +161,7 @@ class Parts:
     the names of a `series` may be the step.  words: the content of the file, or the run of the
     file; key: the rest that the files of a checkpoint have in common beside the step.  role: the
     role of the file, equal in every checkpoint of a training.  is_component: all words are parts of
-    a training's state.
+    a training's state.  coarse: numbers of a coarser count beside the step, as of the epoch.
     """
 
     name: str
@@ -155,6 +175,7 @@ class Parts:
     key: tuple[str, ...] = ()
     role: str = ""
     is_component: bool = False
+    coarse: tuple[str, ...] = ()
 
     @property
     def kin(self) -> tuple[int | None, tuple[str, ...]]:
@@ -173,6 +194,26 @@ class Parts:
     def strange(self) -> tuple[str, ...]:
         """Words that are no part of a training's state, as the name of a model or of a run."""
         return tuple(word for word in self.words if word not in _STATE_WORDS)
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """Dates and hashes, which tell the saves of a training apart where no step does."""
+        return tuple(one for one in self.key if _DATE.fullmatch(one) or _HASH.fullmatch(one))
+
+    @property
+    def is_moment(self) -> bool:
+        """An average of an optimizer, by letters that count only beside a state of the number."""
+        return self.kin[0] is not None and _MOMENTS.issuperset(self.words) and bool(self.words)
+
+    @property
+    def is_state_text(self) -> bool:
+        """A description that each save writes: `trainer_state.json`."""
+        return (
+            self.ending.lower() == ".json"
+            and self.is_component
+            and not _STATE_TEXT.isdisjoint(self.words)
+            and _FIXED_TEXT.isdisjoint(self.words)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +297,7 @@ def add_rules(store: Store, rules: Sequence[Rule]) -> None:
 
 def _ending_of(name: str) -> str:
     low = name.lower()
-    for ending in (*_ALWAYS, *_PERHAPS, ".index.json", *_BESIDE):
+    for ending in (*_ALWAYS, *_PERHAPS, *_PACKED, ".index.json", *_BESIDE):
         if low.endswith(ending):
             found = ending
             for longer in (".weights.h5", ".pth.tar", ".pt.tar", ".index.json"):
@@ -291,8 +332,9 @@ def parts_of(name: str) -> Parts:
     bare = () if step is not None else tuple(read.bare)
     rank = " ".join(read.ranks)
     role = f"{'_'.join(words)}{ending} {rank}".rstrip()
-    is_component = bool(words) and _STATE_WORDS.issuperset(words)
-    facts = bare, words, rank, shard, tuple(sorted(key)), role, is_component
+    is_component = bool(words) and _STATE_WORDS.issuperset(_without_moments(words))
+    coarse = read.coarse() if is_told else ()
+    facts = bare, words, rank, shard, tuple(sorted(key)), role, is_component, coarse
     return Parts(name, ending, step, is_told, *facts)
 
 
@@ -319,6 +361,9 @@ class _Read:
             self.told[before] = piece
         elif after and after[0] in _AFTER and not after[-1].isdigit():
             self.told[after[0]] = piece
+        elif self._is_moment(piece):
+            self.bare.append(piece)
+            self.is_sure &= len(self.words) > 1
         elif before in _NO_COUNT or _VERSION.fullmatch(before) or self._is_size():
             self.key.append(piece)
         else:
@@ -331,11 +376,24 @@ class _Read:
             self.told[before] = _digits_of(rough)
         elif low in _SELECTORS:
             self.key.append(low)
+        elif low[:-1] in _OPTIMIZERS and low[-1] in _MOMENTS:  # `adamv`
+            self.words += [low[:-1], low[-1]]
+        elif before in _OPTIMIZERS and (moment := re.fullmatch(r"(m|v)(\d+)", low)):
+            self.words.append(moment[1])
+            self.bare.append(moment[2])
         elif low.isalpha():
             self.words.append(low)
         elif piece:
             self.key += [piece] if piece != _DATED else []
             self.is_sure = False
+
+    def _is_moment(self, piece: str) -> bool:
+        """Return True if the last word is the `v` of an optimizer and no version: after the word of
+        an optimizer, or alone before a long number."""
+        if self.words[-1:] != ["v"]:
+            return False
+        is_alone = len(self.words) == 1 and len(piece) >= LEAST_PADDED
+        return is_alone or not _OPTIMIZERS.isdisjoint(self.words[-2:-1])
 
     def _is_size(self) -> bool:
         """Return True if the last word is the letter of a model's size: `vit_b_16`.  The letters
@@ -349,17 +407,38 @@ class _Read:
         no_content = _STEP_WORDS if self.told or self.bare else _STEP_WORDS - _STATE_WORDS
         return tuple(one for one in self.words if one not in no_content and one != "rank")
 
+    def _finest(self) -> str:
+        """Return the word of the finest count, which is the step; empty: no word."""
+        return min(
+            self.told,
+            key=lambda told: next(
+                (place for place, word in enumerate(_STEP_ORDER) if told.startswith(word)),
+                len(_STEP_ORDER),
+            ),
+            default="",
+        )
+
+    def coarse(self) -> tuple[str, ...]:
+        finest = self._finest()
+        return tuple(f"{word}{n}" for word, n in sorted(self.told.items()) if word != finest)
+
     def step(self) -> int | None:
-        for word in (*_STEP_ORDER, *self.told) if self.told else ():
-            told = next((self.told[one] for one in self.told if one.startswith(word)), "")
-            if told:
-                return int(told) if len(told) <= MOST_DIGITS else None
+        if told := self.told.get(self._finest(), ""):
+            return int(told) if len(told) <= MOST_DIGITS else None
         if len(self.bare) != 1 or len(self.bare[0]) > MOST_DIGITS:
             return None
         (bare,) = self.bare
         is_counter = bare[0] == "0" and len(bare) >= LEAST_PADDED
-        is_of_state = self.is_sure and _KNOWN.issuperset(self.content())
+        is_of_state = self.is_sure and _KNOWN.issuperset(_without_moments(self.content()))
         return int(bare) if is_counter or is_of_state else None
+
+
+def _without_moments(words: Sequence[str]) -> list[str]:
+    """Return the words without the letters of an average that follow the word of an optimizer."""
+    return [
+        word for place, word in enumerate(words)
+        if word not in _MOMENTS or _OPTIMIZERS.isdisjoint(words[:place])
+    ]  # fmt: skip
 
 
 def _is_at_least(after: Sequence[str], piece: str) -> bool:
@@ -417,9 +496,12 @@ def is_state(name: str) -> bool:
     low = name.lower()
     if low.endswith(_ALWAYS):
         return True
-    if not low.endswith(_PERHAPS):
+    is_packed = low.endswith(_PACKED)
+    if not is_packed and not low.endswith(_PERHAPS):
         return _without_ending(name)
     found = parts_of(name)
+    if is_packed and found.kin[0] is None:
+        return False
     if any(word in _STATE_WORDS for word in found.words):
         return True
     return not found.words and (found.is_told or any(one in _SELECTORS for one in found.key))
@@ -444,7 +526,12 @@ def may_be_state(name: str) -> bool:
 
 def is_part(name: str) -> bool:
     """Return True if every save writes such a file: state, or a description of state."""
-    return is_state(name.rpartition("/")[2]) or name.lower().endswith(_BESIDE)
+    base = name.rpartition("/")[2]
+    return is_state(base) or base.lower().endswith(_BESIDE) or _is_moment(base)
+
+
+def _is_moment(name: str) -> bool:
+    return name.lower().endswith(_PERHAPS) and parts_of(name).is_moment
 
 
 def is_called_checkpoint(name: str) -> bool:
@@ -486,15 +573,57 @@ def grouped(
             by_key[found.kin].append(found)
         elif name.lower().endswith(_BESIDE):  # may belong to a step, as `meta_000300.json` does
             found = parts_of(name)
-            if found.kin[0] is not None or found.ending.endswith(".index.json"):
+            is_index = found.ending.endswith(".index.json")
+            if found.kin[0] is not None or is_index or found.stamps or found.is_state_text:
                 by_key[found.kin].append(found)
+        elif _is_moment(name):
+            found = parts_of(name)
+            by_key[found.kin].append(found)
         elif name.rpartition(".")[2].lower() in _WITH_STATE:  # `optim_300.dat`
             found = parts_of(name)
             if found.step is not None and found.is_component:
                 by_key[found.kin].append(found)
+    _add_equal_stems(left, by_key)
     for (number, _), members in by_key.items():
-        units += _stepless(members) if number is None else _of_a_number(number, members)
+        if number is None:
+            units += _stepless(members)
+            continue
+        for some in _by_epoch(members):
+            units += _of_a_number(number, some)
     return _with_saves(units, left, saves) if saves else units
+
+
+def _add_equal_stems(
+    names: Iterable[str],
+    by_key: dict[tuple[int | None, tuple[str, ...]], list[Parts]],
+) -> None:
+    """Add files of any other ending whose name has a step and is else that of a state's file."""
+    taken = {one.name for members in by_key.values() for one in members}
+    stems: dict[str, list[Parts]] | None = None
+    for name in names:
+        if name in taken or name.rpartition(".")[2].lower() in _NO_STATE:
+            continue
+        found = parts_of(name)
+        if found.kin[0] is None or not found.ending:
+            continue
+        if stems is None:
+            stems = {
+                one.name.removesuffix(one.ending): members
+                for (number, _), members in by_key.items() if number is not None
+                for one in members if is_state(one.name)
+            }  # fmt: skip
+        if (members := stems.get(name.removesuffix(found.ending))) is not None:
+            members.append(found)
+
+
+def _by_epoch(members: list[Parts]) -> list[list[Parts]]:
+    """Divide the files of a step by the epoch, where the steps of each epoch begin anew."""
+    if len({one.coarse for one in members if one.coarse}) < 2:
+        return [members]
+    epochs: defaultdict[tuple[str, ...], list[Parts]] = defaultdict(list)
+    for one in members:
+        epochs[one.coarse].append(one)
+    return list(epochs.values())
 
 
 def _with_saves(
@@ -558,13 +687,18 @@ def _of_a_number(number: int, members: Sequence[Parts]) -> list[Unit]:
 def _stepless(members: Sequence[Parts]) -> list[Unit]:
     """Group parts of a training's state without a step, and the shards of any kind."""
     state = [one for one in members if is_state(one.name)]
+    beside_all = [one for one in members if one not in state]
+    texts = [one for one in beside_all if one.is_state_text or (one.stamps and one.is_component)]
+    if not state:
+        return []
     # `last.ckpt` and `last.pt` come from two different savers.
     is_each_time = not _EACH_TIME.isdisjoint(members[0].key) and any(
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
     )
     parts = [one for one in state if one.is_component or one.rank or is_each_time]
-    if len({one.role for one in parts}) < 2 and not any(one.shard for one in parts):
-        parts = []
+    is_one = len({one.role for one in (*parts, *texts)}) < 2
+    if not parts or (is_one and not any(one.shard for one in parts)):
+        parts, texts = [], []
     runs: defaultdict[tuple[str, ...], list[Parts]] = defaultdict(list)
     for one in state:  # `bert_model.pt` and `bert_optimizer.pt`
         if one not in parts and one.shard is None and 0 < len(one.strange) < len(one.words):
@@ -573,7 +707,7 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
     for one in state:
         if one.shard is not None and one not in parts:
             sets[one.shard[0]].append(one)
-    indices = [one for one in members if one not in state]
+    indices = [one for one in beside_all if one not in texts]
     made = [(some, "shards, by their numbers") for some in sets.values()]
     made += [
         (some, "parts of one training's state in one folder")
@@ -581,7 +715,7 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
         if len({one.role for one in some}) > 1
     ]
     if parts:
-        made.append((parts, "parts of one training's state in one folder"))
+        made.append(([*parts, *texts], "parts of one training's state in one folder"))
     units = []
     for some, why in made:
         starts = {one.shard[0] for one in some if one.shard is not None}
@@ -701,8 +835,8 @@ def of_two_saves(
 
     marks: names of the files that each save writes before or after the shards (an index, a
     configuration).  Evidence is a pause in writing, a mark last written before the pause or next
-    after the pause, and a shard of a higher number older than a shard of a lower number: a save
-    writes in order.  shard: pattern of the shards' own names.
+    after the pause, and a shard of a higher number older than a shard of a lower number.  Numbered
+    shards need more: see _is_begun_anew().  shard: pattern of the shards' own names.
     """
     shards = [one for one in files if re.fullmatch(shard, one.name.rpartition("/")[2])]
     told = [one for one in files if one.name in marks]
@@ -719,10 +853,32 @@ def of_two_saves(
         is_between = any(
             _written_ns(last) <= _written_ns(one) <= _written_ns(first) for one in told
         )
-        if is_between and max(one.name for one in old) > min(one.name for one in new):
+        is_again = max(one.name for one in old) > min(one.name for one in new)
+        if is_between and is_again and (idle_s > FROZEN_S or _is_begun_anew(old, new)):
             new_name, old_name = (one.name.rpartition("/")[2] for one in (first, last))
             return f"of two saves: {new_name} was written {idle_s:,.0f} s after {old_name}"
     return ""
+
+
+def _is_begun_anew(old: Sequence[Found], new: Sequence[Found]) -> bool:
+    """Return True if the newer shards are the first of their set, as a save leaves them that writes
+    in order and has not ended.  A program that writes in another order may pause in its only save:
+    the shards are in no order then.  True for shards without a number and a count."""
+    sets: defaultdict[tuple[str, int], list[tuple[int, int, bool]]] = defaultdict(list)
+    for is_new, files in ((False, old), (True, new)):
+        for one in files:
+            shard = parts_of(one.name.rpartition("/")[2]).shard
+            if shard is None:
+                return True
+            sets[shard[0], shard[2]].append((shard[1], _written_ns(one), is_new))
+    for rows in sets.values():
+        rows.sort()
+        of_new = [is_new for _, _, is_new in rows]
+        times = [[time for _, time, is_new in rows if is_new is side] for side in (True, False)]
+        is_first = of_new == sorted(of_new, reverse=True)
+        if all(times) and is_first and all(side == sorted(side) for side in times):
+            return True
+    return False
 
 
 def _written_ns(found: Found) -> int:
@@ -742,7 +898,9 @@ def written_over(files: Mapping[str, Found], before: Mapping[str, Found]) -> str
     known = {
         name: one
         for name, one in before.items()
-        if is_state(last := name.rpartition("/")[2]) or last.endswith(".index.json")
+        if is_state(last := name.rpartition("/")[2])
+        or last.endswith(".index.json")
+        or parts_of(last).is_state_text
     }
     same, changed = list[str](), list[str]()
     for name in files.keys() & known.keys():
