@@ -137,7 +137,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
                     "mtime_ns": one.mtime_ns,
                     "has_manifest": one.manifest is not None,
                     "is_verified_copy": verified,
-                    "problem": one.problem,
+                    "problem": one.problem or one.torn,
                     "why": one.why,
                     "files": {file.name: file.size_bytes for file in one.files},
                 }

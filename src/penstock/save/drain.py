@@ -440,6 +440,8 @@ class Drainer(Working):
         if dropped:
             named = targets_of_links(self.fast, only_folders=True)
             dropped -= {one.name for one in missing if is_linked(one, named)}
+            named = targets_of_links(self.fast)
+            going -= {one.name for one in missing if is_linked(one, named)}  # a rule keeps them
         return [one for one in missing if one.name not in dropped - going]
 
     def _is_settled(self, one: Checkpoint) -> bool:

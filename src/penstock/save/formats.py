@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
+from penstock.save.folders import with_other_folders
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.save.order import newest_first
 from penstock.save.putback import ASIDE, mixed
@@ -133,6 +134,7 @@ class Checkpoint:
     called: str = ""
     why: str = field(default="", compare=False)
     drafts: tuple[Found, ...] = field(default=(), repr=False, compare=False)
+    torn: str = field(default="", compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -399,9 +401,9 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         is_open = one.manifest is None and not one.problem and id(one) not in said
         if copy is not None and is_open and (why := _unlike_its_copy(one, copy)):
             said[id(one)] = why
-    if not said:
-        return list(found)
-    return [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
+    if said:
+        found = [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
+    return with_other_folders(found, others)
 
 
 def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
@@ -416,22 +418,8 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     is_renamed = bool(copy.called) and not copy.is_folder
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
-    if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):
-        return ""
-    return written_over(own, {copy.inner(found): found for found in copy.files})
-
-
-def _is_as_copied(copy: Checkpoint) -> bool:
-    """Return False if a file of a copy was changed after the copy: it no longer shows what the
-    original was."""
-    assert copy.manifest is not None
-    sizes = {file.name: file.size_bytes for file in copy.manifest.files}
-    until_ns = copy.manifest.verified_unix_ns
-    return all(
-        sizes.get(copy.inner(found), found.size_bytes) == found.size_bytes
-        and not 0 < until_ns < (found.mtime_ns or 0)
-        for found in copy.files
-    )
+    there = {copy.inner(found): found for found in copy.files}
+    return written_over(own, there) if isinstance(copy.store, LocalStore) else ""
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -528,6 +516,7 @@ class Tree:
         self.put_back = False  # whether a burst buffer has put back a file
         self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
+        self.accelerated: dict[str, set[str]] = {}  # by folder: names of ended save_states, as #
         self.hints: list[Found] = []
         # A drain looks each second, at a hundred thousand files perhaps: once a folder, not a file.
         last, here = "", self._noted("")

@@ -1,7 +1,7 @@
 """Find the symbolic links of a tier that lead to checkpoints of the tier.
 
-A checkpoint that a link names (`best -> epoch_3`) is in use, and no rule removes it.  The module
-follows no link out of the tier.
+A checkpoint that a link names (`best -> epoch_3`) is in use, and no rule removes the checkpoint or
+the link.  The module follows no link out of the tier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.stores import LocalStore, Store
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["is_linked", "targets_of_links"]
+__all__ = ["is_link", "is_linked", "targets_of_links"]
 
 
 def targets_of_links(store: Store | None, *, only_folders: bool = False) -> set[str]:
@@ -46,3 +46,12 @@ def is_linked(one: Checkpoint, targets: set[str]) -> bool:
         return False
     names = {file.name for file in one.files} | ({one.name} if one.is_folder else set())
     return not names.isdisjoint(targets)
+
+
+def is_link(one: Checkpoint) -> bool:
+    """Return True if a checkpoint that is no folder lies in the tier as a link: to go, the link
+    would free no room, and leave the file that it protects without protection."""
+    store = one.store
+    if one.is_folder or not isinstance(store, LocalStore):
+        return False
+    return any(store.path(file.name).is_symlink() for file in one.files)

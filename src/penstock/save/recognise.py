@@ -55,6 +55,10 @@ _RUN_MARKS = {".hydra", "wandb", "mlruns", "lightning_logs", "hparams.yaml", "me
 _ZARR = {".zarray", ".zgroup", "zarr.json"}
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
 _ACCELERATE = {"optimizer.bin", "scheduler.bin"}
+_ACCELERATE_FIRST = re.compile(
+    r"(?:model|pytorch_model|optimizer|scheduler|sampler|dl_state_dict|scaler)(?:_\d+)?"
+    r"(?:-\d+-of-\d+)?\.(?:safetensors|bin|pt)"
+)
 MOST_LINE_BYTES, MOST_RANKS = 4 << 10, 1 << 20
 
 
@@ -207,11 +211,30 @@ def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     has_state = not _ACCELERATE.isdisjoint(here.files) and any(
         one.startswith(("model", "pytorch_model")) for one in here.files
     )
-    if not has_random and not has_state:
+    if not has_random and not has_state and not _is_like_one_beside(tree, name, here):
         return None
     problem = "" if has_random else "no random_states_0.pkl: Accelerate has not ended it"
     why = "the files of Accelerate's save_state"
     return tree.checkpoint(name, "accelerate", tree.all_files(name), problem, why)
+
+
+def _is_like_one_beside(tree: Tree, name: str, here: Folder) -> bool:
+    """Return True for the first files of a save_state, in a folder that is called like an ended one
+    beside it but for the step: `lora-000004-state` beside `lora-000003-state`."""
+    above, _, last = name.rpartition("/")
+    if parts_of(last).step is None or not any(map(_ACCELERATE_FIRST.fullmatch, here.files)):
+        return False
+    if above not in tree.accelerated:
+        start = f"{above}/" if above else ""
+        tree.accelerated[above] = {
+            _without_digits(one) for one in tree.folders[above].folders
+            if any(map(_RANDOM.fullmatch, tree.folders[f"{start}{one}"].files))
+        }  # fmt: skip
+    return _without_digits(last) in tree.accelerated[above]
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _nemo(tree: Tree, name: str, here: Folder) -> Checkpoint | None:

@@ -30,7 +30,7 @@ from penstock.save.formats import (
     own_and_others,
     remains_of,
 )
-from penstock.save.links import is_linked, targets_of_links
+from penstock.save.links import is_link, is_linked, targets_of_links
 from penstock.save.order import Count, counts_of, newest_first, without_epoch
 from penstock.save.units import shape_of
 from penstock.save.verify import failure_of, remembered, verify
@@ -143,7 +143,7 @@ def doomed_on_slow(
         return []
     ours = [one for one in newest_first(checkpoints) if one.is_ours and not one.problem]
     steps = [one for one in ours if one.step is not None]
-    good = [one for one in steps if not failure_of(one, failed or {})]
+    good = [one for one in steps if not failure_of(one, failed or {}) and not one.torn]
     doomed = []
     if good:
         kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
@@ -243,7 +243,7 @@ def doomed_safely(
             one
             for one in newest_first(checkpoints)
             if one.is_ours and not one.problem and one.name not in gone
-            and not failure_of(one, known)
+            and not one.torn and not failure_of(one, known)
         ]  # fmt: skip
         newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
         for first in newest.values():
@@ -298,12 +298,27 @@ def doomed_on_fast(
     # One that is being written, or was cut short, does not make the one before it superfluous.
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = _newest_saves(good, keep.fast)
+    if keep.fast:
+        kept |= _newest_of_their_names(good)
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())
         if one.name not in kept and known is not None:
             doomed.append((one, known))
     return doomed[::-1]
+
+
+def _newest_of_their_names(good: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of checkpoints that a program writes again and again under one name, as
+    `checkpoint.pth`: the program may begin from it.  Of those of one name in several folders, only
+    the newest."""
+    newest = dict[str, Checkpoint]()
+    for one in good:
+        last = one.name.rpartition("/")[2]
+        is_fixed = one.step is None and not any(map(str.isdigit, last.partition(".")[0]))
+        if is_fixed and (last not in newest or newest[last].mtime_ns < one.mtime_ns):
+            newest[last] = one
+    return {one.name for one in newest.values()}
 
 
 def plan(
@@ -327,7 +342,7 @@ def plan(
     from_slow = doomed_safely(on_slow, keep, failed, proven or Proven())
     if from_fast or from_slow:
         named, on_both = targets_of_links(fast), targets_of_links(fast, only_folders=True)
-        from_fast = [row for row in from_fast if not is_linked(row[0], named)]
+        from_fast = [row for row in from_fast if not (is_link(row[0]) or is_linked(row[0], named))]
         on_both |= targets_of_links(slow) if from_slow else set()
         from_slow = [one for one in from_slow if not is_linked(one, on_both)]
     return from_fast, [one for one in from_slow if is_by_itself(one)]

@@ -23,6 +23,7 @@ from penstock.stores import Found, Store
 
 __all__ = [
     "BY_RULE",
+    "IDLE_S",
     "LACKS",
     "Parts",
     "Rule",
@@ -32,6 +33,7 @@ __all__ = [
     "grouped",
     "is_called_checkpoint",
     "is_part",
+    "is_part_of_a_training",
     "is_state",
     "lacking",
     "lost_shards",
@@ -543,6 +545,23 @@ def is_called_checkpoint(name: str) -> bool:
     is_selected = bool(found.key) and _SELECTORS.issuperset(found.key) and not found.bare
     is_plain = found.step is None and not found.rank and not found.ending
     return is_plain and words <= {"model", "weights", "state"} and (is_dated or is_selected)
+
+
+# Folders of two trainings, or of anything, that are called by one of these.
+_NO_PARTS = {"a", "b", "d", "g", "do", "train", "trainer", "training", "config", "args", "meta"}
+_CONTAINERS = {"checkpoints", "ckpts", "snapshots"}
+_OF_A_RANK = re.compile(r"(?:rank|mp|tp|pp|dp|shard|proc|process|gpu|device|partition)\d+")
+
+
+def is_part_of_a_training(name: str) -> bool:
+    """Return True if a folder is called by a part of a training's state (`weights`, `optim`), or
+    by a rank: other folders beside this folder may have the other parts of a save."""
+    found = parts_of(name)
+    if found.step is not None or found.bare or found.key or found.ending:
+        return False
+    is_rank = all(map(_OF_A_RANK.fullmatch, found.rank.split()))
+    words = (_STATE_WORDS | _CONTAINERS) - _NO_PARTS
+    return is_rank and bool(found.words or found.rank) and words.issuperset(found.words)
 
 
 def step_of_folder(name: str) -> int | None:

@@ -749,7 +749,7 @@ def latest_valid(
     weak: list[Choice] = []
     for checkpoint in newest_first(filter(wanted, compared(found))):
         why = (damaged or {}).get((checkpoint.where, checkpoint.identity), "")
-        why = why or failure_of(checkpoint, known)
+        why = why or failure_of(checkpoint, known) or checkpoint.torn
         state = NOT_WHOLE
         if not why:
             verdict = verify(checkpoint, level, progress)

@@ -1,0 +1,170 @@
+"""Compare the saves of a training whose parts are in several folders.
+
+`weights/step_500.pt` and `states/step_500.pt` are two checkpoints for the copy, and one save for a
+restart.  The module knows names, steps and times.  Two folders belong to one training if their
+names differ only by parts of a training's state, or by ranks: `run1/step_100.pt` and
+`run2/step_100.pt`, `best/step_100.pt` and `step_100.pt` are not compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from penstock.save.units import BY_RULE, IDLE_S, Shape, is_part_of_a_training, lacking, parts_of
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint
+
+__all__ = ["with_other_folders"]
+
+LEAST_OLDER = 2  # saves of which both parts are there: one may be a coincidence
+NEAR = 8  # saves before and after a save that are compared with it
+PAUSE = 10  # times the longest pause within an earlier save: a pause between two saves
+_STEP = "\x1f"  # in the place of a step
+
+_Family = tuple[object, ...]
+_Part = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class _Save:
+    """The checkpoints of one step, by part."""
+
+    step: int
+    parts: dict[_Part, list[Checkpoint]]
+    shape: Shape
+
+
+def with_other_folders(
+    found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
+) -> list[Checkpoint]:
+    """Return the checkpoints, with a problem where a part in another folder is missing, or is of
+    another save.  A copy with a manifest is whole by itself, and has the text in `torn`.  others:
+    checkpoints of another tier."""
+    said = dict[int, str]()
+    for saves in _families((*found, *others)):
+        for place, save in enumerate(saves):
+            near = [*saves[max(0, place - NEAR) : place], *saves[place + 1 : place + 1 + NEAR]]
+            if why := _lost(save, near) or _of_two_saves(save, near):
+                said |= {id(one): why for row in save.parts.values() for one in row}
+    if not said and not any(one.torn for one in found):
+        return list(found)
+    return [_told(one, said.get(id(one), "")) for one in found]
+
+
+def _told(one: Checkpoint, why: str) -> Checkpoint:
+    if one.manifest is not None:
+        return one if one.torn == why else replace(one, torn=why)
+    return replace(one, problem=why) if why and not one.problem else one
+
+
+def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[_Save]]:
+    """Yield the saves of each training with parts in several folders, by step."""
+    families: defaultdict[_Family, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
+    for one in checkpoints:
+        if one.step is not None and not one.why.startswith(BY_RULE):
+            family, part = _place_of(one.called or one.name, one.is_folder)
+            families[family].setdefault(part, []).append(one)
+    for parts in families.values():
+        if len(parts) > 1:
+            yield _saves(parts)
+
+
+def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[_Save]:
+    by_step: defaultdict[int, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
+    for part, row in parts.items():
+        for one in row:
+            by_step[one.step or 0].setdefault(part, []).append(one)
+    return [_Save(step, by_step[step], _shape(step, by_step[step])) for step in sorted(by_step)]
+
+
+def _shape(step: int, parts: dict[_Part, list[Checkpoint]]) -> Shape:
+    whole = {part for part, row in parts.items() if any(not one.problem for one in row)}
+    times = [_newest(row).mtime_ns for part, row in parts.items() if part in whole]
+    times = [one for one in times if one]
+    roles = frozenset("/".join((*folders, *words)) for folders, words in whole)
+    return Shape(step, roles, frozenset(), min(times, default=0), max(times, default=0))
+
+
+def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
+    return max(row, key=lambda one: one.mtime_ns)
+
+
+def _lost(save: _Save, near: Sequence[_Save]) -> str:
+    """Name the part that earlier saves have in another folder and this save does not.  Returns an
+    empty string if no part is missing."""
+    older = [other for other in near if other.step < save.step]
+    if len(older) < LEAST_OLDER or not save.shape.roles:
+        return ""
+    if not lacking(save.shape, [other.shape for other in near]):
+        return ""
+    for other in reversed(older):
+        for part, row in other.parts.items():
+            if "/".join((*part[0], *part[1])) not in save.shape.roles:
+                if part in save.parts:
+                    one = save.parts[part][0]
+                    return f"{one.called or one.name}, of the same save: {one.problem}"
+                return f"no {_called_at(row[0], save.step)}, which step {other.step} has"
+    return ""
+
+
+def _called_at(one: Checkpoint, step: int) -> str:
+    """Return the name of a checkpoint as it would be at another step."""
+    folder, slash, last = (one.called or one.name).rpartition("/")
+
+    def digits(match: re.Match[str]) -> str:
+        text = match[0]
+        if int(text) != one.step:
+            return text
+        return f"{step:0{len(text)}d}" if text[0] == "0" else str(step)
+
+    made = re.sub(r"\d{1,18}", digits, last)
+    return f"{folder}{slash}{made}"
+
+
+def _of_two_saves(save: _Save, near: Sequence[_Save]) -> str:
+    """Report parts of two saves: a training that reached a step for the second time was killed
+    between the parts.  Returns an empty string if there is no evidence.
+
+    Evidence is a pause between the parts that is long beside the pauses within the earlier saves,
+    and as long as the time between two saves.
+    """
+    older = [other for other in near if other.step < save.step and len(other.parts) > 1]
+    if len(older) < LEAST_OLDER or len(save.shape.roles) < 2:
+        return ""
+    shapes = [other.shape for other in older]
+    if not all(shape.begin_ns for shape in (save.shape, *shapes)):
+        return ""
+    pauses = [shape.end_ns - shape.begin_ns for shape in shapes]
+    between = [right.begin_ns - left.end_ns for left, right in pairwise(shapes)]
+    pause = save.shape.end_ns - save.shape.begin_ns
+    if min(between) < 0 or pause <= max(PAUSE * max(pauses), IDLE_S * 1e9, min(between) / 2):
+        return ""
+    rows = sorted((_newest(row) for row in save.parts.values()), key=lambda one: one.mtime_ns)
+    old, new = (one.called or one.name for one in (rows[0], rows[-1]))
+    return f"of two saves: {new} was written {pause / 1e9:,.0f} s after {old}"
+
+
+@lru_cache(1 << 17)
+def _place_of(name: str, is_folder: bool) -> tuple[_Family, _Part]:
+    """Return the training, and the part of the training's state."""
+    folder, _, last = name.rpartition("/")
+    rest, parts = _split(folder)
+    told = parts_of(last)
+    words = [one for one in told.words if one not in told.strange] if is_folder else []
+    return (rest, told.strange, told.key), (parts, (*words, told.rank) if told.rank else (*words,))
+
+
+@lru_cache(1 << 16)
+def _split(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders that are no part of a state, and those that are."""
+    rest, parts = list[str](), list[str]()
+    for one in folder.split("/") if folder else ():
+        (parts if is_part_of_a_training(one) else rest).append(one)
+    return tuple(rest), tuple(parts)

@@ -1,0 +1,336 @@
+"""Test saves whose parts lie in several folders: a save that was killed between the parts is no
+save, and folders that are no parts of one training are never missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.save import folders
+from penstock.save.drain import Drainer, recover
+from penstock.save.formats import find
+from penstock.save.retention import Keep, plan
+from penstock.save.units import Rule
+from penstock.save.verify import latest_valid
+from penstock.save.working import Settings
+from penstock.stores import LocalStore
+
+T = 1_700_000_000
+
+
+def state(path: Path, step: float, *, at_s: float | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
+    path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", step) * 50)
+    at_ns = round(1e9 * (T + step if at_s is None else at_s))
+    os.utime(path, ns=(at_ns, at_ns))
+
+
+def drained(
+    fast: Path, slow: Path, keep: Keep | None = None, rules: tuple[Rule, ...] = ()
+) -> list[str]:
+    fast.mkdir(exist_ok=True)
+    settings = Settings(settle_s=0, tries=1, keep=keep, rules=rules)
+    with Drainer(fast, slow, settings) as working:
+        return working.once()
+
+
+def step_of_restart(fast: Path, slow: Path) -> int | None:
+    return latest_valid(fast, slow).step
+
+
+def weights_and_states(fast: Path, step: int, *, is_whole: bool = True) -> None:
+    state(fast / "weights" / f"step_{step}.safetensors", step)
+    if is_whole:
+        state(fast / "states" / f"step_{step}.safetensors", step, at_s=T + step + 1)
+
+
+def optimizer_below(fast: Path, step: int, *, is_whole: bool = True) -> None:
+    state(fast / f"step_{step}" / "model.safetensors", step)
+    if is_whole:
+        state(fast / "opt" / f"step_{step}" / "optim.safetensors", step, at_s=T + step + 1)
+
+
+def weights_beside_a_state(fast: Path, step: int, *, is_whole: bool = True) -> None:
+    """As kohya's trainer does: the file of the weights, then the folder of Accelerate."""
+    state(fast / f"cat-{step:06d}.safetensors", step)
+    folder = fast / f"cat-{step:06d}-state"
+    for name in ("optimizer.bin", "random_states_0.pkl") if is_whole else ("optimizer.bin",):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\x80\x04N.")
+        os.utime(folder / name, (T + step + 1, T + step + 1))
+
+
+def ranks(fast: Path, step: int, *, is_whole: bool = True) -> None:
+    for rank in range(4 if is_whole else 3):
+        state(fast / "ckpt" / f"rank_{rank}" / f"step_{step}.safetensors", step)
+
+
+MISSING: dict[Callable[..., None], str] = {
+    weights_and_states: "no states/step_400.safetensors, which step 300 has",
+    optimizer_below: "no opt/step_400, which step 300 has",
+    weights_beside_a_state: "cat-000400-state, of the same save: no random_states_0.pkl",
+    ranks: "no ckpt/rank_3/step_400.safetensors, which step 300 has",
+}
+
+
+@pytest.mark.parametrize("save", MISSING, ids=lambda save: save.__name__)
+def test_a_save_killed_between_two_folders_is_no_save(
+    tmp_path: Path, save: Callable[..., None]
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    keep = Keep(fast=2, last=2, foreign=True)
+    for step in (100, 200, 300):
+        save(fast, step)
+        assert drained(fast, slow, keep) == []
+    save(fast, 400, is_whole=False)
+    said = drained(fast, slow, keep)
+    assert any(MISSING[save] in line for line in said), said
+    assert {one.step for one in find(LocalStore(slow))} == {200, 300}
+    assert step_of_restart(fast, slow) == 300
+    choice, failed = recover(fast, slow, Settings(settle_s=0, tries=1))
+    assert (choice.step, failed) == (300, said)
+    save(fast, 400)
+    assert drained(fast, slow, keep) == []
+    assert step_of_restart(fast, slow) == step_of_restart(tmp_path / "none", slow) == 400
+    assert {one.step for one in find(LocalStore(slow))} == {300, 400}
+
+
+@pytest.mark.parametrize("save", [weights_and_states, optimizer_below, ranks])
+def test_a_save_of_which_only_some_copies_were_made_is_no_save(
+    tmp_path: Path, save: Callable[..., None]
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for step in (100, 200, 300, 400):
+        save(fast, step)
+    assert drained(fast, slow) == []
+    shutil.rmtree(fast)
+    fast.mkdir()
+    store = LocalStore(slow)
+    lost = next(one for one in find(store) if one.step == 400)
+    for path in (slow / lost.name, slow / lost.manifest_name):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    choice = latest_valid(fast, slow)
+    assert choice.step == 300
+    assert any(f"no {lost.name}, which step 300 has" in why for _, why in choice.rejected)
+    # The half does not count: the newest whole save stays.
+    _, going = plan(LocalStore(fast), store, Keep(last=1))
+    assert {one.step for one in going} == {100, 200}
+
+
+def test_the_parts_of_a_save_may_lie_on_two_tiers(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for step in (100, 200, 300):
+        weights_and_states(fast, step)
+    assert drained(fast, slow) == []
+    for step in (100, 200, 300):
+        (fast / "weights" / f"step_{step}.safetensors").unlink()
+    assert drained(fast, slow) == []
+    assert step_of_restart(fast, slow) == 300
+
+
+def test_a_rule_of_the_user_needs_no_other_folder(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for step in (100, 200, 300):
+        weights_and_states(fast, step)
+    weights_and_states(fast, 400, is_whole=False)
+    assert len(drained(fast, slow)) == 1
+    assert drained(fast, slow, rules=(Rule.of("step_{step}.safetensors"),)) == []
+    assert step_of_restart(fast, slow) == 400
+
+
+# --- folders that are no parts of a save ----------------------------------------------------------
+
+
+def copies_of_the_best(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / f"step_{step}.safetensors", step)
+        if step < 500:
+            for folder in ("best", "top-3", "best_model"):
+                state(fast / folder / f"step_{step}.safetensors", step, at_s=T + step + 1)
+
+
+def outputs_of_an_evaluation(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / "weights" / f"step_{step}.safetensors", step)
+        if step < 500:
+            for folder in ("eval", "samples", "predictions"):
+                state(fast / folder / f"step_{step}.safetensors", step, at_s=T + step + 60)
+
+
+def average_in_each_third_save(fast: Path) -> None:
+    for step in range(100, 900, 100):
+        state(fast / "weights" / f"step_{step}.safetensors", step)
+        if step % 300 == 100:
+            state(fast / "ema" / f"step_{step}.safetensors", step)
+
+
+def runs_with_unlike_steps(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / "run1" / f"step_{step}.safetensors", step)
+    for step in range(100, 900, 100):
+        state(fast / "run2" / f"step_{step + 50}.safetensors", step)
+
+
+def runs_in_step(fast: Path) -> None:
+    """Trainings with equal steps at the same time; one of them is ahead, or has ended."""
+    for folder, last in (
+        ("seed_0", 600), ("seed_1", 500), ("a", 600), ("b", 500), ("anna", 600), ("berta", 500),
+        ("lightning_logs/version_0/checkpoints", 600),
+        ("lightning_logs/version_1/checkpoints", 500),
+        ("fold0", 600), ("fold1", 500), ("2026-11-25", 600), ("2026-11-26", 500),
+    ):  # fmt: skip
+        for step in range(100, last + 100, 100):
+            state(fast / folder / f"step_{step}.safetensors", step)
+
+
+def exports(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / f"step_{step}" / "model.safetensors", step)
+        if step < 500:
+            for folder in ("export", "hf", "onnx", "release"):
+                state(fast / folder / f"step_{step}" / "model.safetensors", step, at_s=T + step + 9)
+
+
+def one_training_after_the_other(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / "teacher" / f"step_{step}.safetensors", step)
+    for step in range(100, 500, 100):
+        state(fast / "student" / f"step_{step}.safetensors", step, at_s=T + 9000 + step)
+    state(fast / "student" / "step_600.safetensors", 600, at_s=T + 9600)
+
+
+def states_of_the_last_save_only(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / "weights" / f"step_{step}.safetensors", step)
+    state(fast / "states" / "step_400.safetensors", 400)
+
+
+def a_single_pair_before(fast: Path) -> None:
+    weights_and_states(fast, 100)
+    weights_and_states(fast, 200, is_whole=False)
+
+
+def an_optimizer_that_is_written_later(fast: Path) -> None:
+    for step in range(100, 600, 100):
+        state(fast / "weights" / f"step_{step}.safetensors", step)
+        state(fast / "states" / f"step_{step}.safetensors", step, at_s=T + step + 90)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        copies_of_the_best, outputs_of_an_evaluation, average_in_each_third_save,
+        runs_with_unlike_steps, runs_in_step, exports, one_training_after_the_other,
+        states_of_the_last_save_only, a_single_pair_before, an_optimizer_that_is_written_later,
+    ],
+    ids=lambda layout: layout.__name__,
+)  # fmt: skip
+def test_nothing_is_missed_in(tmp_path: Path, layout: Callable[[Path], None]) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    layout(fast)
+    assert drained(fast, slow) == []
+    assert not any(
+        one.problem or one.torn for tier in (fast, slow) for one in find(LocalStore(tier))
+    )
+    last = max(one.step or 0 for one in find(LocalStore(fast)))
+    shutil.rmtree(fast)
+    assert step_of_restart(fast, slow) == last
+
+
+# --- a step for the second time -------------------------------------------------------------------
+
+
+def test_parts_of_two_saves_of_one_step_are_told_by_their_times(tmp_path: Path) -> None:
+    fast = tmp_path / "fast"
+    for step in (100, 200, 300, 400):
+        weights_and_states(fast, step)
+    # The training begins from step 300 again, and is killed in the save of step 400.
+    state(fast / "weights" / "step_400.safetensors", 400, at_s=T + 520)
+    choice = latest_valid(fast)
+    assert choice.step == 300
+    (why,) = {why for _, why in choice.rejected}
+    assert why == (
+        "of two saves: weights/step_400.safetensors was written 119 s after "
+        "states/step_400.safetensors"
+    )
+    state(fast / "states" / "step_400.safetensors", 400, at_s=T + 521)
+    assert step_of_restart(fast, tmp_path / "slow") == 400
+
+
+def test_a_save_is_compared_with_its_neighbours_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = list[int]()
+    lacking = folders.lacking
+
+    def counting(one: object, others: list[object]) -> str:
+        lengths.append(len(others))
+        return lacking(one, others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folders, "lacking", counting)
+    for step in range(300):
+        for folder in ("weights", "states"):
+            path = tmp_path / folder / f"step_{step}.pt"
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    assert len(find(LocalStore(tmp_path))) == 600
+    assert len(lengths) <= 300
+    assert max(lengths) <= 2 * folders.NEAR
+    lengths.clear()
+    shutil.rmtree(tmp_path / "states")
+    assert len(find(LocalStore(tmp_path))) == 300
+    assert lengths == []
+
+
+# --- links, and names that stay -------------------------------------------------------------------
+
+
+def test_a_link_stays_and_protects_its_file(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    exp = fast / "exp"
+    keep = Keep(fast=2, last=2, foreign=True)
+    for epoch in range(1, 6):
+        state(exp / "checkpoint.pth", epoch)
+        state(exp / f"{epoch}epoch.safetensors", epoch)
+        links = {"latest": epoch, "valid.acc.best": min(epoch, 2)}
+        for name, target in links.items():
+            (exp / f"{name}.safetensors").unlink(missing_ok=True)
+            (exp / f"{name}.safetensors").symlink_to(f"{target}epoch.safetensors")
+        (exp / "checkpoint.pth").rename(exp / "checkpoint.safetensors")
+        assert drained(fast, slow, keep) == []
+    names = {path.name.partition(".safetensors")[0] for path in exp.iterdir()}
+    assert names == {"2epoch", "4epoch", "5epoch", "checkpoint", "latest", "valid.acc.best"}
+    assert (exp / "valid.acc.best.safetensors").is_symlink()
+    # The link is a file on the slow tier: that file has the content of 2epoch.
+    copy = slow / "exp" / "valid.acc.best.safetensors"
+    assert copy.read_bytes() == (exp / "2epoch.safetensors").read_bytes()
+    (exp / "valid.acc.best.safetensors").unlink()
+    assert drained(fast, slow, keep) == []
+    assert not (exp / "2epoch.safetensors").exists()
+
+
+def test_what_a_program_begins_from_under_one_name_stays_on_the_fast_tier(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    keep = Keep(fast=1, foreign=True)
+    for step in (100, 200, 300):
+        state(fast / "last.safetensors", step)
+        for name in ("best-3f", "best-4a"):
+            state(fast / f"{name}{step}.safetensors", step)
+        state(fast / f"step_{step}.safetensors", step)
+        assert drained(fast, slow, keep) == []
+        names = {path.name for path in fast.glob("*.safetensors")}
+        assert {"last.safetensors", f"step_{step}.safetensors"} <= names
+        assert names <= {
+            "last.safetensors",
+            f"step_{step}.safetensors",
+            f"best-4a{step}.safetensors",
+        }
+    drained(fast, slow, Keep(fast=0, foreign=True))
+    assert not list(fast.glob("*.safetensors"))
