@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,32 @@ def test_models_with_a_hash_or_a_date_lack_nothing_of_each_other(tmp_path: Path)
     )):  # fmt: skip
         written(tmp_path / f"{name}.pt", save)
     assert {one.problem for one in find(LocalStore(tmp_path))} == {""}
+
+
+@pytest.mark.parametrize("name", [
+    "{part}-{step}", "step_{step}/{part}", "epoch_{epoch}/step_{step}/{part}",
+    "{part}_ep{epoch}_it{step}",
+])  # fmt: skip
+def test_a_save_at_a_lower_step_is_compared_with_those_before(tmp_path: Path, name: str) -> None:
+    """A training went back, or the steps of an epoch begin anew; the save has no optimizer yet."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    keep = Keep(fast=2, last=2, foreign=True)
+    for step in (100, 200, 300):
+        for part in ("model", "optim"):
+            path = f"{name.format(part=part, step=step, epoch=1)}.safetensors"
+            written(fast / path, step)
+        assert drained(fast, slow, keep) == []
+    now_s = time.time() + 5  # after the copies
+    path = f"{name.format(part='model', step=50, epoch=2)}.safetensors"
+    written(fast / path, 50, now_s)
+    (line,) = drained(fast, slow, keep)
+    assert "no optim" in line
+    assert "which step 300 has" in line
+    assert latest_valid(fast, slow).step == 300
+    path = f"{name.format(part='optim', step=50, epoch=2)}.safetensors"
+    written(fast / path, 50, now_s)
+    assert drained(fast, slow, keep) == []
+    assert latest_valid(fast, slow).step == 50
 
 
 def packed(path: Path, save: int) -> None:

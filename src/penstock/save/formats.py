@@ -20,7 +20,7 @@ from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
 from penstock.save.folders import with_other_folders
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
-from penstock.save.order import newest_first
+from penstock.save.order import counts_of, newest_first, without_epoch
 from penstock.save.putback import ASIDE, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
@@ -374,7 +374,8 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     for one in (*found, *others):
         # A rule names every required part.
         if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
-            lines[line_of(one)].append(one)
+            folder, *rest = line_of(one)
+            lines[without_epoch(folder), *rest].append(one)
         if one.manifest is not None and not one.problem:
             names = (
                 [one.called or one.name]
@@ -390,7 +391,9 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
         line = [(one, _shape_of(one)) for one in alike]
         if len({shape.roles for _, shape in line}) == 1:
             continue
-        line.sort(key=lambda row: row[1].step)
+        places = _places_of(alike)
+        line = [(one, replace(shape, place=places[id(one)])) for one, shape in line]
+        line.sort(key=lambda row: row[1].order)
         for place, (one, shape) in enumerate(line):
             near = [other for _, other in line[max(0, place - 8) : place + 9] if other is not shape]
             if not one.problem and one.manifest is None and (why := lacking(shape, near)):
@@ -404,6 +407,18 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     if said:
         found = [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
     return with_other_folders(found, others)
+
+
+def _places_of(line: Sequence[Checkpoint]) -> dict[int, int]:
+    """Return the place of each checkpoint in the order of saving, by id(); equal for a checkpoint
+    and its copy."""
+    counts, place = counts_of(line), 0
+    places, before = dict[int, int](), None
+    for one in reversed(newest_first(line)):
+        if counts[id(one)] != before:
+            place, before = place + 1, counts[id(one)]
+        places[id(one)] = place
+    return places
 
 
 def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:

@@ -235,7 +235,8 @@ class Shape:
     """Composition of a checkpoint, for comparison with others of the same training.
 
     roles: the roles of all files; known: roles whose words are parts of a training's state.
-    begin_ns, end_ns: when the first and the last file were written.
+    begin_ns, end_ns: when the first and the last file were written.  place: in the order of saving,
+    where a training went back or the steps of each epoch begin anew; else steps are the order.
     """
 
     step: int
@@ -243,6 +244,11 @@ class Shape:
     known: frozenset[str]
     begin_ns: int = 0
     end_ns: int = 0
+    place: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.place, self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -816,9 +822,9 @@ def lacking(one: Shape, others: Iterable[Shape]) -> str:
     A part without words of a training's state counts only where each checkpoint was written before
     the next: two trainings in a shared folder have separate steps.
     """
-    ordered = sorted(others, key=lambda other: other.step)
-    older = [other for other in ordered if other.step < one.step][-OLDER:]
-    newer = [other for other in ordered if other.step > one.step][:NEWER]
+    ordered = sorted(others, key=lambda other: other.order)
+    older = [other for other in ordered if other.order < one.order][-OLDER:]
+    newer = [other for other in ordered if other.order > one.order][:NEWER]
     if not any(one.roles & other.roles for other in older):
         return ""  # no part in common
     row = [*older, one]
