@@ -238,6 +238,28 @@ def test_packed_checkpoints_have_steps_and_packed_data_is_none(tmp_path: Path) -
     assert verify(find(LocalStore(fast))[0], "full").state == UNCHECKED
 
 
+@pytest.mark.parametrize("name", ["ckpt-1.tar.gz", "step_1.tgz", "step_1.npz"])
+def test_a_copy_under_another_name_is_found_again(tmp_path: Path, name: str) -> None:
+    """Another run's file has the name; of `step_1.2.npz` the name alone shows no checkpoint."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for folder, save in ((slow, 1), (fast, 2)):
+        packed(folder / "made.tar.gz", save)
+        (folder / "made.tar.gz").rename(folder / name)
+    if name.endswith(".npz"):
+        numpy = pytest.importorskip("numpy")
+        for folder in (slow, fast):
+            numpy.savez(folder / name, w=numpy.full(10, folder == fast))
+    before = (slow / name).read_bytes()
+    for _ in range(2):
+        assert drained(fast, slow) == []
+    assert (slow / name).read_bytes() == before
+    stem, dot, ending = name.partition(".")
+    copies = {path.name for path in slow.iterdir() if path.is_file() and "2" in path.name}
+    assert {one for one in copies if "penstock" not in one} == {f"{stem}.2{dot}{ending}"}
+    (copy,) = [one for one in find(LocalStore(slow)) if one.manifest is not None]
+    assert (copy.name, copy.step) == (f"{stem}.2{dot}{ending}", parts_of(name).step)
+
+
 @pytest.mark.parametrize(
     ("order", "pause_s", "index_after", "is_of_two"),
     [

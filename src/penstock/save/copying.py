@@ -59,6 +59,7 @@ from penstock.save.manifest import (
     parse,
     to_json,
 )
+from penstock.save.units import PACKED
 from penstock.save.verify import verify
 from penstock.stores import (
     Found,
@@ -702,7 +703,7 @@ class _Target:
 
 
 # Keras loads no weights without its own ending.
-_LONG_ENDINGS = (".weights.h5", ".pth.tar", ".pt.tar")
+_LONG_ENDINGS = (".weights.h5", ".pth.tar", ".pt.tar", *PACKED)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -787,7 +787,10 @@ def _files(
         if ruled and _kin(name) in ruled and not (unit and unit.why.startswith(BY_RULE)):
             continue  # the rule names every file of this step
         if unit is None or len(unit.files) == 1:
-            if (kind_of(name) or is_state(name) or unit) and not is_text(store, found):
+            # Of a copy NAME.2 the name may show nothing.
+            is_copy = has_notes and beside(name, BESIDE) in here.files
+            is_one = kind_of(name) or is_state(name) or unit or is_copy
+            if is_one and not is_text(store, found):
                 one = _single(store, found, unit)
                 one = _noted(one, here) if has_notes else one
                 is_part = one.manifest is None and name in arriving

@@ -25,6 +25,7 @@ __all__ = [
     "BY_RULE",
     "IDLE_S",
     "LACKS",
+    "PACKED",
     "Parts",
     "Rule",
     "Shape",
@@ -63,7 +64,7 @@ _PERHAPS = (
     ".th", ".tar",
 )  # fmt: skip
 # ... and endings that need a number in the name too.
-_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 # ... and endings of files that belong to a checkpoint of equal step, if the words match.
 _WITH_STATE = {
     "dat", "raw", "state", "weights", "optim", "opt", "model", "blob", "sd", "mdl", "onnx", "gz",
@@ -305,7 +306,7 @@ def add_rules(store: Store, rules: Sequence[Rule]) -> None:
 
 def _ending_of(name: str) -> str:
     low = name.lower()
-    for ending in (*_ALWAYS, *_PERHAPS, *_PACKED, ".index.json", *_BESIDE):
+    for ending in (*_ALWAYS, *_PERHAPS, *PACKED, ".index.json", *_BESIDE):
         if low.endswith(ending):
             found = ending
             for longer in (".weights.h5", ".pth.tar", ".pt.tar", ".index.json"):
@@ -504,7 +505,7 @@ def is_state(name: str) -> bool:
     low = name.lower()
     if low.endswith(_ALWAYS):
         return True
-    is_packed = low.endswith(_PACKED)
+    is_packed = low.endswith(PACKED)
     if not is_packed and not low.endswith(_PERHAPS):
         return _without_ending(name)
     found = parts_of(name)
