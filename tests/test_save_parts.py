@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import struct
@@ -235,7 +236,19 @@ def test_packed_checkpoints_have_steps_and_packed_data_is_none(tmp_path: Path) -
     }  # fmt: skip
     data = (fast / "ckpt-3.tar.gz").read_bytes()
     (fast / "ckpt-4.tar.gz").write_bytes(data[: len(data) // 2])
-    assert verify(find(LocalStore(fast))[0], "full").state == UNCHECKED
+    for level in ("sizes", "sample", "full"):
+        assert "cut short" in verify(find(LocalStore(fast))[0], level).problems[0]
+    assert latest_valid(fast, slow).step == 3
+    (fast / "ckpt-4.tar.gz").write_bytes(data + data)  # two members, and padding
+    assert verify(find(LocalStore(fast))[0], "full").problems == ()
+    (fast / "ckpt-4.tar.gz").write_bytes(data + bytes(100))
+    assert verify(find(LocalStore(fast))[0], "full").problems == ()
+    for damaged in (data + b"more", data[:200] + b"\0\0\0\0" + data[204:]):
+        (fast / "ckpt-4.tar.gz").write_bytes(damaged)
+        assert verify(find(LocalStore(fast))[0], "full").problems
+    (fast / "ckpt-4.tar.gz").write_bytes(gzip.compress(bytes(80 << 20)))
+    assert verify(find(LocalStore(fast))[0], "sizes").state == UNCHECKED
+    assert verify(find(LocalStore(fast))[0], "full").problems == ()
 
 
 @pytest.mark.parametrize("name", ["ckpt-1.tar.gz", "step_1.tgz", "step_1.npz"])

@@ -1,9 +1,9 @@
 """Check whether one file of a checkpoint is whole, by the lengths and marks of the file's format.
 
 Chooses the judge by the file's name and first bytes: `hdf5` (HDF5, Keras), `pickled` (torch.save
-before 1.6, pickles), `arrays` (NumPy, GGUF), `packed` (msgpack), and penstock.save.foreign for zip
-archives and safetensors.  A judge imports no framework, unpickles nothing, reads within bounds, and
-compares every length with the file's size before use.
+before 1.6, pickles), `arrays` (NumPy, GGUF), `packed` (msgpack, gzip), and penstock.save.foreign
+for zip archives and safetensors.  A judge imports no framework, unpickles nothing, reads within
+bounds, and compares every length with the file's size before use.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from penstock.save.foreign import Damage, Scope, Unended, check_safetensors, check_zip
 from penstock.save.judges.arrays import check_gguf, check_npy, is_gguf, is_npy
 from penstock.save.judges.hdf5 import SIGNATURE, check_hdf5
-from penstock.save.judges.packed import check_msgpack
+from penstock.save.judges.packed import GZIP, check_gzip, check_msgpack
 from penstock.save.judges.pickled import check_pickles, is_pickle
 
 __all__ = ["check_file", "is_text"]
@@ -54,6 +54,8 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
         check_gguf(file, name, size_bytes, scope)
     elif name.endswith(".msgpack"):
         check_msgpack(file, name, size_bytes, scope)
+    elif name.lower().endswith((".tar.gz", ".tgz")) and head.startswith(GZIP):
+        check_gzip(file, name, size_bytes, scope)
     elif name.endswith((".keras", ".npz")):
         if name.endswith(".npz") and head.startswith(_ZIP_END) and size_bytes == _ZIP_END_BYTES:
             return  # an archive without arrays

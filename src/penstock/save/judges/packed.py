@@ -1,12 +1,18 @@
-"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file."""
+"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file; and
+whether a file of gzip ends as its last member says."""
 
+import zlib
 from typing import BinaryIO, Final
 
-from penstock.save.foreign import Damage, Scope
+from penstock.save.foreign import Damage, Scope, Unended
 from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 
-__all__ = ["check_msgpack"]
+__all__ = ["GZIP", "check_gzip", "check_msgpack"]
 
+GZIP = b"\x1f\x8b"
+# Unpacked by a check: 0.3 s and 1.5 s; what is larger is unchecked.
+MOST_UNPACKED_BYTES: Final = {"sizes": 64 << 20, "sample": 256 << 20, "full": 1 << 40}
+BLOCK_BYTES = 1 << 20
 MOST_OBJECTS = 20_000_000  # about 15 s; Flax has one object per array and two per name
 
 # By the first byte of an object: the number of bytes that follow; or the number of bytes of a
@@ -19,6 +25,30 @@ _BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _EXTENSIONS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPPINGS: Final = {0xDE: 2, 0xDF: 4}
+
+
+def check_gzip(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
+    """Unpack all members, each of which ends with its length and CRC-32.  Raises Damage."""
+    most, unpacked = MOST_UNPACKED_BYTES[scope.level], 0
+    member, data = zlib.decompressobj(31), b""
+    try:
+        while data or (data := file.read(BLOCK_BYTES)):
+            if member.eof:
+                if not any(data):  # zeros after the end
+                    data = b""
+                    continue
+                member = zlib.decompressobj(31)
+            unpacked += len(member.decompress(data, BLOCK_BYTES))
+            data = member.unused_data if member.eof else member.unconsumed_tail
+            if unpacked > most:
+                scope.unprotected_bytes += size_bytes
+                unfollowed(name, scope, f"more than {most:,} bytes when unpacked")
+                return
+    except zlib.error as error:
+        raise Damage(f"{name}: cannot be unpacked: damaged") from error
+    if not member.eof:
+        raise Unended(f"{name}: no end in {size_bytes:,} bytes: cut short")
+    scope.add(size_bytes)
 
 
 def check_msgpack(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
