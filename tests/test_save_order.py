@@ -138,3 +138,55 @@ def test_the_first_file_of_a_save_that_pauses_stays(fast: Path, slow: Path) -> N
     state(fast / "lora-000004-state" / "optimizer.safetensors", 4)
     drain(fast, slow)
     assert "lora-000004-state/optimizer.safetensors" in files(fast)
+
+
+@pytest.mark.parametrize("damage", ["cut", "written"])
+def test_a_damaged_copy_does_not_make_the_original_one_of_two_saves(
+    fast: Path, slow: Path, damage: str
+) -> None:
+    for step in (1, 2):
+        for part in ("model", "optim"):
+            state(fast / f"step_{step}" / f"{part}.safetensors", step)
+    drain(fast, slow)
+    copy = slow / "step_2" / "optim.safetensors"
+    data = copy.read_bytes()
+    copy.write_bytes(data[:-50] if damage == "cut" else data[:-1] + b"x")
+    assert newest(fast, slow) == "step_2"
+
+
+@pytest.mark.parametrize("names", ["step_{}/{}", "{1}-{0}"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_copy_that_lost_a_part_is_made_anew(
+    fast: Path, slow: Path, damage: str, names: str
+) -> None:
+    for step in (1, 2):
+        for part in ("model", "optim"):
+            state(fast / f"{names.format(step, part)}.safetensors", step)
+    drain(fast, slow)
+    copy = slow / f"{names.format(2, 'optim')}.safetensors"
+    data = copy.read_bytes()
+    copy.unlink()
+    if damage == "cut":
+        copy.write_bytes(data[:-50])
+    drain(fast, slow)
+    assert copy.read_bytes() == data
+    assert files(slow) == files(fast)
+
+
+def test_the_files_of_a_first_save_that_come_one_by_one_stay(fast: Path, slow: Path) -> None:
+    saved(fast, slow, "step_1.safetensors", "step_2.safetensors")
+    parts = [f"state/{part}.safetensors" for part in ("model", "optimizer", "scheduler", "rng")]
+    saved(fast, slow, *parts)
+    assert set(parts) <= files(fast)
+
+
+def test_a_checkpoint_under_a_fixed_name_stays_for_the_program(fast: Path, slow: Path) -> None:
+    saved(fast, slow, "last.safetensors", *(f"step_{step}.safetensors" for step in range(1, 6)))
+    assert files(fast) == {"last.safetensors", "step_4.safetensors", "step_5.safetensors"}
+
+
+def test_names_that_are_new_in_each_save_leave_the_fast_tier(fast: Path, slow: Path) -> None:
+    for number, name in enumerate(("best-3fa9c1", "best-7bb102", "best-11cd07")):
+        state(fast / f"{name}.safetensors", number, time.time() - 1000 + number)
+    drain(fast, slow)
+    assert files(fast) == {"best-7bb102.safetensors", "best-11cd07.safetensors"}

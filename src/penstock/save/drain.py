@@ -45,6 +45,7 @@ from penstock.save.formats import (
     go_on,
     half_of,
     halves,
+    is_all_there,
     origin_of,
     origins,
     remains_of,
@@ -391,7 +392,7 @@ class Drainer(Working):
         self._arrived = {
             mark
             for one in on_slow
-            if one.manifest is not None and not one.problem
+            if one.manifest is not None and not one.problem and is_all_there(one)
             for mark in (one.manifest.source, one.manifest.identity)
         }
         # What another program has on the slow tier, as it was when it was brought to the fast one.

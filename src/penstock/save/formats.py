@@ -57,6 +57,7 @@ __all__ = [
     "go_on",
     "half_of",
     "halves",
+    "is_all_there",
     "is_of_one_file",
     "is_overtaken",
     "is_text",
@@ -433,8 +434,30 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     is_renamed = bool(copy.called) and not copy.is_folder
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
-    there = {copy.inner(found): found for found in copy.files}
-    return written_over(own, there) if isinstance(copy.store, LocalStore) else ""
+    if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):
+        return ""
+    return written_over(own, {copy.inner(found): found for found in copy.files})
+
+
+def is_all_there(copy: Checkpoint) -> bool:
+    """Return True if each file in the manifest of a copy is there with its size."""
+    if copy.manifest is None:
+        return True
+    sizes = {copy.inner(found): found.size_bytes for found in copy.files}
+    return all(sizes.get(file.name) == file.size_bytes for file in copy.manifest.files)
+
+
+def _is_as_copied(copy: Checkpoint) -> bool:
+    """Return False if a file of a copy was changed after the copy: it no longer shows what the
+    original was."""
+    assert copy.manifest is not None
+    sizes = {file.name: file.size_bytes for file in copy.manifest.files}
+    until_ns = copy.manifest.verified_unix_ns
+    return all(
+        sizes.get(copy.inner(found), found.size_bytes) == found.size_bytes
+        and not 0 < until_ns < (found.mtime_ns or 0)
+        for found in copy.files
+    )
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:

@@ -55,6 +55,7 @@ __all__ = [
 
 ON_FULL = ("wait", "skip", "direct")
 LOOK_S = 0.5  # how often a save that waits for room looks again
+MAY_GO_ON_S = 600.0  # after its last write a save without a step may get more files
 TOLD_AFTER_S = 5.0  # of such waiting
 
 log = logging.getLogger("penstock.save")
@@ -259,6 +260,14 @@ def doomed_safely(
     return []
 
 
+def _may_go_on(one: Checkpoint) -> bool:
+    """Return True for a checkpoint of another program that the program may still add files to: no
+    step shows that the save is over."""
+    if one.is_ours or one.step is not None:
+        return False
+    return time.time() - one.mtime_ns / 1e9 < MAY_GO_ON_S
+
+
 def _is_newer(one: Checkpoint, other: Checkpoint) -> bool:
     return newest_first([one, other])[0] is one
 
@@ -300,6 +309,7 @@ def doomed_on_fast(
     kept = _newest_saves(good, keep.fast)
     if keep.fast:
         kept |= _newest_of_their_names(good)
+        kept |= {one.name for one in good if _may_go_on(one)}
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())
