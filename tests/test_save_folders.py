@@ -135,6 +135,19 @@ def test_the_parts_of_a_save_may_lie_on_two_tiers(tmp_path: Path) -> None:
     assert step_of_restart(fast, slow) == 300
 
 
+def test_a_training_that_went_back_is_compared_with_the_saves_before(tmp_path: Path) -> None:
+    fast = tmp_path / "fast"
+    for step in (100, 200, 300, 400):
+        weights_and_states(fast, step)
+    for at_s, step in ((500, 250), (600, 275)):
+        state(fast / "weights" / f"step_{step}.safetensors", step, at_s=T + at_s)
+        state(fast / "states" / f"step_{step}.safetensors", step, at_s=T + at_s + 1)
+    assert not any(one.problem for one in find(LocalStore(fast)))
+    state(fast / "weights" / "step_290.safetensors", 290, at_s=T + 700)
+    (one,) = (one for one in find(LocalStore(fast)) if one.problem)
+    assert one.problem == "no states/step_290.safetensors, which step 275 has"
+
+
 def test_a_rule_of_the_user_needs_no_other_folder(tmp_path: Path) -> None:
     fast, slow = tmp_path / "fast", tmp_path / "slow"
     for step in (100, 200, 300):
@@ -287,6 +300,132 @@ def test_a_save_is_compared_with_its_neighbours_only(
     shutil.rmtree(tmp_path / "states")
     assert len(find(LocalStore(tmp_path))) == 300
     assert lengths == []
+
+
+# --- the same names at each save ------------------------------------------------------------------
+
+
+def same_names(fast: Path, at_s: float, *, is_whole: bool = True) -> None:
+    state(fast / "weights" / "net.safetensors", at_s)
+    if is_whole:
+        state(fast / "states" / "opt.safetensors", at_s, at_s=T + at_s + 1)
+
+
+def value_of(path: Path) -> float:
+    return float(struct.unpack("<f", path.read_bytes()[-4:])[0])
+
+
+def values(tier: Path) -> list[float]:
+    return [value_of(tier / one) for one in ("weights/net.safetensors", "states/opt.safetensors")]
+
+
+@pytest.mark.parametrize("keep", [None, Keep(fast=2, last=2, foreign=True)], ids=["all", "two"])
+def test_the_parts_under_the_same_names_are_of_one_save(tmp_path: Path, keep: Keep | None) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in (100, 200, 300):
+        same_names(fast, at_s)
+        assert drained(fast, slow, keep) == []
+    same_names(fast, 400, is_whole=False)
+    (line,) = drained(fast, slow, keep)
+    assert values(fast) == [400, 300]
+    assert line.startswith(
+        "weights/net.safetensors: of two saves: weights/net.safetensors was written again and "
+        "states/opt.safetensors was not; not copied"
+    )
+    assert values(slow) == [300, 300]
+    choice = latest_valid(fast, slow)
+    assert choice.path is not None
+    assert choice.path.is_relative_to(slow)
+    same_names(fast, 400)
+    assert drained(fast, slow, keep) == []
+    assert values(slow) == [400, 400]
+    choice = latest_valid(fast, slow)
+    assert choice.path is not None
+    assert choice.path.is_relative_to(fast)
+
+
+def test_copies_of_two_saves_under_the_same_names_are_no_save(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in (100, 200, 300):
+        same_names(fast, at_s)
+        assert drained(fast, slow) == []
+    same_names(fast, 400)
+    with Drainer(fast, slow, Settings(settle_s=0, tries=1)) as working:
+        working._drain(working.backlog()[0])  # the node is lost before the other one
+    shutil.rmtree(fast)
+    fast.mkdir()
+    assert sorted(values(slow)) == [300, 400]
+    choice = latest_valid(fast, slow)
+    assert choice.path is None
+    assert {why.partition(":")[0] for _, why in choice.rejected} == {"of two saves"}
+    same_names(fast, 500)
+    recover(fast, slow, Settings(settle_s=0, tries=1))
+    assert step_or_path(fast, slow) is not None
+
+
+def step_or_path(fast: Path, slow: Path) -> Path | None:
+    return latest_valid(fast, slow).path
+
+
+def a_part_that_never_changes(fast: Path, at_s: int) -> None:
+    state(fast / "unet" / "model.safetensors", at_s)
+    if at_s == 100:
+        state(fast / "vae" / "model.safetensors", at_s)
+
+
+def a_part_of_each_third_save(fast: Path, at_s: int) -> None:
+    state(fast / "model.safetensors", at_s)
+    if at_s % 300 == 100:
+        state(fast / "ema" / "model.safetensors", at_s)
+
+
+def two_trainings(fast: Path, at_s: int) -> None:
+    for folder, last in (("seed_0", 900), ("seed_1", 500)):
+        if at_s <= last:
+            state(fast / folder / "model.safetensors", at_s)
+
+
+def a_copy_of_the_best(fast: Path, at_s: int) -> None:
+    state(fast / "model.safetensors", at_s)
+    if at_s <= 500:
+        state(fast / "best" / "model.safetensors", at_s)
+        state(fast / "export" / "model.safetensors", at_s)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [a_part_that_never_changes, a_part_of_each_third_save, two_trainings, a_copy_of_the_best],
+)
+def test_names_that_are_not_written_together_are_not_compared(
+    tmp_path: Path, save: Callable[[Path, int], None]
+) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in range(100, 1000, 100):
+        save(fast, at_s)
+        assert drained(fast, slow) == []
+
+
+def test_a_program_that_no_longer_writes_a_part_loses_one_copy_at_most(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for at_s in (100, 200, 300):
+        same_names(fast, at_s)
+        assert drained(fast, slow) == []
+    left = list[int]()
+    for at_s in (400, 500, 600):
+        same_names(fast, at_s, is_whole=False)
+        left.append(len(drained(fast, slow)))
+    assert left == [1, 0, 0] or left == [1, 1, 0]
+    assert value_of(slow / "weights" / "net.safetensors") == 600
+
+
+def test_a_strange_record_of_saves_is_no_record(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    same_names(fast, 100)
+    for text in ("[]", '{"families": {"a": {"parts": 3}}}', "[" * 100_000, "\xff"):
+        (fast / ".penstock").mkdir(exist_ok=True)
+        (fast / ".penstock" / "together.json").write_text(text)
+        assert drained(fast, slow) == []
+        same_names(fast, 200)
 
 
 # --- links, and names that stay -------------------------------------------------------------------

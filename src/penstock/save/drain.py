@@ -63,6 +63,7 @@ from penstock.save.removals import Removals
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
+from penstock.save.together import note_saves
 from penstock.save.units import LACKS, add_rules, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
@@ -263,6 +264,8 @@ class Drainer(Working):
             )
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
+        with suppress(TierError):  # a full tier is what a drain is for
+            note_saves(self.fast, found)
         # A checkpoint that was whole when it was copied is whole, whatever lies beside it now.
         copied = {one.manifest.source for one in known if one.manifest and not one.problem}
         found = [
@@ -337,6 +340,8 @@ class Drainer(Working):
             said = str(error).rpartition(": ")[2]  # the rest names files that no user knows
             raise TierError(f"{self.slow.url}: does not answer: {said}") from error.__cause__
         self.has_answered = True
+        with suppress(TierError):
+            note_saves(self.slow, self._on_slow)
         return self._on_slow
 
     def _is_partly(self, one: Checkpoint) -> bool:

@@ -16,12 +16,20 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.save.units import BY_RULE, IDLE_S, Shape, is_part_of_a_training, lacking, parts_of
+from penstock.save.units import (
+    BY_RULE,
+    IDLE_S,
+    LACKS,
+    Shape,
+    is_part_of_a_training,
+    lacking,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
 
-__all__ = ["with_other_folders"]
+__all__ = ["PAUSE", "place_of", "with_other_folders"]
 
 LEAST_OLDER = 2  # saves of which both parts are there: one may be a coincidence
 NEAR = 8  # saves before and after a save that are compared with it
@@ -50,12 +58,13 @@ def with_other_folders(
     said = dict[int, str]()
     for saves in _families((*found, *others)):
         for place, save in enumerate(saves):
-            near = [*saves[max(0, place - NEAR) : place], *saves[place + 1 : place + 1 + NEAR]]
-            if why := _lost(save, near) or _of_two_saves(save, near):
+            older = saves[max(0, place - NEAR) : place]
+            newer = saves[place + 1 : place + 1 + NEAR]
+            if why := _lost(save, older, newer) or _of_two_saves(save, older):
                 said |= {id(one): why for row in save.parts.values() for one in row}
     if not said and not any(one.torn for one in found):
         return list(found)
-    return [_told(one, said.get(id(one), "")) for one in found]
+    return [_told(one, said.get(id(one), "")) if one.step is not None else one for one in found]
 
 
 def _told(one: Checkpoint, why: str) -> Checkpoint:
@@ -65,11 +74,11 @@ def _told(one: Checkpoint, why: str) -> Checkpoint:
 
 
 def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[list[_Save]]:
-    """Yield the saves of each training with parts in several folders, by step."""
+    """Yield the saves of each training with parts in several folders, from old to new."""
     families: defaultdict[_Family, dict[_Part, list[Checkpoint]]] = defaultdict(dict)
     for one in checkpoints:
         if one.step is not None and not one.why.startswith(BY_RULE):
-            family, part = _place_of(one.called or one.name, one.is_folder)
+            family, part = place_of(one.called or one.name, one.is_folder)
             families[family].setdefault(part, []).append(one)
     for parts in families.values():
         if len(parts) > 1:
@@ -81,7 +90,10 @@ def _saves(parts: dict[_Part, list[Checkpoint]]) -> list[_Save]:
     for part, row in parts.items():
         for one in row:
             by_step[one.step or 0].setdefault(part, []).append(one)
-    return [_Save(step, by_step[step], _shape(step, by_step[step])) for step in sorted(by_step)]
+    saves = [_Save(step, by_step[step], _shape(step, by_step[step])) for step in sorted(by_step)]
+    if all(save.shape.begin_ns for save in saves):  # a training may go back to a lower step
+        saves.sort(key=lambda save: save.shape.begin_ns)
+    return saves
 
 
 def _shape(step: int, parts: dict[_Part, list[Checkpoint]]) -> Shape:
@@ -96,21 +108,21 @@ def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
     return max(row, key=lambda one: one.mtime_ns)
 
 
-def _lost(save: _Save, near: Sequence[_Save]) -> str:
+def _lost(save: _Save, older: Sequence[_Save], newer: Sequence[_Save]) -> str:
     """Name the part that earlier saves have in another folder and this save does not.  Returns an
     empty string if no part is missing."""
-    older = [other for other in near if other.step < save.step]
     if len(older) < LEAST_OLDER or not save.shape.roles:
         return ""
-    if not lacking(save.shape, [other.shape for other in near]):
+    row = [replace(one.shape, step=turn) for turn, one in enumerate((*older, save, *newer))]
+    if not lacking(row[len(older)], [*row[: len(older)], *row[len(older) + 1 :]]):
         return ""
     for other in reversed(older):
-        for part, row in other.parts.items():
+        for part, ones in other.parts.items():
             if "/".join((*part[0], *part[1])) not in save.shape.roles:
                 if part in save.parts:
                     one = save.parts[part][0]
                     return f"{one.called or one.name}, of the same save: {one.problem}"
-                return f"no {_called_at(row[0], save.step)}, which step {other.step} has"
+                return f"no {_called_at(ones[0], save.step)}{LACKS}step {other.step} has"
     return ""
 
 
@@ -128,14 +140,14 @@ def _called_at(one: Checkpoint, step: int) -> str:
     return f"{folder}{slash}{made}"
 
 
-def _of_two_saves(save: _Save, near: Sequence[_Save]) -> str:
+def _of_two_saves(save: _Save, earlier: Sequence[_Save]) -> str:
     """Report parts of two saves: a training that reached a step for the second time was killed
     between the parts.  Returns an empty string if there is no evidence.
 
     Evidence is a pause between the parts that is long beside the pauses within the earlier saves,
     and as long as the time between two saves.
     """
-    older = [other for other in near if other.step < save.step and len(other.parts) > 1]
+    older = [other for other in earlier if len(other.parts) > 1]
     if len(older) < LEAST_OLDER or len(save.shape.roles) < 2:
         return ""
     shapes = [other.shape for other in older]
@@ -152,7 +164,7 @@ def _of_two_saves(save: _Save, near: Sequence[_Save]) -> str:
 
 
 @lru_cache(1 << 17)
-def _place_of(name: str, is_folder: bool) -> tuple[_Family, _Part]:
+def place_of(name: str, is_folder: bool) -> tuple[_Family, _Part]:
     """Return the training, and the part of the training's state."""
     folder, _, last = name.rpartition("/")
     rest, parts = _split(folder)

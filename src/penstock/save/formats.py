@@ -26,6 +26,7 @@ from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_steps
+from penstock.save.together import of_one_save
 from penstock.save.units import (
     BY_RULE,
     Rule,
@@ -330,7 +331,7 @@ def find(
     TierError."""
     tree = Tree(store, within, saves)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
-    found = newest_first(found, others)
+    found = newest_first(of_one_save(store, found), others)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
         known = {file.name for one in found if not one.is_folder for file in one.files}

@@ -23,6 +23,7 @@ from penstock.stores import Found, Store
 
 __all__ = [
     "BY_RULE",
+    "FROZEN_S",
     "IDLE_S",
     "LACKS",
     "PACKED",

@@ -1,0 +1,161 @@
+"""Tell the parts of one save from the parts of two, where several folders have the same names at
+each save: `weights/net.pt` and `states/opt.pt`.
+
+Such files show neither a step nor an earlier save.  A record in the tier notes the last save that
+was seen with all parts, and how many saves wrote all of them.  From the second such save on, a part
+that was written again while another was not is of a save that has not ended.  The module knows
+names, sizes and times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.save.commit import STATE
+from penstock.save.folders import PAUSE, place_of
+from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S
+from penstock.stores import Store
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint
+
+__all__ = ["note_saves", "of_one_save"]
+
+RECORD = f"{STATE}/together.json"
+MOST_RECORD_BYTES, MOST_FAMILIES = 1 << 20, 100
+LEAST_SAVES = 2  # that wrote all parts
+_Lies = dict[str, list[int]]  # by name: size, and time of writing
+_Row = dict[str, Any]  # parts and partial: _Lies; n: saves with all parts; pause_ns: within a save
+
+
+def of_one_save(store: Store, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints, with a problem where the parts are of two saves.  A copy with a
+    manifest, and a part that was not written again, is whole by itself, and has the text in `torn`.
+    Raises TierError."""
+    families = dict(_families(found))
+    said, whole = dict[int, str](), set[int]()
+    for family, row in _read(store).items() if families else ():
+        parts = families.get(family, ())
+        if parts and (why := _of_two_saves(row, _lies(parts))):
+            said |= {id(one): why for one in parts}
+            before = row["parts"]
+            whole |= {id(one) for one in parts if before[one.called or one.name] == _lie(one)}
+            whole |= {id(one) for one in parts if one.manifest is not None}
+    return [
+        (replace(one, torn=why) if id(one) in whole else replace(one, problem=why))
+        if (why := said.get(id(one), "")) and not one.problem
+        else one
+        for one in found
+    ]
+
+
+def note_saves(store: Store, found: Sequence[Checkpoint]) -> None:
+    """Record what lies in the tier.  Raises TierError."""
+    families = dict(_families(found))
+    if not families:
+        return
+    before = _read(store)
+    rows = before | {
+        family: _noted(before.get(family), _lies(parts)) for family, parts in families.items()
+    }
+    if rows != before and len(rows) <= MOST_FAMILIES:
+        store.put(RECORD, [json.dumps({"version": 1, "families": rows}).encode()])
+
+
+def _families(found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoint]]]:
+    """Yield the trainings that have parts in several folders, by a text that is equal on both
+    tiers."""
+    families: defaultdict[object, list[Checkpoint]] = defaultdict(list)
+    for one in found:
+        name = one.called or one.name
+        is_fixed = not any(map(str.isdigit, name.rpartition("/")[2].partition(".")[0]))
+        if one.step is None and is_fixed and not one.why.startswith(BY_RULE):
+            families[place_of(name, one.is_folder)[0]].append(one)
+    for members in families.values():
+        names = sorted(one.called or one.name for one in members)
+        places = {place_of(one.called or one.name, one.is_folder) for one in members}
+        if len(places) == len(members) > 1:  # one checkpoint for each part
+            yield "\n".join(names), members
+
+
+def _lies(parts: Sequence[Checkpoint]) -> _Lies:
+    return {one.called or one.name: _lie(one) for one in parts}
+
+
+def _lie(one: Checkpoint) -> list[int]:
+    return [one.size_bytes, one.mtime_ns]
+
+
+def _read(store: Store) -> dict[str, _Row]:
+    with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        if store.stat(RECORD) is not None:
+            rows = json.loads(store.read(RECORD, 0, MOST_RECORD_BYTES))["families"]
+            return {str(family): _checked(row) for family, row in rows.items()}
+    return {}
+
+
+def _checked(row: _Row) -> _Row:
+    """Raises ValueError, TypeError, KeyError: written by another program."""
+    lies = [
+        {str(name): [int(one) for one in facts[:2]] for name, facts in row[key].items()}
+        for key in ("parts", "partial")
+    ]
+    n, pause_ns = int(row["n"]), int(row["pause_ns"])
+    return {"parts": lies[0], "partial": lies[1], "n": n, "pause_ns": pause_ns}
+
+
+def _of_two_saves(row: _Row, now: _Lies) -> str:
+    before: _Lies = row["parts"]
+    if row["n"] < LEAST_SAVES or before.keys() != now.keys():
+        return ""
+    changed = sorted(name for name in now if now[name] != before[name])
+    same = sorted(now.keys() - set(changed))
+    if changed and same:
+        return f"of two saves: {changed[0]} was written again and {same[0]} was not"
+    if not changed or not _is_apart(row, now):
+        return ""
+    by_time = sorted(now, key=lambda name: now[name][1])
+    first, last = by_time[0], by_time[-1]
+    pause_s = (now[last][1] - now[first][1]) / 1e9
+    return f"of two saves: {last} was written {pause_s:,.0f} s after {first}"
+
+
+def _is_apart(row: _Row, now: _Lies) -> bool:
+    """Return True if the pause between the parts is as long as between two saves."""
+    before: _Lies = row["parts"]
+    between_ns = max(at for _, at in now.values()) - max(at for _, at in before.values())
+    usual_ns: int = row["pause_ns"]
+    return _pause(now) > max(PAUSE * usual_ns, IDLE_S * 1e9, between_ns / 2)
+
+
+def _pause(lies: _Lies) -> int:
+    times = [at for _, at in lies.values()]
+    return max(times) - min(times)
+
+
+def _noted(row: _Row | None, now: _Lies) -> _Row:
+    """Return the new row.  A part that was written twice while another was not shows that the parts
+    are not written together: the count begins anew."""
+    if row is None or row["parts"].keys() != now.keys():
+        n = 1 if _pause(now) <= FROZEN_S * 1e9 else 0
+        return {"parts": now, "partial": {}, "n": n, "pause_ns": _pause(now) if n else 0}
+    changed = {name: now[name] for name in now if now[name] != row["parts"][name]}
+    if not changed:
+        return row
+    partial: _Lies = row["partial"]
+    is_again = any(
+        name in changed and changed[name][1] - at > IDLE_S * 1e9
+        for name, (_, at) in partial.items()
+    )
+    if len(changed) < len(now):
+        return row | {"partial": changed, "n": 0 if is_again else row["n"]}
+    if row["n"] >= LEAST_SAVES and _is_apart(row, now) and not is_again:
+        return row | {"partial": now}
+    n = 1 if is_again else row["n"] + 1
+    pause_ns = max(_pause(now), 0 if is_again else row["pause_ns"])
+    return {"parts": now, "partial": {}, "n": n, "pause_ns": pause_ns}
