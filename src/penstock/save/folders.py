@@ -111,14 +111,15 @@ def _newest(row: Sequence[Checkpoint]) -> Checkpoint:
 def _lost(save: _Save, older: Sequence[_Save], newer: Sequence[_Save]) -> str:
     """Name the part that earlier saves have in another folder and this save does not.  Returns an
     empty string if no part is missing."""
-    if len(older) < LEAST_OLDER or not save.shape.roles:
+    own = save.shape.roles
+    if len(older) < LEAST_OLDER or not own or all(one.shape.roles <= own for one in older):
         return ""
     row = [replace(one.shape, step=turn) for turn, one in enumerate((*older, save, *newer))]
     if not lacking(row[len(older)], [*row[: len(older)], *row[len(older) + 1 :]]):
         return ""
     for other in reversed(older):
         for part, ones in other.parts.items():
-            if "/".join((*part[0], *part[1])) not in save.shape.roles:
+            if "/".join((*part[0], *part[1])) not in own:
                 if part in save.parts:
                     one = save.parts[part][0]
                     return f"{one.called or one.name}, of the same save: {one.problem}"
@@ -147,6 +148,9 @@ def _of_two_saves(save: _Save, earlier: Sequence[_Save]) -> str:
     Evidence is a pause between the parts that is long beside the pauses within the earlier saves,
     and as long as the time between two saves.
     """
+    pause = save.shape.end_ns - save.shape.begin_ns
+    if pause <= IDLE_S * 1e9:
+        return ""
     older = [other for other in earlier if len(other.parts) > 1]
     if len(older) < LEAST_OLDER or len(save.shape.roles) < 2:
         return ""
@@ -155,8 +159,7 @@ def _of_two_saves(save: _Save, earlier: Sequence[_Save]) -> str:
         return ""
     pauses = [shape.end_ns - shape.begin_ns for shape in shapes]
     between = [right.begin_ns - left.end_ns for left, right in pairwise(shapes)]
-    pause = save.shape.end_ns - save.shape.begin_ns
-    if min(between) < 0 or pause <= max(PAUSE * max(pauses), IDLE_S * 1e9, min(between) / 2):
+    if min(between) < 0 or pause <= max(PAUSE * max(pauses), min(between) / 2):
         return ""
     rows = sorted((_newest(row) for row in save.parts.values()), key=lambda one: one.mtime_ns)
     old, new = (one.called or one.name for one in (rows[0], rows[-1]))
