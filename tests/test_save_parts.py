@@ -71,7 +71,8 @@ def several(names: str) -> dict[str, int]:
         ("model_epoch3_step50.pt optim_step50.pt", {"model_epoch3_step50.pt": 2}),
         # A description that each save writes, and a configuration.
         ("net.pt opt.pt state.json config.json", {"net.pt": 3}),
-        ("model.pt trainer_state.json args.json state_config.json", {"model.pt": 2}),
+        ("model.pt ema.pt trainer_state.json args.json state_config.json", {"model.pt": 3}),
+        ("model.pt trainer_state.json", {}),
         ("weights-3fa9c1.pt optimizer-3fa9c1.pt meta-3fa9c1.json meta-77be02.json",
          {"weights-3fa9c1.pt": 3}),
         ("resnet50-0676ba61.pth state.json", {}),
@@ -150,6 +151,22 @@ def test_a_description_of_the_save_before_is_of_the_save_before(
     assert (slow / folder / names[0]).read_bytes()[-4:] == struct.pack("<f", 2)
     written(fast / folder / names[2], 3)
     assert drained(fast, slow) == []
+
+
+def test_a_description_that_is_written_all_the_time_delays_no_copy(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for save in (1, 2):
+        for name in ("net.safetensors", "opt.safetensors"):
+            written(fast / name, 1000 * save)
+        for beat in (50, 70):  # seconds after the save
+            written(fast / "state.json", 1000 * save + beat, T + 1000 * save + beat)
+            (one,) = find(LocalStore(fast))
+            assert len(one.files) == (3 if beat < 60 else 2)
+        assert drained(fast, slow) == []
+        assert (slow / "net.safetensors").read_bytes()[-4:] == struct.pack("<f", 1000 * save)
+        assert json.loads((slow / "state.json").read_bytes())["save"] == 1000 * save + 70
+    (copy,) = find(LocalStore(slow))
+    assert (copy.manifest is not None, len(copy.files)) == (True, 2)
 
 
 @pytest.mark.parametrize("stamps", [

@@ -40,6 +40,7 @@ from penstock.save.units import (
     parts_of,
     rules_of,
     shape_of,
+    without_progress,
     written_over,
 )
 from penstock.stores import Found, LocalStore, Store, beside
@@ -434,6 +435,8 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     # The files of a copy that is no folder have other names where the copy has one.
     is_renamed = bool(copy.called) and not copy.is_folder
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
+        if parts_of(lost[0]).is_state_text and one.store.stat(one.folder + lost[0]) is not None:
+            return f"{lost[0]} was written a minute after the rest, and its copy with the rest"
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
     if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):
         return ""
@@ -851,7 +854,7 @@ def _single(store: Store, found: Found, unit: Unit | None) -> Checkpoint:
 
 def _as_unit(store: Store, start: str, here: Folder, unit: Unit) -> Checkpoint:
     """Return a checkpoint of several files, without a common manifest."""
-    files = tuple(here.files[name] for name in unit.files)
+    files = tuple(without_progress([here.files[name] for name in unit.files]))
     marks = [one.name for one in files if one.name.endswith(".json")]
     problem = _lost(unit.missing) or of_two_saves(files, marks)
     name = f"{start}{unit.name}"

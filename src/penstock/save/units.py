@@ -45,6 +45,7 @@ __all__ = [
     "rules_of",
     "shape_of",
     "step_of_folder",
+    "without_progress",
     "written_over",
 ]
 
@@ -723,6 +724,8 @@ def _stepless(members: Sequence[Parts]) -> list[Unit]:
         one.words or one.ending.lower() not in _BY_THEMSELVES for one in state
     )
     parts = [one for one in state if one.is_component or one.rank or is_each_time]
+    if len({one.role for one in parts}) < 2:
+        texts = [one for one in texts if one.stamps]
     is_one = len({one.role for one in (*parts, *texts)}) < 2
     if not parts or (is_one and not any(one.shard for one in parts)):
         parts, texts = [], []
@@ -910,6 +913,19 @@ def _is_begun_anew(old: Sequence[Found], new: Sequence[Found]) -> bool:
 
 def _written_ns(found: Found) -> int:
     return found.mtime_ns or 0
+
+
+def without_progress(files: Sequence[Found]) -> list[Found]:
+    """Return the files without a description that was written long after the state: the program
+    writes it between its saves too, and the checkpoint would never be still."""
+    names = {one.name: parts_of(one.name.rpartition("/")[2]) for one in files}
+    last = max((_written_ns(one) for one in files if not names[one.name].is_state_text), default=0)
+    return [
+        one for one in files
+        if not names[one.name].is_state_text
+        or names[one.name].kin[0] is not None
+        or (_written_ns(one) - last) / 1e9 <= FROZEN_S
+    ]  # fmt: skip
 
 
 FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
