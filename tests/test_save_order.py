@@ -190,3 +190,28 @@ def test_names_that_are_new_in_each_save_leave_the_fast_tier(fast: Path, slow: P
         state(fast / f"{name}.safetensors", number, time.time() - 1000 + number)
     drain(fast, slow)
     assert files(fast) == {"best-7bb102.safetensors", "best-11cd07.safetensors"}
+
+
+@pytest.mark.parametrize(
+    "draft", ["step_4-saving", "_incomplete/4", "step_4_tmp", ".tmp_step_4", "step_4.inprogress"]
+)
+def test_a_folder_that_its_program_will_rename_is_no_checkpoint(
+    fast: Path, slow: Path, draft: str
+) -> None:
+    parts = ("model.safetensors", "optimizer.safetensors")
+    for step in (1, 2, 3):
+        for part in parts:
+            state(fast / f"step_{step}" / part, step)
+    drain(fast, slow)
+    state(fast / draft / parts[0], 4)
+    drain(fast, slow)
+    assert newest(fast, slow) == "step_3"
+    assert {name for name in files(slow) if not name.startswith("step_")} == set()
+    assert "step_2/model.safetensors" in files(slow)
+
+
+@pytest.mark.parametrize("name", ["temp-0.7", "saving-grace", "tmpfs"])
+def test_a_folder_with_such_a_word_elsewhere_is_one(fast: Path, slow: Path, name: str) -> None:
+    state(fast / name / "step_1.safetensors", 1)
+    drain(fast, slow)
+    assert files(slow) == {f"{name}/step_1.safetensors"}

@@ -96,8 +96,13 @@ OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
 _OF_ONE_FILE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM)
 DEEPEST = 6  # folders below the tier: lightning_logs/version_0/checkpoints/ is three
 
-# Names that a framework gives to what it has not finished.
-_UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|^tmp-|\.tmp$|\.tmp[._-]|\.incomplete$|\.partial$")
+# Names that a framework gives to what it has not finished, or a program to a folder that it renames
+# at the end: `step_4-saving`, `_incomplete`, `.tmp_step_4`.
+_UNFINISHED = re.compile(
+    r"\.orbax-checkpoint-tmp|^tmp-|^[._]+tmp[._-]|\.tmp$|\.tmp[._-]|[._-]tmp$"
+    r"|^[._-]*(?:incomplete|unfinished)(?:[._-]|$)"
+    r"|[._-](?:incomplete|unfinished|partial|saving|writing|in_?progress)$"
+)
 _UNFINISHED_MARK = "-unfinished"  # a file of NeMo beside an unfinished checkpoint
 _TORCH = (".pt", ".pth", ".ckpt", ".pt2")
 _ENDINGS = (*_TORCH, ".bin", ".safetensors", ".keras", ".weights.h5")
@@ -678,7 +683,7 @@ class Tree:
             drafts = set()
         kept = [one for one in kept if one not in drafts] if drafts else kept
         above, _, last = name.rpartition("/")
-        if not problem and _UNFINISHED.search(last):
+        if not problem and any(map(_UNFINISHED.search, name.split("/"))):
             problem = "its name says that it is not finished"
         if not problem and f"{last}{_UNFINISHED_MARK}" in self.folders[above].files:
             problem = f"{last}{_UNFINISHED_MARK} beside it says that it is not finished"
