@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from penstock.save.drain import Drainer
+from penstock.save.formats import find, mark_of_half
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
+from penstock.stores import LocalStore
 
 KEEP = Keep(fast=2, last=2, foreign=True)
 
@@ -215,3 +217,15 @@ def test_a_folder_with_such_a_word_elsewhere_is_one(fast: Path, slow: Path, name
     state(fast / name / "step_1.safetensors", 1)
     drain(fast, slow)
     assert files(slow) == {f"{name}/step_1.safetensors"}
+
+
+def test_of_a_copy_of_two_files_that_was_killed_after_one_nothing_is_named(slow: Path) -> None:
+    """On a store without renames, as S3: the first file has its name at once."""
+    state(slow / "model-1.safetensors", 1)
+    half = slow / "model-1.safetensors.penstock.half"
+    half.write_bytes(mark_of_half("model-1.safetensors", "", 2))
+    assert latest_valid(slow).path is None
+    (one,) = find(LocalStore(slow))
+    assert one.problem == "not all of it has arrived"
+    half.write_bytes(mark_of_half("model-1.safetensors", ""))  # it is all of the checkpoint
+    assert latest_valid(slow).path == slow / "model-1.safetensors"

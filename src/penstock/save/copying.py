@@ -615,7 +615,8 @@ class _Target:
     def begin(self) -> None:
         if not self.is_inside:
             # Before the first file has a final name: mark the owner until the manifest is written.
-            mark = mark_of_half(self.called or self.name, origin_of(self._source.store))
+            origin = origin_of(self._source.store)
+            mark = mark_of_half(self.called or self.name, origin, len(self._source.files))
             self.store.put(beside(self.name, HALF), mark)
         elif isinstance(self.store, LocalStore):
             part = self.store.path(self.place)

@@ -270,15 +270,23 @@ def origins(fast: Store) -> frozenset[str]:
     return frozenset((fast.url, origin_of(fast), *found))
 
 
-def mark_of_half(name: str, origin: str) -> bytes:
-    """What a copy without a manifest is called by, and the tier that it comes from."""
-    return b"\0".join(map(os.fsencode, (name, origin)))
+def mark_of_half(name: str, origin: str, n_files: int = 1) -> bytes:
+    """What a copy without a manifest is called by, the tier that it comes from, and the number of
+    its files."""
+    return b"\0".join(map(os.fsencode, (name, origin, str(n_files))))
 
 
 def half_of(store: Store, mark: str) -> tuple[str, str]:
     """What mark_of_half() was told; an empty origin: not known.  Raises TierError."""
-    name, _, origin = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
-    return os.fsdecode(name), os.fsdecode(origin)
+    name, origin, _ = _read_half(store, mark)
+    return name, origin
+
+
+def _read_half(store: Store, mark: str) -> tuple[str, str, bool]:
+    """Return half_of(), and whether the copy will have several files.  Raises TierError."""
+    name, _, rest = store.read(mark, 0, MOST_HALF_BYTES).partition(b"\0")
+    origin, _, n_files = rest.partition(b"\0")
+    return os.fsdecode(name), os.fsdecode(origin), n_files not in (b"", b"1")
 
 
 def halves(store: Store) -> dict[str, list[str]]:
@@ -770,7 +778,9 @@ def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
     if noted is not None or half is None:
         return _believed(checkpoint, noted) if noted is not None else checkpoint
     try:
-        return _called(checkpoint, half_of(store, half.name)[0])
+        called, _, has_several = _read_half(store, half.name)
+        checkpoint = _called(checkpoint, called)
+        return replace(checkpoint, problem=_ARRIVING) if has_several else checkpoint
     except TierError as error:
         if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
             noted = store.stat(checkpoint.manifest_name)  # since the list was made
