@@ -254,7 +254,9 @@ def test_processes_without_a_rank_are_not_called_ranks() -> None:
     for place, ms in enumerate((10.0, 10.0, 40.0)):
         loop(run, lambda at, batch, process, ms=ms: reads(run, at, process, ms=ms), batches=40,
              workers=0, compute_ms=20, main=1 + 10 * place)  # fmt: skip
-    (first, *_) = found(run, "D8").evidence
+    known = measure(run)
+    together = replace(known, coupling=replace(known.coupling, how="together"))
+    (first, *_) = found(together, "D8").evidence
     assert first.startswith("one of 3 main processes, without a rank, on node1 waits 1.56 s")
 
 
@@ -548,7 +550,21 @@ def test_the_recorders_own_system_calls_are_part_of_what_recording_costs() -> No
     assert "40,000 system calls" in fine(job(1), "X2").says
     facts = {fact.key: fact for fact in report_of(measure(job(300))).cost}
     assert facts["own_s"].number.value == pytest.approx(0.3)
-    assert facts["own_s"].remark == "40,000 calls"
+    assert facts["own_s"].remark == "40,000 calls, with time without a CPU in them"
+
+
+def test_own_system_calls_that_lost_their_cpu_are_no_cost_of_recording() -> None:
+    def job(delay: float, own_ms: int) -> Measures:
+        run = Synthetic()
+        loop(run, lambda at, batch, process: reads(run, at, process, ms=10), batches=100,
+             workers=1, compute_ms=5, busy=0.1, delay=delay)  # fmt: skip
+        run.note("event_cost_ns", "20")
+        known = measure(run)
+        own = replace(known.recording, own_calls=1000, own_s=own_ms / 1e3)
+        return replace(known, recording=own)
+
+    assert "time without a CPU" in fine(job(0.6, 300), "X2", "not judged").says
+    assert "1,000 system calls" in found(job(0.0, 300), "X2").evidence[0]
 
 
 def test_few_programs_or_long_ones_do_not_pay_for_starts() -> None:

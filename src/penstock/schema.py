@@ -369,18 +369,18 @@ PATH_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "penstock",
-        r"/\.{1,2}[^/]+\.penstock-index(\.[0-9]+)?$",
+        r"/\.{1,2}[^/]+\.penstock-index(\.[0-9a-f]+)?$",
         "an index of penstock.feed beside its data",
     ),
     Rule(
         "penstock",
-        r"/\.?[0-9a-f]{32}\.idx(\.[0-9]+)?$|/penstock/index$",
+        r"/\.?[0-9a-f]{32}\.idx(\.[0-9a-f]+)?$|/penstock/index$",
         "an index of penstock.feed in a cache folder",
     ),
     Rule(
         "penstock",
         r"/(\.?penstock-(manifest|part|incomplete)\.json|[^/]+\.penstock\.(json|half))"
-        r"(\.penstock-part)?$",
+        r"(\.penstock-part|\.[0-9a-f]{16})?$",
         "what a checkpoint consists of, and marks of one that is not whole",
     ),
     Rule(

@@ -71,6 +71,20 @@ MANY_STARTS = Threshold(
 )
 
 
+SLOW_CALL_S = 20e-6  # a system call that has a CPU and asks no server takes some microseconds
+SHORT_OF_CPU = 0.05  # of the wall time
+
+
+def _is_without_cpu(measures: Measures) -> bool:
+    """Return True if the recorder's own system calls lasted long in a job that had no CPU for much
+    of its time: a thread loses its CPU at the end of a system call."""
+    known, wall_s = measures.recording, measures.training.wall_s or 0.0
+    if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
+        return False
+    delayed_s = measures.standing.get("no CPU", 0.0) + measures.wait_s("not scheduled")
+    return delayed_s > SHORT_OF_CPU * wall_s
+
+
 def overhead(measures: Measures) -> Said:
     """The recorder's own cost is worth a finding itself: calls that are recorded, its own system
     calls, and in a script of many short programs the recorder's start in each of them."""
@@ -89,6 +103,8 @@ def overhead(measures: Measures) -> Said:
     says += f", {per_cent(share)} of the processes' time"
     if share < OVERHEAD.value:
         return Fine(says)
+    if _is_without_cpu(measures) and starts_s <= calls_s:
+        return Unjudged(f"{says}, which includes time without a CPU")
     if starts_s > calls_s:
         remedy = Remedy(
             "code",

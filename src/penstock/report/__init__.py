@@ -310,7 +310,7 @@ def cost_of(measures: Measures) -> tuple[Fact, ...]:
                 "own_s",
                 "in system calls of the recorder's own",
                 Number(known.own_s, "s"),
-                count(known.own_calls, "call"),
+                f"{count(known.own_calls, 'call')}, with time without a CPU in them",
             )
         )
     return tuple(facts)
