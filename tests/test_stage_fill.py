@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import registry
+from penstock import drafts, registry
 from penstock.errors import TierError
 from penstock.registry import Tier
 from penstock.stage import fill as filling
@@ -397,7 +397,7 @@ def test_a_killed_staging_leaves_nothing_that_the_next_does_not_end(
         ready=lambda: seen.append({one.name for one in place.own.iterdir()}),
     )
     assert seen == [before]  # a kill comes at any moment
-    (place.own / ".map").write_bytes(b"half")
+    (place.own / f".{place.map.name}.0123456789abcdef").write_bytes(b"half")
     copy(tier, [Wanted(path) for path in files])
     assert {one.name for one in place.own.iterdir()} == before
 
@@ -428,11 +428,11 @@ def test_a_long_journal_is_written_the_less_often(
 ) -> None:
     sizes: list[int] = []
 
-    def seen(self: Path, text: str, *, real: Any = Path.write_text) -> None:
+    def seen(path: Path, text: str, *, real: Any = drafts.write_in_run) -> None:
         sizes.append(len(text))
-        real(self, text)
+        real(path, text)
 
-    monkeypatch.setattr(Path, "write_text", seen)
+    monkeypatch.setattr(drafts, "write_in_run", seen)
     journal = filling.Journal(tmp_path / "fill.json", "fast", 1e6)
     for number in range(1, 5001):
         journal.add(number, number + 1, 1, True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 
 # Imported by what runs inside training: pathlib and tempfile are slow to import.
@@ -34,6 +35,7 @@ __all__ = [
     "in_folder",
     "own_folder",
     "run_folder",
+    "sweep",
     "write",
     "write_in_run",
 ]
@@ -81,6 +83,19 @@ def in_folder(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 def _random(name: str) -> str:
     """Of a name: hidden, and known to nobody before it is there."""
     return f".{os.fsdecode(os.fsencode(name)[:NAME_BYTES])}.{os.urandom(8).hex()}"
+
+
+def sweep(path: str | os.PathLike[str]) -> None:
+    """Remove the drafts of a file that killed programs have left.  Only for the holder of a lock
+    under which the file is written: no draft of a living program is there.  Raises OSError."""
+    with in_folder(path) as (folder, name):
+        start = _random(name)[:-16]
+        with os.scandir(os.path.dirname(os.fspath(path)) or ".") as entries:
+            there = [entry.name for entry in entries]
+        for entry in there:
+            if entry.startswith(start) and re.fullmatch("[0-9a-f]{16}", entry[len(start) :]):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry, dir_fd=folder)
 
 
 def _mode(folder: int, is_in_run: bool) -> int:

@@ -380,6 +380,7 @@ class Place:
         try:
             if not entries or self.manifest.stat().st_size < 4096 + 800 * len(entries):
                 return
+            drafts.sweep(self.manifest)
             with drafts.draft(self.manifest, is_durable=True) as file:
                 file.write(_first_line(self.tier))
                 file.writelines(entry.line() for entry in entries.values())
@@ -577,6 +578,7 @@ def write_map(
         before = _opened(place.map)
         try:
             made = _map_bytes(_rows(place, known), place.tier, pending)
+            drafts.sweep(place.map)
             drafts.write(place.map, made, is_durable=True)
             if before is not None:
                 before.retire()
