@@ -4,7 +4,7 @@
 
 Drain: all copies go from /dev/shm to BENCH_FOLDER (build/bench) and are as durable as the drain's
 copy: `cp -r`, rsync (where installed) and 16 threads, each followed by one sync of the target file
-system.  Only the drain reads each file back, renames each file after its sync, and replaces and
+system.  Only the drain reads each file back, renames each file after the sync, and replaces and
 removes a link per file.  A ratio is the shortest time of the other tools as a share of the drain's
 time in one round: a higher ratio is better.
 
@@ -76,7 +76,7 @@ def main(part: str, n_files: int = 20_000, rounds: int = 4) -> list[Bar]:
 
 
 def _in_turn(ways: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
-    """Return the ways in another order in each round: what comes first in one is not always so."""
+    """Return the ways in another order for each round, so that each way sometimes runs first."""
     items = list(ways.items())
     start = turn % len(items)
     return items[start:] + items[:start]
@@ -178,7 +178,7 @@ def _drain_round(target: Path, tier: Path, n_files: int, turn: int) -> dict[str,
 
 
 def _cpu_s() -> float:
-    """Of this process and of the tools that it has started."""
+    """Return the CPU time of this process and of all started tools."""
     return sum(os.times()[:4])
 
 
@@ -199,8 +199,8 @@ def _threads(source: Path, to: Path) -> None:
 
 
 def _links(source: Path, tier: Path, to: Path) -> None:
-    """Lay the files out as a program leaves them after a write through the burst buffer: the name
-    on the tier is shortened where it would not fit into the link's inode."""
+    """Create files and links as after a program's writes through the burst buffer.  A name on the
+    tier is shortened if the link's target would not fit into the link's inode."""
     prepare(tier)
     data = tier / "burst/data"
     for number, path in enumerate(sorted(source.iterdir())):

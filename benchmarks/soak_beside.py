@@ -1,6 +1,6 @@
-"""Programs that know nothing of Penstock, which a soak kills beside its own saves.
+"""Programs without Penstock, for a soak that kills these programs beside Penstock's own saves.
 
-Knows the formats that they write; asks Penstock as a user does.
+The module knows the formats of the programs, and uses Penstock as a user does.
 """
 
 import io
@@ -31,19 +31,19 @@ from penstock.stores import LocalStore
 
 __all__ = ["FOREIGN", "Last", "Trainer"]
 
-# What is killed, and how often.  node: the fast tier is lost, and what slow has is brought back.
+# Processes to kill, with weights.  node: the fast tier is lost; recover fetches from the slow tier.
 FOREIGN = {"program": 3, "drain": 4, "prune": 3, "recover": 2, "node": 1}
-FOREIGN_S = 0.7  # most, until something is killed
+FOREIGN_S = 0.7  # longest time before a kill
 SETTLE_S = 0.05
 
 
 @dataclass
 class _Other:
-    """A program that knows nothing of Penstock saves while `drain --foreign`, `prune` and `recover
-    --fetch` work on its folder.  Each is a fork of this process, so that it begins at once.
+    """A program without Penstock saves while `drain --foreign`, `prune` and `recover --fetch` work
+    on the program's folder.  Each process is a fork of this process, and so starts at once.
 
-    ended: what it has written to its end and has not begun to write again, by name; slow: what was
-    whole on the slow tier, by name.
+    ended: number of the last complete save by name, without names being written again; slow: number
+    of the save that was whole on the slow tier, by name.
     """
 
     folder: Path
@@ -61,15 +61,16 @@ class _Other:
         return self.folder / "fast", self.folder / "slow"
 
     def write(self, fast: Path, number: int, chance: random.Random) -> Iterator[tuple[str, str]]:
-        """One save: told of what begins, and of what has ended, before anything else is done."""
+        """Save once; yield ("began", name) before an overwrite, ("ended", name) after the save."""
         raise NotImplementedError
 
     def number_in(self, tier: Path, name: str) -> int:
-        """What was saved under this name; 0: it is not whole.  Knows the format, and not us."""
+        """Return the number of the save under this name; 0: not whole.  Uses the format only, no
+        code of Penstock."""
         raise NotImplementedError
 
     def look(self, what: str, numbers: dict[str, int]) -> None:
-        """At what `keep` allows; numbers: what is whole on the fast tier."""
+        """Check the removals against `keep`.  numbers: whole saves on the fast tier, by name."""
         raise NotImplementedError
 
     def killed(self, what: str, chance: random.Random) -> None:
@@ -167,7 +168,7 @@ class _Other:
         return max(numbers.values(), default=0)
 
     def stays(self, what: str, on_slow: dict[str, int]) -> None:
-        """Compares what is on the slow tier with what was there."""
+        """Compare the saves on the slow tier with the earlier saves there."""
         raise NotImplementedError
 
     def fail(self, what: str, why: str) -> None:
@@ -185,8 +186,8 @@ class _Other:
 
 
 class Last(_Other):
-    """`last.ckpt` written in place as torch.save does, `last.pt` by a rename, on and on: what is
-    whole anywhere never grows older than what was on the slow tier."""
+    """Write `last.ckpt` in place as torch.save does, and `last.pt` by a rename, again and again.
+    The newest whole save on any tier must never be older than an earlier save on the slow tier."""
 
     keep = Keep(fast=0, last=1, foreign=True)
 
@@ -222,11 +223,11 @@ class Last(_Other):
 
 
 class Trainer(_Other):
-    """A Trainer's folder: a model, written anew in place, a log, and checkpoints in folders below.
+    """Write a Trainer's folder: a model in place, a log, and checkpoints in folders below.
 
-    A checkpoint goes from the slow tier for newer ones there, from the fast one if it is on the
-    slow one or was; the model for a newer model, its folder and the log never while there are
-    checkpoints in it."""
+    Allowed removals: a checkpoint from the slow tier if newer checkpoints are there; a checkpoint
+    from the fast tier if the slow tier has or had a copy; the model if replaced by a newer model.
+    The model's folder and the log stay while the folder contains checkpoints."""
 
     keep = Keep(fast=1, last=3, foreign=True)
 
@@ -250,12 +251,12 @@ class Trainer(_Other):
 
     def number_in(self, tier: Path, name: str) -> int:
         state = tier / name / "trainer_state.json"
-        # A model beside checkpoints needs no state; empty: killed as it wrote that.
+        # A model beside checkpoints needs no state; an empty state: the program was killed there.
         is_ended = state.read_text() != "" if state.exists() else "checkpoint-" not in name
         return _number_in(tier / name / "pytorch_model.bin") if is_ended else 0
 
     def newest(self, numbers: dict[str, int]) -> int:
-        """Those whose names tell a step come first."""
+        """Return the newest save; saves with a step in the name precede all others."""
         steps = {name: number for name, number in numbers.items() if "checkpoint-" in name}
         return super().newest(steps) or super().newest(numbers)
 
@@ -288,7 +289,7 @@ class Trainer(_Other):
         for name, number in self.slow.items():
             newer = [n for other, n in on_slow.items() if n > number and "checkpoint-" in other]
             is_enough = len(newer) >= self.keep.last
-            if "checkpoint-" not in name:  # a model goes for a model
+            if "checkpoint-" not in name:  # only a newer model replaces a model
                 newer = [n for other, n in on_slow.items() if "checkpoint-" not in other]
                 is_enough = max(newer, default=0) >= number
             if on_slow.get(name, 0) < number and not is_enough:
@@ -299,7 +300,7 @@ class Trainer(_Other):
 
 
 def _forked(work: Callable[[], None], log: Any) -> int:
-    """A child that does this until it is killed, or has ended; its words go to the log."""
+    """Run `work` in a forked child, with the output in the log.  Return the PID."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -319,7 +320,7 @@ def _forked(work: Callable[[], None], log: Any) -> int:
 
 
 def _archive(number: int, size_bytes: int) -> bytes:
-    """As torch.save writes it: a zip archive with a checksum for each record."""
+    """Return a file as torch.save writes one: a zip archive with a checksum for each record."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}.")

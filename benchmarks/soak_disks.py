@@ -1,6 +1,6 @@
-"""Power cuts and full tiers: file systems of their own, which need root.
+"""Cut the power of file systems and fill tiers: each file system is made for the soak, as root.
 
-Knows Penstock's own checkpoints.
+The module knows Penstock's own checkpoints.
 """
 
 import os
@@ -27,15 +27,15 @@ from penstock.save.working import Settings
 
 __all__ = ["full", "power"]
 
-POWER_S = 33.0  # past what ext4 and xfs keep back: 5 s and 30 s
+POWER_S = 33.0  # longer than ext4 (5 s) and xfs (30 s) delay writes
 POWER_AT_ONCE = 6
 
 
 def power(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """A file system in a file; its image copied t seconds after the commit is what a power cut
-    leaves.  The journal is replayed, and what was committed has to be there.
+    """Copy the image of a file system t seconds after a commit, as a power cut leaves the image.
+    After the mount has replayed the journal, the committed checkpoint must be whole.
 
-    Then the same without a single fsync: a check that cannot fail would find those whole too.
+    Repeat without any fsync: here some checkpoints must be lost, else the check cannot fail.
     """
     why = _not_permitted()
     if why:
@@ -89,12 +89,12 @@ def _not_permitted() -> str:
 
 @contextmanager
 def _mounted(kind: str, image: Path, at: Path) -> Iterator[Path]:
-    """An image's file system; kind: what to make of it first, or empty."""
+    """Mount an image.  kind: the file system to make in the image first; empty: none."""
     at.mkdir(exist_ok=True)
     if kind:
         with image.open("wb") as file:
             file.truncate(320 << 20)  # xfs wants 300 MB
-        # Nothing is kept back for root, whom a full disk would not stop.
+        # No blocks reserved for root: the soak runs as root, and the disk must become full.
         force = ["-F", "-m", "0"] if kind == "ext4" else ["-f"]
         subprocess.run([f"mkfs.{kind}", "-q", *force, image], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "loop", image, at], check=True)
@@ -105,7 +105,7 @@ def _mounted(kind: str, image: Path, at: Path) -> Iterator[Path]:
 
 
 def _copy_of_a_moment(image: Path, cut: Path) -> None:
-    """As a power cut leaves it: what is equal afterwards was not written while it was copied."""
+    """Copy the image as of one moment: the copy counts if equal to the image afterwards."""
     for _ in range(20):
         subprocess.run(["cp", "--sparse=always", image, cut], check=True)
         if not subprocess.run(["cmp", "-s", image, cut]).returncode:
@@ -114,7 +114,7 @@ def _copy_of_a_moment(image: Path, cut: Path) -> None:
 
 
 def _cut(kind: str, after_s: float) -> int | None:
-    """The step that is chosen after the cut."""
+    """Return the step that Penstock chooses after the cut."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-power-") as place:
         image, cut = Path(place) / "image", Path(place) / "cut"
         with _mounted(kind, image, Path(place) / "mount") as mount:
@@ -132,8 +132,8 @@ def _cut(kind: str, after_s: float) -> int | None:
 
 
 def full(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
-    """A tier that is full after any part of the next checkpoint: an error that names it, the older
-    one whole, and after the next start neither leftovers nor an obstacle."""
+    """Fill a tier at a random byte of the next checkpoint.  The error must name the tier, the older
+    checkpoint must stay whole, and after the next start a save must work and leave no leftovers."""
     why = _not_permitted()
     if why:
         print(f"full: not done: {why}")
@@ -199,7 +199,8 @@ FILLING: dict[str, Callable[[Path, Path, int], None]] = {
 
 
 def _filled(mount: Path, other: Path, writer: str, chance: random.Random) -> str:
-    """One save into what room is left, and one into enough.  Returns the error, if there was."""
+    """Save once with little room and once with enough room.  Return the first save's error; empty
+    without an error."""
     tier, ballast = mount / "tier", mount / "ballast"
     for old in (tier, other):
         shutil.rmtree(old, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Write and load checkpoints of many frameworks, for soak_units.py.
 
-Each save has a number, and every number in every tensor of the save is that number: a load returns
-the set of all numbers found, and a checkpoint of one save has one.  Knows frameworks and no
-Penstock.  Frameworks are imported once by `ready`, in a process that only forks afterwards.
+Each save has a number and fills all tensors with the number.  A load returns the set of all numbers
+found: exactly one number if the checkpoint is of one save.  The module knows frameworks, not
+Penstock.  `ready` imports the frameworks once, in a process that only forks afterwards.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Pause = Callable[[], None]  # between two files, where the program computes
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one framework saves.
+    """The way one framework saves.
 
-    by: who writes the files.  opened: makes the objects that are saved, once per program; returns
-    the function that saves.  save: (tier, step, number, pause).  load: the numbers found in the
-    checkpoint at a path as `penstock save recover` prints it; raises if a part is missing or cannot
+    by: the writer of the files.  opened: makes the objects to save, once per program; returns
+    the function `save`.  save: (tier, step, number, pause).  load: returns the numbers in the
+    checkpoint at a path printed by `penstock save recover`; raises if a part is missing or cannot
     be loaded.  places: patterns of the paths of checkpoints in a tier.  is_in_place: each save has
-    the same names.  n_ranks: processes that save together.
+    equal names.  n_ranks: processes that save together.
     """
 
     name: str
@@ -53,8 +53,7 @@ class Layout:
         )  # fmt: skip
 
 
-# What a process imports before it forks: all layouts of the family need the first, and a layout the
-# packages that it names.
+# Packages to import before the forks: FAMILIES for a whole family, PACKAGES by the layout's `by`.
 FAMILIES = {"torch": ("torch",), "tensorflow": ("torch", "tensorflow"), "jax": ("jax",)}
 PACKAGES = {
     "transformers": ("safetensors.torch", "transformers", "transformers.trainer"),
@@ -69,7 +68,7 @@ PACKAGES = {
 
 
 def ready(family: str, layouts: Iterable[Layout]) -> str:
-    """Import the frameworks of these layouts of a family.  Returns what is missing, or an empty
+    """Import the frameworks of these layouts of a family.  Return the missing package, or an empty
     string."""
     os.environ |= {
         "KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu",
@@ -94,7 +93,7 @@ def ready(family: str, layouts: Iterable[Layout]) -> str:
 
 
 def numbers(values: Iterable[Any]) -> set[float]:
-    """Return the set of all numbers in these arrays."""
+    """Return the set of all numbers in the arrays."""
     import numpy as np
 
     found = set[float]()
@@ -249,7 +248,7 @@ def _fill(module: Any, number: int, optimizer: Any = None) -> None:
 
 
 def _step(module: Any, optimizer: Any) -> None:
-    """Give the optimizer a state."""
+    """Run one optimizer step, so that the optimizer has a state."""
     for parameter in module.parameters():
         parameter.grad = parameter.detach().clone()
     optimizer.step()
@@ -416,7 +415,7 @@ def _load_lightning(path: Path) -> set[float]:
 
 
 def _dcp() -> Callable[[Path, int, int, Pause], None]:
-    """One of two ranks: soak_units.py has started both, with their place in the environment."""
+    """Save as one of two ranks, both started by soak_units.py, with the rank in the environment."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp

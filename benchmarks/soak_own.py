@@ -1,6 +1,6 @@
-"""Penstock's own checkpoint as the soaks save it, and how a soak looks at a tier.
+"""Save and check a checkpoint of Penstock's own for the soaks, and look for leftovers in a tier.
 
-Knows no soak.
+The module knows no soak.
 """
 
 import json
@@ -31,7 +31,7 @@ __all__ = [
     "save",
 ]
 
-# A file that a Checkpointer restores from, and that safetensors reads: one array full of the step.
+# A safetensors file that a Checkpointer can restore: one array, full of the step's number.
 N_NUMBERS = (2 * CHUNK_BYTES + 12_352) // 8
 _TEXT = json.dumps(
     {"x": {"dtype": "F64", "shape": [N_NUMBERS], "data_offsets": [0, 8 * N_NUMBERS]}}
@@ -42,10 +42,10 @@ ENDED_WITHIN_S = 90.0  # a writer or a drain whose training was killed
 
 
 def await_end(pid: int) -> None:
-    """Of a drain that outlives its program to finish what it was given, and of its threads: its
-    locks are theirs too."""
+    """Wait for the end of a drain that outlives its program, and of the drain's threads, which
+    share the drain's locks."""
     end_s = time.monotonic() + ENDED_WITHIN_S
-    with suppress(OSError):  # it is gone
+    with suppress(OSError):  # the process has ended
         while (
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
             or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1
@@ -56,20 +56,20 @@ def await_end(pid: int) -> None:
 
 
 def leftovers(tier: Path) -> list[Path]:
-    """Of whatever did not come to its end: drafts, parts, what was on its way out."""
+    """Return the remains of interrupted work: drafts, parts, and checkpoints half removed."""
     trash = [*(tier / STATE / "trash").glob("*")]
     return trash + [path for path in tier.rglob("*") if path.name.endswith(".part")]
 
 
 def is_what_was_saved(path: Path, step: int) -> bool:
-    """Read by the format's own library."""
+    """Return True if the format's own library reads the step in each number."""
     return bool((load_file(path / "state.safetensors")["x"] == step).all())
 
 
 def save(tier: Path, step: int) -> Path:
     part = begin(tier, step)
     part.write("state.safetensors", [HEAD + np.full(N_NUMBERS, step, "<f8").tobytes()])
-    # By another program, which syncs nothing.
+    # Written as by another program: without a sync.
     try:
         (part.path / "state.json").write_text("{}" + " " * 10_000)
     except OSError as error:
@@ -78,13 +78,13 @@ def save(tier: Path, step: int) -> Path:
 
 
 def emptied(name: str) -> Path:
-    """A folder of this soak alone: two of them may run side by side."""
+    """Return an empty folder for one soak only: two soaks may run side by side."""
     folder = scratch("soak-save") / name
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 def kinds(*known: str) -> tuple[str, ...]:
-    """Those that the command line leaves."""
+    """Return the kinds named on the command line; without a name, all kinds."""
     wanted = [word for word in sys.argv[1:] if word in known]
     return tuple(wanted) or known

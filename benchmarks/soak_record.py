@@ -1,6 +1,6 @@
-"""What the soaks of saving have done, kept in docs/save-soak.json and shown in docs/save.md.
+"""Keep the results of the save soaks in docs/save-soak.json and show the results in docs/save.md.
 
-Knows the files and no soak.
+The module knows the two files, and no soak.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ UNITS = (
     "Lightning", "DCP, FSDP2", "DeepSpeed-like", "Megatron-like", "Keras .weights.h5",
     "Keras .keras", "TF checkpoint", "SavedModel", "SavedModel, same name", "Orbax",
 )  # fmt: skip
-# The rows that there should be: what counts in them, and how many of it the soak does unless told.
+# All rows, with the name of the count in the soak and the wanted number, the soak's default.
 WANTED = {
     "kills": ("kills", 1000), "damage": ("damaged", 1000), "power ext4": ("cuts", 36),
     "power xfs": ("cuts", 36), "full tmpfs": ("rounds", 200), "full ext4": ("rounds", 200),
@@ -36,7 +36,7 @@ def record(
     name: str, seed: int, found: dict[str, dict[str, Any]], failure: str = "", code: str = ""
 ) -> None:
     """Add the counts of a soak to the kept counts of the same code, and write the page's table.
-    code: the digest of the code under test, if not of the code as it is now."""
+    code: the digest of the code under test; default: of the present code."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     code = code or code_of(name)
     for row, counted in found.items():
@@ -63,20 +63,20 @@ def key_of(name: str, row: str) -> str:
 
 
 def code_of(soak: str) -> str:
-    """Of everything that a checkpoint's life depends on in that soak: what serves programs under
-    --burst-buffer imports the rest, and nothing of the rest imports it."""
+    """Return the digest of all code under test in a soak.  The module for --burst-buffer counts
+    only in the soak `burst`: no other module imports save/burst.py."""
     package = ROOT / "src" / "penstock"
     files = [*sorted((package / "save").rglob("*.py")), package / "stores.py", package / "tiers.py"]
     if soak == "burst":
         files += [ROOT / "native" / "burst.c", ROOT / "native" / "hook_open.h"]
     else:
         files.remove(package / "save" / "burst.py")
-    files.remove(package / "save" / "lost.py")  # it knows no file: what a save has cost
+    files.remove(package / "save" / "lost.py")  # computes the cost of a save; touches no file
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def page_of(page: str, kept: dict[str, dict[str, Any]]) -> str:
-    """docs/save.md with the table of what the soaks did."""
+    """Return docs/save.md with the table of the soaks' results."""
     head, _, rest = page.partition(TABLE_BEGINS)
     _, _, tail = rest.partition(TABLE_ENDS)
     rows = [

@@ -367,8 +367,8 @@ def damage(chance: random.Random, rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
-    """Damage to weights as Keras writes them, which have no manifest.  The format has no checksum
-    of data: each cut is found, and each loss of a block that the library cannot read over."""
+    """Damage weights in Keras's layout, without a manifest.  The format has no checksum of data:
+    Penstock must find each cut, and each lost block that makes the HDF5 library refuse the file."""
     folder = emptied("damage-hdf5")
     path = folder / "model.weights.h5"
     folder.mkdir(parents=True)
@@ -401,7 +401,7 @@ def _damage_hdf5(chance: random.Random, rounds: int) -> dict[str, Any]:
 
 
 def _hdf5(path: Path, chance: random.Random, shape: tuple[int, int]) -> tuple[bytes, int]:
-    """Write weights; return the bytes of the file, and how many numbers are in it."""
+    """Write weights; return the bytes of the file, and the count of numbers in the file."""
     import h5py
 
     path.unlink(missing_ok=True)
@@ -416,8 +416,8 @@ def _hdf5(path: Path, chance: random.Random, shape: tuple[int, int]) -> tuple[by
 
 
 def _read_hdf5(path: Path, n_values: int) -> str:
-    """Return why HDF5's library cannot read a file or lacks a part; it may hang or die in a damaged
-    one."""
+    """Return the reason if HDF5's library cannot read a file or a part is missing.  In a damaged
+    file the library may hang or crash."""
     import h5py
 
     pid = os.fork()

@@ -1,19 +1,19 @@
 """Kill programs of many frameworks and their drain, fill, lose and disturb tiers; then load.
 
-    python benchmarks/soak_units.py [ROUNDS]                 2,000 unless told, over all pairs
-    python benchmarks/soak_units.py --seed SEED              repeats one round, as a result names it
-        --layout NAME, --fault NAME                          only those (part of a name)
-        --folder FOLDER                                      where the tiers are made
-        --at-once N                                          rounds side by side; 4 unless told
+    python benchmarks/soak_units.py [ROUNDS]                 default: 2,000, over all pairs
+    python benchmarks/soak_units.py --seed SEED              repeat the round with this seed
+        --layout NAME, --fault NAME                          select by a part of the name
+        --folder FOLDER                                      folder for the tiers
+        --at-once N                                          parallel rounds; default: 4
         --json FILE                                          a line for each round
         --record                                             adds the rounds to docs/save-soak.json
 
 A round: a program saves again and again, a drain runs beside with random retention, a fault comes
-at a random moment, mostly in the middle of a save or of a copy.  Then `recover` runs.  Whatever
-`recover` names is loaded by the framework: every number in every tensor has to be of one save, and
-that save is not older than the newest that the program had ended and no lost tier took away.
-Everything that Penstock calls whole has to load the same way.  Then the program saves once more,
-and `recover` has to name that.
+at a random moment, mostly in the middle of a save or of a copy.  Then `recover` runs, and the
+framework loads the named checkpoint: every number in every tensor must be of one save, and the
+save must not be older than the newest completed save on a remaining tier.  Each checkpoint that
+Penstock calls whole must load as one save, too.  Then the program saves once more, and `recover`
+must name the new save.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass
 class Round:
-    """One round in a folder of its own.
+    """One round in a separate folder.
 
-    ended: numbers of saves that the program has ended; begun: the last that it has begun.  least:
-    the number below which nothing may be named, from what was seen whole before.
+    number, step: of the last save begun.  least: `recover` must not name a save with a lower
+    number, because this save was whole before.
     """
 
     layout: Layout
@@ -98,7 +98,7 @@ class Round:
         self.said, self.stop = self.folder / "said", self.folder / "stop"
         self.over, self.log = self.folder / "over", self.folder / "log"
 
-    # What the program says.
+    # Lines that the program writes.
 
     def words(self) -> list[tuple[str, int, int, float]]:
         rows = self.said.read_text().splitlines() if self.said.exists() else []
@@ -106,7 +106,7 @@ class Round:
         return [(word, int(step), int(number), float(at)) for word, step, number, at in split]
 
     def hear(self) -> int:
-        """Return the newest save that is ended and not written over; 0: there is none."""
+        """Return the newest complete save, if not overwritten; 0: no such save."""
         words = self.words()
         if words:
             self.step = max(step for _, step, _, _ in words)
@@ -147,12 +147,12 @@ class Round:
                 os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        # The ranks are the program's children and go with its group.
+        # The ranks are children of the program, and end with the program's process group.
         while name == "program" and _has_group(pid):
             time.sleep(0.005)
 
     def ends(self, name: str, within_s: float) -> int | None:
-        """Wait for the end.  Returns the wait status; None: still alive."""
+        """Wait for the process's end.  Return the wait status; None: still alive."""
         pid = self.pids.get(name)
         if pid is None:
             return None
@@ -167,14 +167,14 @@ class Round:
             time.sleep(0.01)
 
     def saves(self, n: int) -> None:
-        """Let the program save so often, to the end."""
+        """Run the program for n saves, until the program ends."""
         self.program(n, 0.05)
         status = self.ends("program", 90)
         if status != 0:
             self.kill("program")
             raise Wrong(f"the program: status {status}: {self.log.read_text()[-1500:]}")
 
-    # What lies there.
+    # Checkpoints on the tiers.
 
     def look(self, name: str, paths: Sequence[Path]) -> dict[str, int]:
         """Return the number of the save at each path, loaded by the framework; 0: not whole."""
@@ -199,7 +199,7 @@ class Round:
         both = []
         for tier in (self.fast, self.slow):
             paths = self.layout.paths(tier) if tier.is_dir() else []
-            # By step; copies under one name get NAME.2.
+            # In the order of steps; a second copy of a name is called NAME.2.
             paths = sorted(paths, key=lambda path: [int(one) for one in _NUMBER.findall(path.name)])
             paths = paths[-MOST_LOADED:]
             both.append(max(self.look(f"{name}-{tier.name}", paths).values(), default=0))
@@ -227,7 +227,7 @@ class Round:
         return answered(work, self.folder, "recover")
 
     def judge(self, least: int, settings: Settings, is_fetched: bool = False) -> dict[str, Any]:
-        """Recover, and load whatever is named or called whole."""
+        """Recover, and load the named checkpoint and all checkpoints called whole."""
         said = self.recovered(settings, is_fetched)
         named = [said["path"], said["fetched"]]
         paths = [Path(path) for path in dict.fromkeys([*named, *said["whole"]]) if path]
@@ -249,7 +249,7 @@ class Round:
         said["found"] = found
         return said
 
-    # The course.
+    # The order of events in a round.
 
     def run(self) -> None:
         self.fast.mkdir(parents=True)
@@ -264,7 +264,7 @@ class Round:
                     self.kill(name)
 
     def _start(self) -> None:
-        """A first save on both tiers, and perhaps a second on the fast one."""
+        """Make a first save on both tiers, and sometimes a second save on the fast tier."""
         self.saves(1)
         begun_s = self.words()[0][3]
         self.facts["save_s"] = self.words()[1][3] - begun_s
@@ -366,7 +366,7 @@ def _plain_tiers(one: Round) -> Iterator[None]:
 
 @contextmanager
 def _small(tier: str, one: Round) -> Iterator[None]:
-    """A tier of its own file system, whose size a fault changes."""
+    """Mount a separate file system as the tier, so that a fault can change the size."""
     at = one.folder / tier
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ENOUGH}", "none", at], check=True)
     try:
@@ -553,7 +553,7 @@ def pair_of(seed: int, layouts: Sequence[str], faults: Sequence[str]) -> tuple[s
 def done(
     layout: str, fault: str, seed: int, folder: Path, *, is_kept: bool = True
 ) -> dict[str, Any]:
-    """Run one round in this process.  The folder of a failed round stays."""
+    """Run a round in this process.  The folder of a failed round stays."""
 
     def over(*_: object) -> None:
         raise Wrong(f"the round took more than {MOST_ROUND_S} s")
@@ -611,7 +611,7 @@ def _family(
 def soaked(
     rounds: Sequence[tuple[str, str, int]], folder: Path, results: Path, at_once: int
 ) -> list[dict[str, Any]]:
-    """Run the rounds, some side by side; return what each has found."""
+    """Run the rounds, some side by side; return the result of each round."""
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text("")
     read, write = os.pipe()
@@ -642,7 +642,7 @@ def soaked(
 
 
 def recorded(found: Sequence[dict[str, Any]], first: int) -> None:
-    """Add rounds to docs/save-soak.json, one row for each layout."""
+    """Add rounds to docs/save-soak.json, a row per layout."""
     for code in dict.fromkeys(one["code"] for one in found):
         for layout in LAYOUTS:
             own = [one for one in found if one["layout"] == layout and one["code"] == code]

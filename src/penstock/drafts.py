@@ -1,9 +1,9 @@
 """Files that appear whole or not at all, in folders where strangers may write too.
 
-The one place that writes under a name that others can guess.  A new file is made through a
-descriptor of its folder, under a random name, with O_EXCL and O_NOFOLLOW and for its owner only; it
-gets its mode and its name when it is whole.  So a link that a stranger has planted is replaced,
-never followed.  Knows no format.
+Only this module creates files under names that other users can guess.  A new file is created
+through a descriptor of the folder, under a random name, with O_EXCL, O_NOFOLLOW and mode 0600; the
+complete file gets the final mode and name.  So a link planted by a stranger is replaced, never
+followed.  The module knows no format.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ __all__ = [
 PRIVATE = 0o600
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-NAME_BYTES = 180  # of the name in a draft's: 255 are the most that a file system takes
+NAME_BYTES = 180  # of the file's name in a draft's name: a file system allows 255 bytes
 CAPABILITY_VERSION, CAP_DAC_READ_SEARCH = 0x20080522, 2  # linux/capability.h
 
 
 def acting_uid() -> int:
-    """The user whose files this thread makes: fsuid, which is the effective user but for root that
-    works for another one (see acting_user)."""
+    """Return the owner of the files that this thread creates: the fsuid.  Except inside
+    acting_user, the fsuid is the effective user."""
     return _self()[0]
 
 
 def _self() -> tuple[int, int]:
-    """fsuid and umask.  os.umask would change it for all threads meanwhile."""
+    """Return the fsuid and the umask.  os.umask would change the umask of all threads for a
+    moment."""
     uid, mask = os.geteuid(), 0o077
     try:
         with open("/proc/thread-self/status", "rb") as file:
@@ -71,7 +72,7 @@ def _self() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def in_folder(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """A descriptor of the folder that a path lies in, and the name there.  Raises OSError."""
+    """Yield a descriptor of the path's folder, and the name in the folder.  Raises OSError."""
     folder, name = os.path.split(os.fspath(path))
     descriptor = os.open(folder or ".", FOLDER)
     try:
@@ -81,13 +82,13 @@ def in_folder(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 def _random(name: str) -> str:
-    """Of a name: hidden, and known to nobody before it is there."""
+    """Return a hidden name for a draft, with random digits that no other user can guess."""
     return f".{os.fsdecode(os.fsencode(name)[:NAME_BYTES])}.{os.urandom(8).hex()}"
 
 
 def sweep(path: str | os.PathLike[str]) -> None:
-    """Remove the drafts of a file that killed programs have left.  Only for the holder of a lock
-    under which the file is written: no draft of a living program is there.  Raises OSError."""
+    """Remove the drafts of a file left by killed programs.  Call with the lock of the file's
+    writers: then no draft belongs to a living program.  Raises OSError."""
     with in_folder(path) as (folder, name):
         start = _random(name)[:-16]
         with os.scandir(os.path.dirname(os.fspath(path)) or ".") as entries:
@@ -99,15 +100,15 @@ def sweep(path: str | os.PathLike[str]) -> None:
 
 
 def _mode(folder: int, is_in_run: bool) -> int:
-    """Of a new file: as the umask has it; in a run's folder it can be read by whoever may read the
-    folder, and written by its owner only (native/log.c does the same)."""
+    """Return the mode of a new file: the umask's; in a run's folder, readable by every reader of
+    the folder, and writable by the owner only (in step with native/log.c)."""
     if is_in_run:
         return PRIVATE | (os.fstat(folder).st_mode & 0o044)
     return 0o666 & ~_self()[1]
 
 
 def _put(folder: int, draft: str, name: str, is_new: bool) -> None:
-    if is_new:  # a rename would replace what is there
+    if is_new:  # a rename would replace an existing file
         os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         os.unlink(draft, dir_fd=folder)
     else:
@@ -122,10 +123,10 @@ def draft(
     is_durable: bool = False,
     is_in_run: bool = False,
 ) -> Iterator[BinaryIO]:
-    """Open what will be the file `path`, which appears when the block ends without an error.
+    """Open a draft of the file `path`; the file appears when the block ends without an error.
 
-    mode: of the file; None: by the umask.  is_new: nothing is replaced.  is_durable: synced before
-    it appears.  Raises OSError; FileExistsError: it is there, and is_new was asked for."""
+    mode: of the file; None: by the umask.  is_new: never replace a file.  is_durable: sync the file
+    before the rename.  Raises OSError; FileExistsError: with is_new, the path exists."""
     with in_folder(path) as (folder, name):
         made = _random(name)
         file = os.fdopen(os.open(made, NEW | os.O_RDWR, PRIVATE, dir_fd=folder), "w+b")
@@ -144,7 +145,7 @@ def draft(
 
 
 def draft_in_run(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[BinaryIO]:
-    """As draft, of a file of a run's folder: whoever may read the folder may read it."""
+    """Open a draft of a file in a run's folder: every reader of the folder may read the file."""
     return draft(path, is_in_run=True)
 
 
@@ -155,23 +156,23 @@ def write(
     is_new: bool = False,
     is_durable: bool = False,
 ) -> None:
-    """Make a file of this content, whole or not at all.  Raises OSError as draft does."""
+    """Write a complete file or none.  Raises OSError as draft does."""
     with draft(path, mode, is_new, is_durable) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def write_in_run(path: str | os.PathLike[str], data: str | bytes, is_new: bool = False) -> None:
-    """As write, of a file of a run's folder."""
+    """Write a file in a run's folder, as write does."""
     with draft(path, is_new=is_new, is_in_run=True) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def by_name(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[str]:
-    """As draft, for a library that opens files by name: the name of a file that is not there yet.
+    """Yield the name of a new file, for a library that opens files by name; otherwise as draft.
 
-    It lies in a folder that only this user may enter, and is reached through a descriptor, so that
-    renaming the folder leads nobody elsewhere."""
+    The draft is in a folder that only this user may enter.  The name goes through a descriptor of
+    this folder, so that a renamed folder does not redirect the library."""
     with in_folder(path) as (folder, name):
         made = _random(name)
         os.mkdir(made, 0o700, dir_fd=folder)
@@ -195,8 +196,8 @@ def by_name(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[s
 
 
 def _opened_own(folder: int, name: str) -> int:
-    """A descriptor of a folder that was just made here.  Raises PermissionError: another one lies
-    in its place."""
+    """Return a descriptor of a folder just created here.  Raises PermissionError: another folder
+    has replaced the new folder."""
     descriptor = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     status = os.fstat(descriptor)
     if status.st_uid != acting_uid() or status.st_mode & 0o077:
@@ -206,15 +207,15 @@ def _opened_own(folder: int, name: str) -> int:
 
 
 def create(path: str | os.PathLike[str], mode: int | None = None) -> FileIO:
-    """Open a new file under its own name, to be written as time goes on.  Raises OSError;
-    FileExistsError: something lies there, also a link."""
+    """Create a file under the final name and open the file for writing.  Raises OSError;
+    FileExistsError: the path exists, possibly as a link."""
     with in_folder(path) as (folder, name):
         return _created(folder, name, mode)
 
 
 def append(path: str | os.PathLike[str]) -> FileIO:
-    """Open a file of our own, new or not, to be written at its end.  Raises OSError;
-    PermissionError: a link, another name of a file, or no file lies there."""
+    """Open a new or an existing file for appending.  Raises OSError; PermissionError: the path is a
+    link, a file with several hard links, or no regular file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, PRIVATE)
     status = os.fstat(descriptor)
@@ -225,7 +226,7 @@ def append(path: str | os.PathLike[str]) -> FileIO:
 
 
 def create_in_run(path: str | os.PathLike[str]) -> FileIO:
-    """As create, of a file of a run's folder."""
+    """Create a file in a run's folder, as create does."""
     with in_folder(path) as (folder, name):
         return _created(folder, name, _mode(folder, is_in_run=True))
 
@@ -241,11 +242,11 @@ def _created(folder: int, name: str, mode: int | None) -> FileIO:
 
 
 def run_folder(path: str | os.PathLike[str], is_for_group: bool = False) -> bool:
-    """Make a run's folder and what it lies in; nobody else may look into it, or with is_for_group
-    the group may read it.  Return whether it was made; one that is there stays as it is.  Raises
-    OSError."""
+    """Make a run's folder, with missing parent folders.  The folder is for the owner only; with
+    is_for_group the group may read the folder.  Return True if the folder is new; an existing
+    folder stays unchanged.  Raises OSError."""
     path = os.fspath(path)
-    with contextlib.suppress(FileExistsError):  # a file in its place is told of below
+    with contextlib.suppress(FileExistsError):  # in_folder() reports a file in the folder's place
         os.makedirs(os.path.dirname(path) or ".")
     with in_folder(path) as (folder, name):
         try:
@@ -265,8 +266,8 @@ def run_folder(path: str | os.PathLike[str], is_for_group: bool = False) -> bool
 
 @contextlib.contextmanager
 def held_folder(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A folder that was just made for its owner only, by a name that leads there whatever is put in
-    its place meanwhile.  Raises OSError; PermissionError: another one lies there."""
+    """Yield a name of a folder just created for the owner only.  The name stays valid if another
+    user replaces the folder.  Raises OSError; PermissionError: another folder is at the path."""
     with in_folder(path) as (folder, name):
         descriptor = _opened_own(folder, name)
     try:
@@ -276,9 +277,9 @@ def held_folder(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def own_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder that only this user may enter; or hold one that is there against that.
+    """Make a folder that only this user may enter, or check the owner of an existing folder.
 
-    Raises OSError; PermissionError: it is a link or another user's."""
+    Raises OSError; NotADirectoryError: a link or no folder; PermissionError: another user's."""
     with in_folder(path) as (folder, name):
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=folder)
@@ -294,17 +295,18 @@ def own_folder(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def acting_user(uid: int, gid: int, groups: Sequence[int] = ()) -> Iterator[None]:
-    """As root, make and write files as another user would: of root's rights on files only that to
-    read is left to this thread, and to threads that it starts, until the block ends.  Rights on
-    other things stay.  Nothing changes for who is not root, or where the user is root.
+    """As root, create and write files with another user's rights until the block ends.  Of root's
+    rights on files, this thread and threads started by this thread keep only the right to read.
+    Other rights of root stay.  Without root, and for the user root, nothing changes.
 
-    Reading stays, as our own modules may lie where only root may look.  Raises OSError."""
+    The right to read stays because only root may be able to read Penstock's modules.  Raises
+    OSError."""
     if os.geteuid() or not uid:
         yield
         return
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)  # setfsuid is of one thread, as no other of its kind
+    libc = ctypes.CDLL(None, use_errno=True)  # setfsuid concerns one thread only, unlike setuid
     before_gid, before_groups = os.getegid(), os.getgroups()
     os.setgroups(groups or [gid])
     try:
@@ -321,11 +323,11 @@ def acting_user(uid: int, gid: int, groups: Sequence[int] = ()) -> Iterator[None
 
 
 def _raise_capability(libc: Any, number: int) -> None:
-    """Makes a capability below 32 effective again where it is permitted."""
+    """Make a permitted capability below 32 effective again."""
     import ctypes
 
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; those above 31
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then capabilities above 31
     if libc.capget(header, sets) == 0:
         sets[0] |= sets[1] & 1 << number
         libc.capset(header, sets)
