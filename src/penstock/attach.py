@@ -97,8 +97,8 @@ def why_apart(pid: int) -> str:
 
 @contextlib.contextmanager
 def as_owner(pid: int) -> Iterator[None]:
-    """As root, have files only as the owner of a process has: its run's folder is made, written and
-    read in this block, in places where that user may have planted something.
+    """As root, use files with the rights of a process's owner.  Make, write and read the run's
+    folder in this block: the owner may have planted links there.
 
     Raises RunError: this root cannot act as another user."""
     uid, gid = _owner(pid)
@@ -517,7 +517,7 @@ def _answer(pid: int, leave: Path, answer: Path, script_s: float) -> str | None:
 
 
 def _short_text(path: Path) -> str:
-    """What another user's process has written; nothing that is no file can keep us waiting."""
+    """Return a short file written by another user's process, without waiting for a FIFO."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)

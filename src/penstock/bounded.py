@@ -1,5 +1,5 @@
-"""Small files of a stranger's folder, read within bounds: what is no file, too large or nested too
-deep is refused at once, in words that name the limit.  Knows JSON and TOML; knows no field of them.
+"""Read small files of a stranger's folder within bounds.  Refuse at once, with the limit in the
+error: other kinds than regular files, large files, deep nesting.  Knows JSON and TOML, no fields.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ __all__ = [
 ]
 
 MOST_BYTES = 64 << 20  # a fill.json of a week has 10 MB
-MOST_DEPTH = 32  # none of ours is deeper than 6
-# Profiles and traces in JSON shrink by 10 to 20, what is made to grow by up to 1,030.
+MOST_DEPTH = 32  # Penstock's own files have at most 6 levels
+# Compression makes profiles and traces 10 to 20 times smaller, a hostile file up to 1,030 times.
 MOST_GROWTH, ALWAYS_BYTES = 50, 64 << 20
 
 
 def read(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file.  Raises OSError; ValueError: it is no file, or larger.
+    """Return the content of a regular file.  Raises OSError; ValueError: no regular file, or larger
+    than most_bytes.
 
-    A FIFO is not waited for, and no device is read."""
+    The open does not wait for a FIFO; devices are not read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -42,7 +43,7 @@ def read(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def json_of(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> Any:
-    """The value of a JSON file.  Raises OSError; ValueError: as read, no JSON, nested too deep."""
+    """Return the value of a JSON file.  Raises as read does; ValueError: no JSON, or too deep."""
     try:
         value = json.loads(read(path, most_bytes))
     except RecursionError as error:
@@ -52,7 +53,7 @@ def json_of(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> Any:
 
 
 def toml_of(path: str | os.PathLike[str], most_bytes: int = 1 << 20) -> dict[str, Any]:
-    """The tables of a TOML file.  Raises OSError, ValueError as json_of does."""
+    """Return the tables of a TOML file.  Raises OSError, ValueError as json_of does."""
     import tomllib
 
     try:
@@ -77,29 +78,29 @@ def _check_depth(value: Any) -> None:
             raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels")
 
 
-# --- what is packed ------------------------------------------------------------------------------
+# --- packed files --------------------------------------------------------------------------------
 
 
 def most_unpacked(packed_bytes: int) -> int:
-    """How many bytes a packed file of this size may unpack to."""
+    """Return the limit in bytes for the unpacked content of a packed file."""
     return max(ALWAYS_BYTES, MOST_GROWTH * packed_bytes)
 
 
 def parsed_bytes(text: bytes) -> int:
-    """About how much memory the values of a JSON text take: small ones take much more than their
-    letters.  An object 72 bytes, a list 64, a text 27 at each of its quotes, a place in one 8."""
+    """Estimate the memory of a JSON text's values, in bytes.  Small values take much more memory
+    than letters: an object 72 bytes, a list 64, a string 27 per quote, an item 8."""
     marks = ((b"{", 72), (b"[", 64), (b'"', 27), (b",", 8))
     return sum(text.count(mark) * cost for mark, cost in marks)
 
 
 def most_parsed(packed_bytes: int) -> int:
-    """How much memory the values of a packed file of this size may take: profiles take 70 times
-    their packed size."""
+    """Return the limit in bytes for the memory of a packed file's values.  Real profiles take 70
+    times the packed size."""
     return max(2 * ALWAYS_BYTES, 8 * MOST_GROWTH * packed_bytes)
 
 
 def grows(most_bytes: int) -> str:
-    """The sentence about a packed file beyond these."""
+    """Return the error text for a packed file beyond the limits."""
     return (
         f"it unpacks to more than a trace of its size holds (the limit: {most_bytes:,} bytes, or"
         " as many small values); unpack it yourself if it is to be trusted"

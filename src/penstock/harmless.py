@@ -1,12 +1,12 @@
-"""Foreign text made harmless, for a terminal and for a spreadsheet.  Knows letters."""
+"""Make foreign text harmless for a terminal and for a spreadsheet.  The module knows letters."""
 
 import re
 from typing import Any, TextIO
 
 __all__ = ["Shown", "cell", "clean", "plain"]
 
-# Controls but for the line's end and the tab, what turns the direction of writing, what has no
-# width, and halves of letters.
+# Control characters except newline and tab; characters that change the writing direction;
+# characters without width; surrogates.
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -15,7 +15,7 @@ FORMULA = ("=", "+", "-", "@", "\t")
 
 
 def clean(text: str) -> str:
-    """The text as one line: what would move the cursor or the eye is escaped."""
+    """Return the text as one line, with all unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -25,21 +25,21 @@ def clean(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with its lines and tabs, and no other control character."""
+    """Return the text with control characters escaped, except newlines and tabs."""
     return CONTROLS.sub(_escaped, text)
 
 
 def _escaped(match: "re.Match[str]") -> str:
     letter = match[0]
-    if "\ud800" <= letter <= "\udfff":  # a byte that is no text, of a file's name
+    if "\ud800" <= letter <= "\udfff":  # an undecodable byte of a file's name
         return f"\\x{ord(letter) & 0xFF:02x}"
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def cell(value: Any) -> Any:
-    """The value of a cell of CSV: text that a spreadsheet would run as a formula begins with '.
+    """Return the value of a CSV cell.  Put ' before text that a spreadsheet would run as a formula.
 
-    A carriage return is escaped: csv leaves it bare, and some readers begin a row there."""
+    Carriage returns are escaped: csv does not quote them, and some readers begin a row there."""
     if not isinstance(value, str):
         return value
     value = value.replace("\r", "\\r") if "\r" in value else value
@@ -47,9 +47,9 @@ def cell(value: Any) -> Any:
 
 
 class Shown:
-    """A stream of text that a person reads: no control character gets through, whoever writes.
+    """A text stream for a person, which escapes the control characters of every writer.
 
-    trusted: the stream itself, for what colours its own text and cleans the rest."""
+    trusted: the stream without the filter, for writers that colour text and clean foreign parts."""
 
     def __init__(self, trusted: TextIO) -> None:
         self.trusted = trusted
@@ -67,6 +67,6 @@ class Shown:
 
     @staticmethod
     def through(stream: TextIO) -> TextIO:
-        """The stream that a library of coloured text may write to."""
+        """Return the stream for a library that writes coloured text."""
         trusted: TextIO = getattr(stream, "trusted", stream)
         return trusted

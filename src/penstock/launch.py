@@ -57,7 +57,7 @@ SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal: the whole group 
 LOOK_S = 1.0  # for a child whose end was told to nobody
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says them
 FACTS = "run.json"
-# All arguments are kept as they are; further parts of names of secrets.
+# The variables that keep all arguments, and that add parts of names of secrets.
 KEEP_ARGV, SECRETS = "PENSTOCK_KEEP_ARGV", "PENSTOCK_SECRETS"
 RANK_FACTS = "run-rank-{}.json"
 RUNS = "penstock-runs"
@@ -158,13 +158,13 @@ def make_folder(
     job: RankOfJob | None = None,
     is_for_group: bool = False,
 ) -> Path:
-    """A new folder for one run, absolute: `folder`, or penstock-runs/PROGRAM-DATE-TIME.
+    """Make a folder for one run and return the absolute path: `folder`, or
+    penstock-runs/PROGRAM-DATE-TIME.
 
-    One that holds something already is left alone and the next free name is taken, FOLDER-2: two
-    runs in one folder would be added up.  The ranks of a job take one folder together, whichever
-    of them comes first.  is_paused: its processes begin with nothing recorded.  is_for_group: its
-    group may read it, else nobody but its owner.
-    Raises RunError if it cannot be made or written.
+    If the folder is not empty, take the next free name, FOLDER-2: a report would add up two runs in
+    one folder.  All ranks of a job use one folder, made by the first rank.  is_paused: processes
+    start without recording.  is_for_group: the group may read the folder; else only the owner.
+    Raises RunError: the folder cannot be made or written.
     """
     if folder is None:
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
@@ -330,9 +330,9 @@ def streams() -> list[str]:
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """The words of a command line as a log keeps them: values of secrets become "…".
+    """Return the words of a command line as in a log, with "…" for values of secrets.
 
-    The recorder does it, so that there is one list of names (native/secrets.c)."""
+    The recorder's library replaces the values, so that only native/secrets.c has the names."""
     if KEEP_ARGV in os.environ:
         return list(command)
     words = b"".join(os.fsencode(word) + b"\0" for word in command)

@@ -52,10 +52,10 @@ def verdict_of(measures: Measures) -> Verdict:
 
 
 def _judged(measures: Measures) -> Verdict:
-    """Return the verdict, or say that the run does not allow one.
+    """Return the verdict; NOT JUDGED if the run allows no level.
 
-    A level is stated where the least and the most that the training can have waited agree on it,
-    and as "at least" where only the least has one.
+    The level is stated if the lower and the upper bound of the wait have one level, and as "at
+    least" if only the lower bound has a level.
     """
     verdict, of_ranks = _verdict_between_bounds(measures), _of_ranks(measures)
     return replace(verdict, sentence=f"{verdict.sentence}; {of_ranks}") if of_ranks else verdict
@@ -97,10 +97,10 @@ def _verdict_of_still(measures: Measures, why: str) -> Verdict:
 
 
 def _between(measures: Measures, verdict: Verdict) -> Verdict:
-    """The verdict of a run of which some data waits may not have been seen.
+    """Return the verdict of a run in which some data waits may be unrecorded.
 
-    Where the bounds disagree on the level, the least that the training waited is a level too, if it
-    is one: "at least moderately".
+    If the bounds have different levels, state the lower bound's level as "at least moderately",
+    unless the lower bound is below all levels.
     """
     least = min(1.0, measures.stall_least.value or 0.0)
     most = measures.stall_most.value or 0.0

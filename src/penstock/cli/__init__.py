@@ -67,10 +67,10 @@ LOOK_S = 1.0  # how often a running job is looked at
 
 
 def main() -> NoReturn:
-    """The entry point: runs a command and exits, with one line for whatever went wrong."""
+    """Run a command and exit; after an error print one line."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    # Names of files, the system's words for them, what a log or a page holds: all of it is foreign.
+    # Names of files, error texts of the system, and the content of logs and pages are foreign text.
     sys.stderr = cast(TextIO, Shown(sys.stderr)) if sys.stderr is not None else None
     if sys.stdout.isatty():
         sys.stdout = cast(TextIO, Shown(sys.stdout))
@@ -198,7 +198,7 @@ def cli(context: click.Context) -> None:
 
 
 def _keep_argv(_context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
-    """The recorder looks for it in the program's environment."""
+    """Set the variable that the recorder reads from the program's environment."""
     from penstock import launch
 
     if is_wanted:
@@ -626,9 +626,9 @@ def _finish(
     job: RankOfJob | None = None,
     is_reduced: bool = False,
 ) -> None:
-    """The end of a recorded run.  Whatever goes wrong here is told and changes nothing.
+    """Finish a recorded run.  An error here is reported, and changes no exit status.
 
-    facts: to be written; None: they are there."""
+    facts: to write; None: already written."""
     again = f"penstock report {short(folder)}"
     try:
         if is_reduced:
@@ -664,7 +664,7 @@ def _finish(
 def _write_end(
     folder: Path, facts: dict[str, Any], status: int | None, job: RankOfJob | None = None
 ) -> None:
-    """Writes run.json of a run that has ended.  Raises RunError: its folder is gone."""
+    """Write run.json of a run that has ended.  Raises RunError: the run's folder is missing."""
     import time
 
     from penstock import launch
@@ -675,12 +675,12 @@ def _write_end(
     except RunError as error:
         if not folder.is_dir():
             raise
-        if not launch.has_failed(folder):  # else the recorder has told of the full disk
+        if not launch.has_failed(folder):  # else the recorder has reported the full disk
             say(str(error))
 
 
 def _reduce_own(folder: Path, job: RankOfJob | None) -> None:
-    """What this rank recorded, as sums: rank 0 adds up those of all.  A failure is told."""
+    """Reduce this rank's recording to sums, for rank 0 to add.  Report a failure."""
     from penstock.reduce import reduce_rank
 
     try:
@@ -789,9 +789,9 @@ def _attached(
     budget: int,
     group: bool,
 ) -> tuple[Path, int]:
-    """Record a process that runs already, and what it starts; the run, the exit status of that.
+    """Record a running process and new children; return the run's folder and the exit status.
 
-    Also where root does it, the run is its owner's, who may have prepared for it."""
+    The run belongs to the process's owner, also if root records.  The owner may be hostile."""
     from penstock import attach, launch
     from penstock.beside import PageFaults
     from penstock.faultwatch import MEASURED
@@ -800,7 +800,7 @@ def _attached(
     with attach.as_owner(pid):
         folder = launch.make_folder(attach.command_of(pid), output, is_for_group=group)
         family = attach.descendants(pid) if children else []
-        # Before the recorder comes in: what is sampled belongs to the log that begins next.
+        # Before the recorder is loaded: the samples belong to the log that begins next.
         with PageFaults(folder, attach.why_apart(pid), [pid, *family]) as faults:
             try:
                 launch.write_facts(folder, facts)
@@ -816,13 +816,13 @@ def _attached(
             left = _leave_all(folder, [pid, *family])
         if faults.state != MEASURED:
             facts["page_faults"] = faults.state
-        with contextlib.suppress(RunError):  # the folder is gone, as _finish says
+        with contextlib.suppress(RunError):  # the folder is missing: _finish reports the error
             _write_end(folder, facts, None)
     return folder, left
 
 
 def _stop_recording(pids: Sequence[int]) -> int:
-    """The exit status of that: what is no process, or cannot be left, is told."""
+    """Stop recording these processes; report failures.  Return the exit status."""
     from penstock import attach
 
     status = 0
@@ -1654,7 +1654,8 @@ def _version() -> str:
 
 
 def _report_by(run: Path | str, engine: str, name: str | None = None) -> Report:
-    """A run's report, by DuckDB or Spark.  name: of the run, if not that of its folder."""
+    """Return a run's report, computed by DuckDB or Spark.  name: of the run; default: the folder's
+    name."""
     if isinstance(run, Path) and engine == "duckdb":
         with _opened(run) as opened:
             return _report(opened, name)

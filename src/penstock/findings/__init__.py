@@ -236,8 +236,8 @@ def _doubted(checks: Mapping[str, Check], measures: Measures) -> dict[str, Check
 
 
 def _unobserved(measures: Measures) -> str:
-    """Why rules about waits are not judged where much of the wait has no known cause, as no loader
-    told who makes a batch; "" where it has."""
+    """Return the reason not to judge rules about waits: much of the wait has no known cause,
+    because no loader reports the makers of batches; "" if the cause is known."""
     training, share = measures.training, 0.0
     if training.wall_s and (training.inferred_waits or training.pooled_waits):
         share = measures.wait_s("not observed") / training.wall_s

@@ -1,8 +1,7 @@
-"""A report for strangers: its paths, hosts, users, tiers and programs under other names.
+"""Replace the paths, hosts, users, tiers and programs of a report by pseudonyms, for strangers.
 
-Knows the Report and nothing else.  The same name is replaced by the same pseudonym everywhere, and
-a path keeps its depth, its public parts (/usr/lib) and the endings of its files, so that the report
-can still be read.  Numbers stay.
+The module knows only the Report.  A name has one pseudonym everywhere.  A path keeps the depth, the
+public parts (/usr/lib) and the endings of files, so that the report stays readable.  Numbers stay.
 """
 
 import json
@@ -15,8 +14,8 @@ from penstock.report.shape import Report, from_json, to_json
 
 __all__ = ["RUN", "anonymous"]
 
-RUN = "RUN"  # what a report is made with in place of its folder's name
-# Names of folders that any machine has.
+RUN = "RUN"  # replaces the folder's name in an anonymous report
+# Names of folders that every machine has.
 PUBLIC = frozenset(
     re.findall(
         r"\S+",
@@ -51,14 +50,14 @@ KEYS = frozenset(("key", "unit", "state", "kind", "level", "bound", "rule", "gro
 
 
 def anonymous(report: Report) -> Report:
-    """Return the report with every path, host, user, tier, program and package of the user's
-    replaced.  It is to be made with RUN as the run's name."""
+    """Return the report without the user's paths, hosts, users, tiers, programs and packages.  The
+    report must be made with RUN as the run's name."""
     return _Names(report).replaced(report)
 
 
 class _Names:
-    """Which name stands for which.  Whole names first: what a text holds of them is found by them,
-    also where a path has spaces."""
+    """Pseudonyms by name.  Whole known names are replaced first, so that paths with spaces are
+    found inside a text."""
 
     def __init__(self, report: Report) -> None:
         self._parts: dict[str, str] = {}
@@ -105,10 +104,10 @@ class _Names:
         return self._text(value) if isinstance(value, str) else value
 
     def _text(self, text: str) -> str:
-        """Known paths, then what else looks like one, then names that stand alone."""
+        """Replace known paths, then other texts that look like paths, then single names."""
         held: list[str] = []
 
-        def hold(name: str) -> str:  # what was replaced is not replaced again
+        def hold(name: str) -> str:  # protects a pseudonym from a second replacement
             held.append(name)
             return f"\0{len(held) - 1}\0"
 
@@ -154,7 +153,7 @@ class _Names:
         return name if name.partition(".")[0] in PACKAGES else self._word(name, "package")
 
     def _command(self, command: str) -> None:
-        """Its words: programs that all have, options and numbers stay."""
+        """Replace the words of a command; common programs, options and numbers stay."""
         try:
             words = shlex.split(command)
         except ValueError:

@@ -81,7 +81,7 @@ def wall_of(measures: Measures) -> tuple[Segment, ...]:
 
 
 def _other(measures: Measures) -> str:
-    """The label of what is left of the data wait: the name of its largest part, if it is most."""
+    """Return the label for the rest of the data wait: the largest part's name, if above half."""
     shown = {"cpu", "network", *STORAGE_PARTS}
     seconds = {part: measures.wait_s(part) for part in PART_LABELS if part not in shown}
     largest = max(seconds, key=lambda part: seconds[part])

@@ -2,9 +2,9 @@
 and put the file at its path.
 
 Each file is as durable as a file copied alone: no file gets its final name before all bytes of the
-batch are on the device.  The waits are per batch and not per file: on a file system whose syncfs
-waits for all bytes and returns write errors, one syncfs replaces an fsync per file.  Knows paths;
-does not know which file is due, and renames no file itself.
+batch are on the device.  The waits are per batch and not per file: if a file system's syncfs waits
+for all bytes and returns write errors, one syncfs replaces an fsync per file.  The module knows
+paths; the caller selects the files that are due, and renames the files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["MOST_BYTES", "MOST_FILES", "SMALL_BYTES", "Copy", "Syncs", "copy_tog
 SMALL_BYTES = 1 << 20
 MOST_FILES, MOST_BYTES = 4096, 64 << 20  # per batch: bounds memory, and the work that a kill loses
 THREADS = 16
-MOST_OPEN = 256  # descriptors, where each file is synced by itself
+MOST_OPEN = 256  # open descriptors, where each file is synced separately
 # Fewer files are synced one by one: syncfs writes out the data of other programs too.
 LEAST_SYNCED_TOGETHER = 16
 MOST_IN_TURN = 64  # files that a thread takes at a time
-# File systems whose syncfs waits for the data of all files.  FUSE's waits for none, and of network
-# file systems it depends on the server.
+# File systems whose syncfs waits for the data of all files.  FUSE's syncfs waits for no data; a
+# network file system's syncfs depends on the server.
 SYNCED_TOGETHER = frozenset({"ext4", "xfs", "btrfs", "tmpfs"})
 SYNCFS_TELLS = (5, 8)  # the first Linux whose syncfs returns write errors
 
@@ -45,7 +45,7 @@ class Copy:
     status: of the source, before the copy; None: a process writes to the source, or the source is
     gone.  is_plain: False: the file needs a closer look, and is not copied here.  error: the
     failure; None: the copy is durable and was placed.  put: the result of `place`.  has_mode: the
-    copy gets the mode of the source, and not that of a new file.
+    copy gets the source's mode instead of a new file's mode.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Copy:
         self.status, self.is_plain = status, is_plain(self._data)
 
     def write(self) -> None:
-        """Write the copy; what could not be written takes no room.  Raises OSError."""
+        """Write the copy; on failure remove the written part.  Raises OSError."""
         try:
             self._write()
         except OSError:
@@ -128,7 +128,7 @@ class Copy:
         self._descriptor = -1
 
     def evict(self) -> None:
-        """Ask the kernel to drop the copy's pages and to read them from the device."""
+        """Ask the kernel to drop the copy's pages, so that the next read is from the device."""
         self._descriptor = os.open(self.new, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with suppress(OSError):  # best effort, like penstock.tiers.evict()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -142,8 +142,8 @@ class Syncs:
         self._is_together: dict[int, bool] = {}  # by device
 
     def is_together(self, device: int, folder: str) -> bool:
-        """Return True if one syncfs makes all files of the folder's file system durable and
-        returns the errors."""
+        """Return True if one syncfs makes all files of the folder's file system durable, and
+        returns write errors."""
         if device not in self._is_together:
             with suppress(TierError, OSError):
                 is_known = mount_of(folder).kind in SYNCED_TOGETHER
@@ -151,7 +151,7 @@ class Syncs:
         return self._is_together.get(device, False)
 
     def distrust(self, device: int) -> None:
-        """Sync each file of a file system by itself from now on: then an error is of its file."""
+        """From now on sync each file of a file system separately, so that an error names a file."""
         self._is_together[device] = False
 
 
@@ -168,7 +168,7 @@ def read_all(
 ) -> None:
     """Read all sources into memory; set `error` of each copy that fails.  before: see
     copy_together().  settle_s: see Copy.read().  is_plain: whether a file with these bytes
-    may be copied at once; called in several threads."""
+    may be copied without a closer look; called in several threads."""
 
     def read(copy: Copy) -> None:
         copy.read(settle_s, lambda data: is_plain(copy, data))
@@ -184,9 +184,9 @@ def copy_together(
     syncs: Syncs,
 ) -> None:
     """Write, sync, read back and place each copy; set `error` of each copy that fails, and `put` of
-    the other copies.  before: called in the calling thread with the next files, before they are
-    written and before they are read back; an exception from `before` ends the whole batch.  place:
-    puts a durable copy at its path; called in several threads, with a descriptor of the copy."""
+    the other copies.  before: called in the calling thread with the next files before each write
+    and before each reading back; an exception from `before` ends the whole batch.  place: renames a
+    durable copy to the final path; called in several threads, with a descriptor of the copy."""
     try:
         with ThreadPoolExecutor(THREADS) as pool, ExitStack() as folders:
             devices = _devices(copies)
@@ -220,7 +220,7 @@ def copy_together(
 
 
 def _devices(copies: Sequence[Copy]) -> dict[int | None, list[Copy]]:
-    """Return the copies by the device of their folder; None: the folder is not there."""
+    """Group the copies by the folder's device; None: the folder is missing."""
     of_folder: dict[str, int | None] = {}
     devices: dict[int | None, list[Copy]] = {}
     for copy in copies:
@@ -257,7 +257,7 @@ def _write_together(
     _write(pool, write, copies, before)
     try:
         _syncfs(folder, copies[0].folder)
-    except OSError as error:  # of any file on the file system: the next attempt shows of which
+    except OSError as error:  # of an unknown file; the next attempt, file by file, shows the file
         syncs.distrust(device)
         for copy in copies:
             copy.error = copy.error or error
@@ -269,8 +269,8 @@ def _write(
     copies: Sequence[Copy],
     before: Callable[[Sequence[Copy]], None],
 ) -> None:
-    """Write copies.  On a full tier several threads may take the room for one file from each other:
-    such files are written again one by one, until one finds no room."""
+    """Write the copies.  On a full tier several threads compete for the room for one file: then
+    write the failed files again one by one, until a file fails for lack of room."""
     _do(pool, write, copies, before)
     for copy in copies:
         if isinstance(copy.error, TierFull):

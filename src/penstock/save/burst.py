@@ -1,16 +1,16 @@
-"""Checkpoints that a recorded program made on a fast tier, brought to where the program named them.
+"""Copy checkpoints, written by a recorded program to a fast tier, to the program's own paths.
 
-    FAST/burst/data/ID-NAME    the file, as native/burst.c made it
-    FAST/burst/home/ID-NAME    a link that leads to the program's path; ID-NAME.penstock-home once
-                               the file itself is there, or the program removes it: where no path
-                               leads to the file on the tier any more, that one may go
-    FAST/burst/draft/ID-NAME   a link that leads to where it is written beside that path; of many
-                               small files: see drafts.py
-    the program's path         a link to the file, until the file itself is in its place
+    FAST/burst/data/ID-NAME    the file, created by native/burst.c
+    FAST/burst/home/ID-NAME    a link to the program's path; ID-NAME.penstock-home when the file has
+                               arrived there, or when the program removes the path: then the file in
+                               data/ may be removed as soon as no path leads there
+    FAST/burst/draft/ID-NAME   a link to the draft beside the program's path; for many small files
+                               see drafts.py
+    the program's path         a link to the file on the tier, until the file arrives
 
-What there is to do is what lies there, so that any end of this process, of the program or of the
-machine is taken up by the next look.  Knows links and files; knows no framework: whether a file is
-a torn checkpoint is asked of its own format, and where that does not tell, it is none.
+The names on the tier are the whole state of the work: after any end of this process, of the program
+or of the machine, the next look continues.  The module knows links and files, no framework: a file
+is torn only if the file's own format shows so.
 """
 
 from __future__ import annotations
@@ -122,20 +122,20 @@ MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer one is shortened bes
 _LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of them: the run
 DRAINED = "drained"  # the note about a file
-# Below STATE, and then the owner: what another run's drain has told of its files; locked while a
-# program of the run lives.
+# Files below STATE, each with the owner as suffix: the results of the drain for another run's
+# files; the lock held while a program of the run lives.
 HEARD, RUNNING = "drained-", "running-"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file on the tier.  name: there; begins with the time, so that names sort as files were
-    made, and ends with the program's name, or with ~ and the end of that.  data_at: its path there;
-    home_at: the program's path.  size_bytes: None: the file has moved to its path already, as the
-    tier was full, and is being written there.  is_home: it was brought there, or the program was
-    about to remove or replace it there.
+    """A file on the tier.  name: on the tier; starts with the time, so that names sort by creation,
+    and ends with the program's name, or with ~ and the end of the program's name.  data_at: the
+    path on the tier; home_at: the program's path.  size_bytes: None: the tier was full, so that the
+    program already writes the file at home_at.  is_home: the file has arrived at home_at, or the
+    program was about to remove or replace the path.
 
-    The paths are texts: a Path takes longer to make than the kernel takes to look at it."""
+    Paths are strings: a Path takes longer to make than a system call on the path."""
 
     name: str
     data_at: str
@@ -171,7 +171,7 @@ class Entry:
         return Path(self.way_at(self.is_home))
 
     def way_at(self, is_home: bool) -> str:
-        """The path of `way`, where the file is marked as is_home says."""
+        """Return the path of `way` for a file with or without the mark of arrival."""
         return f"{self._tier}home/{self.name}{HOME if is_home else ''}"
 
     @property
@@ -240,8 +240,8 @@ def prepare(fast: str | os.PathLike[str]) -> Path:
 def entries(
     fast: str | os.PathLike[str], of_home: Path | None = None, known: Container[str] = ()
 ) -> list[Entry]:
-    """What lies on the tier, newest first.  of_home: the files of this path only; known: names of
-    files to leave out.  Raises TierError."""
+    """Return the files on the tier, newest first.  of_home: only the files of this path; known:
+    names of files to leave out.  Raises TierError."""
     folder = Path(os.path.realpath(fast)) / FOLDER
     ways_at, data_at = f"{folder}/home", f"{folder}/data"
     wanted = None if of_home is None else os.fspath(of_home)
@@ -255,7 +255,7 @@ def entries(
             f"`penstock run --burst-buffer {os.fspath(fast)}`?"
         ) from error
     ways = {name.removesuffix(HOME): name for name in names if name.endswith(HOME)}
-    # The unmarked one counts: a program that is quicker writes it anew.
+    # Of two links the unmarked link counts: the program created the link during this scan.
     ways |= {name: name for name in names if not name.endswith(HOME)}
     for name in sorted(ways, reverse=True):
         way = ways[name]
@@ -304,7 +304,7 @@ def is_torn(path: Path, name: str) -> bool:
 
 
 def _may_be_torn(data: bytes, name: str) -> bool:
-    """Return False if is_torn() is False for a file with these bytes, whatever else it has."""
+    """Return False if the first bytes already show that is_torn() is False."""
     if not data or data.startswith((b"PK\3\4", b"\x89HDF", b"\x93NUMPY", b"GGUF")):
         return True
     kind = kind_of(name)
@@ -338,7 +338,7 @@ def _put_opened(new: str, one: Entry, ours: int) -> os.stat_result | None:
         return None
     _mark_home(one)
     with suppress(FileNotFoundError):
-        # Until here it says that the file is home to who finds no mark.
+        # Until here, without the mark, this link shows the next drain that the file is home.
         os.unlink(new)  # noqa: PTH108 - a text
     return os.fstat(ours)
 
@@ -388,7 +388,7 @@ def _change_opened(
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
-        # Between the question and the answer lies a microsecond.
+        # A change by the program in the microsecond between check and rename is not seen.
         if not is_there(one.home_at):
             return False
         first()
@@ -515,8 +515,8 @@ def _drop(one: Entry) -> None:
 
 
 def _drop_data(one: Entry) -> None:
-    """Forget a file on the tier that has left nothing else.  The file goes before the links that
-    lead to its path."""
+    """Remove a file on the tier that has no other traces: first the file, then the links to the
+    program's path."""
     for place in (one.data_at, one.way_at(False), one.way_at(True)):
         with suppress(FileNotFoundError):
             os.unlink(place)  # noqa: PTH108 - a text
@@ -524,8 +524,8 @@ def _drop_data(one: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Hidden:
-    """The hidden names of a program's folder that belong to a drain.  of: the names on the tier
-    of the files that they belong to."""
+    """The hidden names of a program's folder that belong to a drain.  of: the names on the tier of
+    the files with hidden names."""
 
     names: frozenset[str]
     of: frozenset[str]
@@ -545,8 +545,8 @@ class _Hidden:
 
 
 def _hidden_of(folders: Iterable[str]) -> dict[str, _Hidden]:
-    """Return what is hidden in the folders that occur often: to list such a folder once is cheaper
-    than to ask for the names of each file."""
+    """Return the hidden names of folders that occur often: one listing of such a folder is cheaper
+    than a look-up of the names of each file."""
     hidden = {}
     for folder, count in Counter(folders).items():
         if count < MANY_IN_FOLDER:
@@ -1000,7 +1000,7 @@ class Burst(Working):
         self._has_growing = self._is_growing(left)
         if self._has_growing:
             left = [one for one in left if one.size_bytes is None or one.size_bytes > SMALL_BYTES]
-        # With a bandwidth limit, bound the batch: a file is renamed only when its whole batch is
+        # With a bandwidth limit, bound the batch: a file is renamed only when the whole batch is
         # copied.
         most_bytes = min(MOST_BYTES, self.settings.limit_bps or MOST_BYTES)
         for one in left:
@@ -1152,7 +1152,7 @@ class Burst(Working):
         try:
             with recorder.span("drain", self.status.drained):
                 copy_together(plain, self._before_copies, place, self._syncs)
-        finally:  # also where the drain was stopped: what is at its path has arrived
+        finally:  # also after a stop of the drain: the placed files have arrived
             self._copied = set()
             placed = [copy for copy in plain if copy.put is not None]
             durable = self._synced(placed, ones, failed)
@@ -1186,7 +1186,7 @@ class Burst(Working):
         return {copy.name: copy for copy in copies}
 
     def _note_drafts(self, batch: Sequence[Entry]) -> list[str]:
-        """Note on the tier where copies are made, so that the next drain can sweep them."""
+        """Note on the tier the folders of the drafts, so that the next drain can sweep drafts."""
         folder = f"{self.fast.folder}/{FOLDER}/draft"
         of_folder: dict[str, list[str]] = {}
         noted: set[str] = set()
@@ -1212,7 +1212,7 @@ class Burst(Working):
         with self._trying(one, failed):
             if one.is_linked() or self._absence(one):
                 raise error
-            # Else it was removed, or the folder was renamed: the next look finds the link.
+            # Else the link was removed, or the folder was renamed: the next look finds the link.
 
     def _synced(
         self, placed: Sequence[Copy], ones: Mapping[str, Entry], failed: dict[str, str]
@@ -1233,8 +1233,8 @@ class Burst(Working):
         return done
 
     def _begun(self, one: Entry) -> os.stat_result | None:
-        """Return the file's status before the copy; None: there is nothing to copy.  Raises
-        TierError, OSError."""
+        """Return the file's status before the copy; None: nothing to copy.  Raises TierError,
+        OSError."""
         if one.size_bytes is None:
             if not os.path.lexists(one.data):  # else the program created the file during the look
                 self._end_moved(one)
@@ -1503,9 +1503,8 @@ class Burst(Working):
         _drop(one)
 
     def _gives_back_save(self, one: Entry, older: Entry | None) -> bool:
-        """Return whether the other files of a torn file's save were replaced by their earlier
-        files.  older: the torn file's own earlier version on the tier.  Raises TierError, OSError.
-        """
+        """Return True if the other files of a torn file's save were replaced by earlier files.
+        older: the torn file's earlier version on the tier.  Raises TierError, OSError."""
         returned = None
         if older is not None:
             returned = (older.size_bytes or 0, older.mtime_ns)
@@ -1590,7 +1589,7 @@ class Burst(Working):
         with leased(one.data_at, self.settings.settle_s) as lease:
             is_same = _is_as_before(os.stat(one.data_at), before)  # noqa: PTH116 - one of many
         if is_same and lease.is_free:
-            # Else it may have got another name, which was another file's, since.
+            # Else the path may be another file's since a rename.
             if len(of_path) > 1 and _is_that(one.home_at, put):
                 for other in _versions(one, of_path):
                     _drop(other)
@@ -1633,10 +1632,10 @@ class Burst(Working):
                 if one.name in places:
                     _rename_home(one, places[one.name])
                 elif one.is_home or _was_put(one) or not one.size_bytes:
-                    # It was replaced or removed there, or nothing was ever in it.  What was renamed
-                    # to its path may be torn: then this is what was there before.
+                    # The file was replaced or removed at the path, or stayed empty.  A file renamed
+                    # to the path may be torn: then this file is the earlier file of the path.
                     if one.home not in places.values():
-                        # A drain that was killed may have put it there, and not have synced that.
+                        # A killed drain may have placed the file without a sync of the folder.
                         if one.folder_at not in synced and _is_file(one.home):
                             fsync_folder(one.folder_at)
                             synced.add(one.folder_at)
@@ -1798,7 +1797,7 @@ def _versions(one: Entry, of_path: Iterable[Entry]) -> list[Entry]:
 
 @lru_cache(maxsize=1024)
 def _folder(path: str) -> Path:
-    return Path(path)  # once for all of its files
+    return Path(path)  # once for all files of the folder
 
 
 def _rename_home(one: Entry, place: Path) -> None:
@@ -1824,7 +1823,7 @@ def _lead_aside(home: Path, newer: Path) -> bool:
         home.replace(newer)
         was.replace(home)
     ours = Entry(data.name, str(data), str(home))
-    if os.path.lexists(ours.way):  # else on another node's tier, whose drain finds the link
+    if os.path.lexists(ours.way):  # else the other node's drain finds the link
         _rename_home(ours, newer)
     return True
 

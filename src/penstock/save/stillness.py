@@ -1,6 +1,6 @@
 """Detect at a low price that a fast tier has not changed since a search that found nothing to do.
 
-The module knows folders, files and their times; it reads no file.
+The module knows the times of folders and files, and reads no file.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ __all__ = ["Stillness"]
 
 
 class Stillness:
-    """Whether a fast tier is as it was at a look that found nothing to do, asked at a price far
-    below that of another look.
+    """Detect changes of a fast tier since a search without work, at a small part of the cost of a
+    search.
 
-    A name that comes or goes changes the time of its folder; a checkpoint of another program may
-    change in place, so that its files are asked too.  What both hide (two changes within a tick of
-    the file system's clock, a file system that keeps no times of folders) is found by the next
-    look, which comes after MOST_BLIND_S at the latest.
+    A new or removed name changes the time of the folder.  Another program's checkpoint may change
+    in place, so that the sizes and times of these files are compared, too.  Some changes stay
+    hidden: two changes within a tick of the file system's clock, or changes on a file system
+    without times of folders.  The next search, after MOST_BLIND_S at the latest, finds these.
     """
 
     def __init__(self, fast: LocalStore, clock: Callable[[], float]) -> None:
         self._fast, self._clock = fast, clock
         self._begun_s = self._until_s = -math.inf
         self._cost_s = 0.0
-        self._folders: dict[str, int] = {}  # each with its time
-        self._files: dict[str, tuple[int, int | None]] = {}  # each with its size and time
+        self._folders: dict[str, int] = {}  # times by folder
+        self._files: dict[str, tuple[int, int | None]] = {}  # size and time by file
 
     def begin(self) -> None:
-        """Before a look: what changes from now on counts as changed after it."""
+        """Call before a search: changes from now on count as changes after the search."""
         self._begun_s, self._until_s = self._clock(), -math.inf
-        # Else a look costs hardly more than this does.
+        # A cheap search costs hardly more than a comparison of times.
         is_dear = self._cost_s > LOOK_SHARE * LOOK_S
         self._folders = _times_of_folders(self._fast.url) if is_dear else {}
 
     def note(self, found: Sequence[Checkpoint], hints: Sequence[Found]) -> None:
-        """A look has found these, and nothing to do."""
+        """Record the files that a search without work has found."""
         self._cost_s = self._clock() - self._begun_s
         if not self._folders:
             return
@@ -72,8 +72,8 @@ class Stillness:
 
 
 def _times_of_folders(root: str) -> dict[str, int]:
-    """When names came or went last, which nobody can set back.  Our own folder has none: we write
-    there each second.  Empty: they cannot be told."""
+    """Return the change times (ctime) of all folders, which no program can set back.  Penstock's
+    own folder is missing: the drain writes there each second.  Empty: the times are not known."""
     times = {}
     with suppress(OSError):
         for folder, inner, _ in os.walk(root):
