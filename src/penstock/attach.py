@@ -115,10 +115,11 @@ def as_owner(pid: int) -> Iterator[None]:
 
 
 def join(pid: int, folder: Path, budget_bytes: int) -> Joined:
-    """From now on the process is recorded into `folder`.  It is never ended or left stopped.
-    Called as its owner: see as_owner.
+    """Start to record a running process into `folder`.  An error never ends or stops the process.
+    Call with the rights of the process's owner: see as_owner.
 
-    Raises RunError: it is gone, of another user, of another kind, traced, or recorded already.
+    Raises RunError: the process has ended, belongs to another user, is of an unsupported kind, is
+    traced, or is recorded already.
     """
     library = launch.library()
     _check(pid, library, folder)

@@ -60,8 +60,8 @@ def ask(folder: str | os.PathLike[str], asked: int) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[FileIO]:
-    """To be changed.  It is the owner of the folder that asks, also where root does: whoever owns
-    the folder may have put a link here.  Raises OSError; RunError: no file of its own."""
+    """Open the file for a change, with the rights of the folder's owner, also for root: the owner
+    may have planted a link.  Raises OSError; RunError: several hard links, or no regular file."""
     status = path.parent.stat()
     with drafts.acting_user(status.st_uid, status.st_gid):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -214,8 +214,8 @@ def create(path: str | os.PathLike[str], mode: int | None = None) -> FileIO:
 
 
 def append(path: str | os.PathLike[str]) -> FileIO:
-    """Open a new or an existing file for appending.  Raises OSError; PermissionError: the path is a
-    link, a file with several hard links, or no regular file."""
+    """Open a new or an existing file for appending.  Raises OSError, also for a link;
+    PermissionError: the file has several hard links, or is no regular file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, PRIVATE)
     status = os.fstat(descriptor)

@@ -71,12 +71,12 @@ def gather(
     progress: Progress | None = None,
     is_for_group: bool = False,
 ) -> Gathered:
-    """Makes one run folder of those of a job's nodes.  Sources are only read; links in them are not
-    followed.  progress is called with (done, total) bytes.  is_for_group: the new folder can be
-    read by its group.
+    """Join the run folders of a job's nodes to one run folder.  Sources are only read; links in
+    sources are not followed.  progress is called with (done, total) bytes.  is_for_group: the group
+    may read the new folder.
 
-    Raises RunError: a folder that is none or has no log, of different jobs, with one rank in two of
-    them, a target that is there, no room; LogError: a log of a newer format.
+    Raises RunError: a source is no folder or has no log, the sources are of different jobs, two
+    sources have one rank, the target exists, no room; LogError: a log of a newer format.
     """
     sources = _distinct(folders)
     target = Path(target).expanduser().absolute()
@@ -90,7 +90,7 @@ def gather(
     draft = target.with_name(target.name + _DRAFT)
     try:
         if not drafts.run_folder(draft, is_for_group):
-            drafts.own_folder(draft)  # of an earlier call, not what a stranger has put there
+            drafts.own_folder(draft)  # of an earlier call, and not planted by another user
         copied = _copy_all(files, draft, progress)
         _write_facts(draft, sources)
         draft.rename(target)

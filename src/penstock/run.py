@@ -455,7 +455,7 @@ def _read_manifest(tables: Path) -> dict[str, Any] | None:
 def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:
     """An empty folder to build tables in, and whether it is inside the run folder."""
     host = platform.node().replace("/", "_") or "host"
-    # Root leaves nothing of root's in a folder whose owner may have prepared for it.
+    # Root writes no files of root's to another user's folder: the owner may have planted links.
     is_strange = drafts.acting_uid() == 0 and folder.stat().st_uid != 0
     if is_kept and not is_strange:
         for entry in folder.glob(".tables-*"):

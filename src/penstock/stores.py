@@ -540,7 +540,7 @@ class _LocalUpload(Upload):
         self._held_bytes = os.fstat(self._plain).st_size
         if size_bytes >= DIRECT_BYTES and piece_bytes % SECTOR_BYTES == 0:
             with suppress(OSError):  # EINVAL: this file system has none
-                # This file, whatever has been put in its place meanwhile.
+                # Of the opened file, even if another file is at the path meanwhile.
                 same = f"/proc/self/fd/{self._plain}"
                 self._direct = os.open(same, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
 

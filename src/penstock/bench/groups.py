@@ -117,10 +117,10 @@ def make(
     known: Sequence[Hierarchy] | None = None,
     cpus: float | None = None,
 ) -> Group:
-    """A new group with these limits of the disk below the folder, of memory and of CPU time.
+    """Make a group with limits for the disk below the folder, for memory and for CPU time.
 
-    Buffered writes are not held back by v1, whose kernel does not know whose they are.  Raises
-    TierError (and leaves nothing): no rights, no controller, no disk of its own.
+    Version 1 does not limit buffered writes, because the kernel does not know the writer.  Raises
+    TierError (and leaves nothing): no rights, no controller, no separate disk.
     """
     known = hierarchies() if known is None else known
     group = Group((), ())

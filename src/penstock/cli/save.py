@@ -578,8 +578,8 @@ def _tell_failed(failed: list[str]) -> None:
 
 
 class _Answer:
-    """Callback for a drain's status that also reports what durable means on the slow tier: of a
-    server only after the first answer of the server."""
+    """Callback for a drain's status that also reports the meaning of durable on the slow tier: for
+    a server only after the first answer."""
 
     def __init__(self, fast: Path, slow: str, told: Callable[[Status], None]) -> None:
         self._fast, self._slow, self._told = fast, slow, told

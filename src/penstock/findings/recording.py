@@ -76,8 +76,8 @@ SHORT_OF_CPU = 0.05  # of the wall time
 
 
 def _is_without_cpu(measures: Measures) -> bool:
-    """Return True if the recorder's own system calls lasted long in a job that had no CPU for much
-    of its time: a thread loses its CPU at the end of a system call."""
+    """Return True if the recorder's own system calls lasted long and the job had no CPU for much of
+    the time: a thread loses the CPU at the end of a system call."""
     known, wall_s = measures.recording, measures.training.wall_s or 0.0
     if not known.own_calls or (known.own_s or 0.0) < SLOW_CALL_S * known.own_calls:
         return False

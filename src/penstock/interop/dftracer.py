@@ -242,9 +242,9 @@ def import_traces(
 
 
 def _events(path: Path, build: "_Build") -> Iterator[dict[str, Any]]:
-    """The events of a trace line by line; what is no event is counted, a cut end remembered.
+    """Yield the events of a trace, line by line; count other lines, and note a cut end.
 
-    A packed trace that grows as no trace does is refused before it fills the memory."""
+    A packed trace that unpacks to more than real traces do is refused before the memory is full."""
     unpacked = 0
     try:
         with path.open("rb") as raw:

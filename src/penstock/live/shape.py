@@ -132,7 +132,7 @@ class Live:
     state: starting (no log yet), running, paused (nothing is being recorded), over.
     recent: the last WINDOW_S seconds; total and traffic: since watched_s ago.  seconds: the last
     WINDOW_S, oldest first.  gaps: what these numbers lack, in words.  still: waits that are open
-    for long, with what the processes do that are waited for, in words.  ranks: the coupling of main
+    for long, with the activity of the awaited processes, in words.  ranks: the coupling of main
     processes: one, together, apart or not known.  slowest: the rank with at least half of the loss,
     if ranks wait for each other; "": none.
     """

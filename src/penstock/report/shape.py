@@ -303,12 +303,12 @@ def _built(kind: Any, plain: Any) -> Any:
 
 
 def _is_of(kind: Any, plain: Any) -> bool:
-    """Whether a plain value may stand where one of this type belongs."""
+    """Return True if a plain value is valid for a field of this type."""
     if get_origin(kind) in (Union, types.UnionType):
         return any(_is_of(each, plain) for each in get_args(kind))
     if get_origin(kind) is Literal:
         return isinstance(plain, str) and plain in get_args(kind)
-    if kind is float:  # a whole number is one
+    if kind is float:  # whole numbers are valid
         return type(plain) in (int, float) and math.isfinite(plain)
     if kind in (str, int, bool, types.NoneType):
         return type(plain) is kind

@@ -23,7 +23,7 @@ class Lease:
     _descriptor: int = -1
 
     def is_wanted(self) -> bool:
-        """Return True if a process waits to write to the file, as far as the kernel tells."""
+        """Return True if the kernel reports a process that waits to write to the file."""
         return self._descriptor >= 0 and (
             fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) == fcntl.F_UNLCK
         )
@@ -32,8 +32,8 @@ class Lease:
 def take(descriptor: int, settle_s: float) -> Lease:
     """Take a lease on an open file; the lease ends when the descriptor is closed.  Raises OSError.
 
-    The kernel gives no lease for reading while there is a writer.  Where the kernel gives none at
-    all, a file counts as written when it has not changed for settle_s.
+    The kernel grants no read lease while the file has a writer.  On a file system without leases a
+    file counts as written settle_s after the last change.
     """
     try:
         # The kernel signals a writer.  SIGURG is ignored: the writer waits until the short block
@@ -49,7 +49,7 @@ def take(descriptor: int, settle_s: float) -> Lease:
 @contextmanager
 def leased(path: str | Path, settle_s: float) -> Iterator[Lease]:
     """Hold a lease during the block: a process that opens the file to write waits until the block
-    has ended.  A file that cannot be opened counts as written when it has not changed for settle_s.
+    has ended.  A file that cannot be opened counts as written settle_s after the last change.
     Raises OSError."""
     descriptor = -1
     try:
@@ -62,4 +62,4 @@ def leased(path: str | Path, settle_s: float) -> Iterator[Lease]:
             yield take(descriptor, settle_s)
     finally:
         if descriptor >= 0:
-            os.close(descriptor)  # and the lease with it
+            os.close(descriptor)  # ends the lease

@@ -21,7 +21,7 @@ __all__ = ["is_link", "is_linked", "targets_of_links"]
 
 def targets_of_links(store: Store | None, *, only_folders: bool = False) -> set[str]:
     """Return the names of the files and folders in a tier to which links in the tier lead.
-    only_folders: without files, of which a drain makes copies in the places of the links."""
+    only_folders: without files, which a drain copies in place of the links."""
     targets = set[str]()
     if not isinstance(store, LocalStore):
         return targets
@@ -49,8 +49,8 @@ def is_linked(one: Checkpoint, targets: set[str]) -> bool:
 
 
 def is_link(one: Checkpoint) -> bool:
-    """Return True if a checkpoint that is no folder lies in the tier as a link: to go, the link
-    would free no room, and leave the file that it protects without protection."""
+    """Return True if a checkpoint, other than a folder, is a link in the tier.  To remove the link
+    would free no room, and would end the protection of the link's target."""
     store = one.store
     if one.is_folder or not isinstance(store, LocalStore):
         return False

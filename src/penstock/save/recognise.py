@@ -45,12 +45,12 @@ _DIFFUSERS_PARTS = {
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
 _MEGATRON = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
 _MEGATRON_LAST = "latest_checkpointed_iteration.txt"
-# A folder called by a number is the run of a sweep, if the folder above is one of these ...
+# A folder with a number as name is the run of a sweep if the parent folder has one of these names,
 _RUNS = re.compile(
     r"(?:multirun|sweep|run|job|trial|seed|fold|exp|experiment|rank|worker|member|agent|expert|node"
     r"|version)s?|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}-\d{2}|mlruns", re.IGNORECASE,
 )  # fmt: skip
-# ... or if one of these lies in the folder.
+# or if the folder contains one of these marks.
 _RUN_MARKS = {".hydra", "wandb", "mlruns", "lightning_logs", "hparams.yaml", "meta.yaml"}
 _ZARR = {".zarray", ".zgroup", "zarr.json"}
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
@@ -166,7 +166,7 @@ def _saved_model(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _diffusers(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a pipeline of several models, whose index is written last."""
+    """Recognise a pipeline of several models, with an index that is written last."""
     has_index = _DIFFUSERS in here.files
     if not has_index and len(_DIFFUSERS_PARTS & here.folders) < 2:
         return None
@@ -219,8 +219,8 @@ def _accelerate(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_like_one_beside(tree: Tree, name: str, here: Folder) -> bool:
-    """Return True for the first files of a save_state, in a folder that is called like an ended one
-    beside it but for the step: `lora-000004-state` beside `lora-000003-state`."""
+    """Return True for the first files of a save_state.  The folder's name differs from the name of
+    a complete folder beside only in the step: `lora-000004-state`, `lora-000003-state`."""
     above, _, last = name.rpartition("/")
     if parts_of(last).step is None or not any(map(_ACCELERATE_FIRST.fullmatch, here.files)):
         return False
@@ -278,8 +278,8 @@ def _is_state(name: str) -> bool:
 
 
 def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
-    """Recognise a folder called like a single checkpoint, such as `best`, with a state in which no
-    name shows a step."""
+    """Recognise a folder named like a single checkpoint, such as `best`, with a state and without a
+    step in the names inside."""
     if not is_called_checkpoint(name.rsplit("/", 1)[-1]):
         return None
     files = tree.all_files(name)
@@ -297,7 +297,7 @@ def _named(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 
 def _is_run(tree: Tree, name: str, here: Folder) -> bool:
-    """Return True if a folder called by a number is one of several runs, as of a sweep."""
+    """Return True if a folder with a number as name is one of several runs, as of a sweep."""
     above = name.rpartition("/")[0].rpartition("/")[2] or tree.store.url.rpartition("/")[2]
     is_marked = not _RUN_MARKS.isdisjoint(here.files.keys() | here.folders) or any(
         one.startswith("events.out.tfevents") for one in here.files

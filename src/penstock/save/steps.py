@@ -1,8 +1,8 @@
-"""Find the steps of checkpoints whose names contain a number without a word: `snap-300.pt`.
+"""Find the steps of checkpoints with a number without a word in the name: `snap-300.pt`.
 
-A name alone does not show whether such a number is a step or the size of a model.  The number is a
-step where it differs between checkpoints of a folder that are otherwise named alike, and grows with
-the time of writing.  A single checkpoint has no step then.  The module knows names and times.
+A name alone does not show whether the number is a step or the size of a model.  The number is a
+step if the number differs between checkpoints of a folder that are otherwise named alike, and grows
+with the time of writing.  A single checkpoint has no step.  The module knows names and times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["unlike_earlier", "with_steps"]
 
-FEWEST_EARLIER = 2  # saves that show what a save without a step consists of
+FEWEST_EARLIER = 2  # saves needed to know the parts of a save without a step
 
 
 def with_steps(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
@@ -66,8 +66,8 @@ def _series_of(one: Checkpoint) -> tuple[object, ...] | None:
 
 
 def _place_of_step(rows: Iterable[Checkpoint]) -> int | None:
-    """Return which number of these names is the step: the only number that differs, and grows with
-    time.  A number filled with zeros needs no comparison of times."""
+    """Return the place of the step in the names: the only number that differs, and grows with time.
+    A number filled with zeros needs no comparison of times."""
     times = dict[tuple[str, ...], int]()
     is_counter = False
     for one in rows:
@@ -88,11 +88,10 @@ def _place_of_step(rows: Iterable[Checkpoint]) -> int | None:
 def unlike_earlier(
     found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> dict[int, str]:
-    """Return the problem of each checkpoint, by id, that lacks a part of the checkpoints before,
-    where dates or hashes and no steps tell the saves of a training apart.
+    """Return problems by id of checkpoint, for saves that differ in dates or hashes and not in
+    steps: a checkpoint lacks a part that the four checkpoints before and all later ones have.
 
-    All of the four before have the part, and all after: their order is the order of writing.
-    others: checkpoints of another tier."""
+    The order is the order of writing.  others: checkpoints of another tier."""
     series: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in (*found, *others):
         if one.step is None and not one.is_folder and _parts_of(one).stamps:

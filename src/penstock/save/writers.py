@@ -50,10 +50,10 @@ def is_open_for_writing(path: str) -> bool:
     except OSError:  # also the file of another user, because of O_NOATIME
         return False
     try:
-        # -inf: where the kernel gives no lease, nothing is known.
+        # -inf: without a lease, nothing is known.
         return not take(descriptor, -math.inf).is_free
     finally:
-        os.close(descriptor)  # and the lease with it
+        os.close(descriptor)  # ends the lease
 
 
 def first_open(paths: Iterable[Path]) -> str:

@@ -210,8 +210,8 @@ class Metrics:
 
 
 def _for_us_only(serve: Any, host: str) -> Any:
-    """Refuses what a page of another site makes a browser ask: a name of that site which leads here
-    (DNS rebinding).  An address in digits, this host's name and `host` are ours."""
+    """Refuse requests under foreign host names, as a browser sends for a page of another site (DNS
+    rebinding).  Accepted names: an address in digits, this host's name and `host`."""
     own = {host.lower(), "localhost", socket.gethostname().lower()}
 
     def app(environ: Any, start_response: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file; and
-whether a file of gzip ends as its last member says."""
+"""Check whether a msgpack file is exactly one object, as flax.serialization writes the file, and
+whether a gzip file matches the length and the CRC-32 at the end of each member."""
 
 import zlib
 from typing import BinaryIO, Final
@@ -10,7 +10,7 @@ from penstock.save.judges.stream import Stream, Unfollowed, unfollowed
 __all__ = ["GZIP", "check_gzip", "check_msgpack"]
 
 GZIP = b"\x1f\x8b"
-# Unpacked by a check: 0.3 s and 1.5 s; what is larger is unchecked.
+# Most bytes that a check unpacks: 0.3 s and 1.5 s; larger files are unchecked.
 MOST_UNPACKED_BYTES: Final = {"sizes": 64 << 20, "sample": 256 << 20, "full": 1 << 40}
 BLOCK_BYTES = 1 << 20
 MOST_OBJECTS = 20_000_000  # about 15 s; Flax has one object per array and two per name
@@ -28,7 +28,7 @@ _MAPPINGS: Final = {0xDE: 2, 0xDF: 4}
 
 
 def check_gzip(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None:
-    """Unpack all members, each of which ends with its length and CRC-32.  Raises Damage."""
+    """Unpack all members, and check the length and CRC-32 at each member's end.  Raises Damage."""
     most, unpacked = MOST_UNPACKED_BYTES[scope.level], 0
     member, data = zlib.decompressobj(31), b""
     try:

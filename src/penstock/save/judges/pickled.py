@@ -1,8 +1,8 @@
-"""Check whether a pickle file, or a torch.save file from before 1.6, is complete, by its lengths.
+"""Check by lengths whether a pickle file, or a torch.save file from before 1.6, is complete.
 
-Nothing is unpickled: operations are skipped by the lengths of their arguments.  torch's older
-format is a pickle that names storages, followed by the storages, each after its length.  These
-lengths are followed and compared with the pickle's lengths; no value of a tensor is read.
+Nothing is unpickled: operations are skipped by the lengths of the arguments.  torch's older format
+is a pickle that names storages, followed by the length and the bytes of each storage.  The
+check compares the lengths with the pickle's lengths and reads no value of a tensor.
 """
 
 import struct
@@ -103,8 +103,8 @@ class Budget:
 def end_of_pickle(
     file: BinaryIO, name: str, start: int, size_bytes: int, budget: Budget, is_full: bool = True
 ) -> int:
-    """Return where a pickle ends.  is_full: look at every operation; otherwise skip frames by their
-    lengths, except the first and last frame of a pickle.
+    """Return the end of a pickle.  is_full: look at every operation; otherwise skip frames by
+    length, except the first and last frame of a pickle.
 
     Raises Damage: the pickle has no end, or has an unknown operation; Unfollowed: over the budget.
     """
