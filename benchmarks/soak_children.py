@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,22 +92,31 @@ def answered(work: Callable[[], Any], folder: Path, name: str) -> Any:
     return json.loads(answer.read_text())
 
 
-def saving(
-    layout: Layout,
-    tier: Path,
-    said: Path,
-    begin: tuple[int, int],
-    seed: int,
-    n_saves: int,
-    gap_s: float,
-    stop: Path,
-) -> None:
-    """Save again and again, from a step and a number on; says what has begun and ended.  Ends after
-    n_saves, or after the save during which `stop` appeared."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program that saves again and again.
+
+    begin: the first step and the first number.  said: the file for the times of each save.  The
+    program ends after n_saves, or after the save during which the file `stop` appeared.
+    """
+
+    layout: Layout
+    tier: Path
+    said: Path
+    begin: tuple[int, int]
+    seed: int
+    n_saves: int
+    gap_s: float
+    stop: Path
+
+
+def saving(job: Job) -> None:
+    """Run a job in this process, or in one process per rank."""
+    layout = job.layout
     if layout.n_ranks == 1:
-        _saving(layout, tier, said, begin, seed, n_saves, gap_s, stop)
+        _saving(job)
         return
-    store = said.with_name(f"store-{time.time_ns()}")
+    store = job.said.with_name(f"store-{time.time_ns()}")
     pids = []
     for rank in range(layout.n_ranks):
         pid = os.fork()
@@ -115,7 +125,7 @@ def saving(
             try:
                 die_with_parent()
                 os.environ |= {"SOAK_RANK": str(rank), "SOAK_STORE": str(store)}
-                _saving(layout, tier, said, begin, seed, n_saves, gap_s, stop, rank)
+                _saving(job, rank)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -127,22 +137,13 @@ def saving(
         raise Wrong("a rank has failed")
 
 
-def _saving(
-    layout: Layout,
-    tier: Path,
-    said: Path,
-    begin: tuple[int, int],
-    seed: int,
-    n_saves: int,
-    gap_s: float,
-    stop: Path,
-    rank: int = 0,
-) -> None:
-    chance = random.Random(seed)  # of all ranks
-    own = random.Random(seed + rank)
-    step, number = begin
+def _saving(job: Job, rank: int = 0) -> None:
+    layout = job.layout
+    chance = random.Random(job.seed)  # of all ranks
+    own = random.Random(job.seed + rank)
+    step, number = job.begin
     save = layout.opened()
-    tell = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    tell = os.open(job.said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def say(words: str) -> None:
         if rank == 0:
@@ -151,14 +152,14 @@ def _saving(
     def pause() -> None:
         time.sleep(own.random() * PAUSE_S)
 
-    for place in range(n_saves):
+    for place in range(job.n_saves):
         say(f"began {step} {number}")
-        save(tier, step, number, pause)
+        save(job.tier, step, number, pause)
         say(f"ended {step} {number}")
-        if place + 1 == n_saves or _is_stopped(stop, layout, rank):
+        if place + 1 == job.n_saves or _is_stopped(job.stop, layout, rank):
             return
         least = GAP_IN_PLACE_S if layout.is_in_place else 0.0
-        time.sleep(least + chance.random() * gap_s)
+        time.sleep(least + chance.random() * job.gap_s)
         step, number = step + 1, number + 1
 
 

@@ -37,6 +37,7 @@ from typing import Any
 from bars import scratch
 from soak_children import (
     GAP_IN_PLACE_S,
+    Job,
     Wrong,
     answered,
     die_with_parent,
@@ -121,11 +122,12 @@ class Round:
     def program(self, n_saves: int, gap_s: float) -> int:
         self.stop.unlink(missing_ok=True)
         begin, seed = (self.step + 1, self.number + 1), self.chance.randrange(1 << 30)
+        job = Job(self.layout, self.fast, self.said, begin, seed, n_saves, gap_s, self.stop)
         pid = forked(
-            lambda: saving(self.layout, self.fast, self.said, begin, seed, n_saves, gap_s,
-                           self.stop),
-            self.log, is_group=True,
-        )  # fmt: skip
+            lambda: saving(job),
+            self.log,
+            is_group=True,
+        )
         with suppress(OSError):
             os.setpgid(pid, pid)
         self.pids["program"] = pid
@@ -474,13 +476,8 @@ def _full_fast(one: Round) -> None:
         _sized(one.fast, ENOUGH)
 
 
-def _full_slow(one: Round) -> None:
-    _filled(one.slow, _save_bytes(one), one.chance)
-    one.program(1000, one.gap_s())
-    one.drain(one.settings(), 3.0, unspoilt)
-    time.sleep(3 + one.chance.random() * 4)
-    if one.chance.random() < 0.5:
-        one.wait_in_save()
+def _some_killed(one: Round) -> None:
+    """Kill the program, the drain or both; the other one ends by itself."""
     for name in one.chance.choice((("program",), ("drain",), ("program", "drain"))):
         one.kill(name)
     one.stop.touch()
@@ -489,6 +486,16 @@ def _full_slow(one: Round) -> None:
     one.ends("drain", 15)
     one.kill("drain")
     one.kill("program")
+
+
+def _full_slow(one: Round) -> None:
+    _filled(one.slow, _save_bytes(one), one.chance)
+    one.program(1000, one.gap_s())
+    one.drain(one.settings(), 3.0, unspoilt)
+    time.sleep(3 + one.chance.random() * 4)
+    if one.chance.random() < 0.5:
+        one.wait_in_save()
+    _some_killed(one)
     said = one.judge(max(one.hear(), one.least), Settings(tries=1))
     one.facts["while full"] = said["failed"]
     one.least = max(one.least, said["found"])
@@ -512,14 +519,7 @@ def _faulty(one: Round) -> None:
         away.rename(one.slow)
     if one.chance.random() < 0.6:
         one.wait_in_save()
-    for name in one.chance.choice((("program",), ("drain",), ("program", "drain"))):
-        one.kill(name)
-    one.stop.touch()
-    one.ends("program", 60)
-    one.over.touch()
-    one.ends("drain", 15)
-    one.kill("drain")
-    one.kill("program")
+    _some_killed(one)
 
 
 @dataclass(frozen=True, slots=True)

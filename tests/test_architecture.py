@@ -94,7 +94,7 @@ TABLE = {
         world="numpy duckdb",
     ),
     "written": May(ours="run save.* stores", world=""),
-    "save.*": May(ours="drafts errors recorder tiers stores save.*", world="numpy"),
+    "save.*": May(ours="bounded drafts errors recorder tiers stores save.*", world="numpy"),
     "adapters.*": May(
         ours="errors control recorder feed.* stage.* save.* adapters.*", world="its framework"
     ),

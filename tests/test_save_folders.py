@@ -3,7 +3,6 @@ save, and folders that are no parts of one training are never missed."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import saves
 from penstock.save import folders
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
@@ -20,25 +20,13 @@ from penstock.save.units import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
 from penstock.stores import LocalStore
+from saves import drained
 
 T = 1_700_000_000
 
 
 def state(path: Path, step: float, *, at_s: float | None = None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
-    path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", step) * 50)
-    at_ns = round(1e9 * (T + step if at_s is None else at_s))
-    os.utime(path, ns=(at_ns, at_ns))
-
-
-def drained(
-    fast: Path, slow: Path, keep: Keep | None = None, rules: tuple[Rule, ...] = ()
-) -> list[str]:
-    fast.mkdir(exist_ok=True)
-    settings = Settings(settle_s=0, tries=1, keep=keep, rules=rules)
-    with Drainer(fast, slow, settings) as working:
-        return working.once()
+    saves.state(path, step, at_s=T + step if at_s is None else at_s)
 
 
 def step_of_restart(fast: Path, slow: Path) -> int | None:

@@ -3,31 +3,26 @@ that is not older than another of the same training."""
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.save.drain import Drainer
+import saves
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.save.working import Settings
 from penstock.stores import LocalStore
+from saves import drained
 
 STEPS = (100, 200, 300)
 T = 1_700_000_000
 
 
 def state(path: Path, step: int, *, at_s: int | None = None) -> None:
-    """Write a safetensors file; equal in size and time to each other file of the step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
-    path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", step) * 50)
-    os.utime(path, (T + step, T + step) if at_s is None else (at_s, at_s))
+    """Write a state; equal in size and time to each other file of the step."""
+    saves.state(path, step, at_s=T + step if at_s is None else at_s)
 
 
 def text(path: Path, content: str = "x\n") -> None:
@@ -42,11 +37,6 @@ def there(folder: Path) -> set[str]:
         os.fspath(path.relative_to(folder)) for path in folder.rglob("*")
         if not path.is_dir() and "penstock" not in os.fspath(path.relative_to(folder))
     }  # fmt: skip
-
-
-def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as working:
-        return working.once()
 
 
 def a_folder_for_each_part(fast: Path) -> None:

@@ -3,20 +3,17 @@ steps begin anew, a clock that was set, parts that are saved seldom."""
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import time
 from pathlib import Path
 
 import pytest
 
-from penstock.save.drain import Drainer
 from penstock.save.formats import find, mark_of_half
 from penstock.save.retention import Keep
 from penstock.save.verify import latest_valid
-from penstock.save.working import Settings
 from penstock.stores import LocalStore
+from saves import drained, state
 
 KEEP = Keep(fast=2, last=2, foreign=True)
 
@@ -33,17 +30,8 @@ def slow(tmp_path: Path) -> Path:
     return tmp_path / "slow"
 
 
-def state(path: Path, value: float, at_s: float | None = None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
-    path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + struct.pack("<f", value) * 50)
-    if at_s is not None:
-        os.utime(path, (at_s, at_s))
-
-
 def drain(fast: Path, slow: Path, keep: Keep = KEEP) -> None:
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as working:
-        working.once()
+    drained(fast, slow, keep)
 
 
 def saved(fast: Path, slow: Path, *names: str, keep: Keep = KEEP) -> None:
@@ -81,7 +69,7 @@ def test_a_training_that_goes_back_keeps_what_it_saves(fast: Path, slow: Path) -
 def test_a_lower_step_that_was_there_before_is_no_return(fast: Path, slow: Path) -> None:
     """Such as checkpoints that were copied into the folder in the order of their names."""
     for number, step in enumerate((100, 1000, 200, 300)):
-        state(fast / f"step_{step}.safetensors", step, time.time() - 100 + number)
+        state(fast / f"step_{step}.safetensors", step, at_s=time.time() - 100 + number)
     drain(fast, slow)
     assert newest(fast, slow) == "step_1000.safetensors"
     assert "step_1000.safetensors" in files(slow)
@@ -89,7 +77,7 @@ def test_a_lower_step_that_was_there_before_is_no_return(fast: Path, slow: Path)
 
 def test_a_clock_that_was_set_back_changes_no_order(fast: Path, slow: Path) -> None:
     saved(fast, slow, "step_100.safetensors", "step_200.safetensors")
-    state(fast / "step_300.safetensors", 300, time.time() - 3600)
+    state(fast / "step_300.safetensors", 300, at_s=time.time() - 3600)
     drain(fast, slow)
     assert newest(fast, slow) == "step_300.safetensors"
     assert {"step_200.safetensors", "step_300.safetensors"} <= files(slow)
@@ -107,7 +95,7 @@ def test_of_epochs_whose_steps_begin_anew_the_later_epoch_is_newer(
     fast: Path, slow: Path, names: tuple[str, ...]
 ) -> None:
     for number, name in enumerate(names):
-        state(fast / f"{name}.safetensors", number, time.time() - 100 + number)
+        state(fast / f"{name}.safetensors", number, at_s=time.time() - 100 + number)
     assert newest(fast, slow) == f"{names[-1]}.safetensors"
     drain(fast, slow, Keep(fast=1, foreign=True))
     assert files(fast) == {f"{names[-1]}.safetensors"}
@@ -189,7 +177,7 @@ def test_a_checkpoint_under_a_fixed_name_stays_for_the_program(fast: Path, slow:
 
 def test_names_that_are_new_in_each_save_leave_the_fast_tier(fast: Path, slow: Path) -> None:
     for number, name in enumerate(("best-3fa9c1", "best-7bb102", "best-11cd07")):
-        state(fast / f"{name}.safetensors", number, time.time() - 1000 + number)
+        state(fast / f"{name}.safetensors", number, at_s=time.time() - 1000 + number)
     drain(fast, slow)
     assert files(fast) == {"best-7bb102.safetensors", "best-11cd07.safetensors"}
 

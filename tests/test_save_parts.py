@@ -12,33 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from penstock.save.drain import Drainer
 from penstock.save.formats import find
 from penstock.save.retention import Keep
 from penstock.save.units import grouped, parts_of
 from penstock.save.verify import UNCHECKED, latest_valid, verify
-from penstock.save.working import Settings
 from penstock.stores import LocalStore
+from saves import drained, state
 
 T = 1_700_000_000
 
 
 def written(path: Path, save: int, at_s: float | None = None) -> None:
     """Write a file of a state, or a description; the content and the time are those of a save."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".json":
-        path.write_text(json.dumps({"save": save}))
-    else:
-        head = json.dumps({"w": {"dtype": "F32", "shape": [50], "data_offsets": [0, 200]}})
-        data = struct.pack("<f", save) * 50
-        path.write_bytes(struct.pack("<Q", len(head)) + head.encode() + data)
     time_s = T + save if at_s is None else at_s
-    os.utime(path, (time_s, time_s))
-
-
-def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
-    with Drainer(fast, slow, Settings(settle_s=0, tries=1, keep=keep)) as working:
-        return working.once()
+    if path.suffix == ".json":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"save": save}))
+        os.utime(path, (time_s, time_s))
+    else:
+        state(path, save, at_s=time_s)
 
 
 def several(names: str) -> dict[str, int]:

@@ -29,6 +29,7 @@ from penstock.save.units import Rule, grouped, lacking, parts_of, shape_of
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
 from penstock.stores import Found, LocalStore
+from saves import drained
 
 NOW = Settings(settle_s=0, tries=1)
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -77,12 +78,6 @@ def there(folder: Path) -> set[str]:
         os.fspath(one) for one in names
         if one.parts[0] != ".penstock" and "penstock" not in one.name
     }  # fmt: skip
-
-
-def drained(fast: Path, slow: Path, keep: Keep | None = None) -> list[str]:
-    settings = Settings(settle_s=0, tries=1, keep=keep)
-    with Drainer(fast, slow, settings) as working:
-        return working.once()
 
 
 # --- names ----------------------------------------------------------------------------------------

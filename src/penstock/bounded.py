@@ -13,6 +13,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_DEPTH",
     "grows",
+    "json_in",
     "json_of",
     "most_parsed",
     "most_unpacked",
@@ -44,8 +45,13 @@ def read(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
 
 def json_of(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> Any:
     """Return the value of a JSON file.  Raises as read does; ValueError: no JSON, or too deep."""
+    return json_in(read(path, most_bytes))
+
+
+def json_in(text: bytes) -> Any:
+    """Return the value of a JSON text.  Raises ValueError: no JSON, or too deep."""
     try:
-        value = json.loads(read(path, most_bytes))
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels") from error
     _check_depth(value)

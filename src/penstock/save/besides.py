@@ -24,6 +24,7 @@ from penstock.save.formats import (
     origin_of,
     origins,
 )
+from penstock.save.kept import kept_json
 from penstock.save.units import may_be_state
 from penstock.save.verify import verify
 from penstock.stores import PART, Found, LocalStore, Store
@@ -193,9 +194,8 @@ class Beside:
         fast tier as the origin: another run may have a file of the same name there.  Raises
         TierError."""
         came_from: dict[str, str] = {}
-        if self._slow.stat(CAME_FROM) is not None:
-            with suppress(ValueError, RecursionError, TypeError):
-                came_from = dict(json.loads(self._slow.read(CAME_FROM, 0, MOST_CAME_FROM_BYTES)))
+        with suppress(ValueError, TypeError):
+            came_from = dict(kept_json(self._slow, CAME_FROM, MOST_CAME_FROM_BYTES) or {})
         if there is not None and came_from.get(name) not in origins(self._fast):
             return False
         origin = origin_of(self._fast)

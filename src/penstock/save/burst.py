@@ -48,7 +48,6 @@ from penstock.save.batch import (
 )
 from penstock.save.commit import STATE, claim, exchange
 from penstock.save.copying import Trip, copy_file
-from penstock.save.drafts import end_many, is_of_many, names_in, note_many, sweep_many
 from penstock.save.earlier import (
     WAS,
     Kept,
@@ -61,6 +60,7 @@ from penstock.save.earlier import (
 from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
+from penstock.save.many import end_many, is_of_many, names_in, note_many, sweep_many
 from penstock.save.verify import verify
 from penstock.save.working import (
     LEAST_DELAY_S,

@@ -50,6 +50,7 @@ from penstock.save.formats import (
     origins,
     remains_of,
 )
+from penstock.save.kept import kept_json
 from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (
     BESIDE,
@@ -117,8 +118,8 @@ def _mark_of(slow: Store) -> str:
 
 def _known_marks(fast: LocalStore) -> dict[str, str]:
     """Of the folders that this fast tier was drained to, by their paths."""
-    with suppress(TierError, ValueError, RecursionError):
-        rows = json.loads(fast.read(DRAINS_TO, 0, MOST_MARKS_BYTES))
+    with suppress(TierError):
+        rows = kept_json(fast, DRAINS_TO, MOST_MARKS_BYTES)
         if isinstance(rows, dict):
             return {str(one): str(mark) for one, mark in rows.items()}
     return {}

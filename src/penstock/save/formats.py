@@ -19,6 +19,7 @@ from typing import NamedTuple
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
 from penstock.save.folders import with_other_folders
+from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
 from penstock.save.order import counts_of, newest_first, without_epoch
 from penstock.save.putback import ASIDE, mixed
@@ -264,9 +265,9 @@ def origins(fast: Store) -> frozenset[str]:
     """The fast tiers whose copies are this one's to replace: its own, and those of its run before
     it.  Raises TierError."""
     found: list[str] = []
-    if isinstance(fast, LocalStore) and fast.stat(GOES_ON) is not None:
-        with suppress(ValueError, RecursionError):
-            found = [str(one) for one in json.loads(fast.read(GOES_ON, 0, MOST_GOES_ON_BYTES))]
+    if isinstance(fast, LocalStore):
+        rows = kept_json(fast, GOES_ON, MOST_GOES_ON_BYTES)
+        found = [str(one) for one in rows] if isinstance(rows, list) else []
     return frozenset((fast.url, origin_of(fast), *found))
 
 
@@ -390,15 +391,15 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     for one in (*found, *others):
         # A rule names every required part.
         if one.step is not None and one.kind not in _TELLS_ALL and not one.why.startswith(BY_RULE):
-            folder, *rest = line_of(one)
-            lines[without_epoch(folder), *rest].append(one)
+            lines[line_of(one)].append(one)
         if one.manifest is not None and not one.problem:
             names = (
                 [one.called or one.name]
                 if one.is_folder
                 else [f"{one.folder}{file.name}" for file in one.manifest.files]
             )
-            copies = dict.fromkeys(names, one) | copies  # the first is the newest
+            for name in names:
+                copies.setdefault(name, one)  # the first is the newest
     said = dict[int, str]()
     for alike in lines.values():
         first = _roles_of(alike[0])
@@ -498,8 +499,10 @@ def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | No
 
 
 def line_of(one: Checkpoint) -> tuple[str, ...]:
-    """Return a key that is equal for the checkpoints of a training within a folder."""
+    """Return a key that is equal for the checkpoints of a training within a folder, or within the
+    folders of the epochs."""
     folder, _, last = (one.called or one.name).rpartition("/")
+    folder = without_epoch(folder)
     if one.is_folder:
         return (folder, re.sub(r"\d+", "#", last))
     parts = parts_of(last)

@@ -14,7 +14,7 @@ import numbers
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,7 @@ from penstock.save.formats import (
     remains_of,
 )
 from penstock.save.links import is_link, is_linked, targets_of_links
-from penstock.save.order import Count, counts_of, newest_first, without_epoch
+from penstock.save.order import Count, counts_of, newest_first
 from penstock.save.units import shape_of
 from penstock.save.verify import failure_of, remembered, verify
 from penstock.stores import Found, LocalStore, Store, beside
@@ -148,7 +148,7 @@ def doomed_on_slow(
     doomed = []
     if good:
         kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
-        kept |= {one.name for one in {_training_of(one): one for one in good[::-1]}.values()}
+        kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
         kept |= _with_a_part_of_their_own(good, kept)
         doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
     newer = set()
@@ -179,11 +179,6 @@ def _newest_saves(good: Sequence[Checkpoint], n: int) -> set[str]:
     return {one.name for one in good if saves[id(one)] in kept}
 
 
-def _training_of(one: Checkpoint) -> tuple[str, ...]:
-    folder, *rest = line_of(one)
-    return without_epoch(folder), *rest
-
-
 def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set[str]:
     """Return the names of checkpoints that have the newest copy of some part, such as an optimizer
     that is saved with each third model only."""
@@ -193,8 +188,8 @@ def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set
             if (one.name in kept) == is_kept:
                 start = f"{one.name}/" if one.is_folder else ""
                 roles = shape_of(one.step or 0, one.files, start).known
-                own = {role.partition(" ")[0] for role in roles} - parts[_training_of(one)]
-                parts[_training_of(one)] |= own
+                own = {role.partition(" ")[0] for role in roles} - parts[line_of(one)]
+                parts[line_of(one)] |= own
                 found |= {one.name} if own else set()
     return found
 
@@ -237,21 +232,25 @@ def doomed_safely(
 
     unread: checkpoints of this store are taken for whole: they are read on their way.
     """
-    known = dict(failed)
+    known, ordered = dict(failed), newest_first(checkpoints)
+    places, counts = {id(one): n for n, one in enumerate(ordered)}, counts_of(ordered)
     while doomed := doomed_on_slow(checkpoints, keep, known):
         gone = {one.name for one in doomed}
         stays = [
             one
-            for one in newest_first(checkpoints)
+            for one in ordered
             if one.is_ours and not one.problem and one.name not in gone
             and not one.torn and not failure_of(one, known)
         ]  # fmt: skip
         newest = {_line(one): one for one in doomed[::-1]}  # of each line, of what goes
         for first in newest.values():
             rows = [one for one in stays if _line(one) == _line(first)]
-            if not any(_is_newer(one, first) for one in rows):  # two have one name
+            newer = [one for one in rows if places[id(one)] < places[id(first)]]
+            if not newer:  # two have one name
                 return []
-            damaged = _damaged_before(first, rows, proven, unread)
+            # A training that went back has two: the newest, and the newest of a higher step.
+            higher = [one for one in rows if counts[id(one)] > counts[id(first)]]
+            damaged = _damaged_first((newer, higher), proven, unread)
             if damaged is not None:
                 known[f"{damaged.name} {damaged.identity}"] = "damaged"
                 break
@@ -260,34 +259,16 @@ def doomed_safely(
     return []
 
 
-def _may_go_on(one: Checkpoint) -> bool:
-    """Return True for a checkpoint of another program that the program may still add files to: no
-    step shows that the save is over."""
-    if one.is_ours or one.step is not None:
-        return False
-    return time.time() - one.mtime_ns / 1e9 < MAY_GO_ON_S
-
-
-def _is_newer(one: Checkpoint, other: Checkpoint) -> bool:
-    return newest_first([one, other])[0] is one
-
-
-def _damaged_before(
-    first: Checkpoint, rows: Sequence[Checkpoint], proven: Proven, unread: Store | None
+def _damaged_first(
+    rows: Iterable[Sequence[Checkpoint]], proven: Proven, unread: Store | None
 ) -> Checkpoint | None:
-    """Return the checkpoint in the place of `first` that is found damaged; None: they are whole.
-
-    rows: those that stay, newest first.  A training that went back has two such checkpoints: the
-    newest, and the newest of a higher step.
-    """
-    counts = counts_of([first, *rows])
-    newer = [one for one in rows if _is_newer(one, first)]
-    higher = [one for one in rows if counts[id(one)] > counts[id(first)]]
-    for instead in filter(None, (newer, higher)):
-        if any(one.store is unread or proven.knows(one) for one in instead):
+    """Return the first of these rows' first checkpoints that is found damaged; None: all are whole.
+    A row with a checkpoint that is known to be whole needs no look."""
+    for row in filter(None, rows):
+        if any(one.store is unread or proven.knows(one) for one in row):
             continue
-        if not proven.is_whole(instead[0]):
-            return instead[0]
+        if not proven.is_whole(row[0]):
+            return row[0]
     return None
 
 
@@ -308,8 +289,7 @@ def doomed_on_fast(
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = _newest_saves(good, keep.fast)
     if keep.fast:
-        kept |= _newest_of_their_names(good)
-        kept |= {one.name for one in good if _may_go_on(one)}
+        kept |= _in_use(good)
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())
@@ -318,17 +298,24 @@ def doomed_on_fast(
     return doomed[::-1]
 
 
-def _newest_of_their_names(good: Sequence[Checkpoint]) -> set[str]:
-    """Return the names of checkpoints that a program writes again and again under one name, as
-    `checkpoint.pth`: the program may begin from it.  Of those of one name in several folders, only
-    the newest."""
-    newest = dict[str, Checkpoint]()
+def _in_use(good: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of checkpoints without a step that their program may go on with.
+
+    A program begins from a file that is written again and again under one name (`checkpoint.pth`);
+    of equal names in several folders only the newest is meant.  And no step shows that a save is
+    over: for some minutes more files may come.
+    """
+    newest, names = dict[str, Checkpoint](), set[str]()
     for one in good:
+        if one.step is not None:
+            continue
         last = one.name.rpartition("/")[2]
-        is_fixed = one.step is None and not any(map(str.isdigit, last.partition(".")[0]))
+        is_fixed = not any(map(str.isdigit, last.partition(".")[0]))
         if is_fixed and (last not in newest or newest[last].mtime_ns < one.mtime_ns):
             newest[last] = one
-    return {one.name for one in newest.values()}
+        if not one.is_ours and time.time() - one.mtime_ns / 1e9 < MAY_GO_ON_S:
+            names.add(one.name)
+    return names | {one.name for one in newest.values()}
 
 
 def plan(

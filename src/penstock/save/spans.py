@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from penstock.save.commit import STATE
+from penstock.save.kept import kept_json
 from penstock.stores import LocalStore, Store
 
 __all__ = ["Saves", "by_folder", "keep_saves", "saves_of", "several"]
@@ -28,10 +29,10 @@ def several(saves: Iterable[Iterable[str]]) -> Saves:
 
 def saves_of(store: Store) -> Saves:
     """Return the sets kept with a tier.  Raises TierError."""
-    if not isinstance(store, LocalStore) or store.stat(SAVES) is None:
+    if not isinstance(store, LocalStore):
         return ()
-    with suppress(ValueError, RecursionError, TypeError, KeyError):
-        rows = json.loads(store.read(SAVES, 0, MOST_SAVES_BYTES))["saves"]
+    with suppress(TypeError, KeyError):
+        rows = (kept_json(store, SAVES, MOST_SAVES_BYTES) or {"saves": []})["saves"]
         return several([str(name) for name in row] for row in rows)
     return ()
 

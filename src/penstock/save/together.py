@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.save.commit import STATE
 from penstock.save.folders import PAUSE, place_of
+from penstock.save.kept import kept_json
 from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S
 from penstock.stores import Store
 
@@ -92,10 +93,9 @@ def _lie(one: Checkpoint) -> list[int]:
 
 
 def _read(store: Store) -> dict[str, _Row]:
-    with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        if store.stat(RECORD) is not None:
-            rows = json.loads(store.read(RECORD, 0, MOST_RECORD_BYTES))["families"]
-            return {str(family): _checked(row) for family, row in rows.items()}
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        rows = (kept_json(store, RECORD, MOST_RECORD_BYTES) or {"families": {}})["families"]
+        return {str(family): _checked(row) for family, row in rows.items()}
     return {}
 
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from penstock.errors import SaveError
 from penstock.save.commit import STATE
+from penstock.save.kept import kept_json
 from penstock.stores import Found, Store
 
 __all__ = [
@@ -289,11 +290,9 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 def rules_of(store: Store) -> tuple[Rule, ...]:
     """Return the rules kept with a tier.  Raises TierError."""
-    if store.stat(RULES) is None:
-        return ()
-    with suppress(ValueError, RecursionError, TypeError, SaveError):
-        rows = json.loads(store.read(RULES, 0, MOST_RULES_BYTES))
-        return tuple(Rule.of(str(one)) for one in rows["rules"][:MOST_RULES])
+    with suppress(KeyError, TypeError, SaveError):
+        rows = (kept_json(store, RULES, MOST_RULES_BYTES) or {"rules": []})["rules"]
+        return tuple(Rule.of(str(one)) for one in rows[:MOST_RULES])
     return ()
 
 

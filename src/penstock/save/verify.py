@@ -35,6 +35,7 @@ from penstock.save.foreign import (
 from penstock.save.formats import Checkpoint, compared, find, is_text
 from penstock.save.judges import check_file
 from penstock.save.judges.hdf5 import check_hdf5
+from penstock.save.kept import kept_json
 from penstock.save.manifest import FileSum, Manifest, Summing, checksum, n_chunks
 from penstock.save.order import newest_first
 from penstock.save.units import is_state
@@ -791,11 +792,10 @@ def failure_of(checkpoint: Checkpoint, known: Mapping[str, str]) -> str:
 def remembered(store: Store) -> dict[str, str]:
     """Checkpoints from which a restart has failed, and how.  A list that cannot be read counts as
     empty: it must not keep a job from beginning."""
-    with suppress(TierError, ValueError, RecursionError):
-        if store.stat(_FAILED) is not None:
-            rows = json.loads(store.read(_FAILED, 0, 16 << 20))
-            if isinstance(rows, dict):
-                return {str(key): str(why) for key, why in rows.items()}
+    with suppress(TierError):
+        rows = kept_json(store, _FAILED, 16 << 20)
+        if isinstance(rows, dict):
+            return {str(key): str(why) for key, why in rows.items()}
     return {}
 
 
