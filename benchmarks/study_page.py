@@ -146,7 +146,8 @@ def command_of(found: Read, folder: str = "") -> str:
         words += ["--model", settings["model"]]
     words += ["--fio"] if settings.get("is_beside_fio") else []
     words += ["--dlio", "dlio_benchmark"] if "dlio_benchmark" in values("by") else []
-    words += ["--traceml", "traceml"] if settings.get("beside") == "traceml" else []
+    for peer in str(settings.get("beside", "")).split():
+        words += [f"--{peer}", peer]
     repeats = max((point.repeats for point in found.points), default=1)
     return " ".join([*words, "--repeats", str(repeats)])
 

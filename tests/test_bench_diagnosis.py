@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import diagnosed_traceml, diagnosis
+from penstock.bench import diagnosed, diagnosed_drishti, diagnosed_traceml, diagnosis
 from penstock.measures import measure
 from penstock.report import Report, report_of
 from synthetic import MS, Synthetic
@@ -134,6 +134,63 @@ def test_traceml_does_not_judge_what_it_did_not_time() -> None:
         "job's clocks: median 0.0 points; it names no cause"
     ]
     assert diagnosed_traceml.scorecard([{"truth": 0.5}]) == []
+
+
+# --- Drishti on the jobs' Darshan logs ------------------------------------------------------------
+
+
+def by_drishti(codes: str, *, waits_for_storage: bool, fault: str = "none") -> dict[str, object]:
+    told = {"version": "0.8", "codes": codes.split()}
+    row = diagnosed_drishti.verdict_of(told, waits_for_storage=waits_for_storage)
+    return row | {"fault": fault}
+
+
+def test_drishti_is_held_to_its_critical_issues() -> None:
+    """P02, P04 and P14 are no critical insights."""
+    row = by_drishti("P02 P04 P05 P11 P14", waits_for_storage=True)
+    assert (row["drishti_says"], row["drishti_about"]) == ("P05 P11", "read")
+    assert row["drishti_is_storage"] == 1
+    assert by_drishti("P02 P06 P14", waits_for_storage=True)["drishti_is_storage"] == 0
+    assert by_drishti("P17", waits_for_storage=True)["drishti_about"] == "metadata"
+
+
+def test_an_issue_that_every_job_has_is_seen_in_the_scorecard() -> None:
+    card = diagnosed_drishti.scorecard([
+        by_drishti("P05", waits_for_storage=True, fault="listing"),
+        by_drishti("P05", waits_for_storage=False),
+        by_drishti("", waits_for_storage=False),
+    ])  # fmt: skip
+    assert card == [
+        "Drishti 0.8, 3 jobs, from Darshan logs that Penstock exports: it reports no wait; it "
+        "lists a critical issue about reads or metadata in 1 of 1 jobs that wait for storage and "
+        "in 1 of 2 that do not; it names metadata in 0 of 1 jobs that wait for listings"
+    ]
+    assert diagnosed_drishti.scorecard([{"truth": 0.5}]) == []
+
+
+def test_drishtis_codes_are_read_from_its_table(tmp_path: Path) -> None:
+    program = tmp_path / "drishti"
+    program.write_text(
+        "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\n"
+        "printf 'JOB,P05,P17\\r\\n7,True,False\\r\\n' > \"${1%.darshan}.csv\"\n"
+    )
+    program.chmod(0o700)
+    log = tmp_path / "job.darshan"
+    assert diagnosed_drishti.issues(str(program), log)["codes"] == ["P05"]
+    program.write_text("#!/bin/sh\necho Unable to open .darshan file.\nexit 66\n")
+    told = diagnosed_drishti.issues(str(program), log)
+    row = diagnosed_drishti.verdict_of(told, waits_for_storage=True)
+    assert (row["drishti_says"], row["drishti_is_storage"]) == (
+        "Unable to open .darshan file.", None,
+    )  # fmt: skip
+    card = diagnosed_drishti.scorecard([row])
+    assert card[0].endswith("0 of 0 that do not; it did not read the logs of 1 more")
+
+
+def test_an_item_that_is_looked_for_is_the_file_itself(tmp_path: Path) -> None:
+    (tmp_path / "item").write_bytes(b"data")
+    with diagnosed._item("listing") as item:
+        assert item(str(tmp_path / "item")) == b"data"
 
 
 # --- the study itself -----------------------------------------------------------------------------

@@ -36,6 +36,7 @@ __all__ = ["FAULTS", "LOADERS", "trained"]
 BATCH = 4
 DECODE_S = 0.006  # of CPU for each item: a small JPEG
 STRAGGLER_S, STRAGGLER_EVERY = 0.15, 16  # one item of 16 takes this long, without a file call
+LISTINGS = 3  # of the folder for an item: images, labels and masks have a folder each
 START_S, PASSES = 0.2, 4  # of CPU time when a worker starts; workers start anew in each pass
 REMOTE_S = 0.015  # until the first byte of each item: an object store in the same region
 PAGE_BYTES = 4096
@@ -60,6 +61,14 @@ def _decoded(path: str) -> bytes:
     while time.thread_time() < end:
         sum(data[:4096])
     return data
+
+
+def _listed(path: str) -> bytes:
+    """Look for the file in its folder first, as a data set with side files does for each item."""
+    file = Path(path)
+    for _ in range(LISTINGS):
+        assert file in file.parent.iterdir()
+    return _plain(path)
 
 
 def _straggling(path: str) -> bytes:
@@ -121,7 +130,8 @@ def _serve(port: multiprocessing.Queue[int]) -> None:
 
 
 FAULTS = (
-    "none", "storage", "decode", "mapped", "remote", "checkpoint", "straggler", "worker start",
+    "none", "storage", "decode", "mapped", "listing", "remote", "checkpoint", "straggler",
+    "worker start",
 )  # fmt: skip
 
 
@@ -129,7 +139,9 @@ FAULTS = (
 def _item(fault: str) -> Iterator[Item]:
     """How an item is read, for as long as the block runs: a server runs in another process."""
     if fault != "remote":
-        items = {"decode": _decoded, "mapped": _mapped, "straggler": _straggling}
+        items = {
+            "decode": _decoded, "mapped": _mapped, "listing": _listed, "straggler": _straggling,
+        }  # fmt: skip
         yield items.get(fault, _plain)
         return
     import multiprocessing

@@ -20,7 +20,7 @@ from penstock.bench.study import Row
 from penstock.errors import RunError
 from penstock.verdict import level_of
 
-__all__ = ["scorecard", "trained", "verdict_of"]
+__all__ = ["scorecard", "trained", "verdict_of", "version_of"]
 
 TIMEOUT_S = 600.0
 
@@ -54,13 +54,15 @@ def trained(
     except (OSError, ValueError) as error:
         lines = said.strip().splitlines()
         raise RunError(f"traceml: {lines[-1] if lines else error}") from error
-    return clocks, {**summary, "version": _version(program)}
+    return clocks, {**summary, "version": version_of(program, "traceml-ai")}
 
 
-def _version(program: str) -> str:
-    """Of the package beside a program, as its pip has it; "": not known."""
+def version_of(program: str, package: str) -> str:
+    """Return the version of a package in the environment of a program; "": not known."""
     python = Path(program).with_name("python")
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "show", "traceml-ai"]
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "show", package]
+    if not python.exists():
+        return ""
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found = re.search(r"^Version: (\S+)", told, re.MULTILINE)
     return found[1] if found else ""

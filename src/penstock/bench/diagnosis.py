@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench import data, diagnosed_traceml, groups, places, study
+from penstock.bench import data, diagnosed_drishti, diagnosed_traceml, groups, places, study
 from penstock.bench.diagnosed import BATCH, LOADERS, SAVE_EVERY, SAVED_BYTES
 from penstock.bench.folders import work_in
 from penstock.bench.inputs import PICTURES
@@ -35,8 +35,9 @@ ON_PLACE = {
     "disk": (
         "none", "decode", "remote", "checkpoint", "busy", "quota", "straggler", "worker start",
     ),
-    "latency": ("storage", "mapped"),
+    "latency": ("storage", "mapped", "listing"),
     "seek": ("storage",),
+    "narrow": ("storage",),
     "throttled": ("storage",),
 }  # fmt: skip
 # Faults of a loader; the others are of all loaders.
@@ -63,12 +64,14 @@ QUOTA_CPUS = 0.6
 CAUSES = {
     "storage": {"read", "metadata", "page fault"},
     "mapped": {"page fault", "read", "metadata"},
+    "listing": {"metadata"},
     "decode": {"cpu", "not scheduled"},
     "remote": {"network"},
     "worker start": {"loader start", "worker start", "not scheduled"},
 }
 # Parts that assert no cause.
 OPEN = {"blocked", "not observed", "idle", "hand-over"}
+FROM_FILES = ("storage", "mapped", "listing")  # faults that are waits for file calls
 FROM_STORAGE = {"D1", "D2", "D3", "D4", "D9", "E2"}
 # A level is right this close to the truth, in shares of the wall time.
 NEAR = 0.02
@@ -121,6 +124,9 @@ STUDY = Study(
         Measure("is_wrong", "confidently wrong", "count", -1),
         Measure("traceml_truth", "waits for input where TraceML runs it, by its clocks", "share"),
         Measure("traceml_told", "waits for input, by TraceML", "share"),
+        Measure(
+            "drishti_is_storage", "critical issue about reads or metadata, by Drishti", "count"
+        ),
     ),
     _drawn,
 )
@@ -128,13 +134,15 @@ STUDY = Study(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study.  traceml: the program that runs each job once more; "": none does."""
+    """See study.  traceml: the program that runs each job once more; drishti: the program that gets
+    a Darshan log of each job; "": none does."""
 
     scale: str = "small"
-    places: tuple[str, ...] = ("disk", "latency", "seek", "throttled")
+    places: tuple[str, ...] = ("disk", "latency", "seek", "narrow", "throttled")
     repeats: int = 3
     seed: int = 1
     traceml: str = ""
+    drishti: str = ""
 
 
 def needed_bytes(folder: Path, settings: Settings) -> int:
@@ -149,6 +157,8 @@ def needed_bytes(folder: Path, settings: Settings) -> int:
 def needs(settings: Settings) -> dict[str, str]:
     """See needs.look_for."""
     found = PICTURES | {"torch": "the jobs"}
+    if settings.drishti:
+        found |= {settings.drishti: "--drishti", "darshan": "--drishti"}
     return found | ({settings.traceml: "--traceml"} if settings.traceml else {})
 
 
@@ -171,7 +181,8 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     Raises TierError: no room, FOLDER holds other settings; MissingDependency.
     """
     mark = {"study": "diagnosis", "scale": settings.scale, "seed": settings.seed}
-    mark |= {"beside": "traceml"} if settings.traceml else {}
+    peers = [name for name in ("traceml", "drishti") if getattr(settings, name)]
+    mark |= {"beside": " ".join(peers)} if peers else {}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
     root = data.made(
@@ -191,6 +202,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     remarks = [
         *_scorecard(rows),
         *diagnosed_traceml.scorecard(rows),
+        *diagnosed_drishti.scorecard(rows),
         *remarks,
         *more,
         *places.remarks_of(settings.places, rows),
@@ -230,6 +242,12 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
     ):
         clocks = places.answer_of("penstock.bench.diagnosed", job, place, make_ready, 600, command)
         row = judged(_report(recorded), clocks, case["fault"])
+        if settings.drishti:
+            log = _darshan_log(recorded, work)
+            waits = row["truth"] >= CAUSE_FROM and case["fault"] in FROM_FILES
+            row |= diagnosed_drishti.verdict_of(
+                diagnosed_drishti.issues(settings.drishti, log), waits_for_storage=waits
+            )
         if settings.traceml:
             make_ready()
             its_clocks, summary = diagnosed_traceml.trained(settings.traceml, place, work, job)
@@ -272,6 +290,16 @@ def _report(recorded: Path) -> Report:
 
     with open_run(recorded) as run:
         return report_of(measure(run))
+
+
+def _darshan_log(recorded: Path, work: Path) -> Path:
+    from penstock.interop import darshan
+    from penstock.run import open_run
+
+    path = work / "job.darshan"
+    with open_run(recorded) as run:
+        darshan.export(run, path)
+    return path
 
 
 # --- the judge -----------------------------------------------------------------------------------
@@ -331,7 +359,7 @@ def _is_harmless(report: Report, fault: str, truth: float) -> bool:
     if not report.findings:
         return True
     rule = report.findings[0].rule
-    return rule not in FROM_STORAGE or fault in ("storage", "mapped")
+    return rule not in FROM_STORAGE or fault in FROM_FILES
 
 
 def _scorecard(rows: Sequence[Row]) -> list[str]:

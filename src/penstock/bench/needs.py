@@ -22,6 +22,7 @@ _MODULES = {
     "PIL": "Pillow: pip install 'penstock[bench]'",
     "lmdb": "py-lmdb: pip install 'penstock[bench]'",
     "matplotlib": "matplotlib: pip install 'penstock[bench]'",
+    "darshan": "PyDarshan: pip install 'penstock[darshan]'",
     "mpi4py": "mpi4py: pip install 'penstock[mpi]'",
 }
 _PROGRAMS = {"fio": "fio: apt install fio", "mpirun": "mpirun: apt install openmpi-bin"}

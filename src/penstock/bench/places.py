@@ -27,6 +27,7 @@ from penstock.words import show
 __all__ = [
     "LATENCY_BPS",
     "LATENCY_S",
+    "NARROW_BPS",
     "NODE_PLACES",
     "ON_DISK",
     "OUR_PATH",
@@ -56,6 +57,8 @@ LATENCY_S, LATENCY_BPS = 1e-3, 1e9
 # about 8 ms; the queues of kernel and drive, not imitated here, shorten most of those between
 # reads.  An open waits for its inode alone: nothing shortens that.
 SEEK_S, SEEK_BPS, SEEK_OPEN_S = 2e-3, 163e6, 8e-3
+# A share of a link that others use too: a file of 110 kB takes 9 ms, and an open nothing.
+NARROW_BPS = 12e6
 MEMORY_SHARE = 0.25
 ANY_BYTES = 1 << 30  # of data, to see whether `memory` can be had
 SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own default
@@ -65,7 +68,7 @@ SLOTS = 64  # requests that a FUSE tier serves at once: slow_tiers.slow's own de
 NODE_BPS, NODE_LATENCY_S = 100e6, 1e-4
 SERVER_BPS, SERVER_LATENCY_S = 100e6, 1e-3
 
-PLACES = ("disk", "throttled", "latency", "seek", "memory")
+PLACES = ("disk", "throttled", "latency", "seek", "narrow", "memory")
 ON_DISK = ("disk", "throttled", "memory")
 NODE_PLACES = ("local", "shared")
 _SAYS = {
@@ -74,6 +77,7 @@ _SAYS = {
     "latency": f"a FUSE tier of {1e3 * LATENCY_S:g} ms a call and {LATENCY_BPS / 1e9:g} GB/s",
     "seek": f"a FUSE tier of one head: {1e3 * SEEK_S:g} ms a jump, {1e3 * SEEK_OPEN_S:g} ms an "
     f"open, {SEEK_BPS / 1e6:.0f} MB/s",
+    "narrow": f"a FUSE tier of {NARROW_BPS / 1e6:.0f} MB/s, without latency",
     "memory": "the disk, with memory for a quarter of the data",
     "local": f"for each node a FUSE tier of {1e3 * NODE_LATENCY_S:g} ms a call and "
     f"{NODE_BPS / 1e6:.0f} MB/s of its own",
@@ -179,6 +183,8 @@ def _made(name: str, folder: Path, stack: ExitStack, data_bytes: int, least_byte
         slow = slow_tiers.slow(folder, bandwidth=LATENCY_BPS, latency_s=LATENCY_S)
     elif name == "seek":
         slow = slow_tiers.slow(folder, bandwidth=SEEK_BPS, seek_s=SEEK_S, metadata_s=SEEK_OPEN_S)
+    elif name == "narrow":
+        slow = slow_tiers.slow(folder, bandwidth=NARROW_BPS)
     else:
         return Place(name, folder)
     tier = stack.enter_context(slow)

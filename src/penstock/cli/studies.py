@@ -260,7 +260,8 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
 
 @_study(
     "diagnosis", "Jobs with a known wait: is the report right?",
-    ("disk", "latency", "seek", "throttled"),
+    ("disk", "latency", "seek", "narrow", "throttled"),
+    ("disk", "latency", "seek", "narrow", "throttled"),
 )  # fmt: skip
 @click.option(
     "--traceml",
@@ -268,10 +269,17 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     metavar="PROGRAM",
     help="Give each job to this traceml too; its environment needs PyTorch.",
 )
+@click.option(
+    "--drishti",
+    default="",
+    metavar="PROGRAM",
+    help="Give the Darshan log of each job to this drishti too.",
+)
 def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     """Train with each loader, storage and fault, and compare the report with the job's own clocks.
 
-    The faults: none, slow storage, decoding, mapped files, a remote server, checkpoints, busy CPUs.
+    The faults: none, slow storage, decoding, mapped files, listing folders, a remote server,
+    checkpoints, busy CPUs, a CPU quota, stragglers, worker start.
     FOLDER gets diagnosis.md, .csv, .json and .png: the level, the seconds and the main cause that
     the report states beside the true ones, and how many jobs it is confidently wrong about.  Needs
     PyTorch; `throttled` needs root.
@@ -279,7 +287,7 @@ def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     \b
       penstock bench diagnosis whole
       penstock bench diagnosis quick --scale ci --repeats 1      # 20 jobs
-      penstock bench diagnosis beside --traceml ~/traceml/bin/traceml
+      penstock bench diagnosis beside --traceml ~/traceml/bin/traceml --drishti ~/d/bin/drishti
     """
     from penstock.bench import diagnosis
 
