@@ -301,7 +301,7 @@ struct log_header {
  * one kind of record.  Files and images are numbered from 1 in the order in which they were seen;
  * an image is what a process runs between two calls of exec.  Times are CLOCK_MONOTONIC ns. */
 #define FAULTS_MAGIC "PENFAULT"
-#define FAULTS_VERSION 1
+#define FAULTS_VERSION 2 /* since 2 the header and each chunk have checksums */
 #define FAULTS_HEADER_BYTES 256
 
 struct faults_header {
@@ -315,7 +315,7 @@ struct faults_header {
     uint32_t cpus;          /* processors on which faults are seen */
     uint32_t ring_bytes;    /* of each */
     uint32_t is_user_only;  /* 1: faults inside system calls are not seen */
-    uint32_t reserved;
+    uint32_t sum;           /* of the header, this field as 0 */
     uint8_t boot_id[16];
     char host[64];
 };
@@ -330,7 +330,9 @@ enum chunk_kind {
 
 struct chunk {
     uint32_t kind;
-    uint32_t bytes; /* of the whole chunk, a multiple of 8 */
+    uint32_t bytes;    /* of the whole chunk, a multiple of 8 */
+    uint32_t head_sum; /* of kind and bytes: shows where the next chunk begins, and a cut end */
+    uint32_t sum;      /* of the records */
 };
 
 /* A mapped file; its path follows, ended by a NUL. */
@@ -392,7 +394,7 @@ _Static_assert(sizeof(struct text) == 48, "a text header is 48 bytes on disk");
 _Static_assert(sizeof(struct calls_counter) == 72, "a calls counter is 72 bytes on disk");
 _Static_assert(sizeof(struct access_counter) == 352, "an access counter is 352 bytes on disk");
 _Static_assert(sizeof(struct faults_header) <= FAULTS_HEADER_BYTES, "the header fits");
-_Static_assert(sizeof(struct chunk) == 8, "a chunk's head is 8 bytes on disk");
+_Static_assert(sizeof(struct chunk) == 16, "a chunk's head is 16 bytes on disk");
 _Static_assert(sizeof(struct fault_file) == 24, "a mapped file is 24 bytes and its path on disk");
 _Static_assert(sizeof(struct fault_image) == 24, "an image is 24 bytes on disk");
 _Static_assert(sizeof(struct fault) == 40, "a fault is 40 bytes on disk");

@@ -28,6 +28,7 @@ TABLE = {
     "errors": May(ours="", world=""),
     "machine": May(ours="", world=""),
     "bounded": May(ours="", world=""),
+    "checksums": May(ours="", world=""),
     "drafts": May(ours="", world=""),
     "harmless": May(ours="", world=""),
     "control": May(ours="errors bounded drafts", world=""),
@@ -40,7 +41,7 @@ TABLE = {
     "endings": May(ours="system", world=""),
     "threads": May(ours="", world=""),
     "offset": May(ours="bounded drafts", world=""),
-    "system": May(ours="errors drafts machine", world="ctypes"),
+    "system": May(ours="errors checksums drafts machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
     "texts": May(ours="errors", world=""),
     "log": May(ours="errors texts", world="numpy"),
@@ -48,18 +49,20 @@ TABLE = {
     "clocks": May(ours="", world="numpy"),
     "waits": May(ours="log", world="numpy"),
     "tables.*": May(
-        ours="clocks container endings errors faults log schema system threads waits tables.*",
+        ours="checksums clocks container endings errors faults log schema system threads waits"
+        " tables.*",
         world="numpy duckdb",
     ),
     "run": May(
-        ours="errors bounded drafts container faults log schema system tables.*",
+        ours="errors bounded checksums drafts container faults log schema system tables.*",
         world="numpy duckdb",
     ),
     "gather": May(ours="errors bounded drafts log", world=""),
     "questions": May(ours="errors", world="duckdb"),
     "measures.*": May(ours="errors questions measures.*", world="numpy duckdb"),
     "reduce": May(
-        ours="errors drafts log measures.* questions report.* run tables.*", world="duckdb"
+        ours="errors checksums drafts log measures.* questions report.* run tables.*",
+        world="duckdb",
     ),
     "spark": May(ours="errors questions run schema tables.*", world=""),
     "words": May(ours="", world=""),

@@ -7,7 +7,9 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -436,16 +438,20 @@ def test_a_kernel_closed_to_users_is_named_by_its_setting(
 # The bytes
 
 
-def chunk(kind: int, *records: bytes) -> bytes:
+def chunk_of(kind: int, *records: bytes, version: int = 2) -> bytes:
     body = b"".join(records)
     body += b"\0" * (-len(body) % 8)
-    return struct.pack("<II", kind, 8 + len(body)) + body
+    if version == 1:
+        return struct.pack("<II", kind, 8 + len(body)) + body
+    head = struct.pack("<II", kind, 16 + len(body))
+    return head + struct.pack("<II", zlib.crc32(head), zlib.crc32(body)) + body
 
 
-def written() -> bytes:
+def written(version: int = 2) -> bytes:
     """Two images, two files, three faults, counts that are written twice."""
+    chunk = partial(chunk_of, version=version)
     head = np.zeros(1, faults.HEADER)
-    head["magic"], head["version"], head["header_bytes"] = b"PENFAULT", 1, 256
+    head["magic"], head["version"], head["header_bytes"] = b"PENFAULT", version, 256
     head["page_bytes"], head["start_ns"] = 4096, 1000
     counts = np.zeros(3, faults.COUNTS)
     counts["image"], counts["file"] = 1, [1, 2, 1]
@@ -458,6 +464,8 @@ def written() -> bytes:
     state = np.zeros(1, faults.STATE)
     state["counted_major"], state["counted_minor"] = 2, 4
     state["seen_major"], state["seen_minor"], state["is_ended"] = 2, 1, 1
+    if version > 1:
+        head["sum"] = zlib.crc32(head.tobytes().ljust(256, b"\0"))
     return b"".join(
         [
             head.tobytes().ljust(256, b"\0"),
@@ -472,9 +480,10 @@ def written() -> bytes:
     )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_is_written_is_read(version: int, tmp_path: Path) -> None:
     path = tmp_path / "host.1.faults"
-    path.write_bytes(written())
+    path.write_bytes(written(version))
     read = faults.read_faults(path)
     assert read.files == {1: "/data/a", 2: "/data/\udcff"}
     assert read.images["pid"].tolist() == [70, 71]
@@ -484,8 +493,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (read.missing, read.is_torn, read.is_user_only) == (3, False, False)
 
 
-def test_any_prefix_is_a_file_of_page_faults(tmp_path: Path) -> None:
-    path, data = tmp_path / "cut.faults", written()
+@pytest.mark.parametrize("version", [1, 2])
+def test_any_prefix_is_a_file_of_page_faults(version: int, tmp_path: Path) -> None:
+    path, data = tmp_path / "cut.faults", written(version)
     for cut in range(256, len(data)):
         path.write_bytes(data[:cut])
         read = faults.read_faults(path)
@@ -494,13 +504,14 @@ def test_any_prefix_is_a_file_of_page_faults(tmp_path: Path) -> None:
         path.write_bytes(data[:cut])
         with pytest.raises(LogError, match="no page faults of penstock, or cut"):
             faults.read_faults(path)
-    path.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
+    path.write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
     with pytest.raises(LogError, match="upgrade penstock"):
         faults.read_faults(path)
 
 
-def test_damaged_bytes_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
-    path, data = tmp_path / "damaged.faults", written()
+@pytest.mark.parametrize("version", [1, 2])
+def test_damaged_bytes_are_read_or_refused_and_nothing_else(version: int, tmp_path: Path) -> None:
+    path, data = tmp_path / "damaged.faults", written(version)
     draws = np.random.default_rng(7)
     for _ in range(300):
         damaged = bytearray(data)

@@ -2,10 +2,11 @@
 
 docs/FORMAT.md is the format; native/events.h is the same in C, and a test holds all three equal.
 Whatever a file holds, reading it ends, stays inside it, and fails only with LogError.  Any prefix
-of a file is one.
+of a file is one; a changed bit is refused.
 """
 
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ Array = NDArray[Any]
 
 SUFFIX = ".faults"
 MAGIC = b"PENFAULT"
-VERSION = 1
+VERSION = 2  # since 2 the header and each chunk have checksums
 HEADER_BYTES = 256
 FILE_CHUNK, IMAGES_CHUNK, FAULTS_CHUNK, COUNTS_CHUNK, STATE_CHUNK = 1, 2, 3, 4, 5
 MINOR, MAJOR = 1, 2
@@ -56,11 +57,12 @@ HEADER = _layout(
     "S8 magic",
     "u32 version header_bytes launcher page_bytes",
     "u64 start_ns start_unix_ns",
-    "u32 cpus ring_bytes is_user_only reserved",
+    "u32 cpus ring_bytes is_user_only sum",
     "V16 boot_id",
     "V64 host",
 )
-CHUNK = _layout("u32 kind bytes")
+CHUNK = _layout("u32 kind bytes head_sum sum")
+FIRST_CHUNK = _layout("u32 kind bytes")  # of version 1
 FILE = _layout("u32 file device_major device_minor reserved", "u64 inode")
 IMAGE = _layout("u32 image pid ppid is_joined", "u64 start_ns")
 FAULT = _layout("u64 start_ns duration_ns offset", "u32 image tid file kind")
@@ -107,7 +109,8 @@ class Faults:
 
 
 def read_faults(path: str | os.PathLike[str]) -> Faults:
-    """Reads a file of page faults.  Raises LogError: none such, not one, of a newer format."""
+    """Reads a file of page faults.  Raises LogError: none such, not one, damaged, of a newer
+    format."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -118,7 +121,7 @@ def read_faults(path: str | os.PathLike[str]) -> Faults:
     parts: dict[int, list[Array]] = {kind: [] for kind in _RECORDS}
     files: dict[int, str] = {}
     end = HEADER_BYTES
-    for kind, body, chunk_end in _chunks(data):
+    for kind, body, chunk_end in _chunks(name, data, int(header["version"])):
         end = chunk_end
         if kind == FILE_CHUNK and len(body) > FILE.itemsize:
             text = body[FILE.itemsize :].split(b"\0", 1)[0]
@@ -167,22 +170,43 @@ def _header(name: str, data: bytes) -> Any:
             f"{name}: written by format {header['version']}, newest known here is {VERSION}; "
             "upgrade penstock to read it"
         )
-    if header["version"] != VERSION or header["header_bytes"] != HEADER_BYTES:
+    is_sound = header["version"] in (1, VERSION) and header["header_bytes"] == HEADER_BYTES
+    # Version 1 has no sum: 0.  A sum of 0 in version 2 is as likely as any other.
+    if is_sound and (header["version"] == VERSION or header["sum"]):
+        at = HEADER.fields["sum"][1] if HEADER.fields else 0
+        told = data[:at] + bytes(4) + data[at + 4 : HEADER_BYTES]
+        is_sound = zlib.crc32(told) == header["sum"]
+    if not is_sound:
         raise LogError(f"{name}: its header is damaged; copy it again or remove it")
     return header
 
 
-def _chunks(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """(kind, records, where it ends) of each whole chunk."""
-    at = HEADER_BYTES
-    while at + CHUNK.itemsize <= len(data):
-        kind = int.from_bytes(data[at : at + 4], "little")
-        size = int.from_bytes(data[at + 4 : at + 8], "little")
-        is_sane = CHUNK.itemsize <= size <= MOST_CHUNK_BYTES and not size % 8
+def _chunks(name: str, data: bytes, version: int) -> Iterator[tuple[int, bytes, int]]:
+    """(kind, records, where it ends) of each whole chunk.  Raises LogError: one is damaged."""
+    layout = CHUNK if version > 1 else FIRST_CHUNK
+    at, body = HEADER_BYTES, HEADER_BYTES + layout.itemsize
+    while body <= len(data):
+        head = np.frombuffer(data, layout, 1, at)[0]
+        size = int(head["bytes"])
+        is_sane = layout.itemsize <= size <= MOST_CHUNK_BYTES and not size % 8
+        if version > 1 and (not is_sane or zlib.crc32(data[at : at + 8]) != head["head_sum"]):
+            if not data[at:].strip(b"\0"):
+                return  # a host that lost power left zeros
+            raise LogError(_damaged(name, at))
         if not is_sane or at + size > len(data):
             return
-        yield kind, data[at + CHUNK.itemsize : at + size], at + size
+        if version > 1 and zlib.crc32(data[body : at + size]) != head["sum"]:
+            raise LogError(_damaged(name, at))
+        yield int(head["kind"]), data[body : at + size], at + size
         at += size
+        body = at + layout.itemsize
+
+
+def _damaged(name: str, at: int) -> str:
+    return (
+        f"{name}: damaged at byte {at:,}: the chunk differs from its checksum; copy the file again "
+        "or remove it"
+    )
 
 
 def _latest(counts: Array) -> Array:

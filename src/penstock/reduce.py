@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import drafts
+from penstock import checksums, drafts
 from penstock.errors import LogError, MissingDependency, RunError
 from penstock.log import Header, read_header
 from penstock.measures import (
@@ -326,6 +326,10 @@ def _read(engine: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> str:
     names = ", ".join(_quoted(path) for path in files)
     for path in files:
         try:
+            checksums.check(path)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: cannot be read: {error}") from error
+        try:
             found = engine.execute(f"DESCRIBE FROM read_parquet({_quoted(path)})").fetchall()
         except duckdb.Error as error:
             why = str(error).splitlines()[0]
@@ -356,8 +360,10 @@ def _write(engine: duckdb.DuckDBPyConnection, select: str, target: Path) -> None
             name = draft.replace("'", "''")
             engine.execute(
                 f"COPY (SELECT {ordered} FROM ({select})) TO '{name}'"
-                " (FORMAT parquet, COMPRESSION zstd)"
+                " (FORMAT parquet, COMPRESSION zstd,"
+                f" KV_METADATA {{{checksums.KEY}: {_text(checksums.MARK)}}})"
             )
+            checksums.seal(draft)
     except (duckdb.Error, OSError) as error:
         raise RunError(f"{target}: cannot be written: {str(error).splitlines()[0]}") from error
 

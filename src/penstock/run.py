@@ -16,6 +16,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import Any
 
 import duckdb
 
-from penstock import bounded, container, drafts
+from penstock import bounded, checksums, container, drafts
 from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
@@ -165,9 +166,12 @@ def open_run(
     if utf8(str(path)) != str(path):
         raise RunError(f"{utf8(str(path))}: tables need a name in UTF-8; rename the folder")
     kept = path / "tables"
-    current = _read_manifest(kept)
+    current, damage = _read_manifest(kept)
     is_imported = current is not None and "imported" in current
-    manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
+    try:
+        manifest = {} if is_imported else _manifest(path, (current or {}).get("mounts"))
+    except RunError as error:
+        raise RunError(damage or str(error)) from error
     rules = (*classes, *_read_classes(path / "classes.toml"))
     if current and is_imported:
         if any(current.get(key) != value for key, value in made_by().items()):
@@ -177,10 +181,12 @@ def open_run(
             raise RunError(
                 f"{kept}: a part of its tables is missing; import {current['imported']} again"
             )
+        _check_tables(kept, current)
         return Run(path, kept, current, rules)
     is_whole = current is not None and current.get("parts", _parts(kept)) == _parts(kept)
     if current and is_whole and all(current.get(key) == manifest[key] for key in manifest):
         with suppress(RunError):  # a file of them is missing or damaged: made again
+            _check_tables(kept, current)
             return Run(path, kept, current, rules)
     building, is_ours = _building_folder(path, is_kept=not manifest["running"])
     try:
@@ -219,7 +225,7 @@ def import_run(
             write_tables(tables, columns)
             facts = {"imported": source, "start_unix_ns": start_unix_ns, "running": []}
             facts["parts"] = _parts(tables)
-            drafts.write(tables / "manifest.json", json.dumps({**made_by(), **facts}, indent=1))
+            _write_manifest(tables, {**made_by(), **facts})
             _put_in_place(Path(held), path / "tables")
     finally:
         _remove_made(building)
@@ -263,7 +269,7 @@ def _built(
                 progress,
             )
             manifest["parts"] = _parts(tables)
-            drafts.write(tables / "manifest.json", json.dumps(manifest, indent=1))
+            _write_manifest(tables, manifest)
             if is_ours:
                 _put_in_place(Path(held), folder / "tables")
         _remove_made(building if is_ours else None)
@@ -444,12 +450,42 @@ def _is_words(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
 
 
-def _read_manifest(tables: Path) -> dict[str, Any] | None:
+def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
+    """The manifest of the tables, None without one; and what is wrong with it, or ""."""
+    path = tables / "manifest.json"
     try:
-        manifest = bounded.json_of(tables / "manifest.json")
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
+        text = bounded.read(path)
+        checksums.check_text(text)
+        manifest = bounded.json_in(text)
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"{path}: cannot be read: {error}"
+    return (manifest, "") if isinstance(manifest, dict) else (None, f"{path}: no manifest")
+
+
+def _write_manifest(tables: Path, manifest: Mapping[str, Any]) -> None:
+    text = json.dumps({**manifest, "sum": checksums.MARK}, indent=1)
+    drafts.write(tables / "manifest.json", checksums.seal_text(text))
+
+
+def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
+    """Compare the tables with their checksums; those of earlier releases have none.  Raises
+    RunError: damaged."""
+    paths = [tables / f"{name}.parquet" for name in STORED.keys() - set(PARTED)]
+    paths += [path for name in PARTED for path in sorted((tables / name).glob("*.parquet"))]
+
+    def damage(path: Path) -> str:
+        try:
+            checksums.check(path, is_sealed="sum" in manifest)
+        except (OSError, ValueError) as error:
+            return f"{path}: cannot be read: {error}"
+        return ""
+
+    with ThreadPoolExecutor(4) as pool:  # a job of a day has 2 GB of them
+        for why in filter(None, pool.map(damage, paths)):
+            again = f"; import {manifest['imported']} again" if "imported" in manifest else ""
+            raise RunError(why + again)
 
 
 def _building_folder(folder: Path, is_kept: bool) -> tuple[Path, bool]:

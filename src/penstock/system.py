@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import drafts
+from penstock import checksums, drafts
 from penstock.errors import LogError
 from penstock.machine import group_moved, group_moved_v1, nfs_mounts, own_group
 
 __all__ = ["GAUGES", "SUFFIX", "Sample", "Sampler", "check_head", "read_system"]
 
 SUFFIX = ".system"
-FORMAT = 1
+FORMAT = 2  # since 2 each line has a checksum
 SECTOR_BYTES = 512  # of the kernel's counters, whatever the device's own is
 # What a line holds of each kind, in this order.  Those in GAUGES are levels, all others grow.
 QUANTITIES = {
@@ -44,7 +44,7 @@ QUANTITIES = {
 }
 GAUGES = ("memory", "accelerator", "process")
 MOST_DEVICES = 64  # a storage server has hundreds; a job's data lies on few
-MOST_LINE_BYTES = 1 << 16
+MOST_LINE_BYTES = 1 << 20  # a host with 1,000 NFS mounts has lines of 100 kB
 
 
 class Sampler:
@@ -80,7 +80,8 @@ class Sampler:
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        text = json.dumps(line, separators=(",", ":")).encode()
+        self._file.write(checksums.line(text) + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +96,56 @@ class Sample:
 
 
 def read_system(path: Path) -> tuple[str, str, list[Sample]]:
-    """(boot_id, host, samples) of a file; a line that is cut or damaged is passed over.
+    """(boot_id, host, samples) of a file.  A last line that is cut is passed over; in
+    format 1, which had no checksums, any line that is no JSON.
 
-    Raises LogError: none such, no samples of penstock, of a newer format.
+    Raises LogError: none such, no samples of penstock, damaged, of a newer format.
     """
     boot_id, host = check_head(path)
     samples: list[Sample] = []
     try:
         with open(path, "rb") as file:
+            has_sums = _has_sum(file.readline(MOST_LINE_BYTES))
+            number = 1
             while line := file.readline(MOST_LINE_BYTES):
+                number += 1
+                if has_sums and not _is_sound(line):
+                    raise LogError(
+                        f"{path}: line {number} is damaged: it differs from its checksum; copy the "
+                        "file again or remove it"
+                    )
                 samples += _samples(_line(line))
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
     return boot_id, host, samples
 
 
+def _has_sum(line: bytes) -> bool:
+    """Return True for the first line of a file with checksums, also if the line is damaged: the
+    format and the checksum both show it."""
+    return b'"crc32"' in line or _line(line).get("format") == FORMAT
+
+
+def _is_sound(line: bytes) -> bool:
+    """Return True if a line has its checksum, or is the last line and cut."""
+    if line.endswith(b"\n") or checksums.line_has_sum(line):
+        return checksums.line_is_sound(line.rstrip(b"\n"))
+    # A line with one letter behind its checksum is not cut: the letter was a line feed.
+    return len(line) < MOST_LINE_BYTES and not checksums.line_has_sum(line[:-1])
+
+
 def check_head(path: Path) -> tuple[str, str]:
     """The boot and the host that a file's samples are of.  Raises LogError as read_system does."""
     try:
         with open(path, "rb") as file:
-            head = _line(file.readline(MOST_LINE_BYTES))
+            first = file.readline(MOST_LINE_BYTES)
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
-    if not isinstance(head.get("format"), int):
+    head = _line(first)
+    if type(head.get("format")) is not int:
         raise LogError(f"{path}: no samples of penstock")
+    if _has_sum(first) and not checksums.line_is_sound(first.rstrip(b"\n")):
+        raise LogError(f"{path}: line 1 is damaged: it differs from its checksum; copy it again")
     if head["format"] > FORMAT:
         raise LogError(
             f"{path}: written by format {head['format']}, newest known here is {FORMAT}; "

@@ -27,9 +27,9 @@ from penstock.report.shape import (
     Segment,
     Series,
     Table,
-    from_json,
     to_json,
 )
+from penstock.report.sound import check, from_json
 from penstock.report.tables import ratio, tables_of
 from penstock.report.times import (
     PART_LABELS,
@@ -74,11 +74,11 @@ __all__ = [
 
 def report_of(measures: Measures, run: str = "RUN") -> Report:
     """Puts measures in the order and the words of the report; run is its folder as the user named
-    it, for the commands of remedies."""
+    it, for the commands of remedies.  Raises PenstockError: the measures are of damaged data."""
     program = measures.program
     judgement = judge(measures)
     command = program.command if program else ""
-    return Report(
+    report = Report(
         report=VERSION,
         run=run,
         title=_name(command, program.executable if program else ""),
@@ -107,6 +107,8 @@ def report_of(measures: Measures, run: str = "RUN") -> Report:
         incidents=incidents_of(measures),
         startup=startup_parts(measures),
     )
+    check(report)
+    return report
 
 
 def nothing_found(report: Report) -> str:

@@ -10,7 +10,8 @@ import shlex
 import sys
 from typing import Any
 
-from penstock.report.shape import Report, from_json, to_json
+from penstock.report.shape import Report, to_json
+from penstock.report.sound import from_json
 
 __all__ = ["RUN", "anonymous"]
 

@@ -30,7 +30,7 @@ __all__ = [
     "Series",
     "Table",
     "Unit",
-    "from_json",
+    "parsed",
     "to_json",
 ]
 
@@ -250,12 +250,13 @@ def _binary(size_bytes: float) -> str:
 
 
 def to_json(report: Report, indent: int | None = 2) -> str:
-    """The report as JSON text; from_json of it equals the report."""
+    """The report as JSON text; report.from_json of it equals the report."""
     return json.dumps(_plain(report), indent=indent, ensure_ascii=True, allow_nan=False)
 
 
-def from_json(text: str) -> Report:
-    """The report of a JSON text.  Raises PenstockError for another version or shape."""
+def parsed(text: str) -> Report:
+    """The report of a JSON text, whose values may be impossible: report.sound judges them.  Raises
+    PenstockError for another version or shape."""
     try:
         plain = json.loads(text)
         if not isinstance(plain, dict):

@@ -16,7 +16,7 @@ import numpy as np
 from penstock import clocks, waits
 from penstock.container import host_path
 from penstock.endings import Ended, ended_by_note, endings_in
-from penstock.errors import RunError
+from penstock.errors import LogError, RunError
 from penstock.faults import Faults, read_faults
 from penstock.log import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, Events, read_log
 from penstock.schema import PATH_RULES, rule_of_run
@@ -195,7 +195,7 @@ class _Build:
             paths = [path for one in self.surveys.values() for path in one.objects.values()]
             self.objects = waits.Objects(paths)
             start_unix_ns += self._align()
-            seen = [read_faults(path) for path in self.surroundings.faults]
+            seen = [found for path in self.surroundings.faults if (found := self._faults_of(path))]
             self._name_faulted(seen)
             connection.execute(INTERN)
             look = Look(source.log.header.pid for source in self.sources if source.is_alive)
@@ -415,6 +415,18 @@ class _Build:
 
     # Page faults: of the launcher's files, not of a log.
 
+    def _faults_of(self, path: Path) -> Faults | None:
+        """A file of page faults; one that is damaged is in no number, and a note says so."""
+        try:
+            return read_faults(path)
+        except LogError as error:
+            self._note_damaged(error, "page faults")
+            return None
+
+    def _note_damaged(self, error: LogError, what: str) -> None:
+        notes = [(None, "damaged file", utf8(str(error))), (None, what, utf8(str(error)))]
+        insert_rows(self.connection, "notes", types_of("notes"), notes[: 1 + (what != "")])
+
     def _name_faulted(self, seen: Sequence[Faults]) -> None:
         """A mapped file is known by where the kernel found it: the path is that of a call which
         opened it there, if there is one."""
@@ -469,7 +481,11 @@ class _Build:
         shifts = {s.log.header.boot_id: s.shift_ns for s in self.sources}
         seen: dict[tuple[str, str], Path] = {}
         for path in sorted(self.surroundings.system, key=_size, reverse=True):
-            boot_id, host, samples = read_system(path)
+            try:
+                boot_id, host, samples = read_system(path)
+            except LogError as error:
+                self._note_damaged(error, "")
+                continue
             rows: list[tuple[Any, ...]] = []
             for one in samples if boot_id in shifts else ():
                 device = utf8(one.device)

@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import waits
+from penstock import checksums, waits
 from penstock.errors import PenstockError, QueryError
 from penstock.log import OPS, Op
 from penstock.schema import TABLES
@@ -91,8 +91,10 @@ def copy_out(connection: duckdb.DuckDBPyConnection, select: str, path: Path) -> 
     # when no dictionary is tried for them.
     connection.execute(
         f"COPY ({select}) TO {quoted(str(path))} "
-        "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 5000)"
+        "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, DICTIONARY_SIZE_LIMIT 5000,"
+        f" KV_METADATA {{{checksums.KEY}: {quoted(checksums.MARK)}}})"
     )
+    checksums.seal(path)
 
 
 def insert_rows(

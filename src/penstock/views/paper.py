@@ -187,13 +187,15 @@ def bar(segments: Sequence[tuple[str, float]], width: int) -> "Text":
     """
     from rich.text import Text
 
-    cells = [max(1, int(share * width)) for _, share in segments]
-    while sum(cells) != width:
+    shares = [min(1.0, max(0.0, share)) for _, share in segments]
+    cells = [max(1, int(share * width)) for share in shares]
+    # A fixed number of rounds: ends for any shares and any width.
+    for _ in range(abs(width - sum(cells)) if cells else 0):
         # The largest gives or takes: there it shows least.
         off = 1 if sum(cells) < width else -1
         errors = [
-            off * (share * width - n) - (n == 1) * (off < 0) * 9
-            for (_, share), n in zip(segments, cells, strict=True)
+            off * (share * width - n) - (n <= 1) * (off < 0) * 9
+            for share, n in zip(shares, cells, strict=True)
         ]
         cells[errors.index(max(errors))] += off
     drawn = Text()
