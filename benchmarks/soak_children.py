@@ -176,7 +176,7 @@ def _is_stopped(stop: Path, layout: Layout, rank: int) -> bool:
 
 
 def draining(
-    tiers: tuple[Path, Path],
+    tiers: tuple[Path, str | Path],
     settings: Settings,
     over: Path,
     grace_s: float,

@@ -145,6 +145,24 @@ def _load_plain(path: Path) -> set[float]:
     return set[float]().union(*(_torch_load(path.with_name(f"{role}{match[1]}")) for role in ROLES))
 
 
+PAIR = ("model", "optim")
+
+
+def _pair() -> Callable[[Path, int, int, Pause], None]:
+    def save(tier: Path, step: int, number: int, pause: Pause) -> None:
+        for role in PAIR:
+            _torch_save(tier / f"{role}.pt", number)
+            pause()
+
+    return save
+
+
+def _load_pair(path: Path) -> set[float]:
+    match = re.fullmatch(r"(?:model|optim)((?:\.\d+)?\.pt)", path.name)
+    assert match, path
+    return set[float]().union(*(_torch_load(path.with_name(f"{role}{match[1]}")) for role in PAIR))
+
+
 IN_FOLDER = ("model.pt", "optimizer.pt", "rng_state.pt")
 
 
@@ -588,6 +606,8 @@ LAYOUTS = {
     one.name: one
     for one in (
         Layout("three files", "torch", "torch.save", _plain, _load_plain, "model-*.pt"),
+        Layout("two files, same names", "torch", "torch.save", _pair, _load_pair, "model*.pt",
+               is_in_place=True),
         Layout("folder", "torch", "torch.save", _folder, _load_folder, "step_*"),
         Layout("Trainer", "torch", "transformers", _trainer, _load_trainer, "out*/checkpoint-*"),
         Layout("HF shards, index", "torch", "transformers", _hf_index, _load_hf_index, "out*",

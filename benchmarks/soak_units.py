@@ -50,6 +50,7 @@ from soak_children import (
 )
 from soak_layouts import FAMILIES, LAYOUTS, Layout, ready
 from soak_record import FAILED, code_of, record
+from soak_s3 import dies_at_request, mirrored, s3_tier
 
 from penstock.errors import PenstockError
 from penstock.save.drain import Drainer, fetch, recover
@@ -57,7 +58,7 @@ from penstock.save.formats import compared, find, newest_first
 from penstock.save.retention import Keep
 from penstock.save.verify import verify
 from penstock.save.working import Settings
-from penstock.stores import LocalStore
+from penstock.stores import open_store
 
 __all__ = ["FAULTS", "done", "main"]
 
@@ -92,12 +93,14 @@ class Round:
     least: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
+    slow_url: str = ""  # of S3: `slow` is a copy of the bucket then
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self.fast, self.slow = self.folder / "fast", self.folder / "slow"
         self.said, self.stop = self.folder / "said", self.folder / "stop"
         self.over, self.log = self.folder / "over", self.folder / "log"
+        self.slow_url = os.fspath(self.slow)
 
     # Lines that the program writes.
 
@@ -135,7 +138,7 @@ class Round:
 
     def drain(self, settings: Settings, grace_s: float, spoil: Callable[[], None]) -> None:
         self.over.unlink(missing_ok=True)
-        tiers = self.fast, self.slow
+        tiers = self.fast, self.slow_url
         self.pids["drain"] = forked(
             lambda: draining(tiers, settings, self.over, grace_s, spoil), self.log
         )
@@ -199,6 +202,7 @@ class Round:
     def newest(self, name: str) -> tuple[int, int]:
         """Return the newest whole save on the fast and on the slow tier."""
         both = []
+        self.mirror()
         for tier in (self.fast, self.slow):
             paths = self.layout.paths(tier) if tier.is_dir() else []
             # In the order of steps; a second copy of a name is called NAME.2.
@@ -207,22 +211,41 @@ class Round:
             both.append(max(self.look(f"{name}-{tier.name}", paths).values(), default=0))
         return both[0], both[1]
 
+    def mirror(self) -> None:
+        """Copy the slow tier to `slow`, if the tier is no folder."""
+        if self.is_remote:
+            answered(lambda: mirrored(self.slow_url, self.slow), self.folder, "mirror")
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.slow_url
+
+    def deadly(self, number: int) -> Callable[[], None]:
+        """SIGKILL of the drain at this change of a tier; 0: none."""
+        if not number:
+            return unspoilt
+        return dies_at_request(1 + number // 4) if self.is_remote else dies_at(number)
+
+    def _path_of(self, where: str) -> str:
+        """Return the path from which a framework can load a checkpoint."""
+        return where.replace(self.slow_url, os.fspath(self.slow), 1)
+
     def recovered(self, settings: Settings, is_fetched: bool) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            choice, failed = recover(self.fast, self.slow, settings, level="full")
-            tiers = [find(LocalStore(tier)) for tier in (self.fast, self.slow)]
+            choice, failed = recover(self.fast, self.slow_url, settings, level="full")
+            tiers = [find(open_store(tier)) for tier in (self.fast, self.slow_url)]
             every = compared([one for found in tiers for one in found])
             newest = {one.where for found in tiers for one in newest_first(found)[:MOST_LOADED]}
             every = [one for one in every if one.where in newest]
             whole = [one for one in every if not one.problem and verify(one, "full").is_whole]
-            path, fetched = choice.path, ""
+            path, fetched = self._path_of(choice.where), ""
             one = choice.checkpoint
             if is_fetched and one is not None and one.store.url != os.fspath(self.fast):
                 fetched = os.fspath(fetch(one, self.fast))
             return {
-                "path": os.fspath(path) if path else "", "step": choice.step,
+                "path": path, "step": choice.step,
                 "state": choice.state, "rejected": choice.rejected, "failed": failed,
-                "whole": [os.fspath(one.store.path(one.name)) for one in whole],
+                "whole": [self._path_of(one.where) for one in whole],
                 "fetched": fetched,
             }  # fmt: skip
 
@@ -231,6 +254,7 @@ class Round:
     def judge(self, least: int, settings: Settings, is_fetched: bool = False) -> dict[str, Any]:
         """Recover, and load the named checkpoint and all checkpoints called whole."""
         said = self.recovered(settings, is_fetched)
+        self.mirror()
         named = [said["path"], said["fetched"]]
         paths = [Path(path) for path in dict.fromkeys([*named, *said["whole"]]) if path]
         loaded = self.look("loaded", paths)
@@ -262,7 +286,7 @@ class Round:
                 FAULTS[self.fault].strike(self)
                 self._after()
             finally:
-                for name in list(self.pids):
+                for name in [name for name in self.pids if name != "s3"]:
                     self.kill(name)
 
     def _start(self) -> None:
@@ -274,7 +298,7 @@ class Round:
 
         def drained() -> list[str]:
             one = Settings(settle_s=0, tries=1, keep=keep)
-            with Drainer(self.fast, self.slow, one) as working:
+            with Drainer(self.fast, self.slow_url, one) as working:
                 return working.once()
 
         if failed := answered(drained, self.folder, "first"):
@@ -417,7 +441,7 @@ def _drain(one: Round) -> None:
     one.program(1000, one.gap_s())
     at = one.chance.random() < 0.7 and one.chance.choice((12, 40, 90, 200, 400))
     number = one.chance.randrange(1, at) if at else 0
-    one.drain(one.settings(), 3.0, dies_at(number) if number else unspoilt)
+    one.drain(one.settings(), 3.0, one.deadly(number))
     one.facts["dies_at"] = number
     if number:
         one.facts["died"] = one.ends("drain", 9) == signal.SIGKILL
@@ -435,7 +459,7 @@ def _both(one: Round) -> None:
     one.program(1000, one.gap_s())
     is_counted = one.chance.random() < 0.5
     number = one.chance.randrange(1, one.chance.choice((40, 120, 300))) if is_counted else 0
-    one.drain(one.settings(), 3.0, dies_at(number) if number else unspoilt)
+    one.drain(one.settings(), 3.0, one.deadly(number))
     one.facts["dies_at"] = number
     if number:
         one.facts["died"] = one.ends("drain", one.chance.random() * 9) == signal.SIGKILL
@@ -538,6 +562,9 @@ FAULTS = {
     "fast tier full": Fault(_full_fast, lambda one: _small("fast", one), needs_root=True),
     "slow tier full": Fault(_full_slow, lambda one: _small("slow", one), needs_root=True),
     "slow tier with faults": Fault(_faulty),
+    "S3, drain killed": Fault(_drain, s3_tier),
+    "S3, both killed": Fault(_both, s3_tier),
+    "S3, fast tier lost": Fault(_lost, s3_tier, is_lost=True),
 }
 
 

@@ -37,7 +37,7 @@ from penstock.save.commit import (
 from penstock.save.copying import Pace, Stopped, Trip, Unwanted, _Pieces, copy_checkpoint
 from penstock.save.drain import Drain, Drainer, fetch, recover
 from penstock.save.formats import find
-from penstock.save.manifest import CHUNK_BYTES, INSIDE
+from penstock.save.manifest import CHUNK_BYTES, INSIDE, parse, to_json
 from penstock.save.retention import (
     Keep,
     Proven,
@@ -2085,13 +2085,20 @@ def test_a_model_without_a_step_counts_for_no_rule_and_goes_for_a_newer_one_alon
 
 
 def test_of_copies_without_a_step_the_last_whole_one_of_a_name_stays(fast: Path) -> None:
-    """A store without renames has each version under a name of its own."""
-    store = open_store("memory://models")
+    """Earlier versions gave each save a name of its own on a store without renames."""
+    store, before = open_store("memory://models"), open_store("memory://before")
     there = lambda: sorted(one.name for one in find(store))  # noqa: E731
     trained(fast, "other")
-    for number in range(3):
+    drained(fast, store.url)
+    for number, name in enumerate(("out", "out.2", "out.3")):
         trained(fast, "out", b"%d" % number)
-        drained(fast, store.url)
+        drained(fast, before.url)
+        for found in before.list("out"):
+            data = before.read(found.name)
+            if found.name.endswith(INSIDE):
+                manifest = parse(data, found.name)
+                data = to_json(replace(manifest, called="" if name == "out" else "out"))
+            store.put(found.name.replace("out/", f"{name}/", 1), data)
     assert there() == ["other", "out", "out.2", "out.3"]
     newest = "out.3/pytorch_model.bin"
     store.put(newest, store.read(newest)[:-1] + b"?")
@@ -2283,18 +2290,16 @@ class RemoteContract:
         if choice.checkpoint is not None:
             assert {remote.read(one.name)[:1] for one in choice.checkpoint.files} == {b"1"}
         copy_checkpoint(save(2), remote, NO_PACE)
-        # Without renames the new copy has a name of its own, and the copy before stays whole.
-        new, old = find(remote)
-        for copy, number in ((new, b"2"), (old, b"1")):
-            assert verify(copy, "full").is_whole
-            assert {remote.read(one.name)[:1] for one in copy.files} == {number}
+        # The new copy was complete by keys of its own before it took the place of the copy before.
+        (copy,) = find(remote)
+        assert verify(copy, "full").is_whole
+        assert {remote.read(one.name)[:1] for one in copy.files} == {b"2"}
 
-    def test_a_name_that_is_taken_is_not_written_into(self, remote: Store, fast: Path) -> None:
+    def test_a_name_of_another_run_is_not_written_into(self, remote: Store, fast: Path) -> None:
         for data in (b"first", b"second"):
-            for path in fast.glob("step-*"):
-                path.rename(fast.parent / "old")
-            saved(fast, 1, data)
-            copy_checkpoint(find(LocalStore(fast))[0], remote, NO_PACE)
+            tier = fast / data.decode()
+            saved(tier, 1, data)
+            copy_checkpoint(find(LocalStore(tier))[0], remote, NO_PACE)
         assert {one.name for one in find(remote)} == {"step-00000001", "step-00000001.2"}
         assert remote.read("step-00000001/model.pt") == b"first"
 

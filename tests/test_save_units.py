@@ -815,7 +815,15 @@ def test_a_damaged_manifest_is_not_called_another_run_s(fast: Path, slow: Path) 
     written(fast / "step_1" / "model.safetensors", 1)
     drained(fast, slow)
     manifest = slow / "step_1" / "penstock-manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:-20])
+    data = manifest.read_bytes()
+    manifest.write_bytes(data[:-20])
+    with Drainer(fast, slow, NOW) as working:  # the files are those of the source
+        working.once()
+        assert working.status.warning == ""
+    assert latest_valid(slow, level="full").step == 1
+    assert not (slow / "step_1.2").exists()
+    manifest.write_bytes(data[:-20])
+    written(slow / "step_1" / "model.safetensors", 7)
     with Drainer(fast, slow, NOW) as working:
         working.once()
         assert "step_1 is step_1.2" in working.status.warning

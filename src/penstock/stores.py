@@ -72,8 +72,8 @@ class Upload(ABC):
     is_ordered: pieces have to come in order, from one thread.  Other uploads take them in any
     order from several.  is_confirmed: the store has compared what arrived with what was sent, so
     that nobody need read it back.  Nothing is seen under the name before finish() has returned.
-    Of a local store: mtime_ns: which the file gets; replacing: called when it is durable, just
-    before it takes its name.
+    Of a local store: mtime_ns: which the file gets.  Of a local store and S3: replacing: called
+    just before the new bytes take the name.
     """
 
     is_ordered = True
@@ -147,6 +147,16 @@ class Store(ABC):
     @abstractmethod
     def delete(self, name: str) -> None:
         """Removes a file; one that is not there is no error.  Raises TierError."""
+
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name, and replace a file of that name in one moment.  After a kill
+        both names may be there.  Raises TierError."""
+        found = self.stat(name)
+        if found is None:
+            raise TierError(f"{self.where(name)}: no such file; it may have been removed")
+        steps = range(0, found.size_bytes, BLOCK_BYTES)
+        self.put(to, (self.read(name, start, BLOCK_BYTES) for start in steps))
+        self.delete(name)
 
     def free_bytes(self) -> int | None:
         """Room for this user; None where the store does not say."""
@@ -732,10 +742,26 @@ class _ObjectStore(_Remote):
                 raise
         return size
 
+    def move(self, name: str, to: str) -> None:
+        _move_in_store(self, self._fs, (self._path(name), self._path(to)), (name, to))
+
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
         with _told(self.where(name), "written", size_bytes):
             file = self._fs.open(self._path(name), "wb", autocommit=False)
         return _StreamUpload(self.where(name), size_bytes, piece_bytes, file)
+
+
+def _move_in_store(store: Store, fs: Any, paths: tuple[str, str], names: tuple[str, str]) -> None:
+    """Copy an object within its store, compare the sizes, and remove the first one.  Raises
+    TierError."""
+    before = store.stat(names[0])
+    with _told(store.where(names[1]), "written"):
+        fs.cp_file(*paths)
+    after = store.stat(names[1])
+    sizes = [one.size_bytes if one is not None else None for one in (before, after)]
+    if sizes[0] != sizes[1]:
+        raise TierError(f"{store.where(names[1])}: has {sizes[1]} bytes of {sizes[0]}")
+    store.delete(names[0])
 
 
 class _HttpStore(_ObjectStore):
@@ -910,6 +936,9 @@ class _S3Store(_Remote):
                     parts.abort()
             raise
 
+    def move(self, name: str, to: str) -> None:
+        _move_in_store(self, self._fs, (self._path(name), self._path(to)), (name, to))
+
     def upload(self, name: str, size_bytes: int, piece_bytes: int = BLOCK_BYTES) -> Upload:
         least = max(S3_LEAST_PIECE_BYTES, -(-size_bytes // S3_MOST_PIECES))
         piece_bytes *= -(-least // piece_bytes)
@@ -1024,6 +1053,8 @@ class _S3Upload(Upload):
             self._parts.write(number, data)
 
     def finish(self) -> None:
+        if self.replacing is not None:
+            self.replacing()
         with _told(self.where, "written", len(self._whole)):
             if self._parts is None:
                 answer = self._store.call("put_object", **self._place, **_body(self._whole))
@@ -1093,6 +1124,11 @@ class _SftpStore(_Remote):
     def delete(self, name: str) -> None:
         with self._turn:
             super().delete(name)
+
+    def move(self, name: str, to: str) -> None:
+        with self._turn, _told(self.where(to), "written"):
+            self._fs.makedirs(self._path(to).rpartition("/")[0], exist_ok=True)
+            self._fs.ftp.posix_rename(self._path(name), self._path(to))
 
     def put(self, name: str, source: Source) -> int:
         upload = self._upload(name, 0, BLOCK_BYTES, f".{uuid.uuid4().hex[:8]}")

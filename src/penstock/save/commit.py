@@ -46,6 +46,7 @@ __all__ = [
     "MARK",
     "PART_SUFFIX",
     "PLACE",
+    "PLACE_FOLDER",
     "STATE",
     "Claim",
     "Part",
@@ -75,6 +76,7 @@ MARK = "penstock-part.json"  # in a part: it is ours, and may be swept
 # In a part whose durable files move, one after another, to places beside the part: the future
 # manifest of the files.  Such a part is finished, and not swept.
 PLACE = "penstock-place.json"
+PLACE_FOLDER = "penstock-place-folder.json"  # the same, where the places are in the folder NAME
 HANDED_IN = ".penstock-sums-"  # in a part: what another rank has written
 PAGE_BYTES = 4096
 RENAME_EXCHANGE = 2  # linux/fs.h

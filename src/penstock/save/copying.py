@@ -49,6 +49,7 @@ from penstock.save.formats import (
     origins,
     own_and_others,
 )
+from penstock.save.generations import begin_draft, drop_draft, place_draft
 from penstock.save.manifest import (
     BESIDE,
     CHUNK_BYTES,
@@ -211,7 +212,7 @@ def copy_file(
                     _unwritten(source, inner, pieces, known)
                 return _checked(same, inner, found, known, source.store.url), False
         upload = dest.upload(name, found.size_bytes, CHUNK_BYTES)
-        upload.mtime_ns = found.mtime_ns  # shows the age until the manifest is written
+        upload.mtime_ns = _written_ns(source, found)  # the age until the manifest is written
         upload.replacing = replacing
         try:
             count = -(-found.size_bytes // upload.piece_bytes)
@@ -245,6 +246,16 @@ def copy_file(
         return sums, upload.is_confirmed
     finally:
         pieces.close()
+
+
+def _written_ns(source: Checkpoint, found: Found) -> int | None:
+    """Return when a file was written at its first source."""
+    saved = source.manifest.saved if source.manifest is not None else ()
+    if saved and source.manifest is not None:
+        for file, (_, mtime_ns) in zip(source.manifest.files, saved, strict=True):
+            if file.name == source.inner(found):
+                return mtime_ns or found.mtime_ns
+    return found.mtime_ns
 
 
 def _unwritten(source: Checkpoint, inner: str, pieces: _Pieces, known: dict[str, FileSum]) -> None:
@@ -311,8 +322,11 @@ def copy_checkpoint(
     name from the same tier is replaced in one atomic step.  Where a store cannot do so, or where
     the name belongs to another checkpoint, the new copy gets the next free name, NAME.2 and so on.
     is_fetched: the destination is a tier where the program may write into the checkpoint again.
-    Raises TierError, SaveError, and the exceptions of trip.held().
+    Files at the destination that have lost their manifest and agree with the source are not copied:
+    the manifest is written anew.  Raises TierError, SaveError, and the exceptions of trip.held().
     """
+    if (noted := _noted_anew(source, dest, trip)) is not None:
+        return source.name, noted
     target = _Target(source, dest)
     target.begin()
     try:
@@ -351,7 +365,11 @@ def _copied(source: Checkpoint, target: "_Target", trip: Trip, is_fetched: bool)
     if source.manifest is None and not (is_single and isinstance(source.store, LocalStore)):
         _unchanged(source)
     manifest = _manifest_of(source, tuple(sums))
-    manifest = replace(manifest, called=target.called)
+    is_theirs = source.manifest is None
+    if is_theirs and target.older is not None and target.older.content == manifest.content:
+        manifest = replace(manifest, created_unix_ns=target.older.created_unix_ns)
+    saved = _saved_before(manifest, target.older)
+    manifest = replace(manifest, called=target.called, saved=saved)
     # A fetched checkpoint is loaded next: the pages should stay in memory.
     unread_back = replace(manifest, files=tuple(unread))
     _read_back(target, unread_back, trip, is_sparing=not is_fetched)
@@ -441,15 +459,94 @@ def _copy_batch(
     return done
 
 
+def _noted_anew(source: Checkpoint, dest: Store, trip: Trip) -> Manifest | None:
+    """Write the manifest of files at the destination that have the names and the contents of the
+    source, and no valid manifest.  Returns None if there are no such files.  Raises TierError,
+    SaveError, and the exceptions of trip.held()."""
+    copy = _without_manifest(source, dest)
+    if copy is None:
+        return None
+    sums = []
+    for found in source.files:
+        known = {file.name: file for file in source.manifest.files} if source.manifest else {}
+        pieces = _Pieces(source.store, found)
+        try:
+            same = _same(pieces, found, dest, found.name, trip)
+            if same is None:
+                return None
+            sums.append(_checked(same, source.inner(found), found, known, source.store.url))
+            _unwritten(source, source.inner(found), pieces, known)
+        finally:
+            pieces.close()
+    manifest = _manifest_of(source, tuple(sums))
+    copy = replace(copy, manifest=manifest)
+    if not verify(copy, "full", paced(trip.held, trip.pace), is_sparing=True).is_whole:
+        return None
+    manifest = replace(manifest, verified_unix_ns=time.time_ns())
+    dest.put(source.manifest_name, to_json(manifest))
+    return manifest
+
+
+def _without_manifest(source: Checkpoint, dest: Store) -> Checkpoint | None:
+    """Return the files at the destination that have the names and sizes of the source and have lost
+    their manifest; None: there are none.  Raises TierError."""
+    mark = f"{source.name}/{INCOMPLETE}" if source.is_folder else beside(source.name, HALF)
+    try:
+        if source.called or dest.stat(mark) is not None:
+            return None
+        if dest.stat(source.manifest_name) is not None:
+            parse(dest.read(source.manifest_name), source.manifest_name)
+            return None
+    except SaveError:  # the manifest is damaged
+        pass
+    except TierError as error:
+        if is_of_one_file(error):
+            return None
+        raise
+    if isinstance(dest, LocalStore) and is_alive(dest.path(f"{source.name}{PART_SUFFIX}")):
+        return None
+    there = {found.name: dest.stat(found.name) for found in source.files}
+    sizes = {found.name: found.size_bytes for found in source.files}
+    files = tuple(found for found in there.values() if found is not None)
+    if len(files) < len(sizes) or any(one.size_bytes != sizes[one.name] for one in files):
+        return None
+    if source.is_folder:
+        own, _ = own_and_others(dest, source.name, source.kind, map(source.inner, source.files))
+        if {one.name for one in own} != there.keys():
+            return None
+    elif any(
+        one.name != source.name and dest.stat(beside(one.name, BESIDE)) is not None for one in files
+    ):
+        return None  # a file of another checkpoint
+    return replace(source, store=dest, files=files, problem="")
+
+
 def _manifest_of(source: Checkpoint, sums: tuple[FileSum, ...]) -> Manifest:
     if source.manifest is not None:
         made = source.manifest
     else:
+        saved = tuple((source.inner(found), found.mtime_ns or 0) for found in source.files)
         made = Manifest((), source.step, kind=source.kind, created_unix_ns=source.mtime_ns)
+        made = replace(made, saved=saved)
     # The identity from another program's save is kept through every copy.
     is_theirs = made.source.startswith(OF_FILES)
     identity = made.source if is_theirs else source.identity
     return replace(made, files=sums, source=identity, origin=origin_of(source.store), as_fetched="")
+
+
+def _saved_before(manifest: Manifest, older: Manifest | None) -> tuple[tuple[str, int], ...]:
+    """Return the times of writing.  If only some files have new times, as after `touch`, a file
+    with the content of the older copy keeps the time there: no save has written the file since."""
+    if older is None or not older.saved:
+        return manifest.saved
+    times, sums = dict(older.saved), older.by_saved_name
+    is_all_new = all(times.get(name) != mtime_ns for name, mtime_ns in manifest.saved)
+    if is_all_new and older.content != manifest.content:
+        return manifest.saved
+    return tuple(
+        (name, times[name] if name in sums and sums[name].sums == file.sums else mtime_ns)
+        for (name, mtime_ns), file in zip(manifest.saved, manifest.files, strict=True)
+    )
 
 
 def _unchanged(source: Checkpoint) -> None:
@@ -495,6 +592,7 @@ class _Target:
     def __init__(self, source: Checkpoint, dest: Store) -> None:
         self.store, self.is_folder = dest, source.is_folder
         self._source = source
+        self.older: Manifest | None = None  # of the copy that this one replaces
         stem, suffix = source.name, ""
         has_ending = source.kind != "tensorflow" and "." in source.name.rpartition("/")[2]
         if not self.is_folder and has_ending:
@@ -504,12 +602,18 @@ class _Target:
             again += 1
             self.name = f"{stem}.{again}{suffix}"
         self.place = self.name
+        # The older save under this name stays until the newer save is complete.
+        self.is_drafted = (
+            (self.is_folder or len(source.files) > 1)
+            and not isinstance(dest, LocalStore)
+            and dest.stat(self._manifest_name(self.name)) is not None
+        )
         # A copy with a new name keeps the name of the save in `called`.
         self.called = source.called or (source.name if self.name != source.name else "")
         if not self.is_inside:
             self.prefix = source.folder
             return
-        if dest.can_rename:
+        if dest.can_rename or self.is_drafted:
             self.place = f"{self.name}{PART_SUFFIX}"
         self.prefix = f"{self.place}/"
 
@@ -518,7 +622,8 @@ class _Target:
         """Return True if the files are in a separate folder until the commit.  Several files beside
         other checkpoints move into place when all of the files are durable."""
         has_several = not self.is_folder and len(self._source.files) > 1
-        return self.is_folder or (has_several and isinstance(self.store, LocalStore))
+        has_draft = isinstance(self.store, LocalStore) or self.is_drafted
+        return self.is_folder or (has_several and has_draft)
 
     def inner(self, name: str) -> str:
         """Return the name of a file in the copy, from the name in the source."""
@@ -557,12 +662,10 @@ class _Target:
         noted = self._manifest_name(name)
         try:
             if self.store.stat(noted) is not None:
-                has_several = self.is_folder or len(self._source.files) > 1
-                if has_several and not self.store.can_rename:
-                    return False  # files of a committed name are never written again
                 there = parse(self.store.read(noted), noted)
                 is_theirs = is_overtaken(there, self.store, name, self.is_folder)
                 is_alone = not self.is_folder or self._is_alone(there, name)
+                self.older = there
                 return self._is_older(there) and not is_theirs and is_alone
         except SaveError:  # the manifest is not valid: the owner is not known
             return False
@@ -622,6 +725,9 @@ class _Target:
             part = self.store.path(self.place)
             if not part.exists():  # else resume the files of an earlier attempt
                 make_part(part, self.store.folder).close()
+        elif self.is_drafted:
+            n_files, called = len(self._source.files), self.called or self.name
+            begin_draft(self.store, self.name, called, origin_of(self._source.store), n_files)
         else:
             self.store.put(f"{self.place}/{INCOMPLETE}", b"{}")
 
@@ -635,6 +741,9 @@ class _Target:
         """Remove an unfinished copy.  Raises TierError."""
         if self.is_inside and isinstance(self.store, LocalStore):
             discard(self.store.path(self.place), self.store.folder)
+            return
+        if self.is_drafted:
+            drop_draft(self.store, self.name)
             return
         # With one file and the manifest still there, no byte of the older copy was replaced yet.
         manifest = self._manifest_name(self.name)
@@ -657,6 +766,9 @@ class _Target:
         if not self.is_inside:
             self.store.put(self._manifest_name(self.name), manifest)
             self.store.delete(beside(self.name, HALF))
+        elif self.is_drafted:
+            wanted = {self.inner(self._source.inner(found)) for found in self._source.files}
+            place_draft(self.store, self.name, manifest, wanted, is_folder=self.is_folder)
         elif not self.is_folder:
             assert isinstance(self.store, LocalStore)
             self._drop_strangers(self.store.path(self.place))

@@ -27,6 +27,7 @@ from penstock.save.commit import (
     claim,
     sweep,
 )
+from penstock.save.contents import has_content
 from penstock.save.copying import (
     Pace,
     Trip,
@@ -39,6 +40,7 @@ from penstock.save.copying import (
 from penstock.save.formats import (
     HALF,
     OF_FILES,
+    PLACING,
     UNREAD,
     Checkpoint,
     find,
@@ -50,6 +52,7 @@ from penstock.save.formats import (
     origins,
     remains_of,
 )
+from penstock.save.generations import end_drafts, end_moves
 from penstock.save.kept import kept_json
 from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (
@@ -61,6 +64,7 @@ from penstock.save.manifest import (
     to_json,
 )
 from penstock.save.removals import Removals
+from penstock.save.renamed import why_renamed
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
@@ -196,8 +200,9 @@ class Drainer(Working):
         self._saves_due_s = -math.inf
         self.has_answered = False  # the slow tier was listed at least once
         self._fresh: list[Checkpoint] | None = None  # a new listing, not yet used
-        # Files of drained checkpoints, by name of the checkpoint and name within.
-        self._before: dict[str, dict[str, Found]] = {}
+        # Files of drained checkpoints and their checksums, by name of the checkpoint and name
+        # within.
+        self._before: dict[str, tuple[dict[str, Found], dict[str, FileSum]]] = {}
         # Partly rewritten checkpoints: identity and reason, by name.
         self._partly: dict[str, tuple[str, str]] = {}
         self._copied: dict[tuple[str, str], int] = {}  # count, by name and identity
@@ -266,7 +271,7 @@ class Drainer(Working):
             if one.identity in self._arrived or remains_of(one, known) is None
         ]  # fmt: skip
         with suppress(TierError):  # a full tier is what a drain is for
-            note_saves(self.fast, found)
+            note_saves(self.fast, found, known)
         # A checkpoint that was whole when it was copied is whole, whatever lies beside it now.
         copied = {one.manifest.source for one in known if one.manifest and not one.problem}
         found = [
@@ -334,7 +339,7 @@ class Drainer(Working):
     def _list_slow(self) -> list[Checkpoint]:
         self._look_at_slow()
         try:
-            self._on_slow, self._listed_s = find(self.slow), self._clock()
+            self._on_slow, self._listed_s = self._found_on_slow(), self._clock()
         except TierError as error:
             if self.has_answered or isinstance(self.slow, LocalStore):
                 raise
@@ -345,6 +350,15 @@ class Drainer(Working):
             note_saves(self.slow, self._on_slow)
         return self._on_slow
 
+    def _found_on_slow(self) -> list[Checkpoint]:
+        """Return the checkpoints of the slow tier; first end the moves of a killed drain."""
+        found = find(self.slow)
+        is_local = isinstance(self.slow, LocalStore)
+        if is_local or not any(one.problem == PLACING for one in found):
+            return found
+        end_moves(self.slow)
+        return find(self.slow)
+
     def _is_partly(self, one: Checkpoint) -> bool:
         """Return True if a save has rewritten some files of the last drained checkpoint and not the
         others: until a save has ended, the files are of two saves."""
@@ -352,7 +366,12 @@ class Drainer(Working):
         if one.manifest is not None:
             return False
         files = {one.inner(found): found for found in one.files}
-        why = written_over(files, self._before.get(one.name, {}))
+        before, sums = self._before.get(one.name, ({}, {}))
+        why = written_over(
+            files,
+            before,
+            lambda name: name in sums and has_content(self.fast, files[name], sums[name]),
+        )
         if why:
             self._partly[one.name] = (one.identity, why)
         return bool(why)
@@ -605,9 +624,11 @@ class Drainer(Working):
         """Of copies from this fast tier that were killed before they had their manifest, and that
         nothing there will end any more: what came whole gets one, what did not goes.  Raises
         TierError, Stopped."""
+        known = ("", *origins(self.fast))
+        if not isinstance(self.slow, LocalStore):
+            end_drafts(self.slow, known, {one.called or one.name for one in self._owed()})
         if not (marks := halves(self.slow)):
             return
-        known = ("", *origins(self.fast))
         waiting = {one.called or one.name for one in self._owed()}
         found = {beside(one.name, HALF): one for one in find(self.slow) if not one.is_folder}
         for mark, names in marks.items():
@@ -674,16 +695,12 @@ class Drainer(Working):
                 name, manifest = copy_checkpoint(one, self.slow, trip)
             finally:
                 self._current = None
-            self._before[one.name] = {one.inner(found): found for found in one.files}
+            lay = {one.inner(found): found for found in one.files}
+            self._before[one.name] = lay, manifest.by_saved_name
         self._look_at_slow()  # a small one is copied between two looks
         if name != one.name and not self._renamed:  # the first one tells it of all
-            there = (copy.problem for copy in self._on_slow or () if copy.name == one.name)
-            why = next(filter(None, there), "")
-            self._renamed = (
-                f"{one.name} is {name} on {self.slow.url}: the copy there cannot be trusted: {why}"
-                if why
-                else f"{one.name} is {name} on {self.slow.url}: another run has the name there; "
-                "`penstock save recover FAST SLOW` before the first save goes on with that run"
+            self._renamed = why_renamed(
+                one, name, self.slow, self._on_slow or (), origins(self.fast)
             )
             self._warn()
         self._on_slow = None  # outdated: later checkpoints are judged with the new copy

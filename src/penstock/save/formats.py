@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
-from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, STATE
+from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
+from penstock.save.contents import has_content
 from penstock.save.folders import with_other_folders
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
@@ -51,6 +52,7 @@ __all__ = [
     "HINTS",
     "INCOMPLETE",
     "OF_FILES",
+    "PLACING",
     "UNREAD",
     "Checkpoint",
     "compared",
@@ -90,7 +92,8 @@ MOST_GOES_ON_BYTES = 1 << 20
 HINTS = ("checkpoint", "latest", "latest_checkpointed_iteration.txt")
 _UNREAD_MANIFEST, _UNSEEN = "its manifest cannot be read", "not all of it can be seen"
 _ARRIVING = "not all of it has arrived"
-_PLACING = f"{_ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
+_OF_A_COPY = "a part of a copy that has not ended"
+PLACING = f"{_ARRIVING} in its place: the next drain, or `penstock save recover`, ends that"
 UNREAD = (_UNREAD_MANIFEST, _UNSEEN)  # a problem that begins so may pass
 OF_FILES = "files:"  # the identity of a checkpoint without manifest begins so
 # A bad sector, damage of the file system, a file of another user: the others are as they were.
@@ -346,7 +349,7 @@ def find(
     TierError."""
     tree = Tree(store, within, saves)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
-    found = newest_first(of_one_save(store, found), others)
+    found = newest_first(of_one_save(store, found, others), others)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
         known = {file.name for one in found if not one.is_folder for file in one.files}
@@ -396,7 +399,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
             names = (
                 [one.called or one.name]
                 if one.is_folder
-                else [f"{one.folder}{file.name}" for file in one.manifest.files]
+                else [f"{one.folder}{name}" for name in one.manifest.by_saved_name]
             )
             for name in names:
                 copies.setdefault(name, one)  # the first is the newest
@@ -442,19 +445,34 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     """Compare a checkpoint with the copy of the same name.  Returns the problem, if any."""
     is_by_rule = one.why.startswith(BY_RULE)
     own = {one.inner(found): found for found in one.files}
-    assert copy.manifest is not None
-    lost = sorted(
-        file.name for file in copy.manifest.files if file.name not in own and is_part(file.name)
-    )
-    # The files of a copy that is no folder have other names where the copy has one.
-    is_renamed = bool(copy.called) and not copy.is_folder
+    manifest = copy.manifest
+    assert manifest is not None
+    sums = manifest.by_saved_name
+    lost = sorted(name for name in sums if name not in own and is_part(name))
+    # Without `saved` the files of a copy NAME.2 that is no folder have other names.
+    is_renamed = bool(copy.called) and not copy.is_folder and not manifest.saved
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
         if parts_of(lost[0]).is_state_text and one.store.stat(one.folder + lost[0]) is not None:
             return f"{lost[0]} was written a minute after the rest, and its copy with the rest"
         return f"no {lost[0]}, which its copy on {copy.store.url} has"
+    there = _as_saved(copy)
+    return written_over(own, there, lambda name: has_content(one.store, own[name], sums[name]))
+
+
+def _as_saved(copy: Checkpoint) -> dict[str, Found]:
+    """Return the files of a copy as they were at the source, by name.  Empty: not known."""
+    assert copy.manifest is not None
+    if copy.manifest.saved:
+        return {
+            name: Found(name, file.size_bytes, mtime_ns)
+            for (name, mtime_ns), file in zip(copy.manifest.saved, copy.manifest.files, strict=True)
+        }
     if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):
-        return ""
-    return written_over(own, {copy.inner(found): found for found in copy.files})
+        return {}
+    return {
+        name: found for found in copy.files
+        if (name := copy.inner(found)) in copy.manifest.by_saved_name
+    }  # fmt: skip
 
 
 def is_all_there(copy: Checkpoint) -> bool:
@@ -590,7 +608,7 @@ class Tree:
             self.put_back = self.put_back or base == PUT_BACK
             if base.endswith(ASIDE) and kind_of(base.rpartition(".")[0]):
                 continue  # put aside: no part of the checkpoint
-            if base == PLACE and folder.endswith(PART_SUFFIX):
+            if base in (PLACE, PLACE_FOLDER) and folder.endswith(PART_SUFFIX):
                 above, _, part = folder.rpartition("/")
                 if (place := self._noted(above)) is not None:
                     place.arriving[part.removesuffix(PART_SUFFIX)] = found
@@ -629,6 +647,11 @@ class Tree:
         if name:
             if why := self._unseen.get(name) or self._unseen.get(f"{name}/{INSIDE}"):
                 yield replace(self.checkpoint(name, "files", [], why), is_broken=True)
+                return
+            above, _, last = name.rpartition("/")
+            noted = self.folders[above].arriving.get(last)
+            if noted is not None and noted.name.endswith(PLACE_FOLDER):
+                yield self.checkpoint(name, "files", self.all_files(name), PLACING)
                 return
             has_copies = any(one.endswith(BESIDE) for one in here.files)  # of files in the folder
             for recognise in (_with_manifest, *(FOLDERS if not has_copies else ())):
@@ -783,7 +806,8 @@ def _noted(checkpoint: Checkpoint, here: Folder) -> Checkpoint:
     try:
         called, _, has_several = _read_half(store, half.name)
         checkpoint = _called(checkpoint, called)
-        return replace(checkpoint, problem=_ARRIVING) if has_several else checkpoint
+        arriving = replace(checkpoint, problem=_ARRIVING, why=_OF_A_COPY)
+        return arriving if has_several else checkpoint
     except TierError as error:
         if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ESTALE):
             noted = store.stat(checkpoint.manifest_name)  # since the list was made
@@ -839,7 +863,8 @@ def _files(
                 one = _single(store, found, unit)
                 one = _noted(one, here) if has_notes else one
                 is_part = one.manifest is None and name in arriving
-                yield replace(one, problem=one.problem or _ARRIVING) if is_part else one
+                problem = one.problem or _ARRIVING
+                yield replace(one, problem=problem, why=_OF_A_COPY) if is_part else one
         elif name == unit.name:
             one = _as_unit(store, start, here, unit)
             yield replace(one, problem=_ARRIVING) if name in arriving else one
@@ -907,7 +932,9 @@ def _with_manifest_beside(store: Store, start: str, here: Folder) -> Iterator[Ch
 def _arriving(store: Store, start: str, here: Folder) -> Iterator[Checkpoint]:
     """Yield checkpoints of several files that are moving from a part to the final places."""
     for name, noted in sorted(here.arriving.items()):
-        problem, files = _PLACING, tuple[Found, ...]()
+        if noted.name.endswith(PLACE_FOLDER) and name in here.folders:
+            continue  # the folder itself is yielded
+        problem, files = PLACING, tuple[Found, ...]()
         try:
             manifest = parse(store.read(noted.name, 0, MOST_BYTES), store.where(noted.name))
             files = tuple(here.files[one.name] for one in manifest.files if one.name in here.files)

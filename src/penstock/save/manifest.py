@@ -65,7 +65,9 @@ class Manifest:
     tier that it was copied from; empty: none, or not known.  as_fetched: how the files lay when we
     had brought back what another program has saved: where they lie otherwise, the program has
     written into them since, and this manifest tells of what was there before.  called: the name it
-    was saved under, where a copy had to be given another: that tells no step.
+    was saved under, where a copy had to be given another: that tells no step.  saved: for each of
+    files, the name and the time of writing (mtime_ns) at the source, of another program's save;
+    empty: not known.
     """
 
     files: tuple[FileSum, ...]
@@ -80,10 +82,17 @@ class Manifest:
     origin: str = ""
     as_fetched: str = ""
     called: str = ""
+    saved: tuple[tuple[str, int], ...] = ()
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def by_saved_name(self) -> dict[str, FileSum]:
+        """The files by their names at the source, which differ in a copy NAME.2."""
+        names = [name for name, _ in self.saved] or [file.name for file in self.files]
+        return dict(zip(names, self.files, strict=True))
 
     @property
     def content(self) -> str:
@@ -179,6 +188,7 @@ def to_json(manifest: Manifest) -> bytes:
         "origin": manifest.origin,
         **({"as_fetched": manifest.as_fetched} if manifest.as_fetched else {}),
         **({"called": manifest.called} if manifest.called else {}),
+        **({"saved": [list(row) for row in manifest.saved]} if manifest.saved else {}),
         "files": [
             {"name": file.name, "size_bytes": file.size_bytes, "sums": file.sums.hex()}
             for file in manifest.files
@@ -250,7 +260,24 @@ def _parsed(data: bytes, where: str) -> Manifest:
         origin=_text({"origin": "", **body}, "origin"),
         as_fetched=_text({"as_fetched": "", **body}, "as_fetched"),
         called=_text({"called": "", **body}, "called"),
+        saved=_saved(body.get("saved", []), len(files)),
     )
+
+
+def _saved(rows: Any, n_files: int) -> tuple[tuple[str, int], ...]:
+    if rows == []:
+        return ()
+    if not isinstance(rows, list) or len(rows) != n_files:
+        raise _Wrong("the names at the source are of another number of files")
+    found = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 2:
+            raise _Wrong("a name at the source without a time")
+        name, mtime_ns = row
+        if not isinstance(name, str) or not isinstance(mtime_ns, int):
+            raise _Wrong("a name at the source is no text, or a time is no number")
+        found.append((name, mtime_ns))
+    return tuple(found)
 
 
 def _whole(body: dict[str, Any], key: str, least: int, most: int) -> int:

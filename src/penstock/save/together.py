@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.save.commit import STATE
+from penstock.save.contents import has_content
 from penstock.save.folders import PAUSE, place_of
 from penstock.save.kept import kept_json
 from penstock.save.units import BY_RULE, FROZEN_S, IDLE_S
@@ -34,15 +35,18 @@ _Lies = dict[str, list[int]]  # by name: size, and time of writing
 _Row = dict[str, Any]  # parts and partial: _Lies; n: saves with all parts; pause_ns: within a save
 
 
-def of_one_save(store: Store, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+def of_one_save(
+    store: Store, found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
+) -> list[Checkpoint]:
     """Return the checkpoints, with a problem where the parts are of two saves.  A copy with a
     manifest, and a part that was not written again, is whole by itself, and has the text in `torn`.
-    Raises TierError."""
+    others: checkpoints of another tier: a part with a new time and the content of its copy was not
+    written again.  Raises TierError."""
     families = dict(_families(found))
     said, whole = dict[int, str](), set[int]()
     for family, row in _read(store).items() if families else ():
         parts = families.get(family, ())
-        if parts and (why := _of_two_saves(row, _lies(parts))):
+        if parts and (why := _of_two_saves(row, _lies_by_content(row, parts, others))):
             said |= {id(one): why for one in parts}
             before = row["parts"]
             whole |= {id(one) for one in parts if before[one.called or one.name] == _lie(one)}
@@ -55,14 +59,17 @@ def of_one_save(store: Store, found: Sequence[Checkpoint]) -> list[Checkpoint]:
     ]
 
 
-def note_saves(store: Store, found: Sequence[Checkpoint]) -> None:
-    """Record what lies in the tier.  Raises TierError."""
+def note_saves(
+    store: Store, found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
+) -> None:
+    """Record what lies in the tier.  others: as for of_one_save().  Raises TierError."""
     families = dict(_families(found))
     if not families:
         return
     before = _read(store)
     rows = before | {
-        family: _noted(before.get(family), _lies(parts)) for family, parts in families.items()
+        family: _noted(_with_times(before.get(family), parts, others), _lies(parts))
+        for family, parts in families.items()
     }
     if rows != before and len(rows) <= MOST_FAMILIES:
         store.put(RECORD, [json.dumps({"version": 1, "families": rows}).encode()])
@@ -86,6 +93,40 @@ def _families(found: Sequence[Checkpoint]) -> Iterator[tuple[str, list[Checkpoin
 
 def _lies(parts: Sequence[Checkpoint]) -> _Lies:
     return {one.called or one.name: _lie(one) for one in parts}
+
+
+def _lies_by_content(row: _Row, parts: Sequence[Checkpoint], others: Sequence[Checkpoint]) -> _Lies:
+    """As _lies(), with the recorded size and time for a part that has the content of its copy."""
+    before, lies = row["parts"], _lies(parts)
+    copies = {one.called or one.name: one for one in others if one.manifest is not None}
+    for one in parts:
+        name = one.called or one.name
+        if lies[name] != before.get(name) and name in copies and _has_content_of(one, copies[name]):
+            lies[name] = before.get(name, lies[name])
+    return lies
+
+
+def _with_times(
+    row: _Row | None, parts: Sequence[Checkpoint], others: Sequence[Checkpoint]
+) -> _Row | None:
+    """Return the row with the new time of a part that was touched, and not written again."""
+    if row is None:
+        return None
+    lies, by_content = _lies(parts), _lies_by_content(row, parts, others)
+    before: _Lies = row["parts"]
+    kept = {
+        name: lies[name] if by_content.get(name) == lie and name in lies else lie
+        for name, lie in before.items()
+    }
+    return row | {"parts": kept}
+
+
+def _has_content_of(one: Checkpoint, copy: Checkpoint) -> bool:
+    sums = copy.manifest.by_saved_name if copy.manifest is not None else {}
+    return all(
+        one.inner(found) in sums and has_content(one.store, found, sums[one.inner(found)])
+        for found in one.files
+    )
 
 
 def _lie(one: Checkpoint) -> list[int]:

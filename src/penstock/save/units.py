@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -930,10 +930,16 @@ def without_progress(files: Sequence[Found]) -> list[Found]:
 FROZEN_S = 60.0  # older than the rest of the save by this much: written once, not at each save
 
 
-def written_over(files: Mapping[str, Found], before: Mapping[str, Found]) -> str:
+def written_over(
+    files: Mapping[str, Found],
+    before: Mapping[str, Found],
+    has_content: Callable[[str], bool] = lambda name: False,
+) -> str:
     """Report a save that has rewritten some files of a checkpoint and not the others.  files: by
     name within the checkpoint, as ranks and parts have equal names in different folders; before:
-    the files at the last copy.  Returns an empty string if no file was rewritten, or all were.
+    the files at the last copy.  has_content: returns True if a rewritten file still has the content
+    of the last copy, as after `touch`.  Returns an empty string if no file was rewritten, or all
+    were, or if no content has changed.
 
     The others are only files that the previous save had written with the rest.
     """
@@ -959,7 +965,7 @@ def written_over(files: Mapping[str, Found], before: Mapping[str, Found]) -> str
         if (_written_ns(known[later]) - _written_ns(known[earlier])) / 1e9 > FROZEN_S:
             begin = place
     late = sorted(set(same) & set(row[begin:]))
-    if not late:
+    if not late or all(map(has_content, changed)):
         return ""
     n = len(late) + len(changed)
     return (

@@ -1,0 +1,44 @@
+"""Compare a file with the checksums in a manifest.  Each version of a file is read once, up to the
+first difference.
+
+The module knows stores and manifests; no checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from penstock.errors import TierError
+from penstock.save.manifest import CHUNK_BYTES, FileSum, checksum, n_chunks
+from penstock.stores import Found, LocalStore, Store
+
+__all__ = ["agrees", "has_content"]
+
+
+def has_content(store: Store, found: Found, wanted: FileSum) -> bool:
+    """Return True if a file has the bytes of which a manifest has the checksums.  Return False also
+    where the file cannot be read."""
+    if found.size_bytes != wanted.size_bytes:
+        return False
+    if isinstance(store, LocalStore):
+        path = str(store.path(found.name))
+        return _has_content(path, found.mtime_ns, wanted.size_bytes, wanted.sums)
+    return agrees(store, found.name, wanted)
+
+
+@lru_cache(1 << 12)
+def _has_content(path: str, mtime_ns: int | None, size_bytes: int, sums: bytes) -> bool:
+    folder, _, name = path.rpartition("/")
+    store = LocalStore(folder or "/", makes_folders=False)
+    return agrees(store, name, FileSum(name, size_bytes, sums))
+
+
+def agrees(store: Store, name: str, wanted: FileSum, chunk_bytes: int = CHUNK_BYTES) -> bool:
+    """As has_content(), for a file of this size."""
+    try:
+        return all(
+            checksum(store.read(name, number * chunk_bytes, chunk_bytes)) == wanted.sum_of(number)
+            for number in range(n_chunks(wanted.size_bytes, chunk_bytes))
+        )
+    except TierError:
+        return False

@@ -1,0 +1,272 @@
+"""Test that a checkpoint of several files, saved again under the same names, is replaced in a store
+without renames (S3): a kill at any request leaves the older or the newer save whole."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.save.drain import Drainer, fetch, recover
+from penstock.save.formats import find
+from penstock.save.manifest import BESIDE, INSIDE
+from penstock.save.verify import latest_valid, verify
+from penstock.save.working import Settings
+from penstock.stores import Store
+from remote import s3, s3_server, sftp_server
+from saves import safetensors, state
+
+__all__ = ["s3", "s3_server", "sftp_server"]
+
+LAYOUTS = {
+    "pair": ("model.safetensors", "optimizer.safetensors"),
+    "last": ("last.safetensors", "last_optim.safetensors"),
+    "folder": ("last/a.safetensors", "last/b.safetensors"),
+}
+CHANGES = ("PutObject", "CopyObject", "DeleteObject", "DeleteObjects", "UploadPart")
+NOW = Settings(settle_s=0, tries=1)
+
+
+class KilledError(Exception):
+    """In the place of SIGKILL: from here on the process sends no request."""
+
+
+@contextmanager
+def killed_at(store: Store, number: int) -> Iterator[list[str]]:
+    """Let no request pass from the change of this number on; yields the changes that passed."""
+    sent, calls = list[str](), store._fs.s3.meta.events
+
+    def look(model: Any, **_: Any) -> None:
+        if model.name in CHANGES:
+            if len(sent) == number:
+                raise KilledError
+            sent.append(model.name)
+        elif len(sent) == number:
+            raise KilledError
+
+    calls.register_first("before-call.s3", look)
+    try:
+        yield sent
+    finally:
+        calls.unregister("before-call.s3", look)
+
+
+@pytest.fixture
+def tier(s3: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    opened = lambda url: s3 if str(url).startswith("s3://") else _local(url)  # noqa: E731
+    monkeypatch.setattr("penstock.save.drain.open_store", opened)
+    monkeypatch.setattr("penstock.save.verify.open_store", opened)
+    return s3
+
+
+def _local(url: Any) -> Store:
+    from penstock.stores import open_store
+
+    return open_store(url)
+
+
+def saved(fast: Path, names: tuple[str, ...], save: int) -> None:
+    for name in names:
+        state(fast / name, save, at_s=1_700_000_000 + 10 * save)
+
+
+def drained(fast: Path, store: Store) -> list[str]:
+    with Drainer(fast, store.url, NOW) as working:
+        left = working.once()
+        assert "another run" not in working.status.warning, working.status.warning
+        return left
+
+
+def value(data: bytes) -> float:
+    return float(struct.unpack("<f", data[-4:])[0])
+
+
+def keys(store: Store) -> set[str]:
+    return {one.name for one in store.list() if not one.name.startswith(".penstock/")}
+
+
+def begun_from(folder: Path, store: Store) -> set[float]:
+    """Return the saves that a job on a new node begins from."""
+    folder.mkdir()
+    choice, _ = recover(folder, store.url, NOW)
+    assert choice.checkpoint is not None, choice.rejected
+    path = fetch(choice.checkpoint, folder)
+    files = [*path.rglob("*.safetensors")] if path.is_dir() else [*folder.glob("*.safetensors")]
+    found = {value(one.read_bytes()) for one in files}
+    assert len(files) == 2, files
+    shutil.rmtree(folder)
+    return found
+
+
+@pytest.mark.parametrize("names", LAYOUTS.values(), ids=LAYOUTS)
+def test_saves_under_the_same_names_replace_the_save_before(
+    tier: Store, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    fast = tmp_path / "fast"
+    for save in (1, 2, 3):
+        saved(fast, names, save)
+        assert drained(fast, tier) == []
+    manifest = f"last/{INSIDE}" if "/" in names[0] else f"{names[0]}{BESIDE}"
+    assert keys(tier) == {*names, manifest}
+    assert {value(tier.read(name)) for name in names} == {3}
+    assert begun_from(tmp_path / "new", tier) == {3}
+
+
+@pytest.mark.parametrize("names", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_torn_save_is_refused_as_on_a_folder(
+    tier: Store, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    fast = tmp_path / "fast"
+    for save in (1, 2):
+        saved(fast, names, save)
+        drained(fast, tier)
+    saved(fast, names[:1], 3)
+    (left,) = drained(fast, tier)
+    assert "1 of its 2 files were written again and 1 were not" in left
+    shutil.rmtree(fast)
+    assert begun_from(tmp_path / "new", tier) == {2}
+
+
+def test_a_save_that_is_torn_after_a_fetch_is_refused(tier: Store, tmp_path: Path) -> None:
+    fast, names = tmp_path / "fast", LAYOUTS["pair"]
+    saved(fast, names, 1)
+    drained(fast, tier)
+    shutil.rmtree(fast)
+    fast.mkdir()
+    choice, _ = recover(fast, tier.url, NOW)
+    assert choice.checkpoint is not None
+    fetch(choice.checkpoint, fast)
+    state(fast / names[0], 2)
+    (left,) = drained(fast, tier)
+    assert "were written again" in left
+    state(fast / names[1], 2)
+    assert drained(fast, tier) == []
+    assert {value(tier.read(name)) for name in names} == {2}
+
+
+@pytest.mark.parametrize("layout", ["pair", "folder"])
+def test_a_kill_at_any_request_leaves_one_save_whole(
+    tier: Store, tmp_path: Path, layout: str
+) -> None:
+    fast, names, save, number = tmp_path / "fast", LAYOUTS[layout], 1, 0
+    saved(fast, names, save)
+    drained(fast, tier)
+    seen, is_over = set[float](), False
+    while not is_over:
+        save += 1
+        saved(fast, names, save)
+        with killed_at(tier, number) as sent, suppress(PenstockError):
+            is_over = drained(fast, tier) == [] and len(sent) < number
+        choice = latest_valid(tier, level="full").checkpoint
+        if choice is not None:
+            there = {value(tier.read(one.name)) for one in choice.files}
+            assert there in ({save - 1}, {save}), number
+        found = begun_from(tmp_path / "new", tier)
+        assert found in ({save - 1}, {save}), number
+        seen |= {save - min(found)}
+        assert drained(fast, tier) == []
+        assert {value(tier.read(name)) for name in names} == {save}
+        assert not [key for key in keys(tier) if ".part/" in key or key.endswith(".half")], number
+        number += 1
+    assert number > 8
+    assert seen == {0, 1}
+
+
+@pytest.mark.parametrize("names", [("model-3.safetensors", "optim-3.safetensors"),
+                                   ("adam-3.safetensors", "model-3.safetensors"),
+                                   ("step_3/a.safetensors", "step_3/b.safetensors")],
+                         ids=["lead first", "lead second", "folder"])  # fmt: skip
+def test_the_first_keys_of_a_killed_copy_are_no_checkpoint(
+    tier: Store, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    fast, number = tmp_path / "fast", 0
+    saved(fast, names, 3)
+    while True:
+        for key in keys(tier):
+            tier.delete(key)
+        with killed_at(tier, number) as sent:
+            try:
+                if drained(fast, tier) == [] and len(sent) < number:
+                    break
+            except PenstockError:
+                pass
+        for one in find(tier):
+            is_all = {found.name for found in one.files} == set(names)
+            assert is_all or not verify(one, "full").is_whole, (number, one)
+            assert is_all or not one.why.startswith("one file"), (number, one)
+        new = tmp_path / f"new-{number}"
+        new.mkdir()
+        choice, _ = recover(new, tier.url, NOW)
+        assert choice.checkpoint is None or len(choice.checkpoint.files) == 2, number
+        number += 1
+    assert number > 3
+
+
+def test_a_single_file_is_old_or_new_at_each_request(tier: Store, tmp_path: Path) -> None:
+    fast, number, save = tmp_path / "fast", 0, 1
+    saved(fast, ("last.safetensors",), 1)
+    drained(fast, tier)
+    while True:
+        save += 1
+        saved(fast, ("last.safetensors",), save)
+        with killed_at(tier, number) as sent:
+            try:
+                if drained(fast, tier) == [] and len(sent) < number:
+                    break
+            except PenstockError:
+                pass
+        choice = latest_valid(tier, level="full").checkpoint
+        assert choice is not None, number
+        assert value(tier.read(choice.name)) in (save - 1, save)
+        assert drained(fast, tier) == []
+        number += 1
+    assert number > 2
+
+
+def test_a_draft_whose_save_is_gone_is_removed(tier: Store, tmp_path: Path) -> None:
+    fast, names = tmp_path / "fast", LAYOUTS["pair"]
+    for save in (1, 2):
+        saved(fast, names, save)
+        with killed_at(tier, 3 if save == 2 else 1000), suppress(PenstockError):
+            drained(fast, tier)
+    assert any(".part/" in key for key in keys(tier))
+    for name in names:
+        (fast / name).unlink()
+    drained(fast, tier)
+    assert not any(".part/" in key for key in keys(tier))
+    assert {value(tier.read(name)) for name in names} == {1}
+
+
+def test_an_older_save_with_more_files_leaves_none(tier: Store, tmp_path: Path) -> None:
+    fast, names = tmp_path / "fast", ("last/a.safetensors", "last/b.safetensors")
+    saved(fast, (*names, "last/rest.txt"), 1)
+    drained(fast, tier)
+    (fast / "last" / "rest.txt").unlink()
+    saved(fast, names, 2)
+    assert drained(fast, tier) == []
+    assert keys(tier) == {*names, f"last/{INSIDE}"}
+
+
+def test_the_contract_holds_on_sftp_too(
+    sftp_server: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sftp://me@127.0.0.1:{sftp_server[0]}/{tmp_path.name}"
+    from penstock.stores import open_store
+
+    store = open_store(url, password="-", host_key_policy="auto_add")
+    opened = lambda one: store if str(one) == url else _local(one)  # noqa: E731
+    monkeypatch.setattr("penstock.save.drain.open_store", opened)
+    for names in (LAYOUTS["pair"], LAYOUTS["folder"]):
+        fast = tmp_path / names[0].partition("/")[0]
+        for save in (1, 2, 3):
+            saved(fast, names, save)
+            assert drained(fast, store) == []
+        assert {value(store.read(name)) for name in names} == {3}
+    assert not any(".part/" in key or ".2" in key for key in keys(store))
+    assert store.read(LAYOUTS["pair"][0]) == safetensors(3)
