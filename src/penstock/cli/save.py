@@ -866,10 +866,9 @@ def _mend(slow: str, fast: Path) -> bool:
     for one in mended:
         if one.newer is not None:
             now = "what was there before is back, and" if one.is_back else "it is now"
-            why = f"is of a save that is lost in part; {now} the newer file is {one.newer.name}"
-            why = (
-                why if one.is_back else f"is of a save that is lost in part; {now} {one.newer.name}"
-            )
+            what = "the newer file is" if one.is_back else ""
+            why = f"is of a save of which a part is missing; {now} {what} {one.newer.name}"
+            why = why.replace("  ", " ")
         else:
             now = "what was there before is back" if one.is_back else "the link is removed"
             why = f"was on the fast tier only, and is lost; {now}"

@@ -61,6 +61,15 @@ from penstock.save.formats import Checkpoint, kind_of
 from penstock.save.lease import Lease, leased
 from penstock.save.manifest import FileSum, Manifest
 from penstock.save.many import end_many, is_of_many, names_in, note_many, sweep_many
+from penstock.save.mixture import (
+    Mixture,
+    end_mixtures,
+    forget_mixtures,
+    is_mixed,
+    mark_mixture,
+    mixture_of,
+)
+from penstock.save.rounds import Rounds
 from penstock.save.verify import verify
 from penstock.save.working import (
     LEAST_DELAY_S,
@@ -764,7 +773,9 @@ class Burst(Working):
         self._is_following = False  # a program that may write more
         self._has_growing = False  # at the last look: a save of many small files
         self._devices: dict[Path, int] = {}  # device by folder in which a link was seen
-        self._earlier = Kept(self.fast.folder / FOLDER, clock)
+        self._rounds = Rounds(self.fast.folder)
+        self._mixtures: list[Mixture] = []  # marked by this drain
+        self._earlier = Kept(self.fast.folder / FOLDER, clock, self._rounds.is_ended)
 
     def __enter__(self) -> Self:
         if self._heard is not None:
@@ -975,6 +986,7 @@ class Burst(Working):
         while True:
             begun_s = self._clock()
             left = look()
+            self._rounds.saw(left, are_all=False)
             self._backlog(left)
             self._let_go(left)
             # Looks at tens of thousands of files take seconds, and must not take most of the time.
@@ -1044,6 +1056,9 @@ class Burst(Working):
             _sweep_drafts(folder / FOLDER)
             _merge_marks(folder / FOLDER)
             found = entries(folder)
+            self._rounds.saw(found)
+            with suppress(TierError):  # a full tier, which only the drain can empty
+                self._rounds.keep()
             linked = _linked(found)
             for one in {one.folder_at: one for one in linked.values()}.values():
                 if one.home.parent not in self._devices:
@@ -1334,7 +1349,33 @@ class Burst(Working):
             return {one.name: one.home for one in self.backlog()}
 
         homes = ask() if left is None else {one.name: one.home for one in left}
+        if is_over:
+            with suppress(TierError):  # the next look does it
+                forget_mixtures(map(Path, self._rounds.ended()))
+                self._mark_unended(set(homes.values()))
         self._earlier.let_go(homes, is_over, ask)
+
+    def _mark_unended(self, left: Container[Path]) -> None:
+        """Mark the folders of a save whose program has ended between two files.  left: paths that
+        are links to the tier.  Raises TierError."""
+        for family, again, missing in self._rounds.unended():
+            paths = [Path(path) for path in (*again, *missing)]
+            if any(path in left for path in paths):
+                continue
+            mixture = mixture_of(again, missing)
+            if mixture is None:  # the save before is back, or a file was removed
+                if not is_mixed(paths):
+                    self._rounds.give_up(family)
+                continue
+            mark_mixture(mixture)
+            if mixture not in self._mixtures:
+                self._mixtures.append(mixture)
+                folder = os.path.commonpath(mixture.folders)
+                said = (
+                    f"{folder}: {mixture.why(Path(folder))}; `penstock save recover "
+                    f"{self.fast.folder} {folder}` puts back the save before"
+                )
+                self._say(warning="; ".join(filter(None, (self.status.warning, said))))
 
     def _forget_was(self, one: Entry, is_dead: bool = False) -> None:
         """Keep the earlier file of a path until the whole save is home.  is_dead: the program was
@@ -1490,6 +1531,7 @@ class Burst(Working):
             link.unlink(missing_ok=True)
         if not is_back:
             return  # the program has been quicker
+        self._rounds.forget(one.name)
         if older is not None:
             _unmark(older)
         self._say_damaged(one)
@@ -1862,8 +1904,8 @@ def _search(
 
 def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Mended]:
     """Repair the links below `slow` whose targets were lost with a fast tier.  For a save that is
-    not home completely, put the earlier files back where present; remove the other links.  Raises
-    TierError, OSError."""
+    not home completely, put the earlier files back where present; remove the other links.  Put
+    back the save before a save that its program has not ended.  Raises TierError, OSError."""
     data = os.fspath(Path(os.path.realpath(fast)) / FOLDER / "data") + "/"
     lost: dict[Path, list[tuple[str, str]]] = {}
     links = _search([Path(os.path.realpath(slow))], math.inf, sys.maxsize)
@@ -1875,7 +1917,7 @@ def mend(slow: str | os.PathLike[str], fast: str | os.PathLike[str]) -> list[Men
         mended += roll_back(folder, [name for name, _ in files])
         for owner in {owner for _, owner in files}:
             _sweep_lost(folder, owner)
-    return mended
+    return mended + end_mixtures(Path(os.path.realpath(slow)))
 
 
 def _sweep_lost(folder: Path, owner: str) -> None:

@@ -34,8 +34,10 @@ __all__ = [
     "WAS",
     "Kept",
     "Mended",
+    "give_back",
     "give_back_save",
     "group_of",
+    "is_draft",
     "is_earlier",
     "roll_back",
     "was_of",
@@ -74,6 +76,11 @@ def group_of(name: str) -> str:
     bare = _PART.sub("", _DRAFT.sub("", name))
     stem = bare.removesuffix(".h5").rpartition(".")[0] or bare
     return "/".join(word.lower() for word in (*_WORD.findall(stem), *_NUMBER.findall(stem)))
+
+
+def is_draft(name: str) -> bool:
+    """Return whether a name is that of a file which its program renames at the end."""
+    return _DRAFT.search(name) is not None
 
 
 def was_of(home: Path) -> Path:
@@ -141,8 +148,15 @@ def _groups(folder: Path) -> dict[str, _Group]:
 class Kept:
     """The folders with earlier files that a drain knows of.  Used by one thread."""
 
-    def __init__(self, tier_folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._notes, self._clock = tier_folder / KEPT, clock
+    def __init__(
+        self,
+        tier_folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        is_ended: Callable[[Path, str], bool | None] = lambda folder, key: None,
+    ) -> None:
+        """is_ended: returns whether the last save of a folder's files of this key has all files;
+        None: not known."""
+        self._notes, self._clock, self._is_ended = tier_folder / KEPT, clock, is_ended
         self._folders: set[Path] = set()
         # By folder and key.  _came: names that came home since the save was last complete.  _new:
         # names in _came without an earlier file.  _before: all names that came home before.
@@ -262,8 +276,9 @@ class Kept:
                 continue
             self._busy_s.setdefault((folder, key), -math.inf)
             of_next = {name for name in group.links if _is_of_next(name, group)}
+            is_unended = self._is_ended(folder, key) is False
             is_whole = bool(of_next) or self._is_whole(folder, key, is_over)
-            if group.links.keys() - of_next or key in blocked or not is_whole:
+            if group.links.keys() - of_next or key in blocked or is_unended or not is_whole:
                 is_left = True
                 continue
             _remove_earlier(folder, group.kept)
@@ -286,6 +301,9 @@ class Kept:
     def _is_whole(self, folder: Path, key: str, is_over: bool) -> bool:
         """Return whether a save has come home completely, if no file of the save is on the tier."""
         at = folder, key
+        is_ended = self._is_ended(folder, key)
+        if is_ended is not None:
+            return is_ended
         before = self._before.get(at)
         is_quiet = self._clock() - self._busy_s.get(at, -math.inf) >= QUIET_S
         return is_over or is_quiet or bool(before and before <= self._came.get(at, set()))
@@ -422,6 +440,15 @@ def give_back_save(
         elif name in group.files and _put_back(place) is not None:
             done.append(place)
     fsync_folder(folder)
+    return done
+
+
+def give_back(homes: Iterable[Path]) -> list[Mended]:
+    """Put back the earlier files of these paths; a path without an earlier file is unchanged.  May
+    be interrupted and repeated.  Raises OSError."""
+    done = [one for home in homes if (one := _put_back(home)) is not None]
+    for folder in dict.fromkeys(one.place.parent for one in done):
+        fsync_folder(folder)
     return done
 
 

@@ -22,8 +22,9 @@ from penstock.save.contents import has_content
 from penstock.save.folders import with_other_folders
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
+from penstock.save.mixture import said_of_mixtures
 from penstock.save.order import counts_of, newest_first, without_epoch
-from penstock.save.putback import ASIDE, mixed
+from penstock.save.putback import ASIDE, TWO_SAVES, mixed
 from penstock.save.putback import MARK as PUT_BACK
 from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
 from penstock.save.spans import Saves, by_folder, saves_of
@@ -318,9 +319,12 @@ def is_of_one_file(error: TierError | OSError) -> bool:
     return isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE
 
 
+_MARKS = (PUT_BACK, TWO_SAVES)
+
+
 def _is_content(inner: str) -> bool:
     """Of a folder: not one of the files that we put there."""
-    is_ours = inner in (INSIDE, MARK, INCOMPLETE) or inner.rpartition("/")[2] == PUT_BACK
+    is_ours = inner in (INSIDE, MARK, INCOMPLETE) or inner.rpartition("/")[2] in _MARKS
     return not is_ours and HANDED_IN not in inner
 
 
@@ -349,6 +353,7 @@ def find(
     TierError."""
     tree = Tree(store, within, saves)
     found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
+    found = said_of_mixtures(store, found) if tree.put_back else found
     found = newest_first(of_one_save(store, found, others), others)
     if hints is not None:
         folders = tuple(f"{one.name}/" for one in found if one.is_folder)
@@ -589,7 +594,7 @@ class Tree:
     def __init__(self, store: Store, within: Sequence[str], saves: Saves = ()) -> None:
         self.store, self.rules = store, rules_of(store)
         self.saves = by_folder((*saves, *saves_of(store)))
-        self.put_back = False  # whether a burst buffer has put back a file
+        self.put_back = False  # whether a burst buffer has marked a folder
         self.folders: defaultdict[str, Folder] = defaultdict(lambda: Folder({}, set(), {}))
         self._trainers: dict[str, dict[str, set[str]]] = {}
         self.accelerated: dict[str, set[str]] = {}  # by folder: names of ended save_states, as #
@@ -605,7 +610,7 @@ class Tree:
             folder, _, base = found.name.rpartition("/")
             if folder != last:
                 last, here = folder, self._noted(folder)
-            self.put_back = self.put_back or base == PUT_BACK
+            self.put_back = self.put_back or base in _MARKS
             if base.endswith(ASIDE) and kind_of(base.rpartition(".")[0]):
                 continue  # put aside: no part of the checkpoint
             if base in (PLACE, PLACE_FOLDER) and folder.endswith(PART_SUFFIX):

@@ -1,0 +1,207 @@
+"""Mark the folders whose last save has not ended: some files were written again, others were not.
+
+    FOLDER/.penstock-two-saves.json   {"version": 1, "saves": [{"again": FILES, "not": FILES}]}
+
+FILES: {NAME: [size_bytes, mtime_ns]}, NAME relative to the folder.  Each folder of a save has the
+mark.  The mark holds while a file that was not written again is as listed, and a file that was is
+as new as listed or newer: a save that writes the rest, and putting back the earlier files, end the
+mark.  Knows stores and names; knows no fast tier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import TierError
+from penstock.save.earlier import Mended, give_back, is_earlier, was_of
+from penstock.save.kept import kept_json
+from penstock.save.putback import TWO_SAVES
+from penstock.stores import LocalStore, Store
+
+if TYPE_CHECKING:
+    from penstock.save.formats import Checkpoint
+
+__all__ = [
+    "Mixture",
+    "end_mixtures",
+    "forget_mixtures",
+    "is_mixed",
+    "mark_mixture",
+    "mixture_of",
+    "said_of_mixtures",
+]
+
+MOST_BYTES, MOST_SAVES, MOST_NAMES = 16 << 20, 16, 100_000
+# The kernel's time of a write may be one tick (10 ms) before the clock's time of the open.
+TICK_NS = 10_000_000
+_Files = dict[Path, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The files of one training by path, with size in bytes and time in ns: written again by the
+    last save, and not written again."""
+
+    again: _Files
+    kept: _Files
+
+    def holds(self) -> bool:
+        """Return whether the files are of two saves still."""
+        is_newer = any(
+            (now := _facts(path)) is not None and now[1] >= facts[1]
+            for path, facts in self.again.items()
+        )
+        return is_newer and any(_facts(path) == facts for path, facts in self.kept.items())
+
+    def why(self, folder: Path) -> str:
+        new, old = (os.path.relpath(min(files), folder) for files in (self.again, self.kept))
+        return f"of two saves: {new} was written again and {old} was not"
+
+    @property
+    def folders(self) -> list[Path]:
+        return list(dict.fromkeys(path.parent for path in (*self.again, *self.kept)))
+
+
+def mixture_of(again: Mapping[str, int], missing: Iterable[str]) -> Mixture | None:
+    """Return the mixture that an unended save has left.  again: paths written again, with the times
+    at which the files were begun, in ns; missing: the other paths of the save.  None: none of the
+    files is there, or they are of one save, as the earlier file of a path is back."""
+    begun_ns = min(again.values(), default=0) - TICK_NS
+    new = {Path(path): facts for path in again if (facts := _facts(Path(path)))}
+    old = {Path(path): facts for path in missing if (facts := _facts(Path(path)))}
+    new = {path: facts for path, facts in new.items() if facts[1] >= begun_ns}
+    old = {path: facts for path, facts in old.items() if facts[1] < begun_ns}
+    return Mixture(new, old) if new and old else None
+
+
+def mark_mixture(mixture: Mixture) -> None:
+    """Write the mark into each folder.  Raises TierError."""
+    for folder in mixture.folders:
+        others = [one for one in _read(folder) if one != mixture and one.holds()]
+        _write(folder, [mixture, *others])
+
+
+def forget_mixtures(paths: Iterable[Path]) -> None:
+    """Remove the marks that name one of these paths, of which the last save has ended, and the
+    marks that hold no longer.  Raises TierError."""
+    wanted = set(paths)
+    for folder in {path.parent for path in wanted}:
+        found = _read(folder)
+        left = [one for one in found if wanted.isdisjoint(one.again) and one.holds()]
+        if left:
+            _write(folder, left)
+        elif os.path.lexists(folder / TWO_SAVES):
+            LocalStore(folder, makes_folders=False).delete(TWO_SAVES)
+
+
+def is_mixed(paths: Iterable[Path]) -> bool:
+    """Return whether a mark that holds names one of these paths."""
+    wanted = set(paths)
+    folders = {path.parent for path in wanted}
+    marks = [one for folder in folders for one in _read(folder) if one.holds()]
+    return any(not wanted.isdisjoint((*one.again, *one.kept)) for one in marks)
+
+
+def end_mixtures(root: Path) -> list[Mended]:
+    """Put back the earlier files of each unended save below a folder, where the earlier files are
+    there.  May be interrupted and repeated.  Raises TierError, OSError."""
+    done: list[Mended] = []
+    for folder in _marked(root):
+        for mixture in _read(folder):
+            files = (*mixture.again, *mixture.kept)
+            is_below = all(root in path.parents and ".." not in path.parts for path in files)
+            has_earlier = all(
+                is_earlier(was_of(path)) or (_facts(path) or (0, 0))[1] < facts[1]
+                for path, facts in mixture.again.items()
+            )
+            if is_below and has_earlier and mixture.holds():
+                done += give_back(files)
+        left = [one for one in _read(folder) if one.holds()]
+        if left:
+            _write(folder, left)
+        else:
+            LocalStore(folder, makes_folders=False).delete(TWO_SAVES)
+    return done
+
+
+def _marked(root: Path) -> Iterator[Path]:
+    """Yield the folders with a mark."""
+    for folder, _, names in os.walk(root):
+        if TWO_SAVES in names:
+            yield Path(folder)
+
+
+def said_of_mixtures(store: Store, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints, with a problem where files are of two saves."""
+    if not isinstance(store, LocalStore):
+        return list(found)
+    marks: dict[str, list[Mixture]] = {}
+    said = []
+    for one in found:
+        why = "" if one.problem or one.manifest is not None else _why(store, one, marks)
+        said.append(replace(one, problem=why) if why else one)
+    return said
+
+
+def _why(store: LocalStore, one: Checkpoint, marks: dict[str, list[Mixture]]) -> str:
+    for file in one.files:
+        folder = file.name.rpartition("/")[0]
+        if folder not in marks:
+            marks[folder] = [one for one in _read(store.folder / folder) if one.holds()]
+        for mixture in marks[folder]:
+            path = store.folder / file.name
+            if path in mixture.again or path in mixture.kept:
+                return mixture.why(Path(store.folder))
+    return ""
+
+
+def _facts(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size, status.st_mtime_ns
+    return None
+
+
+def _read(folder: Path) -> list[Mixture]:
+    with suppress(TierError, TypeError, KeyError, ValueError, AttributeError):
+        record = kept_json(LocalStore(folder, makes_folders=False), TWO_SAVES, MOST_BYTES)
+        if record is not None and record["version"] == 1:
+            rows = record["saves"][:MOST_SAVES]
+            return [
+                Mixture(_files(folder, row["again"]), _files(folder, row["not"])) for row in rows
+            ]
+    return []
+
+
+def _files(folder: Path, row: dict[str, Any]) -> _Files:
+    """Raises TypeError, ValueError, AttributeError: written by another program."""
+    files = {}
+    for name, (size_bytes, mtime_ns) in list(row.items())[:MOST_NAMES]:
+        path = os.path.normpath(folder / str(name))
+        files[Path(path)] = int(size_bytes), int(mtime_ns)
+    return files
+
+
+def _write(folder: Path, saves: Sequence[Mixture]) -> None:
+    rows = [
+        {"again": _row(folder, one.again), "not": _row(folder, one.kept)}
+        for one in saves[:MOST_SAVES]
+    ]
+    if saves == _read(folder):
+        return
+    store = LocalStore(folder, makes_folders=False)
+    store.put(TWO_SAVES, [json.dumps({"version": 1, "saves": rows}, indent=1).encode()])
+    with suppress(OSError):  # readers of the checkpoint need the mark
+        os.chmod(folder / TWO_SAVES, 0o644)  # noqa: PTH101
+
+
+def _row(folder: Path, files: _Files) -> dict[str, list[int]]:
+    return {os.path.relpath(path, folder): list(facts) for path, facts in sorted(files.items())}

@@ -1,0 +1,249 @@
+"""Tell whether the last save of a program under the same names has ended.
+
+A *round* is what a program writes until it writes a name for the second time.  Names that are in
+each of the last rounds are written by each save: while the present round lacks such a name, the
+save has not ended.  One round shows this only for names of a training's state (`model.pt`,
+`optim.pt`); other names need two rounds, as a program may write a name once only.
+
+Files of one training share a folder and the key of penstock.save.earlier.group_of, or are in
+folders named after parts of a state (`weights/last.pt`, `states/last.pt`).  Names with the number
+of a step are never written twice and are not followed.  The module knows names and times; it reads
+no file but its own record on the fast tier.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import TierError
+from penstock.save.commit import STATE
+from penstock.save.earlier import group_of, is_draft
+from penstock.save.folders import place_of
+from penstock.save.kept import kept_json
+from penstock.save.units import is_part_of_a_training
+from penstock.stores import LocalStore
+
+__all__ = ["Rounds", "Write"]
+
+RECORD = f"{STATE}/rounds.json"
+MOST_RECORD_BYTES = 16 << 20
+MOST_NAMES, MOST_FAMILIES = 4096, 100
+# A program that twice in a row writes some names without the others does not write them together.
+# Once may be a program that was restarted.
+MOST_MISSES = 2
+_KEY_WORDS = re.compile(r"(?<![a-z])(last|latest|best|final|newest|current)(?![a-z])", re.I)
+
+
+class Write(Protocol):
+    """A file that the program has begun.  name: on the tier, sorts by time; home_at: the program's
+    path now; owner: the run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def home_at(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+
+def _begun_ns(name: str) -> int:
+    """Return the time in a name on the tier."""
+    with suppress(ValueError):
+        return int(name[:16], 16)
+    return 0
+
+
+@dataclass(slots=True)
+class _Family:
+    """rounds: the last two that have ended, the older first; now: the present round, with the times
+    at which its files were begun.  misses: rounds in a row that ended without some of the usual
+    names.  ahead: names that were written once more than the others in such a round.  is_held: a
+    save of an earlier run has not ended."""
+
+    owner: str = ""
+    rounds: list[list[str]] = field(default_factory=list)
+    now: dict[str, int] = field(default_factory=dict)
+    misses: int = 0
+    ahead: list[str] = field(default_factory=list)
+    is_held: bool = False
+
+    def usual(self) -> set[str]:
+        """Return the names that each save writes, as far as the last rounds show."""
+        if len(self.rounds) > 1:
+            return set(self.rounds[0]) & set(self.rounds[1])
+        known = set(self.rounds[0]) if self.rounds else set[str]()
+        return known if len(known) > 1 and all(map(_is_part, known)) else set()
+
+    def missing(self) -> set[str]:
+        """Return the names that the present round lacks; empty: the save has ended, or nothing is
+        known."""
+        usual = self.usual()
+        return usual - self.now.keys() if usual & self.now.keys() else set()
+
+    def add(self, write: Write) -> None:
+        path = write.home_at
+        if write.owner != self.owner:
+            self.is_held = self.is_held or bool(self.missing())
+            if not self.missing() and self.now:
+                self._end_round()
+            self.owner, self.now, self.misses, self.ahead = write.owner, {}, 0, []
+        if path in self.now:
+            if self.ahead and path not in self.ahead:  # a rank that was a save behind
+                self.ahead = []
+                self.now[path] = _begun_ns(write.name)
+                return
+            self._end_round()
+            self.now = {}
+        self.now[path] = _begun_ns(write.name)
+        if self.is_held and self.usual() and self.usual() <= self.now.keys():
+            self.is_held = False
+
+    def _end_round(self) -> None:
+        missing = self.missing()
+        if missing and self.misses + 1 < MOST_MISSES:
+            self.misses += 1
+            self.ahead = [path for path in self.now if path in self.usual()]
+            return
+        if missing:  # not written together, as this shows
+            self.rounds, self.is_held = [], False
+        self.misses, self.ahead = 0, []
+        self.rounds = [*self.rounds, list(self.now)][-2:]
+
+
+def _is_part(path: str) -> bool:
+    folder, _, base = path.rpartition("/")
+    stem = _KEY_WORDS.sub("", base.partition(".")[0]).strip("-_")
+    return is_part_of_a_training(stem or folder.rpartition("/")[2])
+
+
+def _family_of(path: str) -> str:
+    """Return the family of a path; empty: the path is not followed."""
+    folder, _, base = path.rpartition("/")
+    return _family_in(folder, group_of(base))
+
+
+def _family_in(folder: str, key: str) -> str:
+    if any(map(str.isdigit, key)):
+        return ""
+    rest = place_of(f"{folder.lstrip('/')}/model.pt", False)[0][0]
+    return "/".join((*(rest if isinstance(rest, tuple) else ()), f"\n{key}"))
+
+
+class Rounds:
+    """The saves of the programs whose files are on a tier.  Used by one thread."""
+
+    def __init__(self, tier: Path) -> None:
+        self._store = LocalStore(tier, makes_folders=False)
+        self._families: dict[str, _Family] = {}
+        self._seen: dict[str, str] = {}  # by name on the tier: the path at the last look
+        self._followed = set[str]()  # of these: the files that are in a family
+        self._ignored = set[str]()  # families of too many names
+        self._kept = ""
+        with suppress(TierError, TypeError, KeyError, ValueError, AttributeError):
+            self._read(kept_json(self._store, RECORD, MOST_RECORD_BYTES))
+
+    def _read(self, record: Any) -> None:
+        """Raises TypeError, KeyError, ValueError, AttributeError: written by another program."""
+        if record is None or record["version"] != 1:
+            return
+        for key, row in record["families"].items():
+            rounds = [[str(one) for one in names] for names in row["rounds"][-2:]]
+            now = {str(path): int(begun_ns) for path, begun_ns in row["now"].items()}
+            ahead = [str(one) for one in row["ahead"]]
+            self._families[str(key)] = _Family(
+                str(row["owner"]), rounds, now, int(row["misses"]), ahead, bool(row["is_held"])
+            )
+        self._seen = {str(name): str(path) for name, path in record["seen"].items()}
+        self._followed = set(self._seen)
+
+    def saw(self, writes: Sequence[Write], are_all: bool = True) -> None:
+        """Take note of the files on the tier, also of those that were replaced.  are_all: False:
+        there may be others."""
+        fresh = [write for write in writes if self._seen.get(write.name) != write.home_at]
+        newest = dict[str, str]()
+        if any(write.name in self._seen for write in fresh):
+            newest = {one.home_at: one.name for one in sorted(writes, key=lambda one: one.name)}
+        for write in sorted(fresh, key=lambda one: one.name):
+            before = self._seen.get(write.name, "")
+            if write.name in self._followed and newest.get(before, "") > write.name:
+                continue  # moved away to make room for the next file of that name
+            self.forget(write.name)  # a draft until now
+            self._seen[write.name] = write.home_at
+            key = _family_of(write.home_at)
+            if not key or key in self._ignored or is_draft(write.home_at.rpartition("/")[2]):
+                continue
+            self._followed.add(write.name)
+            family = self._families.setdefault(key, _Family(write.owner))
+            family.add(write)
+            if len(family.now) > MOST_NAMES or len(self._families) > MOST_FAMILIES:
+                del self._families[key]
+                self._ignored.add(key)
+        if are_all and len(self._seen) > len(writes):
+            there = {write.name for write in writes}
+            self._seen = {name: path for name, path in self._seen.items() if name in there}
+            self._followed &= there
+
+    def forget(self, name: str) -> None:
+        """Undo a write: the file has another path now, or gave way to the file before."""
+        path = self._seen.pop(name, "")
+        is_followed = name in self._followed
+        self._followed.discard(name)
+        family = self._families.get(_family_of(path)) if is_followed else None
+        if family is not None and family.now.get(path) == _begun_ns(name):
+            del family.now[path]
+
+    def keep(self) -> None:
+        """Write the record for the next drain.  Raises TierError."""
+        families = {
+            key: {
+                "owner": one.owner, "rounds": one.rounds, "now": one.now, "misses": one.misses,
+                "ahead": one.ahead, "is_held": one.is_held,
+            }
+            for key, one in self._families.items()
+            if one.now or one.rounds
+        }  # fmt: skip
+        seen = {name: self._seen[name] for name in sorted(self._followed)} if families else {}
+        record = {"version": 1, "families": families, "seen": seen}
+        text = json.dumps(record)
+        if text != self._kept and (families or self._kept):
+            self._store.put(RECORD, [text.encode()])
+        self._kept = text
+
+    def is_ended(self, folder: Path, key: str) -> bool | None:
+        """Return whether the last save of a folder's files of this key has all files; None: not
+        known."""
+        family = self._families.get(_family_in(f"{folder}", key))
+        if family is None:
+            return None
+        if family.is_held or family.missing():
+            return False
+        return True if family.usual() & family.now.keys() else None
+
+    def unended(self) -> Iterator[tuple[str, dict[str, int], set[str]]]:
+        """Yield the saves that have not ended: the family, the files that were written again, with
+        the times at which they were begun, and the files that were not."""
+        for key, family in tuple(self._families.items()):
+            missing = family.missing()
+            if missing or family.is_held:
+                usual = family.usual()
+                again = {path: at for path, at in family.now.items() if path in usual}
+                yield key, again, missing or usual - again.keys()
+
+    def ended(self) -> Iterator[str]:
+        """Yield the paths of the last saves that are known to have ended."""
+        for family in self._families.values():
+            usual = family.usual()
+            if usual and usual <= family.now.keys() and not family.is_held:
+                yield from usual
+
+    def give_up(self, key: str) -> None:
+        """Wait for no file of a family any more: the present save counts as ended."""
+        self._families.pop(key, None)
