@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from penstock.save.burst import prepare
+
 ROOT = Path(__file__).parents[1]
 MB = 1 << 20
 
@@ -96,6 +98,27 @@ def test_a_full_slow_tier_is_named_with_what_is_at_risk_and_ends_with_its_own_st
         penstock("save", "recover", fast)
         assert not any(path.is_symlink() for path in slow.iterdir())
         assert {path.stat().st_size for path in slow.glob("step-?.pt")} == {MB}
+
+
+@pytest.mark.parametrize("words", [[], ["--wait-at-most", "1s"]])
+def test_a_recovery_to_a_full_slow_tier_names_the_newest_checkpoint_on_the_fast_one(
+    fast: Path, tmp_path: Path, words: list[str]
+) -> None:
+    data = (2).to_bytes(8, "little") + b"{}"  # of safetensors, without a tensor
+    prepare(fast)
+    with mounted(tmp_path / "slow", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as slow:
+        (slow / "step-1.safetensors").write_bytes(data)
+        (slow / "filler").write_bytes(bytes(os.statvfs(slow).f_bavail * 4096 - 3 * 4096))
+        for step in (2, 3):
+            name = f"{time.time_ns():016x}00000{step}00-step-{step}.safetensors"
+            (fast / "burst/home" / name).symlink_to(slow / f"step-{step}.safetensors")
+            (fast / "burst/data" / name).write_bytes(
+                (14 << 10).to_bytes(8, "little") + b"{}".ljust(14 << 10)
+            )
+            (slow / f"step-{step}.safetensors").symlink_to(fast / "burst/data" / name)
+        ended = penstock("save", "recover", fast, slow, *words, status=75 if words else 1)
+        assert ended.stdout == f"{slow}/step-3.safetensors\n", ended.stderr
+        assert "no room" in ended.stderr
 
 
 def test_an_absent_slow_tier_is_not_called_full_and_gets_its_files_once_it_is_back(

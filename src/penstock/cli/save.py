@@ -765,10 +765,10 @@ def recover_command(
     from penstock.save.drain import recover
 
     settings = running.Settings(limit_bps=limit, concurrency=concurrency)
-    is_burst = (fast / "burst" / "home").is_dir()
+    is_burst, status = (fast / "burst" / "home").is_dir(), 0
     if is_burst:
         status = _finish_burst(fast, settings, wait_s)
-        if slow is None or status:
+        if slow is None or status not in (0, NOT_WHOLE, UNFINISHED):
             return status
     is_lost = not is_burst and not (fast.is_dir() and any(fast.iterdir()))
     if slow is not None and (is_burst or (is_lost and "://" not in slow)):
@@ -778,7 +778,7 @@ def recover_command(
     if slow is None:
         raise click.UsageError(f"{fast}: no burst buffer of a run; name SLOW")
     if is_burst:
-        return _name_newest(slow, fast, level)
+        return _name_newest(slow, fast, level) or status
     _tell_device(fast, slow)
     with Progress("draining", is_of_bytes=True) as bar, contextlib.ExitStack() as stack:
         limited, limits = _limited(stack, wait_s)
