@@ -69,7 +69,7 @@ from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, p
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
 from penstock.save.together import note_saves
-from penstock.save.units import LACKS, add_rules, is_state, written_over
+from penstock.save.units import LACKS, add_rules, has_data, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
@@ -381,6 +381,7 @@ class Drainer(Working):
         if one.manifest is not None or _age_s(one) > MOST_OPEN_S:
             return False
         state = [file for file in one.files if is_state(file.name.rpartition("/")[2])]
+        state = state or [file for file in one.files if has_data(file.name)]
         latest = sorted(state, key=lambda file: file.mtime_ns or 0, reverse=True)[:MOST_ASKED]
         name = first_open(self.fast.path(file.name) for file in latest)
         if name:

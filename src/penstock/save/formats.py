@@ -26,7 +26,14 @@ from penstock.save.mixture import said_of_mixtures
 from penstock.save.order import counts_of, newest_first, without_epoch
 from penstock.save.putback import ASIDE, TWO_SAVES, mixed
 from penstock.save.putback import MARK as PUT_BACK
-from penstock.save.recognise import FOLDERS, HF_FOLDER, HF_STATE, is_config, parts_of_trainer
+from penstock.save.recognise import (
+    FOLDERS,
+    HF_FOLDER,
+    HF_STATE,
+    is_config,
+    parts_of_trainer,
+    without_weak,
+)
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_steps
 from penstock.save.together import of_one_save
@@ -35,8 +42,8 @@ from penstock.save.units import (
     Rule,
     Shape,
     Unit,
+    are_parts,
     grouped,
-    is_part,
     is_state,
     lacking,
     of_two_saves,
@@ -352,7 +359,8 @@ def find(
     what each save of a recorded run wrote, in addition to the sets kept with the tier.  Raises
     TierError."""
     tree = Tree(store, within, saves)
-    found = compared([_unmixed(tree, one) for one in tree.below("", 0)], others)
+    found = without_weak([_unmixed(tree, one) for one in tree.below("", 0)])
+    found = compared(found, others)
     found = said_of_mixtures(store, found) if tree.put_back else found
     found = newest_first(of_one_save(store, found, others), others)
     if hints is not None:
@@ -453,7 +461,7 @@ def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
     manifest = copy.manifest
     assert manifest is not None
     sums = manifest.by_saved_name
-    lost = sorted(name for name in sums if name not in own and is_part(name))
+    lost = sorted(are_parts(sums) - own.keys())
     # Without `saved` the files of a copy NAME.2 that is no folder have other names.
     is_renamed = bool(copy.called) and not copy.is_folder and not manifest.saved
     if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import TierError
 from penstock.save.manifest import BESIDE
 from penstock.save.units import (
+    has_data,
     is_called_checkpoint,
     is_state,
     lost_shards,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint, Folder, Tree
     from penstock.stores import Found
 
-__all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer"]
+__all__ = ["FOLDERS", "HF_FOLDER", "HF_STATE", "is_config", "parts_of_trainer", "without_weak"]
 
 HF_STATE = "trainer_state.json"
 _DCP, _ORBAX = ".metadata", "_CHECKPOINT_METADATA"
@@ -246,13 +247,17 @@ def _nemo(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
 
 def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     """Recognise a folder with a step in the name, whatever files the program wrote.  A folder of
-    several checkpoints, as of an epoch or of a numbered run, is not recognised."""
+    several checkpoints, as of an epoch or of a numbered run, is not recognised; neither is a folder
+    without a file of a state, if the name is only a number or all files are texts and pictures."""
     last = name.rsplit("/", 1)[-1]
     step = step_of_folder(last)
     if step is None:
         return None
     files = tree.all_files(name)
     state = [one for one in files if _is_state(one.name)]
+    is_weak = not state
+    if is_weak and parts_of(last).is_told and _DRAFTS.isdisjoint(parts_of(last).words):
+        state = [one for one in files if has_data(one.name)]
     if not state or any(one.name.endswith(BESIDE) for one in files):
         return None
     if last.isdigit() and _is_run(tree, name, here):
@@ -268,8 +273,22 @@ def _stepped(tree: Tree, name: str, here: Folder) -> Checkpoint | None:
     )
     if is_of_many:
         return None
-    why = f"a folder whose name tells step {step}"
+    why = f"a folder whose name tells step {step}{_OF_UNKNOWN_KINDS if is_weak else ''}"
     return tree.checkpoint(name, "folder", files, _of_shards(name, here, files), why)
+
+
+_DRAFTS = {"tmp", "temp"}  # folders that a framework renames: `ckpt-2_temp`, `tmp-checkpoint-5`
+_OF_UNKNOWN_KINDS = ", with files of unknown kinds"
+
+
+def without_weak(found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints without the folders of unknown files where another checkpoint has both
+    a state and a step: such folders may be results of an evaluation."""
+    weak = [one for one in found if one.manifest is None and one.why.endswith(_OF_UNKNOWN_KINDS)]
+    has_strong = weak and any(
+        one.step is not None and any(_is_state(file.name) for file in one.files) for one in found
+    )
+    return [one for one in found if one not in weak] if has_strong else list(found)
 
 
 def _is_state(name: str) -> bool:

@@ -33,7 +33,9 @@ __all__ = [
     "Shape",
     "Unit",
     "add_rules",
+    "are_parts",
     "grouped",
+    "has_data",
     "is_called_checkpoint",
     "is_part",
     "is_part_of_a_training",
@@ -534,6 +536,31 @@ def may_be_state(name: str) -> bool:
     return name.lower().endswith((*_ALWAYS, *_PERHAPS))
 
 
+def has_data(name: str) -> bool:
+    """Return True for any file but a text, a log, a picture or a hidden file."""
+    base = name.rpartition("/")[2]
+    is_log = ".tfevents." in base or base.rpartition(".")[2].lower() in _NO_STATE
+    return not base.startswith(".") and not is_log
+
+
+def are_parts(names: Collection[str]) -> set[str]:
+    """Return the files that each save writes.  Where no name marks a file of a state, these are all
+    files with data; without names that are only numbers, as a program may write more or fewer."""
+    parts = set(filter(is_part, names))
+    if any(is_state(name.rpartition("/")[2]) for name in names):
+        return parts
+    numbers = {name for name in names if not _LETTERS.search(_stem_of(name))}
+    return parts | {name for name in names if has_data(name)} - numbers
+
+
+_LETTERS = re.compile(r"[A-Za-z]{2}")
+
+
+def _stem_of(name: str) -> str:
+    base = name.rpartition("/")[2]
+    return base.removesuffix(_ending_of(base))
+
+
 def is_part(name: str) -> bool:
     """Return True if every save writes such a file: state, or a description of state."""
     base = name.rpartition("/")[2]
@@ -789,7 +816,8 @@ def _place_as_lead(one: Parts) -> int:
 
 def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
     """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
-    state = [one for one in files if is_part(one.name)]
+    parts = are_parts([one.name for one in files])
+    state = [one for one in files if one.name in parts]
     if start:
         names = (one.name[len(start) :].split("/") for one in state)
         roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
@@ -943,12 +971,14 @@ def written_over(
 
     The others are only files that the previous save had written with the rest.
     """
+    is_known = any(is_state(name.rpartition("/")[2]) for name in before)
     known = {
         name: one
         for name, one in before.items()
         if is_state(last := name.rpartition("/")[2])
         or last.endswith(".index.json")
         or parts_of(last).is_state_text
+        or (not is_known and has_data(name))
     }
     same, changed = list[str](), list[str]()
     for name in files.keys() & known.keys():

@@ -65,8 +65,10 @@ def check_file(file: BinaryIO, name: str, size_bytes: int, scope: Scope) -> None
             check_pickles(file, name, size_bytes, scope)
         elif head[257:262] == b"ustar":  # torch before 0.1.10
             _unchecked(name, size_bytes, scope, "a tar archive")
-        else:
+        elif _was_torch_s(file, head, size_bytes):
             raise _no(name, head)
+        else:  # a format of the program's own, encrypted or compressed
+            _unchecked(name, size_bytes, scope, "no file of torch")
     elif name.endswith(_PICKLES):
         _check_pickles(file, name, size_bytes, scope, head)
     elif name.endswith(".bin") or not is_text(file, size_bytes):
@@ -85,6 +87,19 @@ def is_text(file: BinaryIO, size_bytes: int) -> bool:
     except UnicodeDecodeError:
         return False
     return all(letter.isprintable() or letter.isspace() for letter in text)
+
+
+_LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # torch.serialization.MAGIC_NUMBER, as pickled
+
+
+def _was_torch_s(file: BinaryIO, head: bytes, size_bytes: int) -> bool:
+    """Return whether a file with torch's ending shows that torch wrote the file and the beginning
+    was lost, or that the content cannot be a state (zeros, a text)."""
+    if not any(head[:8]) or _LEGACY_MAGIC in head or _ZIP in head or is_text(file, size_bytes):
+        return True
+    file.seek(max(0, size_bytes - MOST_TEXT_BYTES))
+    tail = file.read(MOST_TEXT_BYTES)
+    return _ZIP_END in tail or b"PK\x01\x02" in tail
 
 
 def _no(name: str, head: bytes) -> Damage:
