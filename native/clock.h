@@ -10,7 +10,10 @@
 /* What every call reads, side by side in one cache line. */
 #define HOT __attribute__((section(".data.penstock_hot")))
 
+typedef int clock_reader(clockid_t clock, struct timespec *now);
+
 #pragma GCC visibility push(hidden)
+extern clock_reader *clock_read;               /* libc's, also below libfaketime */
 extern bool clock_is_counter;                  /* decided once, when the first log is made */
 extern uint64_t clock_ticks_per_s;             /* nominal */
 void clock_choose(uint64_t known_ticks_per_s); /* 0: not known, measure for a millisecond */
@@ -20,7 +23,7 @@ __attribute__((always_inline)) static inline uint64_t clock_ns(clockid_t clock)
 {
     struct timespec now;
 
-    clock_gettime(clock, &now);
+    clock_read(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 

@@ -10,6 +10,9 @@
 #include "staged.h"
 
 #define PRELOAD "LD_PRELOAD="
+/* AddressSanitizer's runtime ends a program in which another library comes first. */
+#define SANITIZER "ASAN_OPTIONS="
+#define ANY_ORDER "verify_asan_link_order=0"
 #define MARK "PENSTOCK_INJECTED="
 #define STAGED "PENSTOCK_STAGED="
 #define BURST "PENSTOCK_BURST="
@@ -71,17 +74,17 @@ static bool is_named(const char *entry, const char *name)
     return !strncmp(entry, name, strlen(name));
 }
 
-static const char *preload_of(char *const *environment)
+static const char *value_of(char *const *environment, const char *name)
 {
-    for (; *environment; environment++)
-        if (is_named(*environment, PRELOAD))
-            return *environment + strlen(PRELOAD);
+    for (; environment && *environment; environment++)
+        if (is_named(*environment, name))
+            return *environment + strlen(name);
     return NULL;
 }
 
 bool spread_has_all(char *const *environment)
 {
-    const char *preload = environment ? preload_of(environment) : NULL;
+    const char *preload = value_of(environment, PRELOAD);
     bool has_run = false;
 
     for (; environment && *environment; environment++)
@@ -91,22 +94,32 @@ bool spread_has_all(char *const *environment)
 
 size_t spread_preload_bytes(char *const *environment)
 {
-    const char *preload = environment ? preload_of(environment) : NULL;
+    const char *preload = value_of(environment, PRELOAD);
+    const char *options = value_of(environment, SANITIZER);
 
-    return sizeof entry_preload + 1 + (preload ? strlen(preload) : 0);
+    return sizeof entry_preload + 1 + (preload ? strlen(preload) : 0) + sizeof SANITIZER ANY_ORDER +
+           1 + (options ? strlen(options) : 0);
 }
 
 void spread_fill(char *const *environment, char **copy, char *preload)
 {
-    const char *theirs = environment ? preload_of(environment) : NULL;
+    const char *theirs = value_of(environment, PRELOAD);
+    const char *options = value_of(environment, SANITIZER);
+    char *sanitizer;
 
     for (; environment && *environment; environment++)
-        if (!is_named(*environment, PRELOAD) && !is_named(*environment, "PENSTOCK_"))
+        if (!is_named(*environment, PRELOAD) && !is_named(*environment, "PENSTOCK_") &&
+            !is_named(*environment, SANITIZER))
             *copy++ = *environment;
     strcpy(preload, entry_preload);
     if (theirs && *theirs && !strstr(theirs, library))
         strcat(strcat(preload, ":"), theirs);
     *copy++ = preload;
+    sanitizer = preload + strlen(preload) + 1;
+    strcpy(sanitizer, SANITIZER);
+    if (options && *options)
+        strcat(strcat(sanitizer, options), ":");
+    *copy++ = strcat(sanitizer, ANY_ORDER);
     *copy++ = entry_run;
     *copy++ = entry_budget;
     *copy++ = entry_ticks;

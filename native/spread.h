@@ -8,7 +8,7 @@
 
 #pragma GCC visibility push(hidden)
 
-#define SPREAD_ENTRIES 10 /* variables that spread_fill may add, and the end */
+#define SPREAD_ENTRIES 11 /* variables that spread_fill may add, and the end */
 
 /* What children need to find: our library, the run folder, the budget.  Once a window. */
 void spread_setup(const char *folder, uint64_t budget_bytes);
@@ -17,7 +17,7 @@ void spread_setup(const char *folder, uint64_t budget_bytes);
 bool spread_has_all(char *const *environment);
 
 /* Copies `environment` with what is missing, into room for its entries and SPREAD_ENTRIES more, and
- * `preload` for a joined LD_PRELOAD of spread_preload_bytes. */
+ * `preload` for joined values (LD_PRELOAD, ASAN_OPTIONS) of spread_preload_bytes. */
 void spread_fill(char *const *environment, char **copy, char *preload);
 size_t spread_preload_bytes(char *const *environment);
 

@@ -29,6 +29,7 @@ TABLE = {
     "machine": May(ours="", world=""),
     "bounded": May(ours="", world=""),
     "checksums": May(ours="", world=""),
+    "kernel_clock": May(ours="", world=""),
     "drafts": May(ours="", world=""),
     "harmless": May(ours="", world=""),
     "control": May(ours="errors bounded drafts", world=""),
@@ -36,12 +37,12 @@ TABLE = {
     "recorder": May(ours="errors drafts faultwatch machine", world="ctypes"),
     "container": May(ours="errors bounded drafts", world=""),
     "launch": May(ours="errors bounded drafts container control", world="ctypes"),
-    "attach": May(ours="errors drafts launch log threads", world=""),
+    "attach": May(ours="errors drafts kernel_clock launch log threads", world=""),
     "beside": May(ours="endings errors control faultwatch launch system", world="ctypes"),
-    "endings": May(ours="system", world=""),
-    "threads": May(ours="", world=""),
-    "offset": May(ours="bounded drafts", world=""),
-    "system": May(ours="errors checksums drafts machine", world="ctypes"),
+    "endings": May(ours="kernel_clock system", world=""),
+    "threads": May(ours="kernel_clock", world=""),
+    "offset": May(ours="bounded drafts kernel_clock", world=""),
+    "system": May(ours="errors checksums drafts kernel_clock machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
     "texts": May(ours="errors", world=""),
     "log": May(ours="errors texts", world="numpy"),
@@ -49,8 +50,8 @@ TABLE = {
     "clocks": May(ours="", world="numpy"),
     "waits": May(ours="log", world="numpy"),
     "tables.*": May(
-        ours="checksums clocks container endings errors faults log schema system threads waits"
-        " tables.*",
+        ours="checksums clocks container endings errors faults kernel_clock log schema system"
+        " threads waits tables.*",
         world="numpy duckdb",
     ),
     "run": May(

@@ -293,7 +293,7 @@ def test_the_recorder_goes_ahead_of_what_the_user_preloads(penstock_run: Run) ->
     assert finished.stdout == f"{ours}:{theirs}:{theirs}\n"
 
 
-def test_the_environment_is_the_users_and_three_variables(
+def test_the_environment_is_the_users_and_four_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "librec.so"
@@ -304,9 +304,13 @@ def test_the_environment_is_the_users_and_three_variables(
         "LD_PRELOAD": str(library),
         "PENSTOCK_RUN": "/run",
         "PENSTOCK_BUDGET": "5",
+        "ASAN_OPTIONS": "verify_asan_link_order=0",
     }
-    again = launch.environment(Path("/other"), 5, {"LD_PRELOAD": f"{library}:/x.so"})
+    theirs = {"LD_PRELOAD": f"{library}:/x.so", "ASAN_OPTIONS": "detect_leaks=0"}
+    again = launch.environment(Path("/other"), 5, theirs)
     assert again["LD_PRELOAD"] == f"{library}:/x.so"
+    assert again["ASAN_OPTIONS"] == "detect_leaks=0:verify_asan_link_order=0"
+    assert launch.environment(Path("/other"), 5, again)["ASAN_OPTIONS"] == again["ASAN_OPTIONS"]
 
 
 def test_a_library_whose_path_the_loader_cannot_hold_is_refused(

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from penstock import drafts, launch
 from penstock.errors import LogError, RunError
+from penstock.kernel_clock import monotonic_ns
 from penstock.log import Header, is_alive, read_header
 from penstock.threads import Look, doing, in_words
 
@@ -184,7 +185,7 @@ def leave_all(folder: Path, joined: Iterable[int]) -> dict[int, str]:
 def standing(look: Look) -> list[str]:
     """Where all processes of an earlier look have hardly run since: what each is in, and since
     when.  Empty: one of them worked, or that was too short to tell."""
-    passed_s = (time.monotonic_ns() - look.ns) / 1e9
+    passed_s = (monotonic_ns() - look.ns) / 1e9
     found = doing(look)
     if passed_s < LOOKED_S or not found or sum(one.cpu for one in found) >= IDLE_CPU:
         return []

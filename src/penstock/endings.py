@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.kernel_clock import monotonic_ns
 from penstock.system import Sample
 
 __all__ = ["Ended", "Endings", "ended_by_note", "endings_in", "signal_name"]
@@ -47,7 +47,7 @@ class Endings:
         system.QUANTITIES; None is not known.  Most of them ended well: their logs say so."""
         self._find()
         before, self._oom_kills = self._oom_kills, _oom_kills()
-        now_ns, gone = time.monotonic_ns(), {}
+        now_ns, gone = monotonic_ns(), {}
         for pid, watched in list(self._watched.items()):
             state, start_ticks, rss_bytes, status = _stat(pid)
             if start_ticks == watched.start_ticks and state not in "ZX":
@@ -78,7 +78,7 @@ class Endings:
             if host == self._host and rest.isdecimal() and len(self._watched) < MOST_WATCHED:
                 state, start_ticks, rss_bytes, _ = _stat(int(rest))
                 if state not in "ZX":
-                    seen_ns = time.monotonic_ns()
+                    seen_ns = monotonic_ns()
                     self._watched[int(rest)] = _Watched(start_ticks, seen_ns, rss_bytes)
 
 

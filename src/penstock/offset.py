@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock import bounded, drafts
+from penstock.kernel_clock import monotonic_ns
 
 __all__ = ["Offset", "ask"]
 
@@ -94,7 +95,7 @@ class Offset:
                     if hmac.compare_digest(_received(asking, WORD_BYTES), self._word):
                         for _ in range(ASKS):
                             _received(asking, NUMBER_BYTES)
-                            asking.sendall(time.monotonic_ns().to_bytes(NUMBER_BYTES, "big"))
+                            asking.sendall(monotonic_ns().to_bytes(NUMBER_BYTES, "big"))
 
     def _ask(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -138,10 +139,10 @@ def _measured(address: str, port: int, word: bytes) -> tuple[int, int]:
         to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         to.sendall(word)
         for number in range(ASKS):
-            asked_ns = time.monotonic_ns()
+            asked_ns = monotonic_ns()
             to.sendall(number.to_bytes(NUMBER_BYTES, "big"))
             there_ns = int.from_bytes(_received(to, NUMBER_BYTES), "big")
-            came_ns = time.monotonic_ns()
+            came_ns = monotonic_ns()
             error_ns = (came_ns - asked_ns + 1) // 2
             if best is None or error_ns < best[1]:
                 best = there_ns - (asked_ns + came_ns) // 2, error_ns

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from penstock import checksums, drafts
 from penstock.errors import LogError
+from penstock.kernel_clock import monotonic_ns
 from penstock.machine import group_moved, group_moved_v1, nfs_mounts, own_group
 
 __all__ = ["GAUGES", "SUFFIX", "Sample", "Sampler", "check_head", "read_system"]
@@ -65,7 +65,7 @@ class Sampler:
     def sample(self, ended: Mapping[str, Sequence[float | None]] | None = None) -> None:
         """One line.  ended: processes that are gone since the sample before, by pid.  Raises
         OSError: the disk is full."""
-        line: dict[str, Any] = {"ns": time.monotonic_ns()} | ({"process": ended} if ended else {})
+        line: dict[str, Any] = {"ns": monotonic_ns()} | ({"process": ended} if ended else {})
         if self._accelerators is None:
             self._write(line | {"job": {"": _job()}})
             return

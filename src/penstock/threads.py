@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import platform
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from penstock.kernel_clock import monotonic_ns
 
 __all__ = ["Doing", "Look", "doing", "in_words"]
 
@@ -88,7 +89,7 @@ class Look:
     """Processes at one moment, to be held against a later one."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self.ns = time.monotonic_ns()
+        self.ns = monotonic_ns()
         self.ran = {
             (pid, tid): ran
             for pid in list(pids)[:MOST_PROCESSES]
@@ -99,7 +100,7 @@ class Look:
 
 def doing(before: Look) -> list[Doing]:
     """What the threads of an earlier look have done since, and do now; of those that are there."""
-    passed_ns = max(1, time.monotonic_ns() - before.ns)
+    passed_ns = max(1, monotonic_ns() - before.ns)
     now_ms = _last_ran_ms("self", threading.get_native_id())
     found = []
     for (pid, tid), was in before.ran.items():

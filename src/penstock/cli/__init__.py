@@ -668,8 +668,9 @@ def _write_end(
     import time
 
     from penstock import launch
+    from penstock.kernel_clock import monotonic_ns
 
-    ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
+    ended = {"end_unix_ns": time.time_ns(), "end_monotonic_ns": monotonic_ns()}
     try:
         launch.write_facts(folder, {**facts, **ended, "status": status}, job)
     except RunError as error:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -18,6 +17,7 @@ from penstock.container import host_path
 from penstock.endings import Ended, ended_by_note, endings_in
 from penstock.errors import LogError, RunError
 from penstock.faults import Faults, read_faults
+from penstock.kernel_clock import monotonic_ns
 from penstock.log import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, Events, read_log
 from penstock.schema import PATH_RULES, rule_of_run
 from penstock.system import read_system
@@ -167,7 +167,7 @@ class _Build:
         self.progress = progress
         self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self.surveys: dict[int, Survey] = {}
-        self.read_ns = time.monotonic_ns()
+        self.read_ns = monotonic_ns()
         self.ended: list[tuple[str, str, Ended]] = []  # boot, host, and what was seen of an end
 
     def make(self) -> int:
