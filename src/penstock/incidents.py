@@ -133,7 +133,7 @@ def _told(death: Death, is_first: bool) -> str:
 def _memory(death: Death) -> str:
     """What a process had, and what there was, when it was last seen."""
     told = []
-    if death.rss_bytes is not None:
+    if death.rss_bytes:  # 0: it was ending when it was last seen
         told.append(f"it had {show(death.rss_bytes, 'B')} in memory")
     elif death.peak_bytes:
         told.append(f"it had at most {show(death.peak_bytes, 'B')} in memory")

@@ -205,11 +205,15 @@ def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
     return Wait(loader, index, is_pooled)
 
 
-def end_wait(wait: Wait, came: int) -> None:
-    """came: number of the batch that came, -1 for none."""
+def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
+    """End a wait.
+
+    came: number of the batch that came, -1 for none.  is_failed: none came, and the pass is not
+    over: a worker was killed, or the data set raised.  Such a wait stays that for its batch."""
     if wait.span is None:
         return
     cpu_ns = time.thread_time_ns() - wait.cpu_ns
+    came = wait.announced if is_failed else came
     wait.span.end(wait.loader.id, cpu_ns)
     process_cpu_ns = time.process_time_ns() if wait.process_cpu_ns >= 0 else 0
     if came != wait.announced:
@@ -250,18 +254,19 @@ def wrap_next(
             return original(self, *args, **kwargs)
         thread.is_waiting = True
         wait = _begin_pooled(self, are_steps)
-        has_batch = False
+        has_batch = is_over = False
         try:
             batch = original(self, *args, **kwargs)
             has_batch = True
             return batch
         except BaseException as error:
-            if (isinstance(error, StopIteration) if is_end is None else is_end(error)) and wait:
+            is_over = isinstance(error, StopIteration) if is_end is None else is_end(error)
+            if is_over and wait:
                 _end_loader(wait.loader)
             raise
         finally:
             thread.is_waiting = False
-            _end_pooled(wait, has_batch)
+            _end_pooled(wait, has_batch, not has_batch and not is_over)
 
     return following
 
@@ -287,10 +292,10 @@ def _end_loader(loader: Loader) -> None:
 
 
 @quietly
-def _end_pooled(wait: Wait | None, has_batch: bool) -> None:
+def _end_pooled(wait: Wait | None, has_batch: bool, is_failed: bool) -> None:
     if wait is None:
         return
-    end_wait(wait, wait.announced if has_batch else -1)
+    end_wait(wait, wait.announced if has_batch else -1, is_failed)
     wait.loader.next_index += has_batch
 
 

@@ -221,10 +221,13 @@ def _end_wait(wait: marks.Wait | None, iterator: Any, has_batch: bool) -> None:
     thread.task = None
     if wait is None:
         return
-    marks.end_wait(wait, _came(iterator) if has_batch else -1)
+    is_over = isinstance(sys.exc_info()[1], StopIteration)
+    marks.end_wait(
+        wait, _came(iterator) if has_batch else -1, is_failed=not has_batch and not is_over
+    )
     if has_batch:
         return
-    if not isinstance(sys.exc_info()[1], StopIteration):  # a worker may have been killed
+    if not is_over:  # a worker may have been killed
         processes.look(getattr(iterator, "_workers", ()))
     if thread.is_iteration:
         marks.drop_step(thread)

@@ -226,7 +226,11 @@ class _Numbered:
 def _by_number(measures: Measures) -> list[list[_Numbered]]:
     """Of each main process and loader, as the number of workers tells loaders apart."""
     teams: dict[tuple[int, int], dict[int, list[Worker]]] = {}
+    # The last fetch of a killed worker takes as long as somebody waits for it.
+    killed = {one.process for one in measures.deaths if (one.status or 0) < 0 and not one.is_sent}
     for row in measures.workers:
+        if row.process in killed:
+            continue
         teams.setdefault((row.main, row.team), {}).setdefault(row.worker, []).append(row)
     return [
         [
