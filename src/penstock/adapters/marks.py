@@ -50,6 +50,7 @@ ID_MASK = 0x7FFFFFFF  # iterator ids are 32 bits; the upper half is for those ma
 
 # What a step span says of its origin, in b; 1 is one that the program marked itself.
 BY_ADAPTER = 0
+NONE_CAME = -2  # index of a `delivered`: next() raised before the end of the pass
 FAILED = 1  # in b of a checkpoint or a restore: it ended in an exception
 BY_ITERATION = 2  # a loader's iteration: counts only where the process shows no other steps
 BY_CONTINUATION = 3  # by an adapter, and no step of its own: it makes the one before it longer
@@ -209,11 +210,11 @@ def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
     """End a wait.
 
     came: number of the batch that came, -1 for none.  is_failed: none came, and the pass is not
-    over: a worker was killed, or the data set raised.  Such a wait stays that for its batch."""
+    over: a worker was killed, or the data set raised.  Such a wait stays one for its batch."""
     if wait.span is None:
         return
     cpu_ns = time.thread_time_ns() - wait.cpu_ns
-    came = wait.announced if is_failed else came
+    came = NONE_CAME if is_failed else came
     wait.span.end(wait.loader.id, cpu_ns)
     process_cpu_ns = time.process_time_ns() if wait.process_cpu_ns >= 0 else 0
     if came != wait.announced:

@@ -2,7 +2,8 @@
 -- outermost `next` of a loader, in making its iterator or in ending its workers, or a graph that it called
 -- asks a tf.data iterator.
 --   index     number of the batch waited for: as announced when the wait began, unless a 'delivered'
---             after it says that another one came; NULL: none came, the pass is over or only begins
+--             after it says that another one came; NULL: none came, the pass is over or only begins.  -2 in
+--             a 'delivered': none came, as next() raised before the end of the pass
 --   is_start  the iterator is being made, its workers are started
 --   iterator  the loader's iterator in that process; of a wait in flight, the latest one begun
 --   in_wall   false for the first batch, which belongs to start-up
@@ -28,7 +29,8 @@ told AS (
     SELECT
         process,
         thread,
-        CASE WHEN next_name = 'delivered' THEN next_index ELSE index END AS index,
+        CASE WHEN next_name = 'delivered' AND next_index IS DISTINCT FROM -2 THEN next_index ELSE index END
+            AS index,
         a AS iterator,
         start_ns,
         end_ns,
