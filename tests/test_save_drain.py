@@ -2390,6 +2390,7 @@ def test_a_tier_that_is_not_there_and_names_that_move_the_cursor(fast: Path) -> 
     (fast / "a\nb.pt").write_bytes(b"PK\x03\x04")
     for path in fast.iterdir():  # nobody writes them any more, however fast this machine is
         os.utime(path, (1e9, 1e9))
+    fast.with_name("slow").mkdir()
     said = penstock("recover", fast, fast.with_name("slow"), status=1).stderr
     for start in ("passed over", "not drained"):
         assert [line.count("a\\nb.pt") > 0 for line in said.splitlines() if start in line].count(1)

@@ -110,6 +110,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
       penstock save ls /nvme/run1 --explain
       penstock save ls s3://bucket/run1 --json
     """
+    from penstock.save.explain import copies_elsewhere, unfinished
     from penstock.save.formats import find
     from penstock.stores import open_store
     from penstock.written import saves_of_run
@@ -124,7 +125,8 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
         else:
             store = open_store(tier)
             saves = saves_of_run(run, store) if run is not None else ()
-            found = find(store, rest=rest[tier], saves=saves)
+            copies = copies_elsewhere(store) if explain else ()
+            found = find(store, rest=rest[tier], saves=saves, others=copies)
         for one in found:
             verified = bool(one.manifest and one.manifest.verified_unix_ns)
             rows.append(
@@ -137,7 +139,7 @@ def ls_command(tiers: tuple[str, ...], as_json: bool, explain: bool, run: Path |
                     "mtime_ns": one.mtime_ns,
                     "has_manifest": one.manifest is not None,
                     "is_verified_copy": verified,
-                    "problem": one.problem or one.torn,
+                    "problem": one.problem or one.torn or (unfinished(one) if explain else ""),
                     "why": one.why,
                     "files": {file.name: file.size_bytes for file in one.files},
                 }
@@ -786,7 +788,7 @@ def recover_command(
             choice, failed = recover(
                 fast, slow, settings, level=level or "sample",
                 patience_s=min(running.PATIENCE_S, wait_s or math.inf),
-                told=functools.partial(_warned_once(), bar), drainer=limited,
+                told=functools.partial(_warned_once(), bar), drainer=limited, makes_slow=False,
             )  # fmt: skip
         except copying.Stopped:
             return limits[0].tell_stopped()

@@ -821,13 +821,18 @@ def recover(
     patience_s: float = 0.0,
     told: Callable[[Status], None] = lambda status: None,
     drainer: Callable[[Drainer], None] = lambda drainer: None,
+    makes_slow: bool = True,
 ) -> tuple[Choice, list[str]]:
     """After a job, or before the next: sweeps what it left, drains the rest, and says from which
     checkpoint to begin, and what could not be drained.
 
     patience_s: as of Drainer; told: of its warnings, too.  drainer: is given the Drainer, to stop
-    it.  Raises SaveError: a job saves there, or another drain is at work; TierError, Stopped.
+    it.  makes_slow: False: a slow folder that is not there is a failure, and the choice is of the
+    fast tier.  Raises SaveError: a job saves there, or another drain is at work;
+    TierError, Stopped.
     """
+    if not makes_slow and (lost := _without_folder(LocalStore(fast), slow)):
+        return latest_valid(fast, None, level), [lost]
     with ExitStack() as stack:
         working = Drainer(fast, slow, settings, patience_s=patience_s, told=told)
         stack.enter_context(claim(fast, "job"))
@@ -846,6 +851,19 @@ def recover(
         with suppress(TierError):  # its copies get names of their own, as another run's
             go_on(working.fast, working.slow, choice.checkpoint)
     return choice, failed
+
+
+def _without_folder(fast: LocalStore, slow: str | os.PathLike[str]) -> str:
+    """Return a sentence if the slow folder is not there: not mounted, or mistyped.  Raises
+    TierError if the fast tier was drained to a folder of this name."""
+    store = open_store(slow)
+    if not isinstance(store, LocalStore) or store.folder.is_dir():
+        return ""
+    refuse_strange(fast, store)
+    return (
+        f"{store.url}: no such folder; is it mounted, and is the name right?  Nothing was drained "
+        f"(a new run: mkdir -p {store.url})"
+    )
 
 
 @dataclass(slots=True)

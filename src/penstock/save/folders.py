@@ -64,7 +64,12 @@ def with_other_folders(
                 said |= {id(one): why for row in save.parts.values() for one in row}
     if not said and not any(one.torn for one in found):
         return list(found)
-    return [_told(one, said.get(id(one), "")) if one.step is not None else one for one in found]
+    return [
+        _told(one, said.get(id(one), ""))
+        if one.step is not None and not one.why.startswith(BY_RULE)
+        else one
+        for one in found
+    ]
 
 
 def _told(one: Checkpoint, why: str) -> Checkpoint:

@@ -34,6 +34,7 @@ from penstock.save.recognise import (
     parts_of_trainer,
     without_weak,
 )
+from penstock.save.ruled import with_rules
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_steps
 from penstock.save.together import of_one_save
@@ -360,7 +361,7 @@ def find(
     TierError."""
     tree = Tree(store, within, saves)
     found = without_weak([_unmixed(tree, one) for one in tree.below("", 0)])
-    found = compared(found, others)
+    found = compared(with_rules(found, tree.rules, others), others)
     found = said_of_mixtures(store, found) if tree.put_back else found
     found = newest_first(of_one_save(store, found, others), others)
     if hints is not None:

@@ -288,7 +288,8 @@ def without_weak(found: Sequence[Checkpoint]) -> list[Checkpoint]:
     has_strong = weak and any(
         one.step is not None and any(_is_state(file.name) for file in one.files) for one in found
     )
-    return [one for one in found if one not in weak] if has_strong else list(found)
+    dropped = {id(one) for one in weak} if has_strong else set()
+    return [one for one in found if id(one) not in dropped]
 
 
 def _is_state(name: str) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import SaveError, TierError, TierFull
 from penstock.save.commit import discard, discard_as_found
+from penstock.save.folders import place_of
 from penstock.save.formats import (
     HALF,
     INCOMPLETE,
@@ -149,7 +150,7 @@ def doomed_on_slow(
     if good:
         kept = _newest_saves(good, keep.last) | _kept_by_rule(good, keep)
         kept |= {one.name for one in {line_of(one): one for one in good[::-1]}.values()}
-        kept |= _with_a_part_of_their_own(good, kept)
+        kept |= _with_a_part_of_their_own(good, kept) | _with_all_parts(good)
         doomed = [one for one in steps[steps.index(good[0]) :] if one.name not in kept]
     newer = set()
     for one in ours:
@@ -192,6 +193,25 @@ def _with_a_part_of_their_own(good: Sequence[Checkpoint], kept: set[str]) -> set
                 parts[line_of(one)] |= own
                 found |= {one.name} if own else set()
     return found
+
+
+def _with_all_parts(good: Sequence[Checkpoint]) -> set[str]:
+    """Return the names of the newest save with the most parts, of each training with parts in
+    several folders: a newer save without one of the parts may be a half."""
+    families: defaultdict[object, dict[int, list[Checkpoint]]] = defaultdict(dict)
+    parts = defaultdict[tuple[object, int], set[object]](set)
+    for one in good:  # newest first
+        if one.step is not None:
+            family, part = place_of(one.called or one.name, one.is_folder)
+            families[family].setdefault(one.step, []).append(one)
+            parts[family, one.step].add(part)
+    kept = set[str]()
+    for key, saves in families.items():
+        most = max(len(parts[key, step]) for step in saves)
+        if most > 1:
+            newest = next(step for step in saves if len(parts[key, step]) == most)
+            kept |= {one.name for one in saves[newest]}
+    return kept
 
 
 def _kept_by_rule(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
@@ -289,7 +309,7 @@ def doomed_on_fast(
     good = [one for one in candidates if not one.problem and not failure_of(one, failed or {})]
     kept = _newest_saves(good, keep.fast)
     if keep.fast:
-        kept |= _in_use(good)
+        kept |= _in_use(good) | _with_all_parts(good)
     doomed = []
     for one in candidates:
         known = copies.get(one.identity) or remains_of(one, copies.values())

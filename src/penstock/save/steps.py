@@ -7,13 +7,23 @@ with the time of writing.  A single checkpoint has no step.  The module knows na
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from penstock.save.units import BY_RULE, LACKS, MOST_DIGITS, OLDER, Parts, is_part, parts_of
+from penstock.save.units import (
+    BY_RULE,
+    LACKS,
+    MOST_DIGITS,
+    OLDER,
+    Parts,
+    is_part,
+    is_run,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint
@@ -30,16 +40,17 @@ def with_steps(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -
     if not lone:
         return list(found)
     wanted = set(lone.values())
-    series: defaultdict[object, list[Checkpoint]] = defaultdict(list)
+    series: defaultdict[object, list[tuple[Checkpoint, Parts]]] = defaultdict(list)
     for one in (*found, *others):
-        key = lone.get(id(one)) or _series_of(one)
-        if key in wanted:
-            series[key].append(one)
+        # A save without the file after which the others are called is of their series, too.
+        for parts in _all_parts_of(one):
+            if (key := _series_of(one, parts)) in wanted:
+                series[key].append((one, parts))
     steps = dict[int, int]()
     for rows in series.values():
         place = _place_of_step(rows)
         if place is not None:
-            steps |= {id(one): int(_numbers_of(one)[place]) for one in rows}
+            steps |= {id(one): int(_numbers_of(parts)[place]) for one, parts in rows}
     return [
         replace(one, step=steps[id(one)]) if id(one) in lone and id(one) in steps else one
         for one in found
@@ -50,30 +61,36 @@ def _parts_of(one: Checkpoint) -> Parts:
     return parts_of((one.called or one.name).rpartition("/")[2])
 
 
-def _numbers_of(one: Checkpoint) -> tuple[str, ...]:
-    parts = _parts_of(one)
+def _all_parts_of(one: Checkpoint) -> list[Parts]:
+    own = _parts_of(one)
+    if one.is_folder or one.called or len(one.files) == 1:
+        return [own]
+    return [own, *(parts_of(file.name.rpartition("/")[2]) for file in one.files)]
+
+
+def _numbers_of(parts: Parts) -> tuple[str, ...]:
     return parts.bare or (str(parts.step),)
 
 
-def _series_of(one: Checkpoint) -> tuple[object, ...] | None:
+def _series_of(one: Checkpoint, parts: Parts | None = None) -> tuple[object, ...] | None:
     """Return a key that is equal for checkpoints with names that differ only in numbers; None: no
     number in the name can be a step, or a word shows the step."""
-    parts = _parts_of(one)
+    parts = parts or _parts_of(one)
     if parts.is_told or (parts.step is None and not parts.bare):
         return None
     folder = (one.called or one.name).rpartition("/")[0]
     return folder, one.is_folder, parts.series, len(parts.bare or "1")
 
 
-def _place_of_step(rows: Iterable[Checkpoint]) -> int | None:
+def _place_of_step(rows: Iterable[tuple[Checkpoint, Parts]]) -> int | None:
     """Return the place of the step in the names: the only number that differs, and grows with time.
     A number filled with zeros needs no comparison of times."""
     times = dict[tuple[str, ...], int]()
     is_counter = False
-    for one in rows:
-        numbers = _numbers_of(one)
+    for one, parts in rows:
+        numbers = _numbers_of(parts)
         times[numbers] = max(times.get(numbers, 0), one.mtime_ns)
-        is_counter |= _parts_of(one).step is not None
+        is_counter |= parts.step is not None
     varying = [place for place, values in enumerate(zip(*times, strict=True)) if len({*values}) > 1]
     if len(varying) != 1:
         return None
@@ -88,13 +105,14 @@ def _place_of_step(rows: Iterable[Checkpoint]) -> int | None:
 def unlike_earlier(
     found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> dict[int, str]:
-    """Return problems by id of checkpoint, for saves that differ in dates or hashes and not in
-    steps: a checkpoint lacks a part that the four checkpoints before and all later ones have.
+    """Return problems by id of checkpoint, for saves that differ in dates, hashes or versions and
+    not in steps: a checkpoint lacks a part that the four checkpoints before and all later ones
+    have.
 
     The order is the order of writing.  others: checkpoints of another tier."""
     series: defaultdict[object, list[Checkpoint]] = defaultdict(list)
     for one in (*found, *others):
-        if one.step is None and not one.is_folder and _parts_of(one).stamps:
+        if one.step is None and not one.is_folder and _marks_of(one):
             series[_stamped_series_of(one)].append(one)
     said = dict[int, str]()
     for rows in series.values():
@@ -102,12 +120,12 @@ def unlike_earlier(
         for place, one in enumerate(rows):
             if one.manifest is not None or one.problem or one.why.startswith(BY_RULE):
                 continue
-            stamps = _parts_of(one).stamps
+            stamps = _marks_of(one)
             near = rows[max(0, place - 2 * OLDER) : place + 1 + 2 * OLDER]  # of two tiers
-            apart = [other for other in near if _parts_of(other).stamps != stamps]
+            apart = [other for other in near if _marks_of(other) != stamps]
             before = [other for other in apart if other.mtime_ns < one.mtime_ns][-OLDER:]
             after = [other for other in apart if other.mtime_ns >= one.mtime_ns]
-            if len({_parts_of(other).stamps for other in before}) < FEWEST_EARLIER:
+            if len({_marks_of(other) for other in before}) < FEWEST_EARLIER:
                 continue
             own = _components_of(one)
             common = frozenset.intersection(*map(_components_of, (*before, *after)))
@@ -117,15 +135,26 @@ def unlike_earlier(
     return said
 
 
+def _marks_of(one: Checkpoint) -> tuple[str, ...]:
+    """Return the texts that tell the saves apart: of the file's name, else of the folder's."""
+    folder = (one.called or one.name).rpartition("/")[0].rpartition("/")[2]
+    is_save = folder and not is_run(folder) and not parts_of(folder).rank
+    return _parts_of(one).marks or (tuple(re.findall(r"\d+", folder)) if is_save else ())
+
+
 def _stamped_series_of(one: Checkpoint) -> tuple[object, ...]:
     parts = _parts_of(one)
-    rest = tuple(text for text in parts.key if text not in parts.stamps)
-    folder = (one.called or one.name).rpartition("/")[0]
-    return folder, rest, parts.bare, len(parts.stamps)
+    rest = tuple(text for text in parts.key if text not in parts.marks)
+    above, _, folder = (one.called or one.name).rpartition("/")[0].rpartition("/")
+    if not parts.marks:
+        folder = re.sub(r"\d+", "#", folder)
+    return above, folder, rest, parts.bare, len(parts.marks)
 
 
 def _components_of(one: Checkpoint) -> frozenset[str]:
     names = (file.name.rpartition("/")[2] for file in one.files)
     return frozenset(
-        parts.role for parts in map(parts_of, filter(is_part, names)) if parts.is_component
+        parts.role
+        for parts in map(parts_of, filter(is_part, names))
+        if parts.is_component or parts.rank
     )

@@ -39,6 +39,7 @@ __all__ = [
     "is_called_checkpoint",
     "is_part",
     "is_part_of_a_training",
+    "is_run",
     "is_state",
     "lacking",
     "lost_shards",
@@ -122,7 +123,8 @@ _STATE_TEXT, _FIXED_TEXT = {"state", "states", "rng", "sampler"}, {"config", "ar
 _RANK_WORDS = {
     "rank", "mp", "tp", "pp", "dp", "shard", "part", "worker", "node", "proc", "process",
     "gpu", "device", "host", "replica", "states", "partition", "member", "fold", "layer",
-    "expert", "chunk", "slice", "stage", "agent", "env", "consolidated", "ensemble", "block",
+    "expert", "client", "chunk", "slice", "stage", "agent", "env", "consolidated", "ensemble",
+    "block",
 }  # fmt: skip
 _STATE_WORDS = {
     "model", "models", "weights", "weight", "net", "network", "params", "param", "state", "states",
@@ -131,7 +133,7 @@ _STATE_WORDS = {
     "generator", "discriminator", "netg", "netd", "encoder", "decoder", "actor", "critic",
     "policy", "value", "target", "lora", "adapter", "head", "backbone", "teacher", "student",
     "momentum", "unet", "vae", "transformer", "pytorch", "ckpt", "checkpoint", "snapshot", "dict",
-    "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
+    "server", "online", "replay", "buffer", "memory", "mapper", "projector", "classifier", "prior",
     "dynamics", "reward", "normalizer", "vecnormalize", "embedding", "embeddings", "qf",
     "g", "d", "do", "a", "b", "averaged", "swa", "master", "meta", "metadata", "args", "config",
 }  # fmt: skip
@@ -209,6 +211,12 @@ class Parts:
         return tuple(one for one in self.key if _DATE.fullmatch(one) or _HASH.fullmatch(one))
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """Stamps, and versions and rough numbers, which may tell saves apart: `v4`, `400k`."""
+        kinds = (_DATE, _HASH, _VERSION, _ROUGH)
+        return tuple(one for one in self.key if any(kind.fullmatch(one) for kind in kinds))
+
+    @property
     def is_moment(self) -> bool:
         """An average of an optimizer, by letters that count only beside a state of the number."""
         return self.kin[0] is not None and _MOMENTS.issuperset(self.words) and bool(self.words)
@@ -267,21 +275,57 @@ class Rule:
 
     def names(self, name: str) -> bool:
         """Return True if a file name matches the rule."""
-        return any(pattern.fullmatch(name) for pattern in self.patterns)
+        is_match = any(pattern.fullmatch(name) for pattern in self.patterns)
+        return is_match and not self.is_over_folders
 
     @classmethod
     def of(cls, text: str) -> "Rule":
         """Parse a rule.  Raises SaveError: the text is not a valid rule."""
         names = text.split()
-        if not names or len(text) > 1000 or any("/" in name or "\0" in name for name in names):
+        if not names or len(text) > 1000 or "\0" in text or not all(map(_is_relative, names)):
             raise SaveError(
-                f"--unit {text!r}: names of files of one folder, as 'model-{{step}}.pt "
-                "optim-{step}.pt'; {step} is the step, * is anything"
+                f"--unit {text!r}: names of the files of a checkpoint, as 'model-{{step}}.pt "
+                "optim-{step}.pt' or 'weights/{step}.pt states/{step}.pt'; {step} is the step, * "
+                "is anything"
             )
         has_step = {name.count("{step}") for name in names}
         if len(has_step) > 1 or max(has_step) > 1:
             raise SaveError(f"--unit {text!r}: {{step}} once in each name, or in none")
-        return cls(" ".join(names), tuple(map(_pattern, names)))
+        made = cls(" ".join(names), tuple(map(_pattern, names)))
+        if why := made._why_useless(names):
+            raise SaveError(f"--unit {text!r}: {why}")
+        return made
+
+    @property
+    def is_over_folders(self) -> bool:
+        """Return True if the names are in several folders."""
+        return "/" in self.text
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The number of folders and files in each name."""
+        return tuple(name.count("/") + 1 for name in self.text.split())
+
+    def _why_useless(self, names: Sequence[str]) -> str:
+        """Return why a rule can say nothing; an empty string: the rule is of use."""
+        for name in names:
+            if not re.search(r"[^\W_]", name.replace("{step}", "").replace("*", "")):
+                return f"{name} is the name of any file; give the words of the name"
+        if len(set(names)) < len(names):
+            return "the same name twice; name each file once"
+        # `step_{step}.pt` alone is of use: a save needs no part in another folder.
+        if len(names) == 1 and "*" not in names[0] and "{step}" not in names[0]:
+            return "one name: a file is a checkpoint by itself; name all files that belong together"
+        samples = [name.replace("{step}", "7").replace("*", "x") for name in names]
+        for first, pattern in enumerate(self.patterns):
+            for later in range(first + 1, len(names)):
+                if pattern.fullmatch(samples[later]):
+                    return f"{names[first]} is also the name of each {names[later]}"
+        return ""
+
+
+def _is_relative(name: str) -> bool:
+    return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -390,7 +434,7 @@ class _Read:
             self.key.append(low)
         elif low[:-1] in _OPTIMIZERS and low[-1] in _MOMENTS:  # `adamv`
             self.words += [low[:-1], low[-1]]
-        elif before in _OPTIMIZERS and (moment := re.fullmatch(r"(m|v)(\d+)", low)):
+        elif before in _OPTIMIZERS and (moment := _is_glued_moment(before, low)):
             self.words.append(moment[1])
             self.bare.append(moment[2])
         elif low.isalpha():
@@ -443,6 +487,13 @@ class _Read:
         is_counter = bare[0] == "0" and len(bare) >= LEAST_PADDED
         is_of_state = self.is_sure and _KNOWN.issuperset(_without_moments(self.content()))
         return int(bare) if is_counter or is_of_state else None
+
+
+def _is_glued_moment(before: str, low: str) -> re.Match[str] | None:
+    """Match `v400` after the word of an optimizer; `optim_v4` is a version."""
+    found = re.fullmatch(r"(m|v)(\d+)", low)
+    is_version = found and before.startswith("opt") and len(found[2]) < LEAST_PADDED
+    return None if is_version else found
 
 
 def _without_moments(words: Sequence[str]) -> list[str]:
@@ -599,6 +650,11 @@ def is_part_of_a_training(name: str) -> bool:
     return is_rank and bool(found.words or found.rank) and words.issuperset(found.words)
 
 
+def is_run(name: str) -> bool:
+    """Return True if a folder's name shows a run or a version: `run1`, `seed_0`."""
+    return not (_NO_STEP | {"fold", "folds"}).isdisjoint(re.findall(r"[a-z]+", name.lower()))
+
+
 def step_of_folder(name: str) -> int | None:
     """Return the step in a folder's name: the number after a step word, or a name of digits."""
     found = parts_of(name)
@@ -619,7 +675,7 @@ def grouped(
     left = dict.fromkeys(sorted(names))
     units = list[Unit]()
     for rule in rules:
-        units += _by_rule(rule, left)
+        units += _by_rule(rule, left) if not rule.is_over_folders else []
     by_key: defaultdict[tuple[int | None, tuple[str, ...]], list[Parts]] = defaultdict(list)
     for name in left:
         if is_state(name):
@@ -817,7 +873,8 @@ def _place_as_lead(one: Parts) -> int:
 def shape_of(step: int, files: Sequence[Found], start: str = "") -> Shape:
     """Return the shape of a checkpoint of this step.  start: prefix of the folder, if any."""
     parts = are_parts([one.name for one in files])
-    state = [one for one in files if one.name in parts]
+    # Files beside others were grouped by their names: each is a part, as `rng-4.dat`.
+    state = [one for one in files if not start or one.name in parts]
     if start:
         names = (one.name[len(start) :].split("/") for one in state)
         roles = frozenset("/".join(_without_step(one, step) for one in parts) for parts in names)
