@@ -18,8 +18,9 @@ from bars import Bar, pairs, report, scratch
 
 from penstock import tiers
 from penstock.save.commit import begin, commit
-from penstock.save.drain import DRAINS_TO, Drainer
+from penstock.save.drain import Drainer
 from penstock.save.formats import find
+from penstock.save.tiermarks import DRAINS_TO
 from penstock.save.verify import verify
 from penstock.save.working import Settings
 from penstock.stores import LocalStore

@@ -16,7 +16,7 @@ from penstock.save import folders
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep, plan
-from penstock.save.units import Rule
+from penstock.save.rules import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
 from penstock.stores import LocalStore

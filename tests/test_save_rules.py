@@ -14,7 +14,7 @@ from penstock.errors import SaveError
 from penstock.save.drain import recover
 from penstock.save.formats import find
 from penstock.save.retention import Keep
-from penstock.save.units import Rule
+from penstock.save.rules import Rule
 from penstock.save.verify import latest_valid
 from penstock.save.working import Settings
 from penstock.stores import LocalStore

@@ -25,7 +25,8 @@ from penstock.save.commit import PLACE
 from penstock.save.drain import Drainer, recover
 from penstock.save.formats import Checkpoint, find, find_file
 from penstock.save.retention import Keep, prune, remove
-from penstock.save.units import Rule, grouped, lacking, parts_of, shape_of
+from penstock.save.rules import Rule
+from penstock.save.units import grouped, lacking, parts_of, shape_of
 from penstock.save.verify import latest_valid, verify
 from penstock.save.working import Settings
 from penstock.stores import Found, LocalStore
@@ -141,7 +142,7 @@ def test_the_step_of_a_name(name: str, step: int | None) -> None:
 
 
 def test_a_rule_that_cannot_be_is_refused() -> None:
-    for text in ("", "a/b-{step}.pt", "a-{step}-{step}.pt", "a-{step}.pt b.pt"):
+    for text in ("", "a/../b-{step}.pt", "a-{step}-{step}.pt", "a-{step}.pt b.pt"):
         with pytest.raises(SaveError, match="--unit"):
             Rule.of(text)
 

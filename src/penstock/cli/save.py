@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from penstock.save.drain import Drainer
     from penstock.save.formats import Checkpoint
     from penstock.save.retention import Keep
+    from penstock.save.rules import Rule
     from penstock.save.spans import Saves
-    from penstock.save.units import Rule
     from penstock.save.verify import Choice
     from penstock.save.working import Status, Working
     from penstock.stores import Found, Store
@@ -684,7 +684,7 @@ def _stopped_by_signals(working: Working) -> Iterator[None]:
 
 
 def _rules_of(units: Sequence[str]) -> tuple[Rule, ...]:
-    from penstock.save.units import Rule
+    from penstock.save.rules import Rule
 
     return tuple(map(Rule.of, units))
 

@@ -4,14 +4,12 @@ The module knows checkpoints and stores; no framework.  The only state is in the
 committed on fast and not on slow is work to do.
 """
 
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock import drafts, recorder
-from penstock.errors import PenstockError, SaveError, TierError, TierFull
+from penstock.errors import PenstockError, SaveError, TierError
 from penstock.save.besides import Beside, strange
 from penstock.save.commit import (
     STATE,
@@ -28,6 +26,7 @@ from penstock.save.commit import (
     sweep,
 )
 from penstock.save.contents import has_content
+from penstock.save.copies import is_all_there
 from penstock.save.copying import (
     Pace,
     Trip,
@@ -47,13 +46,11 @@ from penstock.save.formats import (
     go_on,
     half_of,
     halves,
-    is_all_there,
     origin_of,
     origins,
     remains_of,
 )
 from penstock.save.generations import end_drafts, end_moves
-from penstock.save.kept import kept_json
 from penstock.save.links import is_linked, targets_of_links
 from penstock.save.manifest import (
     BESIDE,
@@ -66,10 +63,12 @@ from penstock.save.manifest import (
 from penstock.save.removals import Removals
 from penstock.save.renamed import why_renamed
 from penstock.save.retention import Keep, Proven, doomed_safely, is_by_itself, prune
+from penstock.save.rules import add_rules
 from penstock.save.spans import keep_saves
 from penstock.save.stillness import Stillness
+from penstock.save.tiermarks import DRAINS_TO, known_marks, marked, refuse_strange
 from penstock.save.together import note_saves
-from penstock.save.units import LACKS, add_rules, has_data, is_state, written_over
+from penstock.save.units import LACKS, has_data, is_state, written_over
 from penstock.save.verify import Choice, failure_of, latest_valid, remembered, verify
 from penstock.save.working import (
     GRACE_S,
@@ -98,62 +97,15 @@ __all__ = [
     "Drainer",
     "fetch",
     "recover",
-    "refuse_strange",
     "same_device",
 ]
 
-TIER_MARK = f"{STATE}/tier-id"  # in a slow folder: which one it is, wherever it is mounted
-DRAINS_TO = f"{STATE}/drains-to.json"  # on a fast tier: the marks of those it was drained to
-MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 LIST_S = 60.0  # a slow tier in which nothing is missing is listed so often: stores charge for lists
 # After this pause a partly rewritten checkpoint counts as abandoned.
 LINGER_S = 10.0
 MOST_UPLOAD_S = 86400.0  # age of an unfinished upload; nobody resumes an upload after a day
 MOST_COPIES = 3  # of equal bytes in a row: another program may remove the copies
 UNREAD_TRIES = 5  # half a minute: an error of a mount passes, a bad sector does not
-
-
-def _mark_of(slow: Store) -> str:
-    """Empty: it has none.  Raises TierError: it cannot be read, which says nothing of it."""
-    if slow.stat(TIER_MARK) is None:
-        return ""
-    return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()
-
-
-def _known_marks(fast: LocalStore) -> dict[str, str]:
-    """Of the folders that this fast tier was drained to, by their paths."""
-    with suppress(TierError):
-        rows = kept_json(fast, DRAINS_TO, MOST_MARKS_BYTES)
-        if isinstance(rows, dict):
-            return {str(one): str(mark) for one, mark in rows.items()}
-    return {}
-
-
-def _marked(fast: LocalStore, slow: LocalStore) -> str:
-    """The slow folder's mark, made if it has none, and remembered on the fast tier, each where
-    there is room: a full tier is what a drain is for.  Empty: it has none.  Raises TierError."""
-    mark = _mark_of(slow)
-    with suppress(TierFull):
-        if not mark:
-            made = uuid.uuid4().hex
-            slow.put(TIER_MARK, [made.encode()])
-            mark = made
-        known, path = _known_marks(fast), origin_of(slow)
-        if known.get(path) != mark:
-            fast.put(DRAINS_TO, [json.dumps(known | {path: mark}).encode()])
-    return mark
-
-
-def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) -> None:
-    """Raises TierError where the slow folder is another one than before: what is written there
-    would be in the mount point, and lost sight of with the next mount.  mark: the one that it had;
-    None: the one that the fast tier remembers."""
-    known = _known_marks(fast).get(origin_of(slow), "") if mark is None else mark
-    if known and _mark_of(slow) != known:
-        raise TierError(
-            f"{slow.url}: is not the folder that {fast.url} was drained to: is it mounted?  If it "
-            f"is to begin anew there, remove {fast.path(DRAINS_TO)}"
-        )
 
 
 class Drainer(Working):
@@ -212,7 +164,7 @@ class Drainer(Working):
         with ExitStack() as claims:
             claims.enter_context(self._claimed(self.fast))
             if isinstance(self.slow, LocalStore):
-                self._slow_mark = _known_marks(self.fast).get(origin_of(self.slow), "")
+                self._slow_mark = known_marks(self.fast).get(origin_of(self.slow), "")
                 self._look_at_slow()  # before anything is made there
                 claims.enter_context(self._claimed(self.slow))
                 self._look_at_slow()  # it may have been unmounted while another drain had it
@@ -241,8 +193,8 @@ class Drainer(Working):
 
     def _mark_slow(self) -> None:
         assert isinstance(self.slow, LocalStore)
-        self._slow_mark = _marked(self.fast, self.slow)
-        self._is_remembered = origin_of(self.slow) in _known_marks(self.fast)
+        self._slow_mark = marked(self.fast, self.slow)
+        self._is_remembered = origin_of(self.slow) in known_marks(self.fast)
 
     def _look_at_slow(self) -> None:
         """Raises TierError: as refuse_strange(); until what is remembered is removed, as that

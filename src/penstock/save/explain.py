@@ -9,18 +9,14 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.errors import TierError
-from penstock.save.commit import STATE
 from penstock.save.formats import Checkpoint, find
-from penstock.save.kept import kept_json
+from penstock.save.tiermarks import known_marks, mark_of
 from penstock.save.units import has_data, is_state
 from penstock.save.verify import verify
 from penstock.save.writers import MOST_ASKED, first_open
 from penstock.stores import LocalStore, Store
 
 __all__ = ["copies_elsewhere", "unfinished"]
-
-DRAINS_TO, TIER_MARK = f"{STATE}/drains-to.json", f"{STATE}/tier-id"
-MOST_MARKS_BYTES, MOST_MARK_BYTES = 1 << 20, 64
 
 
 def unfinished(one: Checkpoint) -> str:
@@ -43,10 +39,10 @@ def copies_elsewhere(fast: Store) -> list[Checkpoint]:
     """Return the checkpoints of the folders that a fast tier was drained to and that are there."""
     found = list[Checkpoint]()
     with suppress(TierError):
-        rows = kept_json(fast, DRAINS_TO, MOST_MARKS_BYTES)
-        for path, mark in rows.items() if isinstance(rows, dict) else ():
-            slow = LocalStore(str(path), makes_folders=False)
+        marks = known_marks(fast) if isinstance(fast, LocalStore) else {}
+        for path, mark in marks.items():
+            slow = LocalStore(path, makes_folders=False)
             with suppress(TierError):
-                if slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace") == mark:
+                if mark_of(slow) == mark:
                     found += find(slow)
     return found

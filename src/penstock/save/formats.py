@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.errors import SaveError, TierError
 from penstock.save.commit import HANDED_IN, MARK, PART_SUFFIX, PLACE, PLACE_FOLDER, STATE
-from penstock.save.contents import has_content
+from penstock.save.copies import unlike_its_copy
 from penstock.save.folders import with_other_folders
 from penstock.save.kept import kept_json
 from penstock.save.manifest import BESIDE, INSIDE, MOST_BYTES, Manifest, content_of, parse
@@ -35,24 +35,21 @@ from penstock.save.recognise import (
     without_weak,
 )
 from penstock.save.ruled import with_rules
+from penstock.save.rules import Rule, rules_of
 from penstock.save.spans import Saves, by_folder, saves_of
 from penstock.save.steps import unlike_earlier, with_steps
 from penstock.save.together import of_one_save
 from penstock.save.units import (
     BY_RULE,
-    Rule,
     Shape,
     Unit,
-    are_parts,
     grouped,
     is_state,
     lacking,
     of_two_saves,
     parts_of,
-    rules_of,
     shape_of,
     without_progress,
-    written_over,
 )
 from penstock.stores import Found, LocalStore, Store, beside
 
@@ -71,7 +68,6 @@ __all__ = [
     "go_on",
     "half_of",
     "halves",
-    "is_all_there",
     "is_of_one_file",
     "is_overtaken",
     "is_text",
@@ -436,7 +432,7 @@ def compared(found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()) -> 
     for one in found if copies else ():
         copy = copies.get(one.name)
         is_open = one.manifest is None and not one.problem and id(one) not in said
-        if copy is not None and is_open and (why := _unlike_its_copy(one, copy)):
+        if copy is not None and is_open and (why := unlike_its_copy(one, copy)):
             said[id(one)] = why
     if said:
         found = [replace(one, problem=said[id(one)]) if id(one) in said else one for one in found]
@@ -453,61 +449,6 @@ def _places_of(line: Sequence[Checkpoint]) -> dict[int, int]:
             place, before = place + 1, counts[id(one)]
         places[id(one)] = place
     return places
-
-
-def _unlike_its_copy(one: Checkpoint, copy: Checkpoint) -> str:
-    """Compare a checkpoint with the copy of the same name.  Returns the problem, if any."""
-    is_by_rule = one.why.startswith(BY_RULE)
-    own = {one.inner(found): found for found in one.files}
-    manifest = copy.manifest
-    assert manifest is not None
-    sums = manifest.by_saved_name
-    lost = sorted(are_parts(sums) - own.keys())
-    # Without `saved` the files of a copy NAME.2 that is no folder have other names.
-    is_renamed = bool(copy.called) and not copy.is_folder and not manifest.saved
-    if lost and copy.is_folder == one.is_folder and not is_renamed and not is_by_rule:
-        if parts_of(lost[0]).is_state_text and one.store.stat(one.folder + lost[0]) is not None:
-            return f"{lost[0]} was written a minute after the rest, and its copy with the rest"
-        return f"no {lost[0]}, which its copy on {copy.store.url} has"
-    there = _as_saved(copy)
-    return written_over(own, there, lambda name: has_content(one.store, own[name], sums[name]))
-
-
-def _as_saved(copy: Checkpoint) -> dict[str, Found]:
-    """Return the files of a copy as they were at the source, by name.  Empty: not known."""
-    assert copy.manifest is not None
-    if copy.manifest.saved:
-        return {
-            name: Found(name, file.size_bytes, mtime_ns)
-            for (name, mtime_ns), file in zip(copy.manifest.saved, copy.manifest.files, strict=True)
-        }
-    if not isinstance(copy.store, LocalStore) or not _is_as_copied(copy):
-        return {}
-    return {
-        name: found for found in copy.files
-        if (name := copy.inner(found)) in copy.manifest.by_saved_name
-    }  # fmt: skip
-
-
-def is_all_there(copy: Checkpoint) -> bool:
-    """Return True if each file in the manifest of a copy is there with its size."""
-    if copy.manifest is None:
-        return True
-    sizes = {copy.inner(found): found.size_bytes for found in copy.files}
-    return all(sizes.get(file.name) == file.size_bytes for file in copy.manifest.files)
-
-
-def _is_as_copied(copy: Checkpoint) -> bool:
-    """Return False if a file of a copy was changed after the copy: it no longer shows what the
-    original was."""
-    assert copy.manifest is not None
-    sizes = {file.name: file.size_bytes for file in copy.manifest.files}
-    until_ns = copy.manifest.verified_unix_ns
-    return all(
-        sizes.get(copy.inner(found), found.size_bytes) == found.size_bytes
-        and not 0 < until_ns < (found.mtime_ns or 0)
-        for found in copy.files
-    )
 
 
 def remains_of(one: Checkpoint, copies: Iterable[Checkpoint]) -> Checkpoint | None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.save.units import BY_RULE, Rule
+from penstock.save.rules import Rule
+from penstock.save.units import BY_RULE
 
 if TYPE_CHECKING:
     from penstock.save.formats import Checkpoint

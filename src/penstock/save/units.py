@@ -1,6 +1,6 @@
 """Group the files of a folder into checkpoints, where no index of a format names the files.
 
-The module knows names, sizes and times; the only files opened are the user's rules.  Groupings from
+The module knows names, sizes and times.  Groupings from
 strong to weak: a rule of the user; shards numbered `-00001-of-00004`; files with equal step and
 different content (`model-300.pt`, `optim-300.pt`); files without a step whose names are parts of a
 training's state (`model.pt`, `optimizer.pt`).  The files of a group are copied, kept, judged and
@@ -9,18 +9,14 @@ counts as missing only where older checkpoints of the same training have the par
 """
 
 import itertools
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from penstock.errors import SaveError
-from penstock.save.commit import STATE
-from penstock.save.kept import kept_json
-from penstock.stores import Found, Store
+from penstock.save.rules import Rule
+from penstock.stores import Found
 
 __all__ = [
     "BY_RULE",
@@ -29,10 +25,8 @@ __all__ = [
     "LACKS",
     "PACKED",
     "Parts",
-    "Rule",
     "Shape",
     "Unit",
-    "add_rules",
     "are_parts",
     "grouped",
     "has_data",
@@ -46,15 +40,12 @@ __all__ = [
     "may_be_state",
     "of_two_saves",
     "parts_of",
-    "rules_of",
     "shape_of",
     "step_of_folder",
     "without_progress",
     "written_over",
 ]
 
-RULES = f"{STATE}/units.json"
-MOST_RULES_BYTES, MOST_RULES = 64 << 10, 100
 BY_RULE = "the rule --unit"
 BY_SAVE = "files that one save of the recorded run wrote"
 
@@ -263,89 +254,6 @@ class Shape:
     @property
     def order(self) -> tuple[int, int]:
         return self.place, self.step
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A user's rule: file names in a folder, with {step}, and * for any text.  Every name is
-    required."""
-
-    text: str
-    patterns: tuple[re.Pattern[str], ...]
-
-    def names(self, name: str) -> bool:
-        """Return True if a file name matches the rule."""
-        is_match = any(pattern.fullmatch(name) for pattern in self.patterns)
-        return is_match and not self.is_over_folders
-
-    @classmethod
-    def of(cls, text: str) -> "Rule":
-        """Parse a rule.  Raises SaveError: the text is not a valid rule."""
-        names = text.split()
-        if not names or len(text) > 1000 or "\0" in text or not all(map(_is_relative, names)):
-            raise SaveError(
-                f"--unit {text!r}: names of the files of a checkpoint, as 'model-{{step}}.pt "
-                "optim-{step}.pt' or 'weights/{step}.pt states/{step}.pt'; {step} is the step, * "
-                "is anything"
-            )
-        has_step = {name.count("{step}") for name in names}
-        if len(has_step) > 1 or max(has_step) > 1:
-            raise SaveError(f"--unit {text!r}: {{step}} once in each name, or in none")
-        made = cls(" ".join(names), tuple(map(_pattern, names)))
-        if why := made._why_useless(names):
-            raise SaveError(f"--unit {text!r}: {why}")
-        return made
-
-    @property
-    def is_over_folders(self) -> bool:
-        """Return True if the names are in several folders."""
-        return "/" in self.text
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """The number of folders and files in each name."""
-        return tuple(name.count("/") + 1 for name in self.text.split())
-
-    def _why_useless(self, names: Sequence[str]) -> str:
-        """Return why a rule can say nothing; an empty string: the rule is of use."""
-        for name in names:
-            if not re.search(r"[^\W_]", name.replace("{step}", "").replace("*", "")):
-                return f"{name} is the name of any file; give the words of the name"
-        if len(set(names)) < len(names):
-            return "the same name twice; name each file once"
-        # `step_{step}.pt` alone is of use: a save needs no part in another folder.
-        if len(names) == 1 and "*" not in names[0] and "{step}" not in names[0]:
-            return "one name: a file is a checkpoint by itself; name all files that belong together"
-        samples = [name.replace("{step}", "7").replace("*", "x") for name in names]
-        for first, pattern in enumerate(self.patterns):
-            for later in range(first + 1, len(names)):
-                if pattern.fullmatch(samples[later]):
-                    return f"{names[first]} is also the name of each {names[later]}"
-        return ""
-
-
-def _is_relative(name: str) -> bool:
-    return all(part not in ("", ".", "..") for part in name.split("/"))
-
-
-def _pattern(name: str) -> re.Pattern[str]:
-    pieces = re.split(r"(\{step\}|\*)", name)
-    made = {"{step}": r"(?P<step>\d{1,18})", "*": r"[^/]*"}
-    return re.compile("".join(made.get(one, re.escape(one)) for one in pieces))
-
-
-def rules_of(store: Store) -> tuple[Rule, ...]:
-    """Return the rules kept with a tier.  Raises TierError."""
-    with suppress(KeyError, TypeError, SaveError):
-        rows = (kept_json(store, RULES, MOST_RULES_BYTES) or {"rules": []})["rules"]
-        return tuple(Rule.of(str(one)) for one in rows[:MOST_RULES])
-    return ()
-
-
-def add_rules(store: Store, rules: Sequence[Rule]) -> None:
-    """Keep rules with a tier.  Raises TierError."""
-    kept = {one.text: None for one in (*rules_of(store), *rules)}
-    store.put(RULES, json.dumps({"version": 1, "rules": list(kept)[-MOST_RULES:]}).encode())
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from penstock.save.commit import (
 )
 from penstock.save.copying import Pace, Stopped
 from penstock.save.retention import Keep
+from penstock.save.rules import Rule
 from penstock.save.spans import Saves
-from penstock.save.units import Rule
 from penstock.stores import (
     LocalStore,
 )
