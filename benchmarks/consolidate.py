@@ -98,7 +98,7 @@ def write_log(folder: Path, pid: int, count: int) -> None:
             process.step(step, step * 10_000_000, 9_000_000)
     head = process.bytes()
     each = layout.EVENTS_PER_UNIT
-    with open(folder / f"host.{pid}.1.log", "wb") as file:
+    with open(folder / f"host.{pid}.1.events", "wb") as file:
         file.write(head)
         start, done = process.start_ticks, 0
         while done < count:

@@ -69,7 +69,7 @@ def _in_process(work: Sequence[object], calls: int) -> Pairs:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     rounds = output(list(map(str, [*work, LIBRARY, folder, PAIRS]))).split()
-    kept = sum(path.stat().st_blocks * 512 for path in folder.glob("*.log"))
+    kept = sum(path.stat().st_blocks * 512 for path in folder.glob("*.events"))
     shutil.rmtree(folder)
     if kept < PAIRS * calls * EVENT_BYTES:
         raise SystemExit(f"{kept} bytes of log for {PAIRS * calls} calls: events were not kept")

@@ -90,7 +90,7 @@ def write_logs(run: Path, n: int) -> None:
             process.step(step, at, 100 * MS, b=1)
             at += 100 * MS
         process.span("checkpoint", at, 50 * MS, 0)
-        path = run / f"node{node}.{100 + rank % 8}.1.log"
+        path = run / f"node{node}.{100 + rank % 8}.1.events"
         path.write_bytes(process.bytes())
 
 
@@ -98,7 +98,7 @@ def alone(place: Path, run: Path) -> Path:
     """A run of the first rank."""
     folder = place / "first"
     folder.mkdir()
-    (folder / "node0.100.1.log").symlink_to(run / "node0.100.1.log")
+    (folder / "node0.100.1.events").symlink_to(run / "node0.100.1.events")
     return folder
 
 

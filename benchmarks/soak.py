@@ -53,7 +53,7 @@ def killed(folder: Path, chance: random.Random) -> None:
         if launched.poll() is not None:
             raise SystemExit(f"{folder}: the program ended by itself")
     time.sleep(chance.random() * 0.5)
-    log = next((folder / "run").glob("*.log"))
+    log = next((folder / "run").glob("*.events"))
     os.kill(int(log.name.rsplit(".", 3)[1]), signal.SIGKILL)
     launched.wait()
     done, finished = _acknowledged(folder), _calls(folder, "pread")

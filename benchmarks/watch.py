@@ -67,7 +67,7 @@ def run_s(is_watched: bool) -> float:
         begun_s = time.monotonic()
         watch = "import time; from penstock.live import Monitor; from pathlib import Path"
         loop = (
-            f"\np = Path({str(folder)!r})\nwhile not list(p.glob('*.log')): time.sleep(0.01)"
+            f"\np = Path({str(folder)!r})\nwhile not list(p.glob('*.events')): time.sleep(0.01)"
             "\nm = Monitor(p)\nwhile m.look().state != 'over': time.sleep(1)"
             "\nprint(time.process_time())"
         )

@@ -18,6 +18,7 @@
 
 #include "account.h"
 #include "counters.h"
+#include "guard.h"
 #include "secrets.h"
 
 #define POOL_BYTES 65536
@@ -46,22 +47,31 @@ static struct stat
 /* The latest log's header, which a forked child finds too: there its calls are counted when it can
  * make no log, or its parent's had failed. */
 static struct log_header *latest;
+static uint32_t latest_origin;
 static uint64_t *lost; /* where calls are counted from our own failure to the window's end */
 static pthread_key_t key;
 static bool has_key;
 
 /* --- small tools ---------------------------------------------------------------------------- */
 
+/* Not SIGBUS: the kernel ends a program that blocks it and touches what a file no longer has.  A
+ * thread that had it blocked can receive it from its first block on. */
+#define BUS (1ull << (SIGBUS - 1))
+
 void signals_block(sigset_t *before)
 {
-    uint64_t all = ~0ull;
+    uint64_t all = ~BUS;
 
     own_call(SYS_rt_sigprocmask, SIG_SETMASK, &all, before, 8);
 }
 
 void signals_restore(const sigset_t *before)
 {
-    own_call(SYS_rt_sigprocmask, SIG_SETMASK, before, NULL, 8);
+    uint64_t set;
+
+    memcpy(&set, before, sizeof set);
+    set &= ~BUS;
+    own_call(SYS_rt_sigprocmask, SIG_SETMASK, &set, NULL, 8);
 }
 
 uint64_t log_own_begin(void)
@@ -228,6 +238,8 @@ static uint64_t unit_offset(uint64_t unit)
     return LOG_HEADER_BYTES + unit * LOG_UNIT_BYTES;
 }
 
+static void is_cut(void);
+
 /* A new unit of the file, allocated before it is mapped: a full disk is an error here, not a
  * SIGBUS. */
 void *log_map_unit(uint64_t *unit, void *address)
@@ -255,6 +267,7 @@ void *log_map_unit(uint64_t *unit, void *address)
         return NULL;
     }
     own_call(SYS_madvise, block, LOG_UNIT_BYTES, MADV_DONTFORK);
+    guard_add(GUARD_PROCESS, block, LOG_UNIT_BYTES, is_cut);
     return block;
 }
 
@@ -401,6 +414,27 @@ static void fill_header(struct log_header *header, uint32_t origin)
     __atomic_store_n(&header->state, LOG_RUNNING, __ATOMIC_RELEASE);
 }
 
+/* Called in a signal handler, where the file is shorter than what is mapped of it. */
+static void is_cut(void)
+{
+    static const char what[] = "another program has cut a log, or its disk fails";
+    struct log_header *header = log_state ? log_state->header : NULL;
+    long fd;
+
+    log_fail(EIO, what);
+    if (!header || header->version) /* a header that was gone is zeros now */
+        return;
+    fill_header(header, latest_origin);
+    header->state = LOG_FAILED;
+    header->error = EIO;
+    memcpy(header->reason, what, sizeof what);
+    fd = open_log();
+    if (fd < 0)
+        return;
+    syscall(SYS_pwrite64, fd, header, 4096, 0);
+    syscall(SYS_close, fd);
+}
+
 static char *append(char *end, const char *limit, const char *text)
 {
     while (*text && end < limit)
@@ -447,7 +481,7 @@ static long create_file(void)
         end = append_number(end, limit, (uint64_t)syscall(SYS_getpid));
         end = append(end, limit, ".");
         end = append_number(end, limit, serial);
-        append(end, limit, ".log");
+        append(end, limit, ".events");
         fd = syscall(SYS_openat, AT_FDCWD, log_state->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
                      mode);
         if (fd < 0)
@@ -471,9 +505,13 @@ static int make_log(uint32_t origin)
     error = header == MAP_FAILED ? -errno : 0;
     if (error)
         goto close_fd;
+    latest_origin = origin;
     fill_header(header, origin);
-    if (!log_state->header && latest)
-        syscall(SYS_munmap, latest, 4096); /* the parent's */
+    if (!log_state->header && latest) { /* the parent's */
+        guard_remove(latest);
+        syscall(SYS_munmap, latest, 4096);
+    }
+    guard_add(GUARD_FAMILY, header, 4096, is_cut);
     latest = header;
     lost = NULL;
     if (!log_state->rounds) /* a child's differ from its parent's: a call begun before the fork is
@@ -552,6 +590,7 @@ int log_start(const char *folder, uint64_t budget_bytes, uint32_t origin)
     if (log_state->header && !strcmp(folder, log_folder) &&
         !syscall(SYS_faccessat, AT_FDCWD, log_state->path, F_OK)) { /* else it was removed since */
         log_state->header->state = LOG_RUNNING;
+        guard_start();
         return 0;
     }
     if (strlen(folder) >= sizeof log_folder)
@@ -1244,8 +1283,10 @@ void log_thread_end(void *argument)
 
             punch(start + sizeof *block + block->used * sizeof(struct event), start + block->texts);
         }
-        if (thread->address)
+        if (thread->address) {
+            guard_remove(thread->address);
             own_call(SYS_munmap, thread->address, LOG_UNIT_BYTES);
+        }
         if (thread->scratch)
             own_call(SYS_munmap, thread->scratch, SCRATCH_BYTES);
         thread->address = NULL;

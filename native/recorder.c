@@ -17,6 +17,7 @@
 #include "account.h"
 #include "burst.h"
 #include "files.h"
+#include "guard.h"
 #include "hook_open.h"
 #include "imports.h"
 #include "log.h"
@@ -415,6 +416,8 @@ const uint64_t *penstock_control(void)
 
     if (!page || strcmp(mapped, log_folder)) {
         page = map_control();
+        if (page)
+            guard_add(GUARD_FAMILY, (void *)page, CONTROL_BYTES, NULL);
         strcpy(mapped, log_folder);
     }
     return page;

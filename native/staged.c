@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "guard.h"
 
 #define BAD_POINTERS 65536 /* as in files.c: the kernel answers EFAULT to who names them */
 #define PATH_BYTES 4096
@@ -149,10 +150,16 @@ static int publish(const char *path, struct staged_map *before)
     int error;
     struct staged_map *map = new_map(path, &error);
 
+    /* Where it was cut, nothing is staged. */
+    if (map)
+        guard_add(GUARD_FAMILY, map->bytes, map->size, NULL);
     if (map && !__atomic_compare_exchange_n(&staged_map, &before, map, false, __ATOMIC_ACQ_REL,
                                             __ATOMIC_ACQUIRE)) {
+        guard_remove(map->bytes);
         syscall(SYS_munmap, map->bytes, map->size);
         syscall(SYS_munmap, map, sizeof *map);
+    } else if (map && before) {
+        guard_remove(before->bytes); /* it has no name any more */
     }
     return error;
 }

@@ -322,6 +322,6 @@ class Process:
         return header_page(**{**fields, **self.header}) + b"".join(units)
 
     def write(self, folder: Path, serial: int = 1) -> Path:
-        path = folder / f"node1.{self.pid}.{serial}.log"
+        path = folder / f"node1.{self.pid}.{serial}.events"
         path.write_bytes(self.bytes())
         return path

@@ -39,7 +39,7 @@ TABLE = {
     "launch": May(ours="errors bounded drafts container control", world="ctypes"),
     "attach": May(ours="errors drafts kernel_clock launch log threads", world=""),
     "beside": May(ours="endings errors control faultwatch launch system", world="ctypes"),
-    "endings": May(ours="kernel_clock system", world=""),
+    "endings": May(ours="kernel_clock system texts", world=""),
     "threads": May(ours="kernel_clock", world=""),
     "offset": May(ours="bounded drafts kernel_clock", world=""),
     "system": May(ours="errors checksums drafts kernel_clock machine", world="ctypes"),

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def state(folder: Path, pid: int) -> list[str]:
-    return [read_header(path).state for path in folder.glob(f"*.{pid}.*.log")]
+    return [read_header(path).state for path in folder.glob(f"*.{pid}.*.events")]
 
 
 def reads(folder: Path) -> list[tuple[str, int]]:

@@ -161,7 +161,7 @@ def test_a_repeat_whose_recording_came_to_nothing_is_a_remark(tmp_path: Path) ->
     folders = {1: tmp_path / "empty", 2: tmp_path / "damaged"}
     for folder in folders.values():
         folder.mkdir()
-    (folders[2] / "a.1.log").write_bytes(b"no log of Penstock")
+    (folders[2] / "a.1.events").write_bytes(b"no log of Penstock")
 
     def run(place: Place, case: dict[str, Any]) -> dict[str, float]:
         if folder := folders.get(case["threads"]):

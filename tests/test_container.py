@@ -264,7 +264,7 @@ def _unrecorded(
     finished = boxed(box_of(root, data), "/bin/program", "/data/file", "3", **options)
     assert finished.returncode == 3, finished.stderr
     assert finished.stdout == "40960 bytes, plain\n"
-    assert not list((tmp_path / "run").glob("*.log"))
+    assert not list((tmp_path / "run").glob("*.events"))
     return finished
 
 

@@ -145,7 +145,7 @@ def test_the_recorders_own_system_calls_are_counted(
             command = ["strace", "-f", "-o", traced, *given, program, str(files)]
             subprocess.run(list(map(str, command)), cwd=work, check=True, capture_output=True)
             calls.append(len(traced.read_text().splitlines()))
-        (log,) = folder.glob("*.log")
+        (log,) = folder.glob("*.events")
         return calls[1] - calls[0], read_header(log).own_calls
 
     few, many = added(100), added(400)

@@ -219,7 +219,7 @@ def test_every_call_of_three_busy_threads_is_told_once(tmp_path: Path) -> None:
     is_over = False
     while not is_over:
         is_over = process.poll() is not None
-        for path in tmp_path.glob("run/*.log"):
+        for path in tmp_path.glob("run/*.events"):
             try:
                 looks.append(followers.setdefault(path, Follower(path)).look().finished)
             except LogError:  # its header is being made

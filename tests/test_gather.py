@@ -42,7 +42,7 @@ def node(
         for read in range(N_READS + rank):
             process.call("read", 1000 * read, 500, f"/data/{rank}", asked=100, moved=100)
         path = process.write(folder)
-        path.rename(folder / f"node{number}.{pid + place}.1.log")
+        path.rename(folder / f"node{number}.{pid + place}.1.events")
     (folder / "run.json").write_text(json.dumps({"job": job, "rank": ranks[0], "status": 0}))
     return folder
 
@@ -95,7 +95,7 @@ def test_of_a_log_that_was_copied_too_early_the_longer_one_counts(
 ) -> None:
     early = tmp_path / "early"
     shutil.copytree(nodes[1], early)
-    for path in early.glob("*.log"):
+    for path in early.glob("*.events"):
         os.truncate(path, logwriter.HEADER_BYTES)
     gather([early, *nodes] if is_first else [*nodes, early], tmp_path / "run")
     assert reads(tmp_path / "run") == ALL
@@ -103,7 +103,7 @@ def test_of_a_log_that_was_copied_too_early_the_longer_one_counts(
 
 def test_hosts_of_one_name_and_pids_keep_their_logs_apart(tmp_path: Path) -> None:
     folders = [node(tmp_path / "a", 1, [0, 1]), node(tmp_path / "b", 2, [2, 3])]
-    for path in folders[1].glob("*.log"):
+    for path in folders[1].glob("*.events"):
         path.rename(path.with_name(path.name.replace("node2", "node1")))
     gather(folders, tmp_path / "run")
     assert reads(tmp_path / "run") == ALL
@@ -127,7 +127,7 @@ def test_a_launchers_own_processes_are_no_ranks_of_the_job(
 ) -> None:
     """srun starts torchrun once a node: its number there is no rank of the training."""
     agent = node(tmp_path / "agent", 2, [1], size=2, pid=900)
-    for path in agent.glob("*.log"):
+    for path in agent.glob("*.events"):
         path.rename(nodes[1] / path.name)
     done = gather(nodes, tmp_path / "run")
     assert (done.size, done.ranks, done.missing) == (4, 4, ())
@@ -143,25 +143,25 @@ def test_a_target_that_is_there_is_left_alone(nodes: list[Path], tmp_path: Path)
 def test_what_is_no_part_of_a_run_is_left_out_and_named(nodes: list[Path], tmp_path: Path) -> None:
     outside = tmp_path / "secret.log"
     outside.write_text("secret")
-    (nodes[0] / "node1.5.1.log").symlink_to(outside)
-    os.mkfifo(nodes[0] / "node1.6.1.log")
-    (nodes[0] / "node1.7.1.log").write_text("no log")
-    (nodes[0] / "..evil\n.8.1.log").write_bytes((nodes[0] / "node1.100.1.log").read_bytes())
+    (nodes[0] / "node1.5.1.events").symlink_to(outside)
+    os.mkfifo(nodes[0] / "node1.6.1.events")
+    (nodes[0] / "node1.7.1.events").write_text("no log")
+    (nodes[0] / "..evil\n.8.1.events").write_bytes((nodes[0] / "node1.100.1.events").read_bytes())
     (nodes[0] / "tables").mkdir()
     (nodes[0] / "notes.txt").write_text("mine")
     done = gather(nodes, tmp_path / "run")
     whys = {Path(path).name: why for path, why in done.left_out.items()}
-    assert whys.keys() == {"node1.5.1.log", "node1.6.1.log", "node1.7.1.log", "..evil\\n.8.1.log"}
-    assert "cannot be opened" in whys["node1.5.1.log"]
-    assert whys["node1.6.1.log"] == "no regular file"
-    assert "not a log" in whys["node1.7.1.log"]
-    assert whys["..evil\\n.8.1.log"] == "no name that the recorder gives"
+    assert whys.keys() == {"node1.5.1.events", "node1.6.1.events", "node1.7.1.events", "..evil\\n.8.1.events"}
+    assert "cannot be opened" in whys["node1.5.1.events"]
+    assert whys["node1.6.1.events"] == "no regular file"
+    assert "not a log" in whys["node1.7.1.events"]
+    assert whys["..evil\\n.8.1.events"] == "no name that the recorder gives"
     assert reads(tmp_path / "run") == ALL
     assert b"secret" not in b"".join(path.read_bytes() for path in (tmp_path / "run").glob("*.*"))
 
 
 def test_a_newer_log_is_refused_in_a_sentence(nodes: list[Path], tmp_path: Path) -> None:
-    path = nodes[0] / "node1.100.1.log"
+    path = nodes[0] / "node1.100.1.events"
     content = bytearray(path.read_bytes())
     content[8] = 99
     path.write_bytes(content)
@@ -179,8 +179,8 @@ def test_an_interrupted_gathering_goes_on_where_it_was(nodes: list[Path], tmp_pa
     assert not (tmp_path / "run").exists()
     # What was torn in the middle of a file is copied again, what is whole is not.
     (draft,) = tmp_path.glob("*-gathering")
-    (draft / "node2.100.1.log.part").write_bytes(b"half")
-    there = {path.name: path.stat().st_ino for path in draft.glob("*.log")}
+    (draft / "node2.100.1.events.part").write_bytes(b"half")
+    there = {path.name: path.stat().st_ino for path in draft.glob("*.events")}
     assert len(there) == 2
     done = gather(nodes, tmp_path / "run")
     assert done.copied == 2
@@ -194,11 +194,11 @@ def test_a_source_that_changed_since_the_interruption_is_copied_again(
 ) -> None:
     draft = tmp_path / "run-gathering"
     draft.mkdir()
-    (draft / "node1.100.1.log").write_bytes(b"of another time")
-    (draft / "node9.1.1.log").write_bytes(b"of another folder")
+    (draft / "node1.100.1.events").write_bytes(b"of another time")
+    (draft / "node9.1.1.events").write_bytes(b"of another folder")
     gather(nodes, tmp_path / "run")
     assert reads(tmp_path / "run") == ALL
-    assert not (tmp_path / "run" / "node9.1.1.log").exists()
+    assert not (tmp_path / "run" / "node9.1.1.events").exists()
 
 
 def test_no_log_no_folder_and_a_file_are_told(nodes: list[Path], tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_past_the_budget_a_sync_is_counted_and_is_no_access(recorded: Callable[.
     number = {op.name: op.number for op in OPS}["fsync"]
     kinds = {
         counters.dtype
-        for path in run.folder.glob("*.log")
+        for path in run.folder.glob("*.events")
         for counters in read_log(path).counters()
         if (counters["op"] == number).any()
     }

@@ -246,7 +246,7 @@ def test_workers_that_a_loader_ends_itself_are_no_incident(recorded: Callable[..
 def test_a_process_is_looked_for_by_the_log_that_it_has(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "600"])
     host = os.uname().nodename.replace("/", "_")
-    for name in (f"{host}.{child.pid}.0.log", f"other.{os.getpid()}.0.log", "x.log", ".log"):
+    for name in (f"{host}.{child.pid}.0.events", f"other.{os.getpid()}.0.events", "x.log", ".log"):
         (tmp_path / name).touch()
     endings = Endings(tmp_path)
     assert endings.look() == {}

@@ -59,7 +59,7 @@ def killed(program: Path, folder: Path, after_calls: int, after_s: float) -> lis
 def recorded(folder: Path) -> list[np.ndarray]:
     """The numbers of the finished calls of each thread; a process may die before it has a log."""
     numbers: list[list[np.ndarray]] = [[], [], [], []]
-    for path in folder.glob("*.log"):
+    for path in folder.glob("*.events"):
         if path.stat().st_size < 65536:
             continue
         for events in read_log(path).events():

@@ -473,7 +473,7 @@ def test_the_command_follows_a_job_to_its_end_and_serves_it(tmp_path: Path) -> N
         ) as process,
     ):
         assert process.stdin is not None
-        while not list(tmp_path.glob("run/*.log")):
+        while not list(tmp_path.glob("run/*.events")):
             assert process.poll() is None
         with subprocess.Popen(
             [*program, "watch", "run", "--every", "1", "--metrics", "0"],
@@ -511,7 +511,7 @@ def test_ctrl_c_ends_the_watch_leaves_the_terminal_clean_and_the_job_alone(
         text=True,
     ) as process:
         assert process.stdin is not None
-        while not list(tmp_path.glob("run/*.log")):
+        while not list(tmp_path.glob("run/*.events")):
             assert process.poll() is None
         ours, theirs = pty.openpty()
         watcher = subprocess.Popen(

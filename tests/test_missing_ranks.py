@@ -87,7 +87,7 @@ def test_workers_whose_training_process_left_no_log_are_missed() -> None:
 def damaged(ranks: Ranks, folder: Path, how: str) -> Path:
     """A run of which rank 1's log is gone, or cut within its header."""
     ranks.logs(folder)
-    (log,) = folder.glob("*.101.*.log")
+    (log,) = folder.glob("*.101.*.events")
     if how == "gone":
         log.unlink()
     else:
@@ -124,8 +124,8 @@ def test_check_passes_and_fails_whole_runs(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_may_be_that_of_a_process_that_trains(tmp_path: Path) -> None:
     alone = together(1, 40, even(0, 0.001), COMPUTE)
     folder = alone.logs(tmp_path / "run", launched=False)
-    (folder / "node1.99.0.log").write_bytes(next(folder.glob("*.log")).read_bytes()[:1000])
+    (folder / "node1.99.0.events").write_bytes(next(folder.glob("*.events")).read_bytes()[:1000])
     ended = check(folder)
     assert ended.returncode == 3, ended.stderr
-    (folder / "node1.99.0.log").write_bytes(b"")  # its process died as it began
+    (folder / "node1.99.0.events").write_bytes(b"")  # its process died as it began
     assert check(folder).returncode == 0

@@ -391,7 +391,7 @@ def test_sockets_and_pipes_are_counted_and_share_a_name(
             ("socket:unix", "read", "socket", "system", 2 * n, 2 * n),
             ("socket:unix", "write", "socket", "system", 2 * n, 2 * n),
         ]
-        [log] = run.folder.glob("*.log")
+        [log] = run.folder.glob("*.events")
         texts.append(sum(1 for _ in read_log(log).texts()))
     assert texts[0] == texts[1]
 
@@ -453,7 +453,7 @@ def test_a_process_killed_inside_a_call_leaves_that_call_in_flight(
     with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE) as launched:
         assert launched.stdout is not None
         assert launched.stdout.read(1) == b"!"
-        pid = pid_of_log(next(folder.glob("*.log")))
+        pid = pid_of_log(next(folder.glob("*.events")))
         _wait_until_it_sleeps(pid)
         os.kill(pid, signal.SIGKILL)
     run = open_run(folder)
@@ -482,7 +482,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(
             while sum(struct.unpack("4Q", os.pread(told.fileno(), 32, 0))) < calls:
                 assert launched.poll() is None
                 os.sched_yield()
-            os.kill(next(pid_of_log(path) for path in folder.glob("*.log")), signal.SIGKILL)
+            os.kill(next(pid_of_log(path) for path in folder.glob("*.events")), signal.SIGKILL)
         done = sum(struct.unpack("4Q", (work / "acknowledged").read_bytes()[:32]))
         with open_run(folder) as run:
             [(finished, in_flight)] = run.sql(

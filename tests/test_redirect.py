@@ -468,6 +468,14 @@ def test_a_tier_that_vanishes_is_not_missed(staged: Callable[..., Any], tier: Ti
     assert outcomes(run) == {"served": 1, "gone": 1}
 
 
+def test_a_map_that_is_cut_under_the_job_stages_nothing_more(
+    staged: Callable[..., Any], tier: Tier
+) -> None:
+    program = "import os, sys\nassert opened('staged') == b'c'\nos.truncate(sys.argv[1], 0)\n"
+    run = staged(tier, f"{program}assert opened('staged') == b'o'", args=[tier.map])
+    assert outcomes(run) == {"served": 1}
+
+
 def test_o_direct_opens_the_original(staged: Callable[..., Any], tier: Tier, source: Path) -> None:
     run = staged(
         tier,

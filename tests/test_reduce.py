@@ -59,7 +59,7 @@ def job(folder: Path, ranks: int = RANKS, *, steps: int = 6) -> Path:
                       "max_ticks": 2000})  # fmt: skip
         process.header["folded"] = 2
         path = process.write(folder)
-        path.rename(folder / f"node{rank // 2}.{100 + rank}.1.log")
+        path.rename(folder / f"node{rank // 2}.{100 + rank}.1.events")
     return folder
 
 

@@ -649,7 +649,7 @@ def test_ids_may_be_any_numbers(opened):
 # --- path classes --------------------------------------------------------------------------------
 
 CLASSES = {
-    "/home/me/runs/a/node7.example.org.1415.0.log": "penstock",
+    "/home/me/runs/a/node7.example.org.1415.0.events": "penstock",
     "/home/me/runs/a/train.log": "data",
     "/nvme/me/.penstock": "penstock",
     "/nvme/me/.penstock/manifest.jsonl": "penstock",
@@ -1290,7 +1290,7 @@ def test_tables_are_made_once(opened, folder):
         assert one(run, "SELECT count(*) FROM events") == 1
     assert built(folder) == first
     assert not again
-    assert sorted(path.name for path in folder.iterdir()) == ["node1.100.0.log", "tables"]
+    assert sorted(path.name for path in folder.iterdir()) == ["node1.100.0.events", "tables"]
 
 
 def test_tables_are_made_again_when_a_log_changes(opened, folder):
@@ -1305,7 +1305,7 @@ def test_tables_are_made_again_when_only_a_mapped_header_changed(opened, folder)
     process = Process()
     process.call("read", 1, 1, "/a")
     opened(process).close()
-    path = folder / "node1.100.0.log"
+    path = folder / "node1.100.0.events"
     before = path.stat()
     process.header = {"lost": 3}
     path.write_bytes(process.bytes())
@@ -1353,7 +1353,7 @@ def test_a_failure_leaves_no_half_made_tables(opened, folder, monkeypatch):
     monkeypatch.setattr(build, "process_row", fails)
     with pytest.raises(RuntimeError, match="in the middle"):
         opened(Process())
-    assert [path.name for path in folder.iterdir()] == ["node1.100.0.log"]
+    assert [path.name for path in folder.iterdir()] == ["node1.100.0.events"]
 
 
 def test_what_a_killed_maker_left_is_removed(opened, folder):
@@ -1426,7 +1426,7 @@ def test_two_who_open_a_run_at_once_both_read_it(opened, folder):
     for thread in threads:
         thread.join()
     assert counts == [1] * 4
-    assert sorted(path.name for path in folder.iterdir()) == ["node1.100.1.log", "tables"]
+    assert sorted(path.name for path in folder.iterdir()) == ["node1.100.1.events", "tables"]
 
 
 def test_a_run_folder_that_cannot_be_written_is_read_all_the_same(opened, folder, monkeypatch):

@@ -298,7 +298,7 @@ def test_a_hang_is_in_the_log_of_a_running_process(tmp_path: Path, work: Path) -
         assert job.stdout
         assert job.stdout.readline() == "1\n"
         number = next(op.number for op in OPS if op.name == "sem_wait")
-        (log,) = folder.glob("*.log")
+        (log,) = folder.glob("*.events")
         follower = Follower(log)
         deadline = time.monotonic() + 120
         stuck = None

@@ -224,7 +224,7 @@ def check_windows(run: Any, truth: list[tuple[int, int]], kind: str) -> None:
 def monotonic_of_start(run: Any) -> int:
     from penstock.log import read_header
 
-    headers = [read_header(path) for path in Path(run.folder).glob("*.log")]
+    headers = [read_header(path) for path in Path(run.folder).glob("*.events")]
     return min(headers, key=lambda header: header.start_ns).start_ns
 
 
@@ -326,7 +326,7 @@ def test_a_job_without_steps_is_named_and_gives_status_1(tmp_path: Path) -> None
         cwd=tmp_path,
         stdin=subprocess.PIPE,
     ) as process:
-        while not list(tmp_path.glob("run/*.log")):
+        while not list(tmp_path.glob("run/*.events")):
             assert process.poll() is None
         asked = subprocess.run(
             [sys.executable, "-m", "penstock", "window", "run", "stop", "--timeout", "0.2"],
@@ -355,7 +355,7 @@ def test_asking_ends_with_the_last_process(tmp_path: Path) -> None:
         cwd=tmp_path,
         stdin=subprocess.PIPE,
     ) as process:
-        while not list(tmp_path.glob("run/*.log")):
+        while not list(tmp_path.glob("run/*.events")):
             assert process.poll() is None
         looks = []
 

@@ -14,7 +14,7 @@ def watched_to_its_end(folder: Path, *words: str) -> list[Live]:
     """Record FOLDER/job.py with arguments `words` in FOLDER/run.  Return every look at the run."""
     command = [sys.executable, "-m", "penstock", "run", "-q", "-o", "run", sys.executable, "job.py"]
     with subprocess.Popen([*command, *words], cwd=folder) as process:
-        while not list(folder.glob("run/*.log")):
+        while not list(folder.glob("run/*.events")):
             assert process.poll() is None
         monitor = Monitor(folder / "run")
         values = [monitor.look()]

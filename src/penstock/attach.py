@@ -22,7 +22,7 @@ from pathlib import Path
 from penstock import drafts, launch
 from penstock.errors import LogError, RunError
 from penstock.kernel_clock import monotonic_ns
-from penstock.log import Header, is_alive, read_header
+from penstock.log import Header, is_alive, logs_in, read_header
 from penstock.threads import Look, doing, in_words
 
 __all__ = [
@@ -213,7 +213,7 @@ def recorded(folder: Path) -> list[int]:
 def _open(folder: Path) -> list[Header]:
     """The logs of this host's processes whose import slots lead to the recorder."""
     found = []
-    for path in sorted(folder.glob("*.log")):
+    for path in logs_in(folder):
         with contextlib.suppress(LogError, OSError):
             header = read_header(path)
             if header.state in ("running", "failed") and is_alive(header):
@@ -228,7 +228,7 @@ def _starting(folder: Path, joined: Iterable[int]) -> bool:
     for parent in joined:
         for pid in descendants(parent):
             has_mark = mark in _bytes_of(pid, "environ").split(b"\0")
-            if has_mark and not any(folder.glob(f"*.{pid}.*.log")):
+            if has_mark and not logs_in(folder, f"*.{pid}.*"):
                 return True
     return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.kernel_clock import monotonic_ns
 from penstock.system import Sample
+from penstock.texts import is_log_name
 
 __all__ = ["Ended", "Endings", "ended_by_note", "endings_in", "signal_name"]
 
@@ -69,12 +70,12 @@ class Endings:
         return gone
 
     def _find(self) -> None:
-        """Logs that are new.  Their names hold host and pid: HOST.PID.SERIAL.log."""
+        """Logs that are new.  Their names hold host and pid: HOST.PID.SERIAL.events."""
         for entry in os.scandir(self._folder):
-            if entry.name in self._known or not entry.name.endswith(".log"):
+            if entry.name in self._known or not is_log_name(entry.name):
                 continue
             self._known.add(entry.name)
-            host, _, rest = entry.name.removesuffix(".log").rpartition(".")[0].rpartition(".")
+            host, _, rest = entry.name.rsplit(".", 2)[0].rpartition(".")
             if host == self._host and rest.isdecimal() and len(self._watched) < MOST_WATCHED:
                 state, start_ticks, rss_bytes, _ = _stat(int(rest))
                 if state not in "ZX":

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock import bounded, drafts
 from penstock.errors import LogError, RunError
-from penstock.log import Header, looks_like_log, read_header
+from penstock.log import LOG_SUFFIXES, Header, is_log_name, looks_like_log, read_header
 
 __all__ = ["Gathered", "gather"]
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 # What the recorder and `penstock run` write; a name that is none of these was not made by them.
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-_NAMES = re.compile(rf"{_HOST}\.\d{{1,10}}(\.\d{{1,10}}\.log|\.faults|\.system)")
+_NAMES = re.compile(rf"{_HOST}\.\d{{1,10}}(\.\d{{1,10}}\.(events|log)|\.faults|\.system)")
 _FACTS = re.compile(r"run(-[A-Za-z0-9.-]{1,80})?\.json")
 _MOST_FACTS_BYTES = 1 << 20
 _COPY_BYTES = 1 << 20
@@ -137,7 +137,7 @@ def _files_of(source: Path, left_out: dict[str, str]) -> list[_File]:
     files = []
     with os.scandir(source) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if not entry.name.endswith((".log", ".faults", ".system")):
+            if not entry.name.endswith((*LOG_SUFFIXES, ".faults", ".system")):
                 continue  # tables are made anew; facts are written together
             why, file = _file(source / entry.name)
             if file is not None:
@@ -165,7 +165,7 @@ def _file(path: Path) -> tuple[str, _File | None]:
     finally:
         os.close(descriptor)
     header = None
-    if path.suffix == ".log":
+    if is_log_name(path.name):
         try:
             header = read_header(path)
         except LogError as error:

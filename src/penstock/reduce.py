@@ -18,7 +18,7 @@ import duckdb
 
 from penstock import checksums, drafts
 from penstock.errors import LogError, MissingDependency, RunError
-from penstock.log import Header, read_header
+from penstock.log import Header, logs_in, read_header
 from penstock.measures import (
     BlindSpot,
     BlockingReads,
@@ -85,7 +85,7 @@ def families(folder: Path, most_logs: int = BATCH_LOGS) -> list[list[Path]]:
 
     Raises RunError: no log; LogError: a log of a newer format."""
     by_rank: dict[int, list[Path]] = {}
-    for path in sorted(folder.glob("*.log")):
+    for path in logs_in(folder):
         by_rank.setdefault(_rank(read_header(path)), []).append(path)
     if not by_rank:
         raise RunError(f"{folder}: no log of penstock in it; reduce a run folder")
@@ -104,7 +104,7 @@ def reduce_rank(folder: Path, rank: int | None, size: int = 0, host: str | None 
     a launcher below, such as torchrun below srun, numbered otherwise.
     Raises RunError: it left no log, or as reduce_logs; LogError."""
     logs = []
-    for path in folder.glob("*.log"):
+    for path in logs_in(folder):
         header = read_header(path)
         is_of_job = header.rank is not None and header.world_size == size
         is_mine = header.rank == rank if is_of_job else header.host == host

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.errors import LogError, TierError
 from penstock.schema import PATH_RULES
-from penstock.texts import FILE_TEXT, read_texts
+from penstock.texts import FILE_TEXT, logs_in, read_texts
 from penstock.tiers import resident_bytes
 
 __all__ = ["Resident", "opened", "resident"]
@@ -76,7 +76,7 @@ def opened(folder: Path) -> Iterator[Path]:
     """The regular files that a run's processes opened, but those of libraries and the system."""
     others = re.compile("|".join(f"(?:{rule.pattern})" for rule in PATH_RULES))
     known: set[str] = set()
-    for log in sorted(folder.glob("*.log"))[:MOST_LOGS]:
+    for log in logs_in(folder)[:MOST_LOGS]:
         try:
             for text in read_texts(log):
                 path = text.resolved or text.name

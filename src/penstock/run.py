@@ -29,7 +29,7 @@ from penstock.container import Inside
 from penstock.errors import LogError, QueryError, RunError
 from penstock.faults import SUFFIX as FAULTS_SUFFIX
 from penstock.faults import check_header
-from penstock.log import OPS, is_alive, looks_like_log, read_header
+from penstock.log import OPS, is_alive, is_log_name, looks_like_log, read_header
 from penstock.schema import BESIDE_LIBRARY, CLASSES, EXAMINING_OPS, PATH_RULES, TABLES, Rule
 from penstock.system import SUFFIX as SYSTEM_SUFFIX
 from penstock.system import check_head
@@ -292,7 +292,7 @@ def _manifest(folder: Path, known_mounts: Any = None) -> dict[str, Any]:
         raise RunError(f"{folder}: not a run folder: {error.strerror}") from error
     beside = [name for name in names if name.endswith((FAULTS_SUFFIX, SYSTEM_SUFFIX))]
     facts = [name for name in names if FACTS_NAME.fullmatch(name)]
-    names = [name for name in names if name.endswith(".log")]
+    names = [name for name in names if is_log_name(name)]
     manifest: dict[str, Any] = {**made_by(), "logs": {}, "running": [], "elsewhere": []}
     manifest |= {"skipped": {}, "launched": [_launched(folder / name) for name in facts]}
     manifest["faults"] = {}

@@ -359,7 +359,7 @@ class Rule:
 PATH_RULES: tuple[Rule, ...] = (
     Rule(
         "penstock",
-        r"/[^/]+\.[0-9]+\.[0-9]+\.log$",
+        r"/[^/]+\.[0-9]+\.[0-9]+\.(events|log)$",
         "a run's own logs: the drain of a burst buffer looks into them while the job runs",
     ),
     Rule(

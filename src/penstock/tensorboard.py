@@ -17,7 +17,7 @@ from typing import Any
 from tensorboard.plugins import base_plugin
 
 from penstock.errors import PenstockError, RunError
-from penstock.log import looks_like_log
+from penstock.log import is_log_name, logs_in, looks_like_log
 from penstock.measures import measure
 from penstock.report import Report, from_json, report_of
 from penstock.run import open_run
@@ -102,7 +102,7 @@ def _runs_below(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _is_run(folder: Path, files: list[str]) -> bool:
     """A log in it, or tables of an imported run."""
-    logs = [name for name in files if name.endswith(".log")][:MOST_LOGS_TRIED]
+    logs = [name for name in files if is_log_name(name)][:MOST_LOGS_TRIED]
     if any(looks_like_log(_begin(folder / name)) for name in logs):
         return True
     return (folder / "tables" / "manifest.json").is_file()
@@ -131,7 +131,7 @@ def _state(path: Path) -> State:
     """Equal states, equal reports: names, sizes and times of what a report is made of."""
     names = [path]
     if path.is_dir():
-        names = [*sorted(path.glob("*.log")), path / "classes.toml", path / "tables/manifest.json"]
+        names = [*logs_in(path), path / "classes.toml", path / "tables/manifest.json"]
     state: list[object] = []
     for name in names:
         with suppress(OSError):

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from penstock.errors import LogError
@@ -24,6 +25,8 @@ __all__ = [
     "FILE_TEXT",
     "HEADER_BYTES",
     "HEADER_PAGE_BYTES",
+    "LOG_SUFFIX",
+    "LOG_SUFFIXES",
     "MAGIC",
     "NAME_TEXT",
     "NOTE_TEXT",
@@ -37,6 +40,8 @@ __all__ = [
     "decode",
     "heads_in",
     "index_row",
+    "is_log_name",
+    "logs_in",
     "read_texts",
     "text_spans",
     "texts_in",
@@ -121,6 +126,21 @@ class LogFile:
 
     def tail(self, unit: int, start: int) -> bytes:
         return self.read(HEADER_BYTES + unit * UNIT_BYTES + start, UNIT_BYTES - start)
+
+
+# Not .log: programs that rotate or remove logs look for that suffix.  Older runs have it.
+LOG_SUFFIX = ".events"
+LOG_SUFFIXES = (LOG_SUFFIX, ".log")
+
+
+def is_log_name(name: str) -> bool:
+    """Whether a file of a run folder with this name is a log."""
+    return name.endswith(LOG_SUFFIXES)
+
+
+def logs_in(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the logs of a run folder whose stems match the pattern, sorted by name."""
+    return sorted(path for path in folder.glob(f"{pattern}.*") if is_log_name(path.name))
 
 
 def read_texts(path: str | os.PathLike[str]) -> Iterator[Text]:

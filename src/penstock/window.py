@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock import control
 from penstock.errors import LogError, RunError
-from penstock.log import Header, is_alive, read_header
+from penstock.log import Header, is_alive, is_log_name, read_header
 
 __all__ = ["Answer", "window"]
 
@@ -69,7 +69,7 @@ def _alive(folder: str | os.PathLike[str]) -> dict[int, Header]:
     """The latest log of each process that is alive."""
     found: dict[int, Header] = {}
     for entry in os.scandir(folder):
-        if not entry.name.endswith(".log"):
+        if not is_log_name(entry.name):
             continue
         try:
             header = read_header(entry.path)

@@ -176,7 +176,7 @@ __attribute__((unused)) static struct counted count_folder(const char *folder, e
     while ((entry = readdir(listing))) {
         size_t length = strlen(entry->d_name);
 
-        if (length < 4 || strcmp(entry->d_name + length - 4, ".log"))
+        if (length < 7 || strcmp(entry->d_name + length - 7, ".events"))
             continue;
         count_log(path_in(folder, entry->d_name), op, &counted);
     }

@@ -20,6 +20,7 @@ from penstock import bounded, drafts, tiers
 from penstock.errors import RunError, TierError
 from penstock.measures import measure
 from penstock.run import Run
+from penstock.texts import logs_in
 from penstock.tiers import Ceiling
 
 __all__ = ["ceilings_of_path", "ceilings_of_run", "is_run", "store", "table_of", "to_json"]
@@ -50,9 +51,7 @@ _DATA_FILES = f"""
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run: its logs, or the tables of an imported one."""
-    return path.is_dir() and (
-        (path / "tables" / "manifest.json").exists() or any(path.glob("*.log"))
-    )
+    return path.is_dir() and ((path / "tables" / "manifest.json").exists() or bool(logs_in(path)))
 
 
 def ceilings_of_run(

@@ -652,7 +652,9 @@ def _finish(
         say(f"no report: {error}; `{again}` tries again")
     except PenstockError as error:
         debug()
-        if folder.is_dir() and not any(folder.glob("*.log")):
+        from penstock.texts import logs_in
+
+        if folder.is_dir() and not logs_in(folder):
             say(f"no report: {_unseen(folder)}")
         else:
             say(f"no report: {error}")

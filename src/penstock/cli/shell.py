@@ -20,6 +20,7 @@ import click
 from penstock import drafts
 from penstock.errors import RunError
 from penstock.harmless import Shown
+from penstock.texts import is_log_name
 
 __all__ = [
     "AS_JSON",
@@ -66,7 +67,7 @@ class _RunFolder(click.Path):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = Path(value)
         if path.is_file():
-            more = f": {path.absolute().parent}" if path.suffix == ".log" else ""
+            more = f": {path.absolute().parent}" if is_log_name(path.name) else ""
             self.fail(f"{value} is a file; a run is the folder that its logs lie in{more}")
         return super().convert(value, param, ctx)
 

@@ -599,7 +599,7 @@ def start_filling(
 
     place = Place(tier)
     place.make()
-    # Of a run in its folder, where *.log are its processes': several runs may fill one tier.
+    # Of a run in its folder, where *.events are its processes': several runs may fill one tier.
     log = place.own / "fill.log" if journal is None else journal.with_name("fill.txt")
     command = [sys.executable, "-m", "penstock", "stage", "fill", what, "--to", tier.name]
     command += [] if limit is None else ["--limit", str(limit)]

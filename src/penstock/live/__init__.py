@@ -53,7 +53,7 @@ from penstock.live.kept import (
 )
 from penstock.live.ranks import MOST, Main, Ranks
 from penstock.live.shape import NOT_FED, WINDOW_S, Blocked, Live, Second, Stall, Traffic
-from penstock.log import OPS, Events, Follower, Header, News, is_alive, read_header
+from penstock.log import OPS, Events, Follower, Header, News, is_alive, is_log_name, read_header
 from penstock.threads import Look, doing, in_words
 
 __all__ = ["NOT_FED", "WINDOW_S", "Blocked", "Live", "Monitor", "Second", "Stall", "Traffic"]
@@ -157,7 +157,7 @@ class Monitor:
 
     def _find_logs(self) -> None:
         try:
-            names = sorted(one.name for one in os.scandir(self.folder) if one.name.endswith(".log"))
+            names = sorted(one.name for one in os.scandir(self.folder) if is_log_name(one.name))
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be read: {error.strerror}") from error
         for name in names:

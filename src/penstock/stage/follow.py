@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import LogError
-from penstock.log import FILE_TEXT, OPS, Follower, News, Text, is_alive
+from penstock.log import FILE_TEXT, OPS, Follower, News, Text, is_alive, is_log_name
 from penstock.schema import PATH_RULES
 from penstock.stage.source import Wanted
 
@@ -85,7 +85,7 @@ class Following:
 
     def _logs(self) -> list[str]:
         try:
-            return sorted(one.name for one in os.scandir(self._folder) if one.name.endswith(".log"))
+            return sorted(one.name for one in os.scandir(self._folder) if is_log_name(one.name))
         except OSError:
             return []
 

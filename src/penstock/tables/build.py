@@ -18,7 +18,7 @@ from penstock.endings import Ended, ended_by_note, endings_in
 from penstock.errors import LogError, RunError
 from penstock.faults import Faults, read_faults
 from penstock.kernel_clock import monotonic_ns
-from penstock.log import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, Events, read_log
+from penstock.log import FILE_TEXT, NAME_TEXT, NOTE_TEXT, OBJECT_TEXT, Events, is_log_name, read_log
 from penstock.schema import PATH_RULES, rule_of_run
 from penstock.system import read_system
 from penstock.tables.columns import (
@@ -439,7 +439,8 @@ class _Build:
             rows += [
                 (at, number, utf8(str(path)))
                 for number, path in paths.items()
-                if path.parent not in folders or (path.suffix != ".log" and path.name != "control")
+                if path.parent not in folders
+                or (not is_log_name(path.name) and path.name != "control")
             ]
         create(self.connection, "faulted", FAULTED_TYPES)
         insert_rows(self.connection, "faulted", FAULTED_TYPES, rows)

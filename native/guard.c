@@ -1,0 +1,136 @@
+/* The handler of SIGBUS.  What is not ours is left to the program: its own action is put in place,
+ * and the signal comes again, so that its handler runs as the kernel would run it. */
+#include "guard.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "log.h"
+
+#define FAMILY_MAX 16
+#define PROCESS_MAX 4096 /* a thread has one */
+
+struct region {
+    char *start; /* NULL: free */
+    size_t bytes;
+    void (*is_cut)(void);
+};
+
+static struct region family[FAMILY_MAX];
+static struct region *process; /* zero in a forked child, which does not have these mappings */
+static struct sigaction theirs;
+static int is_ours; /* the kernel's action */
+
+static struct region *first_of(enum guard_of kind, size_t *n)
+{
+    *n = kind == GUARD_FAMILY ? FAMILY_MAX : process ? PROCESS_MAX : 0;
+    return kind == GUARD_FAMILY ? family : process;
+}
+
+static struct region *region_at(const char *address)
+{
+    enum guard_of kind;
+    size_t n, i;
+
+    for (kind = GUARD_PROCESS; kind <= GUARD_FAMILY; kind++) {
+        struct region *regions = first_of(kind, &n);
+
+        for (i = 0; i < n; i++) {
+            char *start = __atomic_load_n(&regions[i].start, __ATOMIC_ACQUIRE);
+
+            if (start && address >= start && address < start + regions[i].bytes)
+                return &regions[i];
+        }
+    }
+    return NULL;
+}
+
+/* The instruction is done again: what it finds then is zeros, or the program's action. */
+static void on_bus(int number, siginfo_t *info, void *context)
+{
+    struct region *region = info->si_code == BUS_ADRERR ? region_at(info->si_addr) : NULL;
+    int error = errno;
+
+    (void)context;
+    if (region && MAP_FAILED != (void *)syscall(SYS_mmap, region->start, region->bytes,
+                                                PROT_READ | PROT_WRITE,
+                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)) {
+        if (region->is_cut)
+            region->is_cut();
+        errno = error;
+        return;
+    }
+    __atomic_store_n(&is_ours, 0, __ATOMIC_RELEASE);
+    sigaction(number, &theirs, NULL);
+    if (info->si_code <= 0 || info->si_code == BUS_MCEERR_AO) /* nothing is done again */
+        syscall(SYS_rt_tgsigqueueinfo, syscall(SYS_getpid), syscall(SYS_gettid), number, info);
+    errno = error;
+}
+
+/* Not blocked while it runs: the log's header, in which is_cut says why, may be gone too. */
+void guard_start(void)
+{
+    struct sigaction ours = {.sa_sigaction = on_bus,
+                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+    struct sigaction before;
+    int error = errno;
+
+    sigemptyset(&ours.sa_mask);
+    if (!sigaction(SIGBUS, NULL, &before) && before.sa_sigaction != on_bus) {
+        theirs = before;
+        __atomic_store_n(&is_ours, 1, __ATOMIC_RELEASE);
+        sigaction(SIGBUS, &ours, NULL);
+    }
+    errno = error;
+}
+
+void guard_add(enum guard_of kind, void *start, size_t bytes, void (*is_cut)(void))
+{
+    struct region *regions;
+    int error = errno;
+    size_t n, i;
+
+    if (kind == GUARD_PROCESS && !process)
+        process = log_map_wiped(PROCESS_MAX * sizeof *process);
+    guard_remove(start);
+    regions = first_of(kind, &n);
+    for (i = 0; i < n; i++) {
+        char *none = NULL;
+
+        if (__atomic_compare_exchange_n(&regions[i].start, &none, (char *)start, false,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            regions[i].is_cut = is_cut;
+            __atomic_store_n(&regions[i].bytes, bytes, __ATOMIC_RELEASE);
+            break;
+        }
+    }
+    if (!__atomic_load_n(&is_ours, __ATOMIC_ACQUIRE))
+        guard_start();
+    errno = error;
+}
+
+void guard_remove(const void *start)
+{
+    struct region *region = region_at(start);
+
+    if (!region || region->start != start)
+        return;
+    region->bytes = 0; /* the place is in no mapping before the next one's size is known */
+    __atomic_store_n(&region->start, NULL, __ATOMIC_RELEASE);
+}
+
+bool guard_action(const struct sigaction *action, struct sigaction *before)
+{
+    struct sigaction last = theirs;
+
+    if (!__atomic_load_n(&is_ours, __ATOMIC_ACQUIRE))
+        return false;
+    if (action)
+        theirs = *action;
+    if (before)
+        *before = last;
+    return true;
+}
