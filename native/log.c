@@ -20,6 +20,7 @@
 #include "counters.h"
 #include "guard.h"
 #include "secrets.h"
+#include "sums.h"
 
 #define POOL_BYTES 65536
 #define CARRIED_MAX                                                                                \
@@ -271,21 +272,42 @@ void *log_map_unit(uint64_t *unit, void *address)
     return block;
 }
 
-long log_write_unit(uint64_t unit, const void *data)
+/* The header that a block has when it is closed. */
+static struct block closed(const struct block *block)
 {
+    struct block head = *block;
+    uint32_t sum;
+
+    if (head.used > head.limit) /* calls that found no room */
+        head.used = head.limit;
+    head.kind = BLOCK_CLOSED;
+    head.limit = 0;
+    sum = sums_add(0, &head, sizeof head);
+    sum = sums_add(sum, block + 1, head.used * sizeof(struct event));
+    head.limit = sums_add(sum, (const char *)block + head.texts, LOG_UNIT_BYTES - head.texts);
+    return head;
+}
+
+/* The header last: where the process dies between, the unit is empty and the block in use whole. */
+long log_write_closed(uint64_t unit, const struct block *block)
+{
+    const struct block head = closed(block);
+    const uint64_t at = unit_offset(unit);
+    uint64_t done = sizeof head;
     long fd = open_log();
-    uint64_t done = 0;
     long put;
 
     if (fd < 0)
         return fd;
     do {
-        put = own_call(SYS_pwrite64, fd, (const char *)data + done, LOG_UNIT_BYTES - done,
-                       unit_offset(unit) + done);
+        put = own_call(SYS_pwrite64, fd, (const char *)block + done, LOG_UNIT_BYTES - done,
+                       at + done);
         if (put > 0)
             done += (uint64_t)put;
     } while (done < LOG_UNIT_BYTES && (put > 0 || (put < 0 && errno == EINTR)));
-    put = done == LOG_UNIT_BYTES ? 0 : put < 0 ? -errno : -ENOSPC;
+    if (done == LOG_UNIT_BYTES)
+        put = own_call(SYS_pwrite64, fd, &head, sizeof head, at);
+    put = put == sizeof head ? 0 : put < 0 ? -errno : -ENOSPC;
     own_call(SYS_close, fd);
     return put;
 }
@@ -894,7 +916,7 @@ static void next_round(struct thread *thread, struct block *block, const struct 
 static bool write_block(struct thread *thread, struct block *block, const struct carried *carried,
                         uint32_t n)
 {
-    long error = log_write_unit(next_unit(), block);
+    long error = log_write_closed(next_unit(), block);
 
     if (error) {
         log_fail((int)-error, "the log cannot grow");
@@ -1280,7 +1302,12 @@ void log_thread_end(void *argument)
         thread->is_used = 0;
         if (block && thread->log == log_state->serial) {
             uint64_t start = unit_offset(thread->unit);
+            struct block head = closed(block);
 
+            /* A reader looks at a limit that cannot be one no more than at a sum. */
+            block->used = head.used;
+            __atomic_store_n(&block->limit, head.limit, __ATOMIC_RELEASE);
+            __atomic_store_n(&block->kind, head.kind, __ATOMIC_RELEASE);
             punch(start + sizeof *block + block->used * sizeof(struct event), start + block->texts);
         }
         if (thread->address) {

@@ -127,7 +127,7 @@ struct text *log_last_text(uint32_t id); /* this thread's latest, if it is of id
 bool log_try_lock(uint32_t *lock);
 void log_lock(uint32_t *lock);
 void log_unlock(uint32_t *lock);
-long log_write_unit(uint64_t unit, const void *data);
+long log_write_closed(uint64_t unit, const struct block *block);
 void *log_map_unit(uint64_t *unit, void *address);
 void log_borrow(bool is_borrowed);
 

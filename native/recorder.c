@@ -24,6 +24,7 @@
 #include "patch.h"
 #include "spread.h"
 #include "staged.h"
+#include "sums.h"
 #include "waits.h"
 
 /* The linker gathers every HOOK into this section. */
@@ -334,6 +335,11 @@ int penstock_burst(const char *folder, const char *patterns, uint32_t run)
         redirect_opens();
     pthread_mutex_unlock(&window);
     return error;
+}
+
+uint32_t penstock_crc32c(uint32_t sum, const void *data, size_t bytes)
+{
+    return sums_add(sum, data, bytes);
 }
 
 void penstock_unburst(void)

@@ -84,6 +84,9 @@ PENSTOCK_API int64_t penstock_run_delays(int when);
  * PENSTOCK_SECRETS in the environment adds names.  Returns the bytes of `out` that are used. */
 PENSTOCK_API size_t penstock_hide_secrets(const char *words, size_t bytes, char *out, size_t room);
 
+/* The CRC-32C of bytes that follow others with the given sum (0: none). */
+PENSTOCK_API uint32_t penstock_crc32c(uint32_t sum, const void *data, size_t bytes);
+
 /* For tests: slots patched now; whether the calling thread is inside a recorded call;
  * the names that are hooked, one by one until NULL. */
 PENSTOCK_API int penstock_slots(void);

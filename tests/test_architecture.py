@@ -44,7 +44,7 @@ TABLE = {
     "offset": May(ours="bounded drafts kernel_clock", world=""),
     "system": May(ours="errors checksums drafts kernel_clock machine", world="ctypes"),
     "faults": May(ours="errors", world="numpy"),
-    "texts": May(ours="errors", world=""),
+    "texts": May(ours="errors", world="ctypes"),
     "log": May(ours="errors texts", world="numpy"),
     "schema": May(ours="", world=""),
     "clocks": May(ours="", world="numpy"),

@@ -1,15 +1,19 @@
-"""Files of a run or of a tier are cut while the job runs: the job goes on as if unrecorded, and what
-is left of the recording says so."""
+"""Files of a run or of a tier are cut while the job runs: the job goes on as if unrecorded, and the
+rest of the recording says so.  A closed block that is damaged later is told from a whole one."""
 
+import random
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import PENSTOCK
-from penstock.log import read_header
-from penstock.texts import logs_in
+from penstock.log import read_header, read_log
+from penstock.texts import CLOSED_BLOCK, HEADER_BYTES, UNIT_BYTES, logs_in
 
 # Cuts what it is told of its own run after some steps, in the main thread or below it.
 PROGRAM = """
@@ -74,3 +78,45 @@ def test_a_job_outlives_what_is_cut(tmp_path: Path, which: str, size: int, how: 
         assert said
         assert all("another program has cut a log" in reason for reason in said)
         assert "recording incomplete" in ran.stderr
+
+
+def test_a_flipped_bit_in_a_closed_block_is_damage_and_no_event(
+    recorded: Callable[..., Any],
+) -> None:
+    """Full blocks, and those of threads that have ended, have a checksum."""
+    run = recorded(
+        "import os, threading\n"
+        "def read():\n"
+        "    fd = os.open('/etc/hostname', os.O_RDONLY)\n"
+        "    for _ in range(5000):\n"
+        "        os.pread(fd, 1, 0)\n"
+        "threads = [threading.Thread(target=read) for _ in range(2)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+    )
+    (path,) = logs_in(Path(run.folder))
+    whole = path.read_bytes()
+    intact = read_log(path)
+    assert intact.damaged_units == 0
+    kinds = {
+        unit: whole[HEADER_BYTES + unit * UNIT_BYTES + 4] for unit in intact.event_blocks["unit"]
+    }
+    closed = [int(unit) for unit, kind in kinds.items() if kind == CLOSED_BLOCK]
+    assert len(closed) >= 6  # two full ones and the last one of each thread
+    assert len(kinds) - len(closed) <= 1  # the main thread's
+    chance = random.Random(7)
+    for unit in closed:
+        start = HEADER_BYTES + unit * UNIT_BYTES
+        used, _, texts = struct.unpack_from("<III", whole, start + 16)
+        # A byte of the head that is no magic or kind, of the records, of the texts.
+        places = [chance.randrange(8, 64), chance.randrange(64, 64 + 32 * used)]
+        if texts < UNIT_BYTES:
+            places.append(chance.randrange(texts, UNIT_BYTES))
+        for place in places:
+            damaged = bytearray(whole)
+            damaged[start + place] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged)
+            log = read_log(path)
+            assert log.damaged_units == 1, (unit, place)
+            assert unit not in log.event_blocks["unit"]
+    path.write_bytes(whole)

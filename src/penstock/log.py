@@ -854,7 +854,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
         size = os.fstat(file.fd).st_size
         units = max(0, size - HEADER_BYTES) // UNIT_BYTES
         rest = max(0, size - HEADER_BYTES) % UNIT_BYTES
-        rows, damaged = heads_in(file, units, rest)
+        rows, damaged = heads_in(file, units, rest, is_checked=True)
         blocks = _without_equal_rounds(np.array(rows, _INDEX))
         bases, damaged_texts = _read_bases(file, blocks)
         return Log(

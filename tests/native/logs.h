@@ -36,7 +36,10 @@ static const struct block *event_block(struct units units, size_t i)
 {
     const struct block *block = (const void *)(units.bytes + i * LOG_UNIT_BYTES);
 
-    return i < units.n && block->magic == BLOCK_MAGIC && block->kind == BLOCK_EVENTS ? block : NULL;
+    return i < units.n && block->magic == BLOCK_MAGIC &&
+                   (block->kind == BLOCK_EVENTS || block->kind == BLOCK_CLOSED)
+               ? block
+               : NULL;
 }
 
 /* What did not fit an event; NULL: all did. */
@@ -100,7 +103,7 @@ static void count_block(struct units units, const struct block *block, enum op o
             counted->folded += calls[i].op == op ? calls[i].calls : 0;
         else if (block->kind == BLOCK_ACCESS)
             counted->folded += access[i].op == op ? access[i].calls : 0;
-        else if (i < block->limit && op_in(event) == op &&
+        else if ((block->kind == BLOCK_CLOSED || i < block->limit) && op_in(event) == op &&
                  (const char *)(event + 1) <= (const char *)block + block->texts)
             count_event(units, block, event, counted);
     }
