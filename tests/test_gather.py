@@ -151,7 +151,12 @@ def test_what_is_no_part_of_a_run_is_left_out_and_named(nodes: list[Path], tmp_p
     (nodes[0] / "notes.txt").write_text("mine")
     done = gather(nodes, tmp_path / "run")
     whys = {Path(path).name: why for path, why in done.left_out.items()}
-    assert whys.keys() == {"node1.5.1.events", "node1.6.1.events", "node1.7.1.events", "..evil\\n.8.1.events"}
+    assert whys.keys() == {
+        "node1.5.1.events",
+        "node1.6.1.events",
+        "node1.7.1.events",
+        "..evil\\n.8.1.events",
+    }
     assert "cannot be opened" in whys["node1.5.1.events"]
     assert whys["node1.6.1.events"] == "no regular file"
     assert "not a log" in whys["node1.7.1.events"]
