@@ -457,7 +457,7 @@ def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
         text = bounded.read(path)
         checksums.check_text(text)
         manifest = bounded.json_in(text)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"{path}: cannot be read: {error}"
