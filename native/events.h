@@ -150,8 +150,8 @@ struct event_rest {
 #define EVENT_LONG_BIT 39
 #define EVENT_LONG_SHIFT 16
 
-/* A closed block of events is not changed any more: its `limit` holds the CRC-32C of its header with
- * limit 0, its records and its texts. */
+/* A closed block of events is not changed any more: its `limit` holds the CRC-32C of its header
+ * with limit 0, its records and its texts. */
 enum block_kind { BLOCK_EVENTS = 1, BLOCK_CALLS = 2, BLOCK_ACCESS = 3, BLOCK_CLOSED = 4 };
 
 struct block {
