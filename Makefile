@@ -52,7 +52,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak experiments wheel clean check-tools
+.PHONY: help setup setup-system demo test lint format native asan bench soak fuzz experiments wheel clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -108,6 +108,9 @@ soak: $(venv)/.package ## hours of kills, forks, signals, racing writers, power 
 	$(bin)/python benchmarks/soak_feed.py
 	$(bin)/python benchmarks/soak_index.py
 	$(bin)/python benchmarks/soak_attach.py
+
+fuzz: $(venv)/.package $(venv)/.tested ## every reader of files with damaged and hostile ones, in turns; MINUTES=60
+	cd tests && $(abspath $(bin))/python -W ignore -m fuzz --minutes $(or $(MINUTES),60) --into ../build/fuzz
 
 experiments: $(venv)/.package $(venv)/.tested ## the studies, with tables and figures into docs/experiments; STUDY=read: one; SCALE=ci: at their smallest, and the shape of what it finds
 ifeq ($(SCALE),ci)

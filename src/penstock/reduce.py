@@ -385,9 +385,19 @@ def _engine(place: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def measures_of(path: Path) -> Measures:
     """The measures of a reduced file; what it does not hold is empty.  Raises RunError."""
-    with _engine(Path(tempfile.gettempdir())) as engine:
+    with _engine(Path(tempfile.gettempdir())) as engine, _damage_told(path):
         engine.execute(f"CREATE VIEW every AS FROM {_read(engine, [path])}")
         return _measured(engine)
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """What sums that no run has make of computing, in words."""
+    try:
+        yield
+    except (duckdb.Error, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = f"it is damaged, or was made to harm: {str(error).splitlines()[:1]}"
+        raise RunError(f"{path}: {why}") from error
 
 
 # The rules that need no single call.
@@ -396,7 +406,9 @@ JUDGED = ("D8", "X1")
 
 def report_of_reduced(path: Path, name: str) -> Report:
     """The report of a reduced file; of rules that it cannot judge it says so.  Raises RunError."""
-    report = report_of(measures_of(path), name)
+    measures = measures_of(path)
+    with _damage_told(path):
+        report = report_of(measures, name)
     why = "a run reduced by rank has no single calls"
     checks = tuple(
         check if check.rule in JUDGED else replace(check, state="not judged", says=why)
@@ -478,7 +490,7 @@ def _held_up(
         " (ORDER BY rank, name) - 1 AS place FROM every WHERE kind = 'rank')"
         " ORDER BY ns DESC, place LIMIT 1",
     )
-    row = next(rank for rank in ranks if rank.process == place)
+    (row,) = (rank for rank in ranks if rank.process == place)
     own_s = row.data_wait_s + row.checkpoint_block_s
     save_share = row.checkpoint_block_s / own_s if own_s else 0.0
     if own_s < MOST_OF_IT * lost_s:

@@ -113,7 +113,7 @@ def registered() -> list[Tier]:
             (_tier(name, facts) for name, facts in told["tiers"].items()),
             key=lambda tier: tier.name,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cure = "remove it and add the tiers again: penstock tiers add"
         raise TierError(f"{path}: no list of tiers of this version ({error}); {cure}") from error
 

@@ -139,7 +139,7 @@ def read_points(path: Path) -> tuple[list[Point], dict[str, Any]]:
         machine = dict(value["machine"])
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise TierError(f"{path}: no ladder.json of penstock bench ladder: {error}") from error
     return [point for point in points if point.run.records and point.run.records_hz], machine
 

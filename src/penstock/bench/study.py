@@ -593,7 +593,7 @@ def read_found(path: Path) -> Read:
         )  # fmt: skip
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TierError(f"{path}: no result of a study of penstock bench: {error}") from error
 
 

@@ -758,7 +758,7 @@ def load(path: Path) -> tuple[Wanted, ...]:
             return tuple(_lines(file))
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise TierError(f"{path}: damaged ({error}); penstock stage plan makes it anew") from error
 
 

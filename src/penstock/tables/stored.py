@@ -309,5 +309,5 @@ def translated(what: str, kind: type[PenstockError] = QueryError) -> Iterator[No
     """DuckDB's errors as ours, with their first line: the rest repeats the query."""
     try:
         yield
-    except duckdb.Error as error:
+    except (duckdb.Error, UnicodeDecodeError) as error:  # names in a damaged Parquet file
         raise kind(f"{what}: {str(error).splitlines()[0]}") from error
