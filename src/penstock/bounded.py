@@ -15,9 +15,7 @@ __all__ = [
     "grows",
     "json_in",
     "json_of",
-    "most_parsed",
     "most_unpacked",
-    "parsed_bytes",
     "read",
     "toml_of",
 ]
@@ -92,22 +90,9 @@ def most_unpacked(packed_bytes: int) -> int:
     return max(ALWAYS_BYTES, MOST_GROWTH * packed_bytes)
 
 
-def parsed_bytes(text: bytes) -> int:
-    """Estimate the memory of a JSON text's values, in bytes.  Small values take much more memory
-    than letters: an object 72 bytes, a list 64, a string 27 per quote, an item 8."""
-    marks = ((b"{", 72), (b"[", 64), (b'"', 27), (b",", 8))
-    return sum(text.count(mark) * cost for mark, cost in marks)
-
-
-def most_parsed(packed_bytes: int) -> int:
-    """Return the limit in bytes for the memory of a packed file's values.  Real profiles take 70
-    times the packed size."""
-    return max(2 * ALWAYS_BYTES, 8 * MOST_GROWTH * packed_bytes)
-
-
 def grows(most_bytes: int) -> str:
     """Return the error text for a packed file beyond the limits."""
     return (
-        f"it unpacks to more than a trace of its size holds (the limit: {most_bytes:,} bytes, or"
-        " as many small values); unpack it yourself if it is to be trusted"
+        f"it unpacks to more than a trace of its size holds (the limit: {most_bytes:,} bytes);"
+        " unpack it yourself if it is to be trusted"
     )

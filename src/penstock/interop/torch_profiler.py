@@ -6,18 +6,15 @@ rows of its own under the same processes.
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
-from penstock import bounded
 from penstock.errors import ForeignError
 from penstock.interop import chrome
+from penstock.interop.chrome_stream import Trace
 from penstock.interop.clocks import Alignment, Marks, align, require_overlap
 from penstock.interop.timeline import Timeline, span_starts
 from penstock.run import Run
@@ -27,9 +24,6 @@ __all__ = ["TorchProfile", "aligned", "copied", "read", "write"]
 
 Progress = Callable[[int, int], None]
 
-# Viewers fail at 2-3 GB (google/perfetto#1392): what is larger is no profile that anyone looks at,
-# or was packed to fill memory.
-MAX_BYTES = 4 << 30
 # Of microseconds: 31,000 years.  A larger number is no time, and smaller ones are exact enough.
 TIME_LIMIT_US = 1e18
 CHUNK = 20_000
@@ -40,39 +34,37 @@ class TorchProfile:
     """One trace file.  Times are ns since 1970 by the profiler's clock.
 
     waits: {pid: what the profiler saw of a loader's next()}.  pids: of its events; those of an
-    accelerator have its number there.  copies: {direction: (start, end, bytes) of each copy between
-    memory and accelerator}, where CUDA was profiled.
+    accelerator have its number there.  named: all that the events name so.
+    copies: {direction: (start, end, bytes) of each copy between memory and accelerator}, where CUDA
+    was profiled.
     """
 
     path: Path
-    document: dict[str, Any]
+    trace: Trace
     base_ns: int
     first_ns: int
     last_ns: int
     host: str
     waits: dict[int, list[tuple[int, int]]]
     pids: frozenset[int]
+    named: frozenset[int]
     copies: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
 
 def read(path: Path) -> TorchProfile:
     """Reads a trace.  Raises ForeignError: not a PyTorch trace, cut, or too large."""
-    document = _document(path)
-    events = document.get("traceEvents")
-    if not isinstance(events, list):
-        raise ForeignError(
-            f"{path}: no PyTorch profile: it has no list of traceEvents; give what "
-            "export_chrome_trace or tensorboard_trace_handler wrote"
-        )
-    base_ns = document.get("baseTimeNanoseconds", 0)  # before PyTorch 2.4 times are since 1970
-    if not isinstance(base_ns, int) or not 0 <= base_ns < 1 << 62:
-        raise ForeignError(f"{path}: baseTimeNanoseconds is no time: {str(base_ns)[:40]}")
+    trace = Trace(path)
     first_us, last_us = TIME_LIMIT_US, -TIME_LIMIT_US
     waits: dict[int, list[tuple[int, int]]] = {}
     pids: set[int] = set()
+    named: set[int] = set()
     copies: dict[str, list[tuple[int, int, int]]] = {}
-    for event in events:
-        if not _is_object(event) or event.get("ph") != "X":
+    for event in trace.events():  # ns since baseTimeNanoseconds, which may come last
+        if not _is_object(event):
+            continue
+        if isinstance(number := event.get("pid"), int):
+            named.add(number)
+        if event.get("ph") != "X":
             continue
         start_us, us = event.get("ts"), event.get("dur", 0)
         if not _is_time(start_us) or not _is_time(us) or us < 0:
@@ -80,29 +72,51 @@ def read(path: Path) -> TorchProfile:
         first_us, last_us = min(first_us, start_us), max(last_us, start_us + us)
         name, pid = event.get("name"), event.get("pid")
         if direction := _copied(event):
-            start_ns = base_ns + round(start_us * 1000)
+            start_ns = round(start_us * 1000)
             one = (start_ns, start_ns + round(us * 1000), _bytes(event))
             copies.setdefault(direction, []).append(one)
         if not isinstance(pid, int) or not 0 < pid < 1 << 31:
             continue
         pids.add(pid)
         if _is_wait(name):
-            start_ns = base_ns + round(start_us * 1000)
+            start_ns = round(start_us * 1000)
             waits.setdefault(pid, []).append((start_ns, start_ns + round(us * 1000)))
+    base_ns = _base_of(trace)
     if first_us > last_us:
         raise ForeignError(f"{path}: this profile has no events; record some steps with it")
-    host = document.get("host_name")
+    # In place: a long profile has a million of them.
+    for spans in waits.values():
+        for n, (start, end) in enumerate(spans):
+            spans[n] = base_ns + start, base_ns + end
+    for moved in copies.values():
+        for n, (start, end, size) in enumerate(moved):
+            moved[n] = base_ns + start, base_ns + end, size
+    host = trace.head.get("host_name")
     return TorchProfile(
         path=path,
-        document=document,
+        trace=trace,
         base_ns=base_ns,
         first_ns=base_ns + round(first_us * 1000),
         last_ns=base_ns + round(last_us * 1000),
         host=host if isinstance(host, str) else "",
         waits=waits,
         pids=frozenset(pids),
+        named=frozenset(named),
         copies=copies,
     )
+
+
+def _base_of(trace: Trace) -> int:
+    """What its times count from, ns since 1970.  Raises ForeignError."""
+    if not trace.has_events:
+        raise ForeignError(
+            f"{trace.path}: no PyTorch profile: it has no list of traceEvents; give what "
+            "export_chrome_trace or tensorboard_trace_handler wrote"
+        )
+    base_ns = trace.head.get("baseTimeNanoseconds", 0)  # before PyTorch 2.4 times are since 1970
+    if not isinstance(base_ns, int) or not 0 <= base_ns < 1 << 62:
+        raise ForeignError(f"{trace.path}: baseTimeNanoseconds is no time: {str(base_ns)[:40]}")
+    return base_ns
 
 
 # As Kineto names CUDA's copies: "Memcpy HtoD (Pinned -> Device)", of category gpu_memcpy.
@@ -154,38 +168,6 @@ def _shared(waits: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
     return shared
 
 
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        packed = path.stat().st_size
-        most = min(MAX_BYTES, bounded.most_unpacked(packed)) if is_packed else MAX_BYTES
-        with gzip.open(path, "rb") if is_packed else open(path, "rb") as file:
-            data = file.read(most + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ForeignError(f"{path}: its gzip is damaged or cut: {error}; copy it again") from error
-    except OSError as error:
-        raise ForeignError(f"{path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise ForeignError(
-            f"{path}: more than {MAX_BYTES >> 30} GiB of JSON, which no viewer opens; profile "
-            "fewer steps"
-        )
-    if len(data) > most or (is_packed and bounded.parsed_bytes(data) > bounded.most_parsed(packed)):
-        raise ForeignError(f"{path}: {bounded.grows(most)}")
-    try:
-        document = json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ForeignError(f"{path}: no PyTorch profile: byte {error.start} is no UTF-8") from error
-    except RecursionError as error:
-        raise ForeignError(f"{path}: no PyTorch profile: it is nested without end") from error
-    except ValueError as error:
-        raise ForeignError(f"{path}: no PyTorch profile, or cut: {error}") from error
-    if not isinstance(document, dict):
-        raise ForeignError(f"{path}: no PyTorch profile: the JSON is no object")
-    return document
-
-
 def _is_time(value: object) -> TypeGuard[float]:
     return (
         isinstance(value, int | float)
@@ -224,15 +206,14 @@ def write(
 ) -> None:
     """Writes the trace with the run's rows in it."""
     about = {**chrome.facts(timeline), "clocks": alignment.sentence}
-    pids = (event.get("pid") for event in profile.document["traceEvents"] if _is_object(event))
-    known = {pid for pid in pids if isinstance(pid, int)}
-    head = {key: value for key, value in profile.document.items() if key != "traceEvents"}
+    known = set(profile.named)
+    head = dict(profile.trace.head)
     stream.write(chrome.dumps({**head, "penstock": about})[:-1].encode())
     stream.write(b', "traceEvents": [\n')
     base_ns = profile.base_ns - alignment.offset_ns - timeline.start_unix_ns
     before = b""
     for texts in (
-        (chrome.dumps(event) for event in profile.document["traceEvents"]),
+        (chrome.dumps(event) for event in profile.trace.events()),
         chrome.events(timeline, base_ns, progress, known, alignment.sentence),
     ):
         for chunk in chrome.chunks(texts):
