@@ -40,6 +40,7 @@ __all__ = [
     "quietly",
     "replace",
     "thread",
+    "trains",
     "wrap",
     "wrap_next",
     "wrap_save",
@@ -70,6 +71,7 @@ class Thread(threading.local):
         self.optimizers: list[tuple[Any, recorder.Span | None]] = []
         self.stepped: set[int] = set()  # ids of optimizers in this iteration: see end_optimizer
         self.is_backward = False
+        self.is_trainer = False  # see trains
         self.step: recorder.Span | None = None  # the automatic step under way
         self.is_iteration = False  # that step ends with the next wait, if nothing else ends it
         self.epoch: Loader | None = None  # a pass that only its trainer tells
@@ -338,6 +340,7 @@ def end_optimizer(own: Thread, optimizer: object) -> None:
 
     The optimizers of one iteration make one step together.  An iteration ends where a loader is
     asked for a batch, and where an optimizer steps again."""
+    trains(own)
     if recorder.has_explicit_steps():
         recorder.begin_stretch(recorder.IN_STEP)
         return
@@ -347,6 +350,17 @@ def end_optimizer(own: Thread, optimizer: object) -> None:
     own.stepped.add(id(optimizer))
     end_step(own, BY_ADAPTER if is_first else BY_CONTINUATION)
     recorder.begin_stretch(recorder.AFTER_STEP)
+
+
+def trains(own: Thread) -> None:
+    """Tell once of a thread beside the first one that it computes gradients or steps an optimizer:
+    who waits for it waits for a computation, whatever else it reads."""
+    if own.is_trainer or threading.current_thread() is threading.main_thread():
+        return
+    told = recorder.begin("trains", 0)
+    if told is not None:
+        told.end(0)
+        own.is_trainer = True
 
 
 def iterate(own: Thread) -> None:

@@ -181,6 +181,7 @@ def _wrap_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @quietly
 def _backward_begins() -> None:
+    marks.trains(thread)
     if not recorder.is_stepping():
         marks.begin_first_step(thread)
     recorder.end_stretch(recorder.BACKWARD)

@@ -98,11 +98,19 @@ feeding AS (
         SELECT process, count(*) AS waits FROM loader_waits WHERE in_wall AND index IS NOT NULL GROUP BY process
     ) AS w ON w.process = m.process
 ),
+-- Threads that compute gradients or take steps: a wait for such a thread may be for its computation, whatever the
+-- thread reads.
+trainers AS (
+    SELECT DISTINCT process, thread
+    FROM spans
+    WHERE (kind = 'step' AND duration_ns IS NOT NULL AND b IS DISTINCT FROM 2) OR (kind = 'span' AND name = 'trains')
+),
 others AS (
     SELECT t.main, sum(t.bytes) AS bytes
     FROM taken_in AS t
     JOIN mains AS m ON m.process = t.main
-    WHERE t.process <> m.process OR t.thread <> m.thread
+    LEFT JOIN trainers AS n ON n.process = t.process AND n.thread = t.thread
+    WHERE (t.process <> m.process OR t.thread <> m.thread) AND n.thread IS NULL
     GROUP BY t.main
 ),
 -- The evidence that a wait brought data: the waker consumes a known loader, or took in 1 KiB or more for each wait
@@ -114,7 +122,7 @@ witnessed AS (
     SELECT
         h.*,
         CASE
-            WHEN r.waits IS NULL THEN false
+            WHEN r.waits IS NULL OR n.thread IS NOT NULL THEN false
             WHEN h.is_consumer THEN true
             WHEN coalesce(g.bytes, 0) >= 1024 * r.waits THEN true
             WHEN h.waker IS NULL AND coalesce(o.stream_bytes, 0) >= 1024 * r.waits THEN true
@@ -125,6 +133,7 @@ witnessed AS (
     FROM handed AS h
     JOIN mains AS m ON m.process = h.process
     JOIN feeding AS f ON f.process = h.process
+    LEFT JOIN trainers AS n ON n.process = h.process AND n.thread = h.waker
     LEFT JOIN recurring AS r
         ON r.process = h.process AND r.what = h.what AND coalesce(r.waker, -1) = coalesce(h.waker, -1)
             AND h.is_input

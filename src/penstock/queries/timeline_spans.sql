@@ -9,7 +9,7 @@ WITH told AS (
     WHERE kind <> 'span'
         OR name NOT IN (
             'fetch delay', 'fetch end', 'fetch faults', 'delivered', 'wait cpu', 'wait delay', 'graph',
-            'get next', 'get next delay', 'thread cpu', 'step balance', 'input stretch', 'save failed'
+            'get next', 'get next delay', 'thread cpu', 'step balance', 'input stretch', 'save failed', 'trains'
         )
     UNION ALL
     SELECT process, thread, 'span', 'data wait', index, NULL, start_ns, end_ns, true

@@ -1,0 +1,102 @@
+"""Threads that read and train: a wait for such a thread may be for its computation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.measures import measure
+from penstock.report import report_of
+from synthetic import MS, Synthetic
+from test_unknown_loaders import READER, job, measured, read_by, reported
+
+
+@pytest.fixture(params=["trains", "steps"])
+def mark(request: pytest.FixtureRequest) -> Callable[[Synthetic], None]:
+    """How a thread is known to train: it computes gradients, or it takes steps itself."""
+
+    def trains(run: Synthetic) -> None:
+        run.span("trains", 5 * MS, 5 * MS + 1, thread=READER, index=0)
+
+    def steps(run: Synthetic) -> None:
+        for number in range(3):
+            start = (100 * number + 70) * MS
+            run.span("step", start, start + MS, thread=READER, index=number, kind="step")
+
+    return {"trains": trains, "steps": steps}[request.param]
+
+
+def test_a_wait_for_a_thread_that_trains_is_not_known_to_be_for_data(
+    mark: Callable[[Synthetic], None],
+) -> None:
+    run = job(waker=READER)
+    read_by(run, READER, ms=20)
+    mark(run)
+    measures = measured(run)
+    assert measures.training.inferred_waits == 0
+    report = reported(run)
+    assert report.verdict.level == "unknown"
+    assert report.verdict.stall.value is None
+
+
+def test_a_wait_of_unknown_end_is_not_witnessed_by_what_a_thread_that_trains_reads(
+    mark: Callable[[Synthetic], None],
+) -> None:
+    run = job()
+    read_by(run, READER, ms=20)
+    mark(run)
+    assert reported(run).verdict.level == "unknown"
+
+
+def test_a_thread_that_reads_beside_one_that_trains_is_a_loader(
+    mark: Callable[[Synthetic], None],
+) -> None:
+    run = job(waker=READER + 1)
+    read_by(run, READER + 1)
+    mark(run)
+    assert reported(run).verdict.level == "highly"
+
+
+TRAINER = """
+    import queue, sys, threading
+    import torch
+    import penstock
+
+    torch.set_num_threads(1)
+    losses = queue.Queue(1)
+
+    def train():
+        model = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(2)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.001)
+        for _ in range(20):
+            with open(sys.argv[1], "rb", buffering=0) as file:
+                file.read()
+            optimizer.zero_grad()
+            loss = model(torch.ones(64, 768)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.put(loss.item())
+        losses.put(None)
+
+    threading.Thread(target=train).start()
+    loss = 0
+    while loss is not None:
+        with penstock.step():
+            loss = losses.get()
+"""
+
+
+def test_steps_that_wait_for_a_thread_that_trains_are_not_judged(
+    recorded: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Nearly all of the time is computing, and the report was 100 % data wait, mostly decoding."""
+    pytest.importorskip("torch")
+    (tmp_path / "item").write_bytes(bytes(100_000))
+    run = recorded(TRAINER, args=(tmp_path / "item",))
+    assert run.sql("SELECT count(*) FROM spans WHERE name = 'trains'") == [(1,)]
+    measures = measure(run)
+    assert measures.training.inferred_waits == 0
+    verdict = report_of(measures).verdict
+    assert verdict.level in ("unknown", "not")
+    assert verdict.stall.value is None or verdict.stall.value < 0.05
