@@ -139,7 +139,7 @@ def doomed_on_slow(
     counted, and go with what is older than a newer good one.
 
     What tells no step counts for no rule, and goes when a newer good one of its name from its tier
-    is there: a store that cannot rename gives each its own name.
+    is there, as a copy NAME.2 may be.
     """
     if keep.last is None:
         return []
