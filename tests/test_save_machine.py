@@ -179,7 +179,9 @@ class Tiers(RuleBasedStateMachine):
     def save_killed(self, share: float) -> None:
         if len(self.layout) == 1:
             return
-        self._write(max(1, min(len(self.layout) - 1, int(share * len(self.layout)))))
+        # A new configuration beside the files of the save before is no mixture of two states.
+        least = 2 if self.layout[0].endswith(".json") else 1
+        self._write(max(least, min(len(self.layout) - 1, int(share * len(self.layout)))))
         self.is_torn, self.torn = True, self.torn + 1
         if self.in_place:  # over the save before
             self.on_fast = None
