@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ __all__ = ["Rounds", "Write"]
 
 RECORD = f"{STATE}/rounds.json"
 MOST_RECORD_BYTES = 16 << 20
-MOST_NAMES, MOST_FAMILIES = 4096, 100
+MOST_NAMES, MOST_FAMILIES = 1024, 100
 # A program that twice in a row writes some names without the others does not write them together.
 # Once may be a program that was restarted.
 MOST_MISSES = 2
@@ -130,6 +131,7 @@ def _family_of(path: str) -> str:
     return _family_in(folder, group_of(base))
 
 
+@lru_cache(1 << 12)
 def _family_in(folder: str, key: str) -> str:
     if any(map(str.isdigit, key)):
         return ""
@@ -172,13 +174,15 @@ class Rounds:
         if any(write.name in self._seen for write in fresh):
             newest = {one.home_at: one.name for one in sorted(writes, key=lambda one: one.name)}
         for write in sorted(fresh, key=lambda one: one.name):
-            before = self._seen.get(write.name, "")
-            if write.name in self._followed and newest.get(before, "") > write.name:
-                continue  # moved away to make room for the next file of that name
-            self.forget(write.name)  # a draft until now
+            before = self._seen.get(write.name)
+            if before is not None:
+                if write.name in self._followed and newest.get(before, "") > write.name:
+                    continue  # moved away to make room for the next file of that name
+                self.forget(write.name)  # a draft until now
             self._seen[write.name] = write.home_at
-            key = _family_of(write.home_at)
-            if not key or key in self._ignored or is_draft(write.home_at.rpartition("/")[2]):
+            folder, _, base = write.home_at.rpartition("/")
+            key = _family_in(folder, group_of(base))
+            if not key or key in self._ignored or is_draft(base):
                 continue
             self._followed.add(write.name)
             family = self._families.setdefault(key, _Family(write.owner))
