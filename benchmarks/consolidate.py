@@ -167,7 +167,7 @@ def main() -> None:
     try:
         for i in range(args.logs):
             write_log(folder, 100 + i, args.events // args.logs)
-        raw = bytes_below(folder, "*.log")
+        raw = bytes_below(folder, "*.events")
         times, cpu = [], []
         for _ in range(args.repeats):
             shutil.rmtree(folder / "tables", ignore_errors=True)

@@ -2792,7 +2792,9 @@ def test_the_report_tells_what_went_to_the_tier_and_when_it_was_durable(
     assert 1 <= spans <= row.drained  # small files come home together
     # What the drain reads, of the tier and of the run's logs, is none of the job's data.
     read = "select path from files where path_class = 'data' and kind = 'regular'"
-    assert [path for (path,) in run.sql(read) if str(fast) in path or path.endswith(".log")] == []
+    assert [
+        path for (path,) in run.sql(read) if str(fast) in path or path.endswith((".events", ".log"))
+    ] == []
     assert all(
         (work / f"checkpoint-{number}.pt").read_bytes() == bytes(100_000) for number in range(3)
     )

@@ -59,7 +59,7 @@ def a_job(folder: Path) -> Path:
 def test_a_flipped_bit_of_a_reduced_file_is_refused(tmp_path: Path) -> None:
     folder = a_job(tmp_path / "run")
     path = tmp_path / "small.reduced"
-    reduce_logs(folder, list(folder.glob("*.log")), path)
+    reduce_logs(folder, list(folder.glob("*.events")), path)
     refused_everywhere(path, lambda: measures_of(path), RunError)
 
 

@@ -136,7 +136,7 @@ def test_a_runs_folder_is_private_unless_the_group_may_read_it(
     names = {path.name.rpartition(".")[2] for path in folder.iterdir()}
     assert names >= {"json", "control", "system"}
     assert {mode(path) for path in folder.iterdir()} == {0o600 | more}
-    assert any(path.stat().st_size > 4096 for path in folder.glob("*log"))
+    assert any(path.stat().st_size > 4096 for path in folder.glob("*.events"))
 
 
 def test_lines_are_added_to_a_file_of_our_own_only(tmp_path: Path, victim: Path) -> None:
@@ -290,7 +290,7 @@ def test_root_that_joins_a_users_process_touches_no_file_of_roots(tmp_path: Path
             (place / "run.go on").unlink()
         assert joined.returncode == 0, joined.stderr
         assert f"process {pid} is recorded into" in joined.stderr
-        assert any(path.stat().st_size > 4096 for path in (place / "run").glob("*log"))
+        assert any(path.stat().st_size > 4096 for path in (place / "run").glob("*.events"))
         assert (place / "run" / "zz").is_symlink()
         assert {path.lstat().st_uid for path in (place / "run").iterdir()} == {65534}
         status = secret.stat()

@@ -107,7 +107,7 @@ def test_arguments_are_kept_where_that_is_asked_for(runs: Path) -> None:
     for secret in SECRETS:
         names = holding(runs / "kept", secret)
         assert "run.json" in names
-        assert any(name.endswith("log") for name in names), secret
+        assert any(name.endswith(".events") for name in names), secret
 
 
 def test_the_page_about_sharing_lists_the_names_that_the_recorder_knows() -> None:
