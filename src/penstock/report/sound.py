@@ -129,5 +129,5 @@ def _sizes(report: Report) -> Iterator[str]:
         if len(getattr(report, name)) > MOST_ITEMS:
             yield f"more than {MOST_ITEMS:,} {name}"
     for name in ("run", "title", "command", "folder", "host"):
-        if len(getattr(report, name)) > MOST_LETTERS:
+        if len(getattr(report, name) or "") > MOST_LETTERS:
             yield f"more than {MOST_LETTERS:,} letters as {name}"
