@@ -42,36 +42,6 @@ static bool has_instruction(void)
 #endif
 }
 
-/* Two threads that come at once store equal words. */
-static int prepare(void)
-{
-    static const uint8_t zeros[PART];
-    uint32_t basis[32]; /* a sum of one bit, as if PART zeros had followed */
-    uint32_t i, bit, byte;
-    int found;
-
-    for (i = 0; i < 256; i++) {
-        uint32_t sum = i;
-
-        for (bit = 0; bit < 8; bit++)
-            sum = sum >> 1 ^ (sum & 1 ? POLYNOMIAL : 0);
-        table[i] = sum;
-    }
-    for (bit = 0; bit < 32; bit++)
-        basis[bit] = by_table(1u << bit, zeros, sizeof zeros);
-    for (byte = 0; byte < 4; byte++)
-        for (i = 0; i < 256; i++) {
-            uint32_t sum = 0;
-
-            for (bit = 0; bit < 8; bit++)
-                sum ^= i >> bit & 1 ? basis[8 * byte + bit] : 0;
-            moved[byte][i] = sum;
-        }
-    found = has_instruction() ? 2 : 1;
-    __atomic_store_n(&state, found, __ATOMIC_RELEASE);
-    return found;
-}
-
 #ifdef INSTRUCTION
 static uint32_t move(uint32_t sum)
 {
@@ -110,14 +80,50 @@ INSTRUCTION static uint32_t by_instruction(uint32_t first, const uint8_t *data, 
 }
 #endif
 
+/* Of up to two parts it needs no table of moved sums. */
+static uint32_t of(int how, uint32_t sum, const void *data, size_t bytes)
+{
+#ifdef INSTRUCTION
+    if (how == 2)
+        return by_instruction(sum, data, bytes);
+#endif
+    (void)how;
+    return by_table(sum, data, bytes);
+}
+
+/* Two threads that come at once store equal words. */
+static int prepare(void)
+{
+    static const uint8_t zeros[PART];
+    uint32_t basis[32]; /* a sum of one bit, as if PART zeros had followed */
+    uint32_t i, bit, byte;
+    int found;
+
+    for (i = 0; i < 256; i++) {
+        uint32_t sum = i;
+
+        for (bit = 0; bit < 8; bit++)
+            sum = sum >> 1 ^ (sum & 1 ? POLYNOMIAL : 0);
+        table[i] = sum;
+    }
+    found = has_instruction() ? 2 : 1;
+    for (bit = 0; bit < 32; bit++)
+        basis[bit] = of(found, 1u << bit, zeros, sizeof zeros);
+    for (byte = 0; byte < 4; byte++)
+        for (i = 0; i < 256; i++) {
+            uint32_t sum = 0;
+
+            for (bit = 0; bit < 8; bit++)
+                sum ^= i >> bit & 1 ? basis[8 * byte + bit] : 0;
+            moved[byte][i] = sum;
+        }
+    __atomic_store_n(&state, found, __ATOMIC_RELEASE);
+    return found;
+}
+
 uint32_t sums_add(uint32_t sum, const void *data, size_t bytes)
 {
     int how = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
 
-    how = how ? how : prepare();
-#ifdef INSTRUCTION
-    if (how == 2)
-        return ~by_instruction(~sum, data, bytes);
-#endif
-    return ~by_table(~sum, data, bytes);
+    return ~of(how ? how : prepare(), ~sum, data, bytes);
 }
