@@ -63,7 +63,14 @@ from penstock.findings.reads import (
     tail_latency,
     too_many_readers,
 )
-from penstock.findings.recording import MANY_STARTS, OVERHEAD, failed_io, incomplete, overhead
+from penstock.findings.recording import (
+    LEAST_COST,
+    MANY_STARTS,
+    OVERHEAD,
+    failed_io,
+    incomplete,
+    overhead,
+)
 from penstock.findings.rule import WORTH, Check, Finding, Fine, Found, Judgement, Rule, Threshold
 from penstock.findings.saves import (
     RESTORE_S,
@@ -168,7 +175,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("F1", "file calls that failed", failed_io, of_calls=failed_io),
     Rule("X1", "recording incomplete", incomplete, of_calls=incomplete),
-    Rule("X2", "cost of recording", overhead, (OVERHEAD, MANY_STARTS), of_calls=overhead),
+    Rule(
+        "X2", "cost of recording", overhead, (OVERHEAD, LEAST_COST, MANY_STARTS), of_calls=overhead
+    ),
 )
 
 

@@ -71,6 +71,7 @@ MANY_STARTS = Threshold(
 )
 
 
+LEAST_COST = Threshold(0.02, "s", "in all processes together", "chosen: no change is worth less")
 SLOW_CALL_S = 20e-6  # a system call that has a CPU and asks no server takes some microseconds
 SHORT_OF_CPU = 0.05  # of the wall time
 
@@ -101,7 +102,7 @@ def overhead(measures: Measures) -> Said:
     if starts_s:
         says += f" and {show(starts_s, 's')} for its start in {count(known.starts, 'program')}"
     says += f", {per_cent(share)} of the processes' time"
-    if share < OVERHEAD.value:
+    if share < OVERHEAD.value or calls_s + starts_s < LEAST_COST.value:
         return Fine(says)
     if _is_without_cpu(measures) and starts_s <= calls_s:
         return Unjudged(f"{says}, which includes time without a CPU")
