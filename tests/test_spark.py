@@ -361,7 +361,7 @@ class Both:
 
 @needs_spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_every_question_has_the_same_rows_on_both_engines(
     run: Run, session: Any, cluster: str
 ) -> None:
