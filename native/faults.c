@@ -29,6 +29,7 @@
 #include "clock.h"
 #include "events.h"
 #include "log.h"
+#include "sums.h"
 
 /* The ring's owner tells of mappings and processes, and stays on in a pause. */
 enum kind { KIND_MAPS, KIND_BEGIN, KIND_MAJOR, KIND_MINOR, KINDS };
@@ -147,24 +148,6 @@ struct task {
 /* --- the file -----------------------------------------------------------------------------------
  */
 
-/* CRC-32 as zlib has it, so that Python's zlib checks it; half a byte at a time, 16 entries. */
-static uint32_t crc32_of(const void *data, size_t bytes)
-{
-    static const uint32_t table[16] = {
-        0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
-        0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
-    };
-    const uint8_t *byte = data;
-    uint32_t sum = ~0u;
-
-    for (; bytes; bytes--, byte++) {
-        sum = table[(sum ^ *byte) & 15] ^ sum >> 4;
-        sum = table[(sum ^ *byte >> 4) & 15] ^ sum >> 4;
-    }
-    return ~sum;
-}
-
 /* A chunk of faults grows until it is written: sums come last. */
 static void put_sums(struct faults *faults)
 {
@@ -173,8 +156,8 @@ static void put_sums(struct faults *faults)
     while (at < faults->out_used) {
         struct chunk *chunk = (struct chunk *)(faults->out + at);
 
-        chunk->head_sum = crc32_of(chunk, offsetof(struct chunk, head_sum));
-        chunk->sum = crc32_of(chunk + 1, chunk->bytes - sizeof *chunk);
+        chunk->head_sum = sums_add(0, chunk, offsetof(struct chunk, head_sum));
+        chunk->sum = sums_add(0, chunk + 1, chunk->bytes - sizeof *chunk);
         at += chunk->bytes;
     }
 }
@@ -306,7 +289,7 @@ static int write_header(struct faults *faults, int cpus, uint64_t ring_bytes)
     log_machine(header->host, header->boot_id);
     header->sum = 0;
     memcpy(page, header, sizeof *header);
-    header->sum = crc32_of(page, sizeof page);
+    header->sum = sums_add(0, page, sizeof page);
     memcpy(page, header, sizeof *header);
     if (write(faults->fd, page, sizeof page) != sizeof page)
         return errno ? -errno : -ENOSPC;

@@ -10,8 +10,7 @@
 
 #include "log.h"
 
-#define FAMILY_MAX 16
-#define PROCESS_MAX 4096 /* a thread has one */
+#define REGIONS_MAX 4096 /* a thread has one */
 
 struct region {
     char *start; /* NULL: free */
@@ -19,33 +18,36 @@ struct region {
     void (*is_cut)(void);
 };
 
-static struct region family[FAMILY_MAX];
-static struct region *process; /* zero in a forked child, which does not have these mappings */
+struct table {
+    uint32_t used; /* regions that have ever been in use */
+    struct region regions[REGIONS_MAX];
+};
+
+static struct table family;
+static struct table *process; /* zero in a forked child, which does not have these mappings */
 static struct sigaction theirs;
 static int is_ours; /* the kernel's action */
 
-static struct region *first_of(enum guard_of kind, size_t *n)
+static struct region *region_in(struct table *table, const char *address)
 {
-    *n = kind == GUARD_FAMILY ? FAMILY_MAX : process ? PROCESS_MAX : 0;
-    return kind == GUARD_FAMILY ? family : process;
+    uint32_t n = table ? __atomic_load_n(&table->used, __ATOMIC_ACQUIRE) : 0;
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        struct region *region = &table->regions[i];
+        char *start = __atomic_load_n(&region->start, __ATOMIC_ACQUIRE);
+
+        if (start && address >= start && address < start + region->bytes)
+            return region;
+    }
+    return NULL;
 }
 
 static struct region *region_at(const char *address)
 {
-    enum guard_of kind;
-    size_t n, i;
+    struct region *region = region_in(process, address);
 
-    for (kind = GUARD_PROCESS; kind <= GUARD_FAMILY; kind++) {
-        struct region *regions = first_of(kind, &n);
-
-        for (i = 0; i < n; i++) {
-            char *start = __atomic_load_n(&regions[i].start, __ATOMIC_ACQUIRE);
-
-            if (start && address >= start && address < start + regions[i].bytes)
-                return &regions[i];
-        }
-    }
-    return NULL;
+    return region ? region : region_in(&family, address);
 }
 
 /* The instruction is done again: what it finds then is zeros, or the program's action. */
@@ -87,25 +89,38 @@ void guard_start(void)
     errno = error;
 }
 
-void guard_add(enum guard_of kind, void *start, size_t bytes, void (*is_cut)(void))
+/* NULL: the table is full. */
+static struct region *free_region(struct table *table, char *start)
 {
-    struct region *regions;
-    int error = errno;
-    size_t n, i;
+    uint32_t i, used;
 
-    if (kind == GUARD_PROCESS && !process)
-        process = log_map_wiped(PROCESS_MAX * sizeof *process);
-    guard_remove(start);
-    regions = first_of(kind, &n);
-    for (i = 0; i < n; i++) {
+    for (i = 0; table && i < REGIONS_MAX; i++) {
         char *none = NULL;
 
-        if (__atomic_compare_exchange_n(&regions[i].start, &none, (char *)start, false,
-                                        __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-            regions[i].is_cut = is_cut;
-            __atomic_store_n(&regions[i].bytes, bytes, __ATOMIC_RELEASE);
-            break;
-        }
+        if (!__atomic_compare_exchange_n(&table->regions[i].start, &none, start, false,
+                                         __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            continue;
+        used = __atomic_load_n(&table->used, __ATOMIC_RELAXED);
+        while (used <= i && !__atomic_compare_exchange_n(&table->used, &used, i + 1, false,
+                                                         __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            ;
+        return &table->regions[i];
+    }
+    return NULL;
+}
+
+void guard_add(enum guard_of kind, void *start, size_t bytes, void (*is_cut)(void))
+{
+    struct region *region;
+    int error = errno;
+
+    if (kind == GUARD_PROCESS && !process)
+        process = log_map_wiped(sizeof *process);
+    guard_remove(start);
+    region = free_region(kind == GUARD_PROCESS ? process : &family, start);
+    if (region) {
+        region->is_cut = is_cut;
+        __atomic_store_n(&region->bytes, bytes, __ATOMIC_RELEASE);
     }
     if (!__atomic_load_n(&is_ours, __ATOMIC_ACQUIRE))
         guard_start();

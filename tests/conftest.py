@@ -78,10 +78,16 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Path:
-    """An empty folder that stands for a fast tier."""
+    """Return an empty folder that stands for a fast tier."""
     folder = tmp_path / "fast"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """Return the path of a slow tier that is not there yet."""
+    return tmp_path / "slow"
 
 
 @pytest.fixture

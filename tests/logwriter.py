@@ -325,3 +325,16 @@ class Process:
         path = folder / f"node1.{self.pid}.{serial}.events"
         path.write_bytes(self.bytes())
         return path
+
+
+def training(pid: int, steps: int) -> Process:
+    """Return a process that waits 10 ms for the data of each step, and reads them from one file."""
+    process = Process(pid=pid)
+    process.span("loader", 0, 900_000_000, 1, 0, 8)
+    for step in range(steps):
+        at = step * 40_000_000
+        process.span("data wait", at, 10_000_000, step, 1, 1000)
+        process.file("/data/own", mode=0o100644, inode=1, size=50_000)
+        process.call("read", at, 1_000_000, "/data/own", asked=4096, moved=4000)
+        process.step(step, at + 10_000_000, 20_000_000, b=1)
+    return process

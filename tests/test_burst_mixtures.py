@@ -85,6 +85,15 @@ class Program:
         home.unlink(missing_ok=True)
         home.symlink_to(data)
 
+    def save(
+        self, names: Sequence[str], numbers: Sequence[int], look: Callable[[], object]
+    ) -> None:
+        """Write all names once for each number; the drain looks after each save."""
+        for number in numbers:
+            for name in names:
+                self.write(name, number)
+            look()
+
     def numbers(self, names: Sequence[str]) -> list[int]:
         return [(self.work / name).read_bytes()[-1] for name in names]
 
@@ -135,10 +144,7 @@ def test_the_save_before_is_put_back_by_any_later_command_and_with_another_tier(
 ) -> None:
     program = Program(fast, work)
     with program.alive() as look:
-        for number in (1, 2):
-            for name in names:
-                program.write(name, number)
-                look()
+        program.save(names, (1, 2), look)
         program.write(names[0], 3)
         look()  # the drain is killed here, too: the next one knows no more than the tier
     finish(fast, AT_ONCE)
@@ -234,10 +240,7 @@ def test_the_next_whole_save_ends_the_mark_and_lets_the_earlier_files_go(
 ) -> None:
     program = Program(fast, work)
     with program.alive() as look:
-        for number in (1, 2):
-            for name in FLAT:
-                program.write(name, number)
-            look()
+        program.save(FLAT, (1, 2), look)
         program.write(FLAT[0], 3)
     finish(fast, AT_ONCE)
     assert program.hidden() == [f".{FLAT[0]}{WAS}", TWO_SAVES]
@@ -260,10 +263,7 @@ def test_a_torn_file_gives_way_by_itself_and_leaves_no_mark(fast: Path, work: Pa
     """Killed in the middle of the first file of the third save."""
     program = Program(fast, work)
     with program.alive() as look:
-        for number in (1, 2):
-            for name in FLAT:
-                program.write(name, number)
-            look()
+        program.save(FLAT, (1, 2), look)
         program.write(FLAT[0], 3)
     data = (work / FLAT[0]).readlink()
     data.write_bytes(content(3)[:-50])
@@ -300,10 +300,7 @@ def test_a_file_that_not_every_save_writes_is_not_missing(
 def test_a_file_that_the_program_removed_is_not_missing(fast: Path, work: Path) -> None:
     program = Program(fast, work)
     with program.alive() as look:
-        for number in (1, 2):
-            for name in FLAT:
-                program.write(name, number)
-            look()
+        program.save(FLAT, (1, 2), look)
         program.write(FLAT[0], 3)  # the weights of the end
         look()
         (work / FLAT[1]).unlink()

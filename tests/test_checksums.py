@@ -44,13 +44,7 @@ def refused_everywhere(
 
 
 def a_job(folder: Path) -> Path:
-    process = logwriter.Process(pid=100)
-    process.span("loader", 0, 900 * MS, 1, 0, 8)
-    for step in range(5):
-        process.span("data wait", step * 40 * MS, 10 * MS, step, 1, 1000)
-        process.file("/data/own", mode=0o100644, inode=1, size=50_000)
-        process.call("read", step * 40 * MS, MS, "/data/own", asked=4096, moved=4000)
-        process.step(step, step * 40 * MS + 10 * MS, 20 * MS, b=1)
+    process = logwriter.training(100, steps=5)
     folder.mkdir()
     process.write(folder)
     return folder

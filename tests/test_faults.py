@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from penstock import beside, faults, faultwatch
+from penstock.checksums import crc32c
 from penstock.errors import LogError
 from penstock.findings import judge
 from penstock.interop.timeline import timeline_of
@@ -444,7 +444,7 @@ def chunk_of(kind: int, *records: bytes, version: int = 2) -> bytes:
     if version == 1:
         return struct.pack("<II", kind, 8 + len(body)) + body
     head = struct.pack("<II", kind, 16 + len(body))
-    return head + struct.pack("<II", zlib.crc32(head), zlib.crc32(body)) + body
+    return head + struct.pack("<II", crc32c(head), crc32c(body)) + body
 
 
 def written(version: int = 2) -> bytes:
@@ -465,7 +465,7 @@ def written(version: int = 2) -> bytes:
     state["counted_major"], state["counted_minor"] = 2, 4
     state["seen_major"], state["seen_minor"], state["is_ended"] = 2, 1, 1
     if version > 1:
-        head["sum"] = zlib.crc32(head.tobytes().ljust(256, b"\0"))
+        head["sum"] = crc32c(head.tobytes().ljust(256, b"\0"))
     return b"".join(
         [
             head.tobytes().ljust(256, b"\0"),

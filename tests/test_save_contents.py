@@ -26,16 +26,6 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    return tmp_path / "fast"
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Path:
-    return tmp_path / "slow"
-
-
 def files(tier: Path) -> set[str]:
     paths = [path for path in tier.rglob("*") if path.is_file()]
     names = {os.fspath(path.relative_to(tier)) for path in paths}

@@ -187,15 +187,12 @@ def test_the_first_keys_of_a_killed_copy_are_no_checkpoint(
 ) -> None:
     fast, number = tmp_path / "fast", 0
     saved(fast, names, 3)
-    while True:
+    is_over = False
+    while not is_over:
         for key in keys(tier):
             tier.delete(key)
-        with killed_at(tier, number) as sent:
-            try:
-                if drained(fast, tier) == [] and len(sent) < number:
-                    break
-            except PenstockError:
-                pass
+        with killed_at(tier, number) as sent, suppress(PenstockError):
+            is_over = drained(fast, tier) == [] and len(sent) < number
         for one in find(tier):
             is_all = {found.name for found in one.files} == set(names)
             assert is_all or not verify(one, "full").is_whole, (number, one)
@@ -212,15 +209,12 @@ def test_a_single_file_is_old_or_new_at_each_request(tier: Store, tmp_path: Path
     fast, number, save = tmp_path / "fast", 0, 1
     saved(fast, ("last.safetensors",), 1)
     drained(fast, tier)
-    while True:
+    is_over = False
+    while not is_over:
         save += 1
         saved(fast, ("last.safetensors",), save)
-        with killed_at(tier, number) as sent:
-            try:
-                if drained(fast, tier) == [] and len(sent) < number:
-                    break
-            except PenstockError:
-                pass
+        with killed_at(tier, number) as sent, suppress(PenstockError):
+            is_over = drained(fast, tier) == [] and len(sent) < number
         choice = latest_valid(tier, level="full").checkpoint
         assert choice is not None, number
         assert value(tier.read(choice.name)) in (save - 1, save)

@@ -22,16 +22,6 @@ from saves import drained, state
 T = 1_700_000_000
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    return tmp_path / "fast"
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Path:
-    return tmp_path / "slow"
-
-
 def raw(path: Path, save: int) -> None:
     """Write a file of a kind that no list has; JSON as text."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +147,6 @@ def torch_like(save: int, *, n: int = 5000) -> bytes:
 def test_a_pt_file_of_another_format_is_unchecked_and_drained(fast: Path, slow: Path) -> None:
     for save in (1, 2, 3):
         for name in (f"model-{save}.pt", f"optim-{save}.pt"):
-            fast.mkdir(exist_ok=True)
             (fast / name).write_bytes(b"MYFMT\x01" + os.urandom(500))
             os.utime(fast / name, (T + save, T + save))
     assert drained(fast, slow) == []
@@ -181,7 +170,6 @@ def test_a_pt_file_of_another_format_is_unchecked_and_drained(fast: Path, slow: 
     ids=["cut", "hole", "overwritten", "zeros", "text", "legacy"],
 )
 def test_a_torn_file_of_torch_is_still_damaged(fast: Path, slow: Path, data: bytes) -> None:
-    fast.mkdir()
     (fast / "model-1.pt").write_bytes(data)
     os.utime(fast / "model-1.pt", (T, T))
     (left,) = drained(fast, slow)

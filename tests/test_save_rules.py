@@ -24,16 +24,6 @@ T = 1_700_000_000
 NOW = Settings(settle_s=0, tries=1)
 
 
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    return tmp_path / "fast"
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Path:
-    return tmp_path / "slow"
-
-
 def files(tier: Path) -> set[str]:
     return {os.fspath(one.relative_to(tier)) for one in tier.rglob("*.safetensors")}
 
@@ -67,7 +57,6 @@ def test_a_rule_that_says_nothing_is_refused(text: str, why: str) -> None:
 
 
 def test_the_command_refuses_such_a_rule(fast: Path, slow: Path) -> None:
-    fast.mkdir()
     status, said = penstock("save", "drain", fast, slow, "--unit=model.pt")
     assert (status, slow.exists(), said.count("\n")) == (2, False, 1), said
 

@@ -1,21 +1,27 @@
 """Checksums of files that travel: a damaged file is refused in words.  Knows no format: a file has
 its CRC-32 in a mark near its end, a line of JSON as its last value.
 
-CRC-32 is zlib's: 2 GB/s here, and every change of up to 32 bits in a row is detected.  A checksum
+CRC-32 is zlib's: 2 GB/s here, and every change of up to 32 bits in a row is detected.  Files of
+the native code have CRC-32C, by the function of the native code.  A checksum
 detects damage, not a forger: whoever writes a file can write its checksum too."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import re
 import stat
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 __all__ = [
     "KEY",
     "MARK",
     "check",
     "check_text",
+    "crc32c",
     "line",
     "line_has_sum",
     "line_is_sound",
@@ -32,6 +38,19 @@ _MARK = re.compile(_WORD + b":([0-9a-f]{8}):" + _WORD)
 _TAIL_BYTES = 4096  # behind Parquet's key-value metadata is only the writer's name
 _PIECE_BYTES = 4 << 20
 _LINE = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\Z')
+
+
+def crc32c(data: bytes, before: int = 0) -> int:
+    """Return the CRC-32C of data behind other bytes with the checksum before: 22 GB/s here."""
+    return _native_crc32c()(before, data, len(data))
+
+
+@functools.cache
+def _native_crc32c() -> Callable[[int, bytes, int], int]:
+    function = ctypes.CDLL(str(Path(__file__).with_name("librec.so"))).penstock_crc32c
+    function.argtypes = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
+    function.restype = ctypes.c_uint32
+    return function
 
 
 def seal(path: str | os.PathLike[str]) -> None:

@@ -6,7 +6,6 @@ of a file is one; a changed bit is refused.
 """
 
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checksums import crc32c
 from penstock.errors import LogError
 
 __all__ = [
@@ -175,7 +175,7 @@ def _header(name: str, data: bytes) -> Any:
     if is_sound and (header["version"] == VERSION or header["sum"]):
         at = HEADER.fields["sum"][1] if HEADER.fields else 0
         told = data[:at] + bytes(4) + data[at + 4 : HEADER_BYTES]
-        is_sound = zlib.crc32(told) == header["sum"]
+        is_sound = crc32c(told) == header["sum"]
     if not is_sound:
         raise LogError(f"{name}: its header is damaged; copy it again or remove it")
     return header
@@ -189,13 +189,13 @@ def _chunks(name: str, data: bytes, version: int) -> Iterator[tuple[int, bytes, 
         head = np.frombuffer(data, layout, 1, at)[0]
         size = int(head["bytes"])
         is_sane = layout.itemsize <= size <= MOST_CHUNK_BYTES and not size % 8
-        if version > 1 and (not is_sane or zlib.crc32(data[at : at + 8]) != head["head_sum"]):
+        if version > 1 and (not is_sane or crc32c(data[at : at + 8]) != head["head_sum"]):
             if not data[at:].strip(b"\0"):
                 return  # a host that lost power left zeros
             raise LogError(_damaged(name, at))
         if not is_sane or at + size > len(data):
             return
-        if version > 1 and zlib.crc32(data[body : at + size]) != head["sum"]:
+        if version > 1 and crc32c(data[body : at + size]) != head["sum"]:
             raise LogError(_damaged(name, at))
         yield int(head["kind"]), data[body : at + size], at + size
         at += size

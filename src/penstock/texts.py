@@ -7,15 +7,14 @@ to import than a small program runs.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from penstock.checksums import crc32c
 from penstock.errors import LogError
 
 __all__ = [
@@ -197,17 +196,8 @@ def _sum_fits(file: LogFile, unit: int, head: bytes) -> bool:
     records = data[BLOCK_HEAD.size : BLOCK_HEAD.size + used * RECORD_BYTES[EVENTS_BLOCK]]
     found = 0
     for part in (data[:20], bytes(4), data[24 : BLOCK_HEAD.size], records, data[texts:]):
-        found = _crc32c()(found, part, len(part))
+        found = crc32c(part, found)
     return found == expected
-
-
-@functools.cache
-def _crc32c() -> Callable[[int, bytes, int], int]:
-    """The recorder's own function: the checksums of a log of 1 GB take 50 ms."""
-    function = ctypes.CDLL(str(Path(__file__).with_name("librec.so"))).penstock_crc32c
-    function.argtypes = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
-    function.restype = ctypes.c_uint32
-    return function
 
 
 def index_row(unit: int, data: bytes, available: int) -> tuple[tuple[Any, ...] | None, bool]:

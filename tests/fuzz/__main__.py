@@ -77,12 +77,12 @@ def fuzz(target: Target, seconds: float, seed: int, most: int = 1 << 60) -> Roun
 
 
 def _kind(why: str) -> str:
-    """Findings with one place in the code are one."""
+    """Return the place in the code, which identifies a finding."""
     return why.rpartition("(")[2] or why
 
 
 def _last(target: Target, data: bytes) -> None:
-    """For a process that dies: what it died of."""
+    """Save an input that may end this process, for the parent process."""
     if place := os.environ.get("PENSTOCK_FUZZ_LAST"):
         Path(place).write_bytes(data)
 

@@ -24,6 +24,7 @@ import numpy as np
 import logwriter
 from fuzz.mutation import INTERESTING, WORDS, Mutator, inside_zlib, plain, sealed
 from penstock import checksums, faults, registry, system
+from penstock.checksums import crc32c
 from penstock.errors import (
     FeedError,
     ForeignError,
@@ -71,13 +72,7 @@ def target(
 
 
 def _process(pid: int = 100) -> logwriter.Process:
-    process = logwriter.Process(pid=pid)
-    process.span("loader", 0, 900 * MS, 1, 0, 8)
-    for step in range(3):
-        process.span("data wait", step * 40 * MS, 10 * MS, step, 1, 1000)
-        process.file("/data/own", mode=0o100644, inode=1, size=50_000)
-        process.call("read", step * 40 * MS, MS, "/data/own", asked=4096, moved=4000)
-        process.step(step, step * 40 * MS + 10 * MS, 20 * MS, b=1)
+    process = logwriter.training(pid, steps=3)
     process.fold({"file": process.file("/data/own"), "op": "fsync", "calls": 2, "errors": 0,
                   "ticks": 3000, "max_ticks": 2000})  # fmt: skip
     process.header["folded"] = 2
@@ -134,14 +129,14 @@ def _reseal_faults(data: bytes) -> bytes:
     if len(changed) < 256 or changed[8:12] != b"\2\0\0\0":
         return data
     changed[52:56] = bytes(4)
-    changed[52:56] = struct.pack("<I", zlib.crc32(changed[:256]))
+    changed[52:56] = struct.pack("<I", crc32c(bytes(changed[:256])))
     at = 256
     while at + 16 <= len(changed):
         (size,) = struct.unpack_from("<I", changed, at + 4)
         if not 16 <= size <= len(changed) - at:
             break
-        struct.pack_into("<II", changed, at + 8, zlib.crc32(changed[at : at + 8]),
-                         zlib.crc32(changed[at + 16 : at + size]))  # fmt: skip
+        struct.pack_into("<II", changed, at + 8, crc32c(bytes(changed[at : at + 8])),
+                         crc32c(bytes(changed[at + 16 : at + size])))  # fmt: skip
         at += size
     return bytes(changed)
 
@@ -429,7 +424,7 @@ def _other_leaf(draws: random.Random, value: Any) -> Any:
 
 @target("a.npz", _darshan_arrays, RunError, mutate=_other_values)
 def darshan_records(path: Path) -> None:
-    """What lies behind Darshan's library: any records, as its reader passes them on."""
+    """Read records of any values, in the form that the reader of Darshan's library returns."""
     from penstock.interop import darshan_logs
 
     def passed_on(log: Path, into: Path) -> str:
@@ -826,7 +821,7 @@ def study_results(path: Path) -> None:
     to_json(compared(path, path))
 
 
-# --- which commands read what --------------------------------------------------------------------
+# --- the readers of each command -----------------------------------------------------------------
 
 # What a run folder holds.  Tables of logs are made again when damaged; imported ones are refused.
 _OF_A_RUN = (

@@ -24,7 +24,8 @@ MOST_MARK_BYTES, MOST_MARKS_BYTES = 64, 1 << 20
 
 
 def mark_of(slow: Store) -> str:
-    """Empty: it has none.  Raises TierError: it cannot be read, which says nothing of it."""
+    """Return the mark of a slow folder, empty without a mark.  Raises TierError: not readable, so
+    that a mark may be there."""
     if slow.stat(TIER_MARK) is None:
         return ""
     return slow.read(TIER_MARK, 0, MOST_MARK_BYTES).decode(errors="replace").strip()

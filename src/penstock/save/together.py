@@ -62,7 +62,7 @@ def of_one_save(
 def note_saves(
     store: Store, found: Sequence[Checkpoint], others: Sequence[Checkpoint] = ()
 ) -> None:
-    """Record what lies in the tier.  others: as for of_one_save().  Raises TierError."""
+    """Record the saves in the tier.  others: see of_one_save().  Raises TierError."""
     families = dict(_families(found))
     if not families:
         return
