@@ -1,9 +1,10 @@
-"""Checksums of files that travel: a damaged file is refused in words.  Knows no format: a file has
-its CRC-32 in a mark near its end, a line of JSON as its last value.
+"""Checksums of files that are copied between machines: a damaged file is refused in words.  The
+module knows no format: a file has a CRC-32 in a mark near the end, a
+line of JSON as the last value.
 
 CRC-32 is zlib's: 2 GB/s here, and every change of up to 32 bits in a row is detected.  Files of
 the native code have CRC-32C, by the function of the native code.  A checksum
-detects damage, not a forger: whoever writes a file can write its checksum too."""
+detects damage, not forgery: a forger can write a new checksum, too."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def check_text(text: bytes) -> None:
 
 
 def _mark(descriptor: int) -> tuple[int | None, int]:
-    """Where the sum is in a file, and the sum; (None, 0): no mark."""
+    """Return the place of the sum in a file, and the sum; (None, 0): no mark."""
     start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
     at, told = _mark_in(os.pread(descriptor, _TAIL_BYTES, start))
     return (None, 0) if at is None else (start + at, told)
@@ -116,7 +117,7 @@ def _mark_in(tail: bytes) -> tuple[int | None, int]:
 
 
 def _sum(descriptor: int, at: int) -> int:
-    """The CRC-32 of a file whose 8 bytes at a place count as zeros."""
+    """Return the CRC-32 of a file with zeros in the place of the 8 bytes at a place."""
     total = place = 0
     while piece := bytearray(os.pread(descriptor, _PIECE_BYTES, place)):
         first, end = max(at - place, 0), min(at + 8 - place, len(piece))

@@ -451,7 +451,7 @@ def _is_words(pair: Any) -> bool:
 
 
 def _read_manifest(tables: Path) -> tuple[dict[str, Any] | None, str]:
-    """The manifest of the tables, None without one; and what is wrong with it, or ""."""
+    """Return the manifest of the tables, None without a manifest; and the damage, or ""."""
     path = tables / "manifest.json"
     try:
         text = bounded.read(path)
@@ -470,7 +470,7 @@ def _write_manifest(tables: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _check_tables(tables: Path, manifest: Mapping[str, Any]) -> None:
-    """Compare the tables with their checksums; those of earlier releases have none.  Raises
+    """Compare the tables with the checksums; tables of earlier releases have no checksums.  Raises
     RunError: damaged."""
     paths = [tables / f"{name}.parquet" for name in STORED.keys() - set(PARTED)]
     paths += [path for name in PARTED for path in sorted((tables / name).glob("*.parquet"))]

@@ -1,5 +1,5 @@
-"""Bytes made wrong.  Knows no format but two shapes: checksums that have to fit again, so that what
-lies behind them is reached, and zlib streams, which are changed inside."""
+"""Random changes of bytes.  The module knows no format, but corrects checksums, so that readers
+accept a changed file, and changes zlib streams inside."""
 
 import random
 import struct
@@ -17,7 +17,7 @@ WORDS = (b"0", b"-1", b"1e309", b"NaN", b"null", b"true", b"{}", b"[]", b'""', b
 
 
 def plain(draws: random.Random, data: bytes) -> bytes:
-    """One to eight changes: bits, bytes, numbers, words, pieces moved, doubled, taken out."""
+    """Return data with one to eight changes: bits, bytes, numbers, words, moved pieces."""
     changed = bytearray(data)
     for _ in range(1 << draws.randrange(4)):
         _change(draws, changed)
@@ -55,7 +55,7 @@ def _change(draws: random.Random, data: bytearray) -> None:
 
 
 def sealed(seal: Callable[[bytes], bytes]) -> Mutator:
-    """A mutator whose results mostly have right checksums again."""
+    """Return a mutator that corrects the checksums in most results."""
 
     def mutate(draws: random.Random, data: bytes) -> bytes:
         changed = plain(draws, data)
@@ -70,8 +70,8 @@ def sealed(seal: Callable[[bytes], bytes]) -> Mutator:
 
 
 def inside_zlib(draws: random.Random, data: bytes) -> bytes:
-    """A change inside one of the zlib streams of a file whose head says where they lie, as
-    Darshan's does; sometimes a plain one."""
+    """Change a zlib stream of a file with the places of the streams in the head, like Darshan's;
+    sometimes change any byte."""
     streams = _streams(data)
     if not streams or draws.random() < 0.15:
         return plain(draws, data)

@@ -1,6 +1,6 @@
-"""A target for every reader of files: how small files of its kind are made, how one is read, which
-errors it documents.  TARGETS lists them all; READ_BY says which of them a command's argument
-reaches (tests/test_fuzz.py holds that table complete against the command line)."""
+"""A target for each reader of files, with small sound files, a function that reads a file, and the
+documented errors.  TARGETS has all targets; READ_BY has the targets of each command's arguments
+(tests/test_fuzz.py compares READ_BY with the command line)."""
 
 import dataclasses
 import gzip
@@ -41,8 +41,8 @@ Seeds = Callable[[Path], list[bytes]]
 
 @dataclass(frozen=True)
 class Target:
-    """name: of the target.  file: what the file is called.  seeds: makes sound files in an empty
-    folder.  read: reads the file at a path, alone in its folder.  errors: all that may come."""
+    """file: name of the file.  seeds: makes sound files in an empty folder.  read: reads the file
+    at a path, alone in its folder.  errors: the documented errors."""
 
     name: str
     file: str
@@ -192,7 +192,7 @@ _RUN = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
 
 
 def _run_folder(path: Path) -> Path:
-    """A folder with a log and tables, made once; the file goes beside."""
+    """Return the folder of a log with tables, made at the first call; the file is put beside."""
     from penstock.run import open_run
 
     made = _RUN / "run"
@@ -389,7 +389,7 @@ def _darshan_arrays(folder: Path) -> list[bytes]:
 
 
 def _other_values(draws: random.Random, data: bytes) -> bytes:
-    """Any values in the arrays that Darshan's reader passes on: their shapes are its own."""
+    """Return the arrays of Darshan's reader with any values in the same shapes."""
     with np.load(io.BytesIO(data)) as packed:
         arrays = dict(packed)
     name = draws.choice([key for key in arrays if arrays[key].size])
@@ -408,7 +408,7 @@ def _other_values(draws: random.Random, data: bytes) -> bytes:
 
 
 def _other_leaf(draws: random.Random, value: Any) -> Any:
-    """The value with another number or text in one place; of its kind, as C has it."""
+    """Return the value with another number or text of the same C type in one place."""
     if isinstance(value, dict) and value:
         key = draws.choice(sorted(value))
         return value | {key: _other_leaf(draws, value[key])}
@@ -642,7 +642,7 @@ def _save_manifests(_: Path) -> list[bytes]:
 
 
 def _defaults(kind: Any) -> list[tuple[str, Any]]:
-    """A value for each field of a dataclass, by its type's name."""
+    """Return a value for each field of a dataclass, by the name of the type."""
     values = {"str": "a", "int": 1 << 20, "dict": {}, "tuple": (), "Mapping": {}}
     return [
         (field.name, next((v for k, v in values.items() if str(field.type).startswith(k)), None))
@@ -699,7 +699,7 @@ _WHOLE: dict[str, tuple[str, Seeds]] = {
 
 
 def _tf_index() -> list[bytes]:
-    """A table of LevelDB's kind with one block, as TensorFlow's index is."""
+    """Return a LevelDB table with one block, like TensorFlow's index."""
     entry = b"\x00\x01\x08" + b"w" + b"\x08\x01\x12\x04\x12\x02\x08\x10\x28\x40"[:8]
     block = entry + struct.pack("<II", 0, 1)
     body = block + b"\0" + bytes(4)

@@ -1,5 +1,5 @@
-"""What a reader may not do while it reads: take long, take much memory, write elsewhere, unpickle,
-raise another error than it documents.  Knows no reader."""
+"""Limits for a reader: CPU time, memory, writes outside its folder,
+unpickling, undocumented errors.  The module knows no reader."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ _ALLOWED = ("/proc/", "/dev/null")
 
 
 class Harm(BaseException):
-    """A reader did what no file may make it do.  No Exception: nothing in a reader takes it."""
+    """A reader exceeded a limit.  A BaseException, which no reader catches."""
 
 
 _own: list[str] = []  # folders in which a reader may write while it is watched
@@ -54,7 +54,7 @@ sys.addaudithook(_audit)
 
 
 def _memory() -> dict[str, int]:
-    """Bytes of this process: VmRSS now, VmHWM the most since it was set back."""
+    """Return bytes of this process: VmRSS (now) and VmHWM (peak since the last reset)."""
     with open("/proc/self/status", "rb") as file:
         lines = [line.split() for line in file if line.startswith((b"VmRSS", b"VmHWM"))]
     return {words[0].decode().rstrip(":"): int(words[1]) * 1024 for words in lines}
@@ -67,7 +67,7 @@ def _set_back() -> None:
 
 @contextmanager
 def watched(place: Path) -> Iterator[None]:
-    """Raises Harm.  place: where the reader may write; besides, where temporary files are made."""
+    """Watch a reader that may write in place and among temporary files.  Raises Harm."""
 
     def too_slow(number: int, frame: FrameType | None) -> None:
         raise Harm(f"took more than {MOST_CPU_S:g} s of a CPU")
@@ -95,7 +95,7 @@ Read = Callable[[Path], object]
 
 
 def tried(read: Read, errors: tuple[type[BaseException], ...], path: Path, place: Path) -> str:
-    """Why a reader's way with a file is a finding; "" if it is none."""
+    """Return why the reading of a file is a finding, "" if not."""
     try:
         with watched(place):
             read(path)

@@ -211,8 +211,8 @@ def begin_wait(loader: Loader, index: int, is_pooled: bool = False) -> Wait:
 def end_wait(wait: Wait, came: int, is_failed: bool = False) -> None:
     """End a wait.
 
-    came: number of the batch that came, -1 for none.  is_failed: none came, and the pass is not
-    over: a worker was killed, or the data set raised.  Such a wait stays one for its batch."""
+    came: number of the batch, -1 without a batch.  is_failed: no batch before the end of the pass,
+    as a worker was killed or the data set raised.  Such a wait counts as a wait for the batch."""
     if wait.span is None:
         return
     cpu_ns = time.thread_time_ns() - wait.cpu_ns
@@ -353,8 +353,8 @@ def end_optimizer(own: Thread, optimizer: object) -> None:
 
 
 def trains(own: Thread) -> None:
-    """Tell once of a thread beside the first one that it computes gradients or steps an optimizer:
-    who waits for it waits for a computation, whatever else it reads."""
+    """Record once that a thread beside the main thread computes gradients or steps an optimizer:
+    a wait for such a thread is a wait for a computation, even if the thread reads files."""
     if own.is_trainer or threading.current_thread() is threading.main_thread():
         return
     told = recorder.begin("trains", 0)

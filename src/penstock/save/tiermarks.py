@@ -32,7 +32,7 @@ def mark_of(slow: Store) -> str:
 
 
 def known_marks(fast: LocalStore) -> dict[str, str]:
-    """Of the folders that this fast tier was drained to, by their paths."""
+    """Return the marks of the slow folders of earlier drains of this fast tier, by path."""
     with suppress(TierError):
         rows = kept_json(fast, DRAINS_TO, MOST_MARKS_BYTES)
         if isinstance(rows, dict):
@@ -41,8 +41,8 @@ def known_marks(fast: LocalStore) -> dict[str, str]:
 
 
 def marked(fast: LocalStore, slow: LocalStore) -> str:
-    """The slow folder's mark, made if it has none, and remembered on the fast tier, each where
-    there is room: a full tier is what a drain is for.  Empty: it has none.  Raises TierError."""
+    """Return the slow folder's mark, empty without a mark.  Make a missing mark, and record the
+    mark on the fast tier; a full tier is no error in both cases.  Raises TierError."""
     mark = mark_of(slow)
     with suppress(TierFull):
         if not mark:
@@ -56,9 +56,9 @@ def marked(fast: LocalStore, slow: LocalStore) -> str:
 
 
 def refuse_strange(fast: LocalStore, slow: LocalStore, mark: str | None = None) -> None:
-    """Raises TierError where the slow folder is another one than before: what is written there
-    would be in the mount point, and lost sight of with the next mount.  mark: the one that it had;
-    None: the one that the fast tier remembers."""
+    """Compare the slow folder's mark with an earlier mark, by default the mark recorded on the fast
+    tier.  Raises TierError: another folder, perhaps an empty mount point, where the next mount
+    would cover new files."""
     known = known_marks(fast).get(origin_of(slow), "") if mark is None else mark
     if known and mark_of(slow) != known:
         raise TierError(
