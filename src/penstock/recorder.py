@@ -35,6 +35,7 @@ __all__ = [
     "begin_stretch",
     "end_balance",
     "end_stretch",
+    "in_stretch",
     "has_explicit_steps",
     "is_attached",
     "is_recording",
@@ -354,6 +355,11 @@ def end_stretch(ended: int) -> None:
     stretch.end(ended, time.thread_time_ns() - own.cpu_ns)
     if ended == EVALUATION:  # where it ends is not seen
         begin_stretch(AFTER_EVALUATION)
+
+
+def in_stretch() -> bool:
+    """Whether an input stretch of the calling thread is open."""
+    return _own.stretch is not None and _own.lap is _process.lap
 
 
 def _number(name: str, native: _Native) -> int:

@@ -99,13 +99,13 @@ def _verdict_of_still(measures: Measures, why: str) -> Verdict:
 def _between(measures: Measures, verdict: Verdict) -> Verdict:
     """Return the verdict of a run in which some data waits may be unrecorded.
 
-    If the bounds have different levels, state the lower bound's level as "at least moderately",
-    unless the lower bound is below all levels.
+    If the bounds have different levels, state the lower bound's level as "at least moderately", or
+    the upper bound's as "at most moderately"; if neither bound is moderate, there is no verdict.
     """
     least = min(1.0, measures.stall_least.value or 0.0)
     most = measures.stall_most.value or 0.0
     if level_of(least) != level_of(most) and level_of(least) == "not":
-        return _not_judged(measures, least, most)
+        return _without_level(measures, least, most)
     is_open = level_of(least) != level_of(most)
     unseen = most - least
     storage = (verdict.storage.value or 0.0) + unseen  # time of unknown use may be file calls
@@ -119,14 +119,15 @@ def _between(measures: Measures, verdict: Verdict) -> Verdict:
     )
 
 
-def _not_judged(measures: Measures, least: float, most: float) -> Verdict:
+def _without_level(measures: Measures, least: float, most: float) -> Verdict:
+    """The bounds alone; in the headline, if the upper one is moderate at most."""
     share = f"at least {_percent_of_run(least)} and at most {_percent_of_run(most)} of its time"
     if least < 0.01 and most > 0.99:
         share = "a share of its time that is not known"
     return Verdict(
         level="unknown",
         bound="unknown",
-        headline="NOT JUDGED",
+        headline="NOT JUDGED" if level_of(most) == "highly" else "AT MOST MODERATELY INPUT BOUND",
         sentence=f"the training waits for {share}: {measures.doubt}",
         storage=Number(None, "share", "not measured", measures.doubt),
         stall=Number(None, "share", "not measured", measures.doubt),

@@ -3,7 +3,8 @@
 A stretch begins where a step or a backward pass ends.  It ends with the next forward call of a
 module in that thread, or with the next backward pass or optimizer step where there is none.  A
 global forward pre-hook looks for that call, only while a stretch is open: it takes itself out
-before the call goes on, so that the modules inside are called as ever.  Imports nothing of torch.
+before the call goes on, so that the modules inside are called as ever.  What a loop takes to clear
+its gradients inside a stretch is told by its name.  Imports nothing of torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from _thread import get_ident
 from collections.abc import Callable
 from types import ModuleType
@@ -116,6 +118,7 @@ def _patch_module(module: ModuleType) -> None:
     _watch.torch, _watch.register = modules.torch, modules.register_module_forward_pre_hook
     os.register_at_fork(after_in_child=_watch.forget)
     recorder.on_stretch(_watch.look)
+    wrap("torch", module, "Module.zero_grad", _wrap_clear)
 
 
 # Compiled code is traced with the hooks of the moment, and traced anew with others: the hook is out
@@ -155,6 +158,29 @@ def _wrap_compile(original: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+# Gradients are cleared
+
+
+def _patch_optimizer(module: ModuleType) -> None:
+    wrap("torch", module, "Optimizer.zero_grad", _wrap_clear)
+
+
+def _wrap_clear(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        torch = _watch.torch
+        if torch is None or torch.compiler.is_compiling() or not recorder.in_stretch():
+            return original(self, *args, **kwargs)
+        span, cpu_ns = recorder.begin("clear gradients", 0), time.thread_time_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if span is not None:
+                span.end(0, time.thread_time_ns() - cpu_ns)
+
+    return zero_grad
+
+
 # Backward passes
 
 
@@ -189,6 +215,7 @@ def _backward_begins() -> None:
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torch.nn.modules.module": _patch_module,
+    "torch.optim.optimizer": _patch_optimizer,
     "torch.autograd": _patch_autograd,
     "torch._dynamo.eval_frame": _patch_dynamo,
 }

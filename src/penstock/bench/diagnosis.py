@@ -313,17 +313,21 @@ def _levels(share: float) -> set[str]:
 def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     """Compare a report with the job's clocks (seconds) and its fault.
 
-    is_judged, is_level, is_cause, is_wrong: 1 or 0; None where there is nothing to be right about.
+    is_judged, is_bound, is_level, is_cause, is_wrong: 1 or 0; None where there is nothing to be right
+    about.  is_bound: "at least" or "at most" a level.
     """
     truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
     verdict = report.verdict
     own = {segment.key: segment.share for segment in report.wall}.get("own", 0.0)
     told = verdict.stall.value
-    is_judged = verdict.level != "unknown"
     right = _levels(truth)
+    is_level = None if verdict.level == "unknown" else verdict.level in right
+    is_bound = verdict.headline.startswith(("AT LEAST", "AT MOST"))
     if verdict.headline.startswith("AT LEAST"):
-        right |= {"moderately"} if "highly" in right else set()
-    is_level = verdict.level in right if is_judged else None
+        is_level = is_level or "highly" in right
+    elif is_bound:
+        is_level = right != {"highly"}
+    is_judged = is_level is not None
     parts = {part.key: part.share or 0.0 for part in report.wait}
     cause = _cause(report, parts, own)
     is_cause = None
@@ -335,7 +339,7 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     is_wrong = is_level is False or (is_cause is False and cause not in OPEN)
     return {
         "truth": truth, "told": told, "off": None if told is None else abs(told - truth),
-        "is_judged": int(is_judged),
+        "is_judged": int(is_judged), "is_bound": int(is_bound),
         "is_level": None if is_level is None else int(is_level),
         "is_cause": None if is_cause is None else int(is_cause),
         "is_wrong": int(is_wrong),
@@ -372,7 +376,8 @@ def _scorecard(rows: Sequence[Row]) -> list[str]:
     wrong = [row for row in rows if row["is_wrong"]]
     offs = sorted(row["off"] for row in rows if row["off"] is not None)
     told = [
-        f"{n} jobs; judged: {len(known)} ({len(known) / n:.0%})",
+        f"{n} jobs; judged: {len(known)} ({len(known) / n:.0%}), of these with one bound only (at "
+        f"least, at most): {sum(row['is_bound'] for row in known)}",
         f"level right where judged: {sum(row['is_level'] for row in known)} of {len(known)}",
         f"confidently wrong: {len(wrong)}",
         f"main cause right where the job waits for {CAUSE_FROM:.0%} or more: "

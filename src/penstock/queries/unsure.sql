@@ -28,6 +28,14 @@ wide AS (
     ASOF JOIN unfed AS u ON u.process = i.process AND u.from_ns <= i.start_ns
     WHERE u.to_ns > i.start_ns
 ),
+-- Gradients cleared in an input stretch.  Where the thread stood still within, the standstill alone is known.
+cleared AS (
+    SELECT s.process, s.start_ns, s.end_ns, coalesce(s.b, 0) AS cpu_ns
+    FROM timed_spans AS s
+    JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
+    ASOF LEFT JOIN stood AS n ON n.process = s.process AND n.start_ns <= s.end_ns
+    WHERE s.name = 'clear gradients' AND s.is_outermost AND (n.start_ns IS NULL OR n.start_ns < s.start_ns)
+),
 -- What is known of it.  None of these overlaps another one, but for calls inside a checkpoint.
 known AS (
     SELECT process, start_ns, end_ns FROM waits WHERE in_wall
@@ -35,6 +43,8 @@ known AS (
     SELECT process, start_ns, end_ns FROM stood WHERE NOT is_data
     UNION ALL
     SELECT process, start_ns, end_ns FROM saves WHERE blocks
+    UNION ALL
+    SELECT process, start_ns, end_ns FROM cleared
     UNION ALL
     SELECT s.process, i.from_ns, i.to_ns
     FROM inside AS i
@@ -62,6 +72,8 @@ known_in_fed AS (
         SELECT f.process, f.start_ns, 0, coalesce(f.cpu_ns, 0)
         FROM fetches AS f
         JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
+        UNION ALL
+        SELECT process, start_ns, 0, cpu_ns FROM cleared
     ) AS k
     ASOF JOIN fed_input AS i ON i.process = k.process AND i.start_ns <= k.start_ns
     WHERE i.end_ns > k.start_ns
