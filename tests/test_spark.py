@@ -77,6 +77,7 @@ def add_balances(run: Synthetic) -> None:
     run.span("step balance", 3595 * MS, 3770 * MS, process=10, index=2, a=40 * MS, b=2**63 - 1)
     run.span("input stretch", 3500 * MS, 3510 * MS, process=10, index=0, a=1, b=MS)
     run.span("input stretch", 3520 * MS, 3530 * MS, process=10, index=2, a=5, b=MS)
+    run.span("clear gradients", 3502 * MS, 3504 * MS, process=10, index=0, b=MS)
 
 
 def add_failures(run: Synthetic) -> None:

@@ -285,6 +285,18 @@ def test_what_a_hand_written_loop_waits_for_lies_in_its_input_stretches(
     assert all(ns >= 30_000_000 for _, _, ns in found)
 
 
+@pytest.mark.parametrize("name", ["hand_loop", "no_module"])
+def test_clearing_gradients_lies_inside_an_input_stretch(
+    trained: Callable[[str], Run], name: str
+) -> None:
+    inside = (
+        "select count(*) from spans as s join input_stretches as i on i.thread = s.thread"
+        " and s.start_ns between i.start_ns and i.end_ns and s.b <= i.cpu_ns"
+        " where s.name = 'clear gradients'"
+    )
+    assert prepared(trained(name), inside) == [(2,)]  # before the first step there is no stretch
+
+
 def test_a_batch_that_is_accumulated_is_waited_for_after_a_backward_pass(
     trained: Callable[[str], Run],
 ) -> None:

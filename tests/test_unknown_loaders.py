@@ -477,3 +477,50 @@ def test_rules_about_waits_are_judged_if_the_cause_was_observed() -> None:
 def test_no_bytes_from_a_block_device_are_no_amplification_of_zero() -> None:
     known = SimpleNamespace(devices=SimpleNamespace(read_amplification=Number(0.0, "x")))
     assert reads._amplification(known) == "not known, as no byte came from a block device"
+
+
+def bounded(stretch_ms: float, *, cleared_ms: float = 0, locked_ms: float = 0) -> Report:
+    """Steps of 100 ms with an input stretch that uses the CPU and clears the gradients at its
+    beginning, where the thread stands still for another thread's Python code."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start, cleared = number * STEP, int(cleared_ms * MS)
+        run.span("input stretch", start, start + int(stretch_ms * MS), index=0, a=1, b=MS)
+        if cleared:
+            for _ in ("of the optimizer", "of the module that it calls"):
+                run.span("clear gradients", start, start + cleared, index=0, b=cleared)
+                start += 1000
+        if locked_ms:
+            begin = number * STEP + MS
+            run.blocked("cond_wait", begin, begin + int(locked_ms * MS))
+        run.step(number * STEP, number * STEP + STEP, number)
+    return reported(run)
+
+
+@pytest.mark.parametrize(
+    ("stretch_ms", "headline"),
+    [
+        (4, "NOT I/O BOUND"),
+        (15, "AT MOST MODERATELY INPUT BOUND"),
+        (19, "AT MOST MODERATELY INPUT BOUND"),
+        (30, "NOT JUDGED"),
+    ],
+)
+def test_a_moderate_upper_bound_is_said(stretch_ms: float, headline: str) -> None:
+    verdict = bounded(stretch_ms).verdict
+    assert verdict.headline == headline
+    assert verdict.level == ("not" if stretch_ms < 5 else "unknown")
+    assert verdict.stall_most.value == pytest.approx(stretch_ms / 100, abs=0.005)
+
+
+def test_clearing_gradients_is_no_data_wait() -> None:
+    verdict = bounded(30, cleared_ms=27).verdict
+    assert verdict.headline == "NOT I/O BOUND"
+    assert verdict.stall_most.value == pytest.approx(0.03, abs=0.005)
+
+
+def test_time_of_clearing_gradients_is_taken_off_once() -> None:
+    """Where the thread waits for the interpreter lock meanwhile, that wait is known already."""
+    verdict = bounded(30, cleared_ms=10, locked_ms=8).verdict
+    assert verdict.stall_most.value == pytest.approx(0.22, abs=0.005)
