@@ -39,6 +39,7 @@ BUSY = 0.5  # of the processors when a study began: what it measures may not be 
 # Settings that are options by themselves: the option, what is usual, and its unit.
 NUMBERS = {
     "seed": ("--seed", 1, 1, ""),
+    "neighbours": ("--neighbours", 0, 1, ""),
     "n_steps": ("--steps", 100, 1, ""),
     "every": ("--every", 20, 1, ""),
     "compute_s": ("--compute", 0.2, 1e3, "ms"),

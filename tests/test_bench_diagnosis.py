@@ -62,6 +62,32 @@ def test_a_report_that_does_not_judge_is_not_wrong() -> None:
     assert row["told"] is None
 
 
+def unfed(stretch_ms: float) -> Report:
+    """Steps of 100 ms without a known loader, a part of which may be data wait."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        run.span("input stretch", start, start + int(stretch_ms * MS), index=0, a=1, b=MS)
+        run.step(start, start + STEP, number)
+    return report_of(measure(run))
+
+
+@pytest.mark.parametrize(("share", "is_level"), [(0.01, 1), (0.12, 1), (0.5, 0)])
+def test_an_upper_bound_that_is_moderate_is_a_judgement(share: float, is_level: int) -> None:
+    row = diagnosis.judged(unfed(15), clocks(share), "none")
+    assert (row["is_judged"], row["is_bound"], row["is_level"]) == (1, 1, is_level)
+    assert row["is_wrong"] == 1 - is_level
+
+
+def test_the_scorecard_tells_known_loaders_from_others() -> None:
+    row = {"loader": "DataLoader", "off": 0.03, "is_judged": 1, "is_bound": 0, "is_level": 1}
+    row |= {"is_cause": None, "is_wrong": 0, "is_harmless": 1, "place": "disk", "fault": "none"}
+    told = diagnosis._scorecard([row, row | {"loader": "pipe"}])
+    assert "known loaders: 0 of 1 within 2 points, the largest difference 3.0" in told
+    assert "other loaders: 1 of 1 within 10 points, the largest difference 3.0" in told
+
+
 def test_time_without_a_cpu_is_a_cause_where_the_job_measured_as_much() -> None:
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)

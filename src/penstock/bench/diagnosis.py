@@ -76,6 +76,10 @@ FROM_STORAGE = {"D1", "D2", "D3", "D4", "D9", "E2"}
 # A level is right this close to the truth, in shares of the wall time.
 NEAR = 0.02
 CAUSE_FROM = 0.10  # a smaller wait has no main cause that matters
+# The loaders that Penstock knows, and how far a stated wait may be off for them and for the others,
+# in shares of the wall time.
+KNOWN = {"DataLoader", "DataLoader, 2 workers"}
+OFF_KNOWN, OFF_OTHERS = 0.02, 0.10
 
 
 def _drawn(figure: Any, points: Sequence[Point]) -> None:
@@ -134,13 +138,15 @@ STUDY = Study(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See study.  traceml: the program that runs each job once more; drishti: the program that gets
-    a Darshan log of each job; "": none does."""
+    """See study.  neighbours: other programs that use a CPU each beside every job; traceml: the
+    program that runs each job once more; drishti: the program that gets a Darshan log of each job;
+    "": none does."""
 
     scale: str = "small"
     places: tuple[str, ...] = ("disk", "latency", "seek", "narrow", "throttled")
     repeats: int = 3
     seed: int = 1
+    neighbours: int = 0
     traceml: str = ""
     drishti: str = ""
 
@@ -183,6 +189,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
     mark = {"study": "diagnosis", "scale": settings.scale, "seed": settings.seed}
     peers = [name for name in ("traceml", "drishti") if getattr(settings, name)]
     mark |= {"beside": " ".join(peers)} if peers else {}
+    mark |= {"neighbours": settings.neighbours} if settings.neighbours else {}
     kept = study.Kept(folder, mark)
     machine = kept.machine()
     root = data.made(
@@ -237,7 +244,7 @@ def _measured(place: Place, work: Path, case: Case, settings: Settings) -> Row:
             places.made_cold(files, place)
 
     with (
-        _neighbours(NEIGHBOURS if case["fault"] == "busy" else 0),
+        _neighbours(max(settings.neighbours, NEIGHBOURS if case["fault"] == "busy" else 0)),
         _limited(command, case["fault"] == "quota") as command,
     ):
         clocks = places.answer_of("penstock.bench.diagnosed", job, place, make_ready, 600, command)
@@ -313,8 +320,8 @@ def _levels(share: float) -> set[str]:
 def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     """Compare a report with the job's clocks (seconds) and its fault.
 
-    is_judged, is_bound, is_level, is_cause, is_wrong: 1 or 0; None where there is nothing to be right
-    about.  is_bound: "at least" or "at most" a level.
+    is_judged, is_bound ("at least" or "at most" a level), is_level, is_cause, is_wrong: 1 or 0;
+    None where there is nothing to be right about.
     """
     truth = (clocks["wait_s"] + clocks["save_s"]) / clocks["wall_s"]
     verdict = report.verdict
@@ -374,7 +381,6 @@ def _scorecard(rows: Sequence[Row]) -> list[str]:
     known = [row for row in rows if row["is_judged"]]
     causes = [row for row in rows if row["is_cause"] is not None]
     wrong = [row for row in rows if row["is_wrong"]]
-    offs = sorted(row["off"] for row in rows if row["off"] is not None)
     told = [
         f"{n} jobs; judged: {len(known)} ({len(known) / n:.0%}), of these with one bound only (at "
         f"least, at most): {sum(row['is_bound'] for row in known)}",
@@ -383,13 +389,29 @@ def _scorecard(rows: Sequence[Row]) -> list[str]:
         f"main cause right where the job waits for {CAUSE_FROM:.0%} or more: "
         f"{sum(row['is_cause'] for row in causes)} of {len(causes)}",
         f"first finding right or harmless: {sum(row['is_harmless'] for row in rows)} of {n}",
+        *_accuracy([row for row in rows if row["off"] is not None]),
     ]
-    if offs:
-        told.append(
-            f"difference to the job's clocks, points of the wall time: median "
-            f"{100 * offs[len(offs) // 2]:.1f}, nine in ten within "
-            f"{100 * offs[min(len(offs) - 1, int(0.9 * len(offs)))]:.1f}"
-        )
     kinds = Counter(f"{row['place']}, {row['loader']}, {row['fault']}" for row in wrong)
     told += [f"confidently wrong: {kind} ({count} times)" for kind, count in kinds.items()]
     return [line.replace("%", " %") for line in told]
+
+
+def _accuracy(rows: Sequence[Row]) -> list[str]:
+    """How far the stated waits are from the jobs' own clocks."""
+    if not rows:
+        return []
+    offs = sorted(row["off"] for row in rows)
+    told = [
+        f"difference to the job's clocks, points of the wall time: median "
+        f"{100 * offs[len(offs) // 2]:.1f}, nine in ten within "
+        f"{100 * offs[min(len(offs) - 1, int(0.9 * len(offs)))]:.1f}"
+    ]
+    for whose, is_known, most in (("known", True, OFF_KNOWN), ("other", False, OFF_OTHERS)):
+        of_these = [row for row in rows if (row["loader"] in KNOWN) == is_known]
+        if of_these:
+            near = sum(row["off"] <= most for row in of_these)
+            told.append(
+                f"{whose} loaders: {near} of {len(of_these)} within {100 * most:.0f} points, the "
+                f"largest difference {100 * max(row['off'] for row in of_these):.1f}"
+            )
+    return told

@@ -264,6 +264,13 @@ def control_command(folder: Path, yes: bool, **options: Any) -> None:
     ("disk", "latency", "seek", "narrow", "throttled"),
 )  # fmt: skip
 @click.option(
+    "--neighbours",
+    type=click.IntRange(0, 64),
+    default=0,
+    metavar="N",
+    help="Run N other programs that use a CPU each beside every job.",
+)
+@click.option(
     "--traceml",
     default="",
     metavar="PROGRAM",
@@ -287,6 +294,7 @@ def diagnosis_command(folder: Path, yes: bool, **options: Any) -> None:
     \b
       penstock bench diagnosis whole
       penstock bench diagnosis quick --scale ci --repeats 1      # 20 jobs
+      penstock bench diagnosis busy --neighbours 4
       penstock bench diagnosis beside --traceml ~/traceml/bin/traceml --drishti ~/d/bin/drishti
     """
     from penstock.bench import diagnosis
