@@ -71,6 +71,7 @@ def add_balances(run: Synthetic) -> None:
     feeds the steps; failures."""
     run.span("data wait", 3500 * MS, 3510 * MS, process=1, thread=4, index=0, a=7)
     add_failures(run)
+    add_own_batches(run)
     short_of_cpus(run)
     run.span("step", 3580 * MS, 3595 * MS, process=10, index=1, b=3, kind="step")
     run.span("step balance", 3500 * MS, 3595 * MS, process=10, index=1, a=40 * MS, b=5 * MS)
@@ -78,6 +79,16 @@ def add_balances(run: Synthetic) -> None:
     run.span("input stretch", 3500 * MS, 3510 * MS, process=10, index=0, a=1, b=MS)
     run.span("input stretch", 3520 * MS, 3530 * MS, process=10, index=2, a=5, b=MS)
     run.span("clear gradients", 3502 * MS, 3504 * MS, process=10, index=0, b=MS)
+
+
+def add_own_batches(run: Synthetic) -> None:
+    """A process that reads and decodes its batches in the thread that takes the steps."""
+    run.process(23, end=5 * S)
+    for number in range(4):
+        start = 4 * S + number * 50 * MS
+        run.span("input stretch", start, start + 30 * MS, process=23, index=0, a=1, b=20 * MS)
+        run.call("read", start + 5 * MS, start + 9 * MS, process=23, moved=5000)
+        run.step(start, start + 50 * MS, number, process=23)
 
 
 def add_failures(run: Synthetic) -> None:

@@ -22,7 +22,7 @@ READER = 7  # a thread of the training process
 def job(
     op: str = "sem_wait",
     *,
-    blocked_ms: float = 70,
+    bsynced_ms: float = 70,
     at_ms: float = 0,
     steps: int = 40,
     has_stretches: bool = True,
@@ -40,7 +40,7 @@ def job(
         if has_stretches:
             run.span("input stretch", start, start + 80 * MS, index=0, a=1, b=int(cpu_ms * MS))
         begin = start + MS + int(at_ms * MS)
-        run.blocked(op, begin, begin + int(blocked_ms * MS), **of_the_wait)  # type: ignore[arg-type]
+        run.blocked(op, begin, begin + int(bsynced_ms * MS), **of_the_wait)  # type: ignore[arg-type]
         run.step(start, start + STEP, number)
     return run
 
@@ -58,6 +58,13 @@ def read_by(run: Synthetic, thread: int, *, ms: float = 60, steps: int = 40) -> 
     for number in range(steps):
         start = number * STEP + 5 * MS
         run.call("read", start, start + int(ms * MS), thread=thread, moved=100_000)
+
+
+def stand_still(run: Synthetic, thread: int, *, from_ms: float, steps: int = 40) -> None:
+    """The thread has nothing to do from there to the end of each step."""
+    for number in range(steps):
+        start = number * STEP
+        run.blocked("sem_wait", start + int(from_ms * MS), start + 105 * MS, thread=thread)
 
 
 def answered(run: Synthetic, n_bytes: int) -> None:
@@ -102,6 +109,7 @@ def test_of_several_threads_the_one_that_ended_the_wait_counts() -> None:
 def test_a_wait_of_which_nobody_knows_who_ended_it_is_of_all_threads() -> None:
     run = job()
     read_by(run, READER)
+    stand_still(run, READER, from_ms=65)
     measures = measured(run)
     assert measures.wait_share("read") == pytest.approx(60 / 70, abs=0.02)
     assert measures.wait_share("not observed") == pytest.approx(10 / 70, abs=0.02)
@@ -141,8 +149,7 @@ def test_of_all_threads_one_that_got_an_answer_meanwhile_waited_for_the_network(
                 errno=errno,
             )
     measures = measured(run)
-    known = 64 / 70 if part == "network" else 1
-    assert measures.wait_share(part) == pytest.approx(known, abs=0.02)
+    assert measures.wait_share(part) >= 64 / 70 - 0.02  # after that a thread may decode it
     assert sum(measures.wait_parts.values()) == pytest.approx(measures.training.data_wait_s)
 
 
@@ -154,11 +161,12 @@ def test_a_wait_for_a_socket_of_this_host_s_processes_is_none_on_the_network() -
 
 def test_storage_is_no_level_of_its_own_where_much_of_the_wait_was_not_seen() -> None:
     """16 of 30 points are seen to be storage: what is not seen may be storage too."""
-    run = job(blocked_ms=30)
+    run = job(bsynced_ms=30)
     read_by(run, READER, ms=16)
+    stand_still(run, READER, from_ms=21)
     verdict = report_of(measured(run)).verdict
     assert verdict.headline == "HIGHLY INPUT BOUND, at least moderately I/O bound"
-    whole = job(blocked_ms=30)
+    whole = job(bsynced_ms=30)
     read_by(whole, READER, ms=25)
     assert report_of(measured(whole)).verdict.headline == "HIGHLY I/O BOUND"
 
@@ -262,12 +270,17 @@ def test_waits_of_a_computation_are_no_data_wait(op: str, by: str) -> None:
         ("sync", CUDA, "accelerator"),
         ("collective", "/usr/lib/libmpi.so.40", "exchange"),
         ("epoll", TORCH, "exchange"),
-        ("cond_wait", "/usr/lib/libpython3.11.so.1.0", "interpreter lock"),
     ],
 )
 def test_waits_of_a_computation_have_a_segment_of_their_own(op: str, by: str, key: str) -> None:
     shares = {segment.key: segment.share for segment in reported(job(op, by=by)).wall}
     assert shares[key] == pytest.approx(0.7, abs=0.02)
+
+
+def test_waits_of_a_computation_for_the_interpreter_lock_have_a_segment_of_their_own() -> None:
+    report = reported(job("cond_wait", at_ms=79, bsynced_ms=15, is_loader=True))
+    shares = {segment.key: segment.share for segment in report.wall}
+    assert shares["interpreter lock"] == pytest.approx(0.15, abs=0.02)
 
 
 def exchanging(waker: int) -> dict[str, float | None]:
@@ -296,7 +309,7 @@ def test_a_wait_for_a_thread_of_pytorch_that_computes_is_not_for_other_ranks() -
 
 def test_a_wait_inside_a_computation_may_be_a_data_wait_and_is_not_judged() -> None:
     """DataParallel joins threads inside a step; a GAN may fetch there."""
-    run = job(at_ms=79, blocked_ms=15, waker=READER)
+    run = job(at_ms=79, bsynced_ms=15, waker=READER)
     measures = measured(run)
     assert measures.training.data_wait_s in (None, 0)
     assert measures.training.maybe_s == pytest.approx(40 * 0.015, rel=0.03)
@@ -304,7 +317,7 @@ def test_a_wait_inside_a_computation_may_be_a_data_wait_and_is_not_judged() -> N
 
 
 def test_a_wait_inside_the_computation_of_a_step_with_a_loader_is_none() -> None:
-    measures = measured(job(at_ms=79, blocked_ms=15, waker=READER, is_loader=True))
+    measures = measured(job(at_ms=79, bsynced_ms=15, waker=READER, is_loader=True))
     assert measures.training.maybe_s == 0
     assert measures.unsure == ""
 
@@ -331,8 +344,8 @@ def test_what_is_exchanged_between_backward_pass_and_optimizer_is_no_data_wait()
 
 
 def test_what_is_read_between_backward_and_forward_pass_is_a_data_wait() -> None:
-    """The training accumulates gradients over several batches."""
-    assert report_of(between(began=2, ended=1)).verdict.stall.value == pytest.approx(0.5, abs=0.02)
+    """The training accumulates gradients over several batches, and decodes each for 5 ms."""
+    assert report_of(between(began=2, ended=1)).verdict.stall.value == pytest.approx(0.55, abs=0.01)
 
 
 def test_a_sleep_in_an_input_stretch_may_wait_for_data() -> None:
@@ -349,7 +362,7 @@ def test_a_sleep_between_a_loader_s_batch_and_the_computation_may_wait_for_data(
 
 
 def test_a_sleep_inside_the_computation_of_a_step_with_a_loader_is_no_data_wait() -> None:
-    assert reported(job("sleep", at_ms=79, blocked_ms=15, is_loader=True)).verdict.level == "not"
+    assert reported(job("sleep", at_ms=79, bsynced_ms=15, is_loader=True)).verdict.level == "not"
 
 
 def fed(cpu_ms: float, *, began: int = 0, ended: int = 1) -> Report:
@@ -420,7 +433,7 @@ def test_time_off_the_cpu_that_no_call_explains_is_not_judged() -> None:
 
 
 def test_time_off_the_cpu_that_calls_explain_is_judged() -> None:
-    run = job("futex", by=OPENMP, blocked_ms=60, is_loader=True)
+    run = job("futex", by=OPENMP, bsynced_ms=60, is_loader=True)
     for number in range(40):
         start = number * STEP
         run.span("step balance", start, start + STEP, index=number, a=30 * MS, b=9 * MS)
@@ -463,6 +476,7 @@ def checks_of(report: Report) -> dict[str, str]:
 def test_rules_about_waits_are_not_judged_if_the_cause_was_not_observed() -> None:
     run = job()  # no thread is known to have ended the waits
     read_by(run, READER, ms=0.02)  # as fast as from memory
+    stand_still(run, READER, from_ms=5.02)
     report = reported(run)
     assert {checks_of(report)[rule] for rule in ("W1", "W2", "W3")} == {"not judged"}
     assert "No rule explains" in terminal.render(report)
@@ -479,9 +493,9 @@ def test_no_bytes_from_a_block_device_are_no_amplification_of_zero() -> None:
     assert reads._amplification(known) == "not known, as no byte came from a block device"
 
 
-def bounded(stretch_ms: float, *, cleared_ms: float = 0, locked_ms: float = 0) -> Report:
+def bounded(stretch_ms: float, *, cleared_ms: float = 0, synced_ms: float = 0) -> Report:
     """Steps of 100 ms with an input stretch that uses the CPU and clears the gradients at its
-    beginning, where the thread stands still for another thread's Python code."""
+    beginning, where the thread waits for the accelerator."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
@@ -491,9 +505,9 @@ def bounded(stretch_ms: float, *, cleared_ms: float = 0, locked_ms: float = 0) -
             for _ in ("of the optimizer", "of the module that it calls"):
                 run.span("clear gradients", start, start + cleared, index=0, b=cleared)
                 start += 1000
-        if locked_ms:
+        if synced_ms:
             begin = number * STEP + MS
-            run.blocked("cond_wait", begin, begin + int(locked_ms * MS))
+            run.blocked("sync", begin, begin + int(synced_ms * MS), by=CUDA)
         run.step(number * STEP, number * STEP + STEP, number)
     return reported(run)
 
@@ -521,6 +535,119 @@ def test_clearing_gradients_is_no_data_wait() -> None:
 
 
 def test_time_of_clearing_gradients_is_taken_off_once() -> None:
-    """Where the thread waits for the interpreter lock meanwhile, that wait is known already."""
-    verdict = bounded(30, cleared_ms=10, locked_ms=8).verdict
+    """Where the thread waits for the accelerator meanwhile, that wait is known already."""
+    verdict = bounded(30, cleared_ms=10, synced_ms=8).verdict
     assert verdict.stall_most.value == pytest.approx(0.22, abs=0.005)
+
+
+def own_batch(
+    *, moved: int = 100_000, every: int = 1, is_loader: bool = False, **call: object
+) -> Synthetic:
+    """Steps of 100 ms.  In the 60 ms of an input stretch the thread reads from 10 to 12 ms, and
+    uses the CPU for the rest."""
+    run = Synthetic()
+    run.process(1, end=40 * STEP + MS)
+    for number in range(40):
+        start = number * STEP
+        if is_loader:
+            run.wait(start, start + MS, number)
+        run.span("input stretch", start, start + 60 * MS, index=0, a=1, b=55 * MS)
+        if number % every == 0:
+            begin = start + 10 * MS
+            run.call("read", begin, begin + 2 * MS, moved=moved, **call)  # type: ignore[arg-type]
+        run.step(start, start + STEP, number)
+    return run
+
+
+def test_a_loop_that_reads_and_decodes_its_batches_waits_for_them() -> None:
+    report = reported(own_batch())
+    assert report.verdict.headline == "HIGHLY INPUT BOUND, I/O not fully seen"
+    assert report.verdict.stall.value == pytest.approx(0.5, abs=0.02)
+    assert report.verdict.stall_most.value == pytest.approx(0.6, abs=0.02)
+    shares = {part.key: part.share for part in report.wait}
+    assert shares["cpu"] == pytest.approx(0.96, abs=0.01)
+    assert shares["read"] == pytest.approx(0.04, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        own_batch(moved=100),  # a line of a control file
+        own_batch(every=5),  # a look at something else now and then
+        own_batch(every=40),
+        own_batch(is_loader=True),  # the loop logs, or decodes: not known
+        own_batch(thread=READER),  # another thread reads meanwhile
+    ],
+    ids=["little", "seldom", "once", "loader", "other thread"],
+)
+def test_what_a_loop_computes_otherwise_is_no_known_wait(run: Synthetic) -> None:
+    verdict = reported(run).verdict
+    assert verdict.level == "unknown"
+    assert verdict.stall_most.value == pytest.approx(0.6, abs=0.03)
+
+
+def test_a_sleep_while_a_batch_is_made_is_not_known() -> None:
+    run = own_batch()
+    for number in range(40):
+        run.blocked("sleep", number * STEP + 20 * MS, number * STEP + 30 * MS)
+    verdict = reported(run).verdict
+    assert verdict.stall.value == pytest.approx(0.4, abs=0.02)
+    assert verdict.stall_most.value == pytest.approx(0.6, abs=0.02)
+
+
+def test_a_batch_is_made_when_the_gradients_are_cleared() -> None:
+    run = own_batch()
+    for number in range(40):
+        start = number * STEP + 40 * MS
+        run.span("clear gradients", start, start + 20 * MS, index=0, b=20 * MS)
+    verdict = reported(run).verdict
+    assert verdict.stall.value == pytest.approx(0.3, abs=0.02)
+    assert verdict.stall_most.value == pytest.approx(0.4, abs=0.02)
+
+
+def decoded_in_threads(*, stands_ms: float = 0) -> Report:
+    """The training thread waits 70 ms for nobody knows whom; two threads read for 5 ms and decode
+    for 62 ms, or stand still for stands_ms of these."""
+    run = job()
+    for number in range(40):
+        start = number * STEP
+        for thread in (READER, READER + 1):
+            begin, end = start + 1 * MS, start + 6 * MS
+            run.call("read", begin, end, thread=thread, moved=100_000)
+            if stands_ms:
+                run.blocked("sem_wait", end, end + int(stands_ms * MS), thread=thread)
+            run.blocked("sem_wait", start + 68 * MS, start + STEP, thread=thread)
+    return reported(run)
+
+
+def test_threads_that_read_and_compute_decode() -> None:
+    shares = {part.key: part.share for part in decoded_in_threads().wait}
+    assert shares["cpu"] == pytest.approx(62 / 70, abs=0.02)
+    assert shares["read"] == pytest.approx(5 / 70, abs=0.02)
+
+
+def test_threads_that_stand_still_decode_nothing() -> None:
+    shares = {part.key: part.share for part in decoded_in_threads(stands_ms=62).wait}
+    assert shares.get("cpu", 0) < 0.02
+    assert shares["not observed"] == pytest.approx(65 / 70, abs=0.03)
+
+
+def test_a_wait_for_the_interpreter_lock_of_a_thread_that_delivers_is_a_data_wait() -> None:
+    """The loop waits for the lock while another thread decodes in Python."""
+    run = job("cond_wait", waker=READER)
+    read_by(run, READER)
+    verdict = reported(run).verdict
+    assert verdict.level == "highly"
+    assert verdict.stall.value == pytest.approx(0.7, abs=0.02)
+
+
+def test_the_interpreter_lock_bounds_the_data_wait_of_an_input_stretch() -> None:
+    report = reported(job("cond_wait"))
+    assert report.verdict.level == "unknown"
+    assert report.verdict.stall_most.value == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_interpreter_lock_inside_a_computation_is_no_data_wait() -> None:
+    run = job("cond_wait", at_ms=79, bsynced_ms=15, cpu_ms=79, is_loader=True, waker=READER)
+    read_by(run, READER)
+    assert measured(run).training.maybe_s == 0

@@ -24,6 +24,7 @@ from penstock.bench.pipeline import files_below
 from penstock.bench.places import Place
 from penstock.bench.study import Case, Found, Measure, Point, Progress, Row, Study
 from penstock.errors import TierError
+from penstock.measures import STORAGE_PARTS
 from penstock.report import Report
 from penstock.verdict import HIGHLY, MODERATELY, level_of
 
@@ -205,6 +206,7 @@ def measured(folder: Path, settings: Settings, progress: Progress | None = None)
         kept, cases, run, lambda name: places.at(name, root),
         repeats=settings.repeats, seed=settings.seed, progress=progress, is_warmed=False,
     )  # fmt: skip
+    rows = [_with_its_cause(row, rows) for row in rows]
     points = study.points_of(STUDY, rows, cases)
     remarks = [
         *_scorecard(rows),
@@ -356,13 +358,30 @@ def judged(report: Report, clocks: dict[str, float], fault: str) -> Row:
     }  # fmt: skip
 
 
+def _with_its_cause(row: Row, rows: Sequence[Row]) -> Row:
+    """The row; without a cause to be right about if the same loader waits at least half as long
+    without the fault, and the report leaves the cause open."""
+    without = [
+        other["truth"] for other in rows
+        if (other["place"], other["loader"], other["fault"]) == ("disk", row["loader"], "none")
+    ]  # fmt: skip
+    is_own = bool(without) and sum(without) / len(without) >= 0.5 * row["truth"]
+    is_open = row["is_cause"] == 0 and row["cause"] in OPEN
+    return row | {"is_cause": None} if is_own and is_open else row
+
+
 def _cause(report: Report, parts: dict[str, float], own: float) -> str:
-    """The main cause that the report asserts: its largest part, or the training thread's calls."""
+    """The main cause that the report asserts: its largest part, those of storage taken together,
+    or the training thread's calls."""
     waits = {segment.key: segment.share for segment in report.wall}
     data_wait = sum(share for key, share in waits.items() if key.startswith("data "))
     if own > data_wait:
         return "read"
-    return max(parts, key=lambda key: parts[key], default="")
+    of_storage = {key: share for key, share in parts.items() if key in STORAGE_PARTS}
+    others = {key: share for key, share in parts.items() if key not in STORAGE_PARTS}
+    is_storage = sum(of_storage.values()) > max(others.values(), default=0.0)
+    largest = of_storage if is_storage else others
+    return max(largest, key=lambda key: largest[key], default="")
 
 
 def _is_harmless(report: Report, fault: str, truth: float) -> bool:

@@ -4,8 +4,8 @@
 --   is_data  true: the standstill counts as data wait.  The thread waited for another thread, another process or
 --            the network while the thread computed nothing, or while no computation is reported, and a witness shows
 --            that the wait brought data: see witnessed
---   is_sure  true: the standstill is no data wait, but a wait for an accelerator, other ranks, a computation's own
---            threads or the interpreter lock; or a sleep, or another program's end, inside a computation; or any wait
+--   is_sure  true: the standstill is no data wait, but a wait for an accelerator, other ranks or a computation's own
+--            threads; or for the interpreter lock, a sleep, or another program's end, inside a computation; or any wait
 --            between a backward pass and the optimizer's step.  Neither is_data nor is_sure: maybe a data wait
 --   is_input  true: the standstill is inside an input stretch, or the process does not report computations
 --   made_by  the thread whose work it waited for; see waits
@@ -43,7 +43,8 @@ placed AS (
         coalesce(e.end_ns > o.start_ns, false) AS is_after_backward,
         coalesce(e.end_ns <= o.start_ns, true)
             AND (o.process NOT IN (SELECT process FROM input_time) OR coalesce(i.end_ns > o.start_ns, false))
-            AS is_input
+            AS is_input,
+        o.process IN (SELECT process FROM input_time) AS is_told
     FROM outside AS o
     JOIN mains AS m ON m.process = o.process
     LEFT JOIN savers AS b ON b.process = o.process AND b.thread = o.waker
@@ -88,7 +89,7 @@ recurring AS (
     FROM handed AS h
     ASOF LEFT JOIN steps AS s
         ON s.process = h.process AND s.thread = h.thread AND s.end_ns <= h.start_ns
-    WHERE h.is_input AND h.what IN ('other thread', 'network', 'pipe')
+    WHERE h.is_input AND (h.what IN ('other thread', 'network', 'pipe') OR (h.what = 'interpreter lock' AND h.is_told))
     GROUP BY h.process, h.what, h.waker
 ),
 feeding AS (
@@ -121,6 +122,8 @@ others AS (
 witnessed AS (
     SELECT
         h.*,
+        -- While the thread computes nothing, whoever has the interpreter lock may be making its batch.
+        h.what = 'interpreter lock' AND h.is_input AND (h.is_told OR NOT f.is_fed) AS is_lock_open,
         CASE
             WHEN r.waits IS NULL OR n.thread IS NOT NULL THEN false
             WHEN h.is_consumer THEN true
@@ -149,7 +152,7 @@ SELECT
     end_ns,
     is_input,
     is_witnessed AS is_data,
-    what IN ('accelerator', 'exchange', 'compute', 'interpreter lock', 'save')
+    what IN ('accelerator', 'exchange', 'compute', 'save') OR (what = 'interpreter lock' AND NOT is_lock_open)
         OR is_after_backward OR (what IN ('sleep', 'program') AND NOT is_input) AS is_sure,
     CASE
         WHEN what = 'network' THEN thread

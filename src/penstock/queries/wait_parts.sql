@@ -17,7 +17,8 @@
 -- no call that blocks, with or without a CPU.
 -- Of a pooled wait, whose loader does not say who makes a batch, read and metadata are the time in which
 -- any thread was in such a call (pool_calls), cpu what the whole process used outside them, blocked what
--- is left; not observed what is left where workers' processor time, or all of it, is not known.
+-- is left; not observed what is left where workers' processor time, or all of it, is not known.  In an inferred one
+-- cpu is the time in which a thread that delivers data computed: see pool_makers.
 WITH stands AS (
     SELECT
         t.stretch_id,
@@ -41,6 +42,13 @@ asleep AS (
     SELECT p.stretch_id, least(f.blocked_ns, p.network_ns), 0
     FROM pool_stands AS p
     JOIN fits AS f ON f.stretch_id = p.stretch_id
+),
+-- Of a pool what calls and the network leave, as far as a thread that delivers data computed.
+made AS (
+    SELECT p.stretch_id, least(p.cpu_ns, f.blocked_ns - coalesce(a.network_ns, 0)) AS cpu_ns
+    FROM pool_makers AS p
+    JOIN fits AS f ON f.stretch_id = p.stretch_id
+    LEFT JOIN asleep AS a ON a.stretch_id = p.stretch_id
 ),
 split AS (
     SELECT s.wait_id, c.op_group AS part, c.ns * f.fit + c.helped_ns * f.helped_fit AS ns
@@ -67,10 +75,15 @@ split AS (
                 AND s.main NOT IN (SELECT main FROM pool_members WHERE process <> main) THEN 'blocked'
             ELSE 'not observed'
         END,
-        f.blocked_ns - coalesce(a.network_ns, 0) - coalesce(a.blocked_ns, 0)
+        f.blocked_ns - coalesce(a.network_ns, 0) - coalesce(a.blocked_ns, 0) - coalesce(m.cpu_ns, 0)
     FROM stretches AS s
     JOIN fits AS f ON f.stretch_id = s.stretch_id
     LEFT JOIN asleep AS a ON a.stretch_id = s.stretch_id
+    LEFT JOIN made AS m ON m.stretch_id = s.stretch_id
+    UNION ALL
+    SELECT s.wait_id, 'cpu', m.cpu_ns
+    FROM stretches AS s
+    JOIN made AS m ON m.stretch_id = s.stretch_id
     UNION ALL
     SELECT s.wait_id, unnest(['network', 'blocked']), unnest([a.network_ns, a.blocked_ns])
     FROM stretches AS s

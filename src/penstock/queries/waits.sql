@@ -1,6 +1,7 @@
 -- waits: one row per data wait: those that a known loader told (loader_waits, which defines the columns that
--- are not named here), and stretches in which the thread that takes the steps was blocked for another
--- thread, another process or the network while it computed nothing (stood).
+-- are not named here), stretches in which the thread that takes the steps was blocked for another
+-- thread, another process or the network while it computed nothing (stood), and those in which it makes a
+-- batch itself (own_batches).
 --   is_inferred  no loader told it: index and iterator are NULL
 --   made_by      of an inferred one: the thread of its process that ended it, or, where that waited for the
 --                network itself, the waiting one; NULL: not known
@@ -11,5 +12,8 @@ WITH told AS (
         NULL, NULL, false, true, made_by
     FROM stood
     WHERE is_data
+    UNION ALL
+    SELECT process, thread, NULL, NULL, start_ns, end_ns, true, true, false, NULL, NULL, false, true, thread
+    FROM own_batches
 )
 SELECT row_number() OVER (ORDER BY process, start_ns) AS wait_id, * FROM told

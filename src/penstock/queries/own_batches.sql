@@ -1,0 +1,75 @@
+-- own_batches: data waits of a loop that makes its batches itself, in the thread that takes the steps and without a
+-- known loader: from the first bytes that the thread takes in from data files, pipes or sockets in an input stretch to
+-- the end of the stretch, or to where the loop clears its gradients.  What the thread computes there makes the batch.
+-- Standstills are left out: see stood.  A process that takes in less than 1 KiB for each such stretch, or does so in
+-- less than a quarter of its steps, has no row.
+WITH own AS (
+    SELECT i.process, m.thread, i.start_ns, i.end_ns
+    FROM input_time AS i
+    JOIN mains AS m ON m.process = i.process
+    WHERE i.is_tight
+        AND i.process NOT IN (SELECT process FROM loader_waits WHERE in_wall AND index IS NOT NULL)
+),
+gains AS (
+    SELECT e.process, e.thread, e.start_ns, e.moved_bytes AS bytes
+    FROM events_raw AS e
+    JOIN mains AS m ON m.process = e.process AND m.thread = e.thread
+    LEFT JOIN file_kinds AS k ON k.file = e.file
+    WHERE e.op_number IN (SELECT op_number FROM ops WHERE op_group = 'read' AND is_access)
+        AND e.errno = 0 AND e.moved_bytes > 0 AND NOT coalesce(k.is_file, false)
+    UNION ALL
+    SELECT f.process, f.thread, f.start_ns, 4096
+    FROM waited_faults AS f
+    JOIN mains AS m ON m.process = f.process AND m.thread = f.thread
+    WHERE f.path_class = 'data'
+),
+begun AS (
+    SELECT o.process, o.thread, o.end_ns, min(g.start_ns) AS start_ns, sum(g.bytes) AS bytes
+    FROM gains AS g
+    ASOF JOIN own AS o ON o.process = g.process AND o.start_ns <= g.start_ns
+    WHERE g.start_ns < o.end_ns
+    GROUP BY o.process, o.thread, o.start_ns, o.end_ns
+),
+cleared AS (
+    SELECT b.process, b.start_ns, min(s.start_ns) AS cleared_ns
+    FROM timed_spans AS s
+    ASOF JOIN begun AS b ON b.process = s.process AND b.thread = s.thread AND b.start_ns <= s.start_ns
+    WHERE s.name = 'clear gradients' AND s.start_ns < b.end_ns
+    GROUP BY b.process, b.start_ns
+),
+made AS (
+    SELECT b.process, b.thread, b.start_ns, least(b.end_ns, coalesce(c.cleared_ns, b.end_ns)) AS end_ns, b.bytes
+    FROM begun AS b
+    LEFT JOIN cleared AS c ON c.process = b.process AND c.start_ns = b.start_ns
+),
+known AS (
+    SELECT m.process, m.thread, m.start_ns, m.end_ns
+    FROM made AS m
+    JOIN mains AS t ON t.process = m.process
+    QUALIFY sum(m.bytes) OVER (PARTITION BY m.process) >= 1024 * count(*) OVER (PARTITION BY m.process)
+        AND count(*) OVER (PARTITION BY m.process) >= 0.25 * t.steps
+),
+stands AS (
+    SELECT k.process, k.thread, k.start_ns AS batch_ns, k.end_ns AS batch_end_ns, s.start_ns, s.end_ns
+    FROM stood AS s
+    ASOF JOIN known AS k ON k.process = s.process AND k.start_ns <= s.start_ns
+    WHERE s.start_ns < k.end_ns
+),
+-- What lies between the standstills, beginning with what lies before the first one.
+cut AS (
+    SELECT process, thread, start_ns AS batch_ns, end_ns AS batch_end_ns, start_ns AS stand_ns, start_ns AS from_ns
+    FROM known
+    UNION ALL
+    SELECT process, thread, batch_ns, batch_end_ns, start_ns, end_ns FROM stands
+),
+pieces AS (
+    SELECT
+        process,
+        thread,
+        from_ns AS start_ns,
+        least(batch_end_ns, coalesce(lead(stand_ns) OVER (
+            PARTITION BY process, batch_ns ORDER BY stand_ns, from_ns
+        ), batch_end_ns)) AS end_ns
+    FROM cut
+)
+SELECT process, thread, start_ns, end_ns FROM pieces WHERE end_ns > start_ns

@@ -1,0 +1,55 @@
+-- pool_makers: of inferred waits of which nobody told who ended them, the longest time in which one of the threads that
+-- deliver data (see taken_in) computed: it was in no call that blocks, or waited for the interpreter lock only.  A
+-- thread counts from its first to its last call or standstill.
+WITH pools AS (
+    SELECT s.stretch_id, s.main, s.from_ns, s.to_ns
+    FROM stretches AS s
+    JOIN waits AS w ON w.wait_id = s.wait_id
+    WHERE s.kind = 'pool' AND w.is_inferred
+),
+makers AS (
+    SELECT t.main, t.process, t.thread
+    FROM taken_in AS t
+    JOIN mains AS m ON m.process = t.main
+    WHERE t.bytes >= 1024 AND (t.process <> m.process OR t.thread <> m.thread)
+        AND t.main IN (SELECT main FROM pools)
+),
+held AS (
+    SELECT s.process, s.thread, s.start_ns, s.end_ns
+    FROM standstills AS s
+    JOIN (SELECT DISTINCT process, thread FROM makers) AS m ON m.process = s.process AND m.thread = s.thread
+    WHERE s.what <> 'interpreter lock'
+    UNION ALL
+    SELECT e.process, e.thread, e.start_ns, e.start_ns + e.duration_ns
+    FROM file_waits AS e
+    JOIN (SELECT DISTINCT process, thread FROM makers) AS m ON m.process = e.process AND m.thread = e.thread
+    WHERE e.duration_ns IS NOT NULL
+),
+summed AS (
+    SELECT
+        *,
+        sum(end_ns - start_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns)
+            - (end_ns - start_ns) AS before_ns
+    FROM held
+),
+lasting AS (
+    SELECT process, thread, min(start_ns) AS first_ns, max(end_ns) AS last_ns FROM held GROUP BY process, thread
+),
+tried AS (
+    SELECT p.stretch_id, m.process, m.thread, p.from_ns, p.to_ns
+    FROM pools AS p
+    JOIN makers AS m ON m.main = p.main
+    JOIN lasting AS l ON l.process = m.process AND l.thread = m.thread
+    WHERE l.first_ns <= p.from_ns AND l.last_ns >= p.to_ns
+),
+busy AS (
+    SELECT
+        t.stretch_id,
+        t.to_ns - t.from_ns
+            - (e.before_ns + least(t.to_ns, e.end_ns) - e.start_ns)
+            + (b.before_ns + least(t.from_ns, b.end_ns) - b.start_ns) AS ns
+    FROM tried AS t
+    ASOF JOIN summed AS b ON b.process = t.process AND b.thread = t.thread AND b.start_ns <= t.from_ns
+    ASOF JOIN summed AS e ON e.process = t.process AND e.thread = t.thread AND e.start_ns <= t.to_ns
+)
+SELECT stretch_id, max(ns) AS cpu_ns FROM busy WHERE ns > 0 GROUP BY stretch_id
