@@ -15,6 +15,16 @@ static const char *const HARMLESS[] = {"tokeni",   "keypoint", "keyframe", "keyw
                                        "keyboard", "monkey",   "author"};
 static const char *const WHOLE[] = {"sig", "pass", "pw"};
 static const char *const WHOLE_HARMLESS[] = {"pwd", "oldpwd"};
+/* Options whose value USER:PASSWORD is one, as of curl. */
+static const char *const USERS[] = {"u", "user", "proxy-user"};
+/* How tokens of well-known services begin, and how long they are at least: these need no name. */
+static const struct {
+    const char *begin;
+    size_t least;
+} TOKENS[] = {{"ghp_", 30},        {"gho_", 30},  {"ghu_", 30},  {"ghs_", 30},
+              {"github_pat_", 40}, {"hf_", 30},   {"sk-", 40},   {"glpat-", 20},
+              {"xoxb-", 30},       {"xoxp-", 30}, {"AKIA", 20},  {"ASIA", 20},
+              {"AIza", 35},        {"npm_", 36},  {"pypi-", 40}, {"eyJ", 40}};
 static const char *const SCHEMES[] = {"bearer ", "basic ", "token "};
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -95,6 +105,28 @@ static bool is_more(const char *text, size_t left, const char *more)
     return false;
 }
 
+/* USER:PASSWORD; the numbers of a user and a group are none. */
+static bool is_pair(const char *value, size_t length)
+{
+    size_t i, colons = 0, others = 0;
+
+    for (i = 0; i < length; i++) {
+        colons += value[i] == ':';
+        others += value[i] != ':' && !(value[i] >= '0' && value[i] <= '9');
+    }
+    return colons && others && value[0] != ':' && value[length - 1] != ':';
+}
+
+static bool is_token(const char *word, size_t length)
+{
+    size_t i;
+
+    for (i = 0; i < COUNT(TOKENS); i++)
+        if (length >= TOKENS[i].least && !memcmp(word, TOKENS[i].begin, strlen(TOKENS[i].begin)))
+            return true;
+    return false;
+}
+
 /* Whether the value of a name is a secret; length 0 of value: not known yet. */
 static bool is_secret(const char *name, size_t length, const char *value, size_t value_length,
                       const char *more)
@@ -108,6 +140,10 @@ static bool is_secret(const char *name, size_t length, const char *value, size_t
     for (i = 0; i < COUNT(WHOLE_HARMLESS); i++)
         if (length == strlen(WHOLE_HARMLESS[i]) && begins(name, length, WHOLE_HARMLESS[i], length))
             return false;
+    for (i = 0; i < COUNT(USERS); i++)
+        if (length == strlen(USERS[i]) && begins(name, length, USERS[i], length) &&
+            is_pair(value, value_length))
+            return true;
     for (i = 0; i < COUNT(WHOLE); i++)
         if (length == strlen(WHOLE[i]) && begins(name, length, WHOLE[i], length))
             return true;
@@ -186,7 +222,10 @@ static bool hide_word(struct out *out, const char *word, size_t length, const ch
     while (i < length) {
         for (j = i; j < length && is_of_name(word[j]); j++)
             ;
-        if (j > i) {
+        if (j > i && is_token(word + i, j - i)) {
+            hide(out);
+            i = j;
+        } else if (j > i) {
             if (j == length) {
                 put(out, word + i, j - i);
                 return i == 0 && word[0] == '-';

@@ -42,6 +42,12 @@ COMMAND = (
         ("""-d '{"api_key": "S", "n": 3}'""", """-d '{"api_key": "…", "n": 3}'"""),
         ("sh -c 'run --token T --n 3; KEY=v x'", "sh -c 'run --token … --n 3; KEY=… x'"),
         ("--pwd /work -- -x '' ü", "--pwd /work -- -x '' ü"),
+        ("curl -u me:pw --proxy-user=a:b h", "curl -u … --proxy-user=… h"),
+        ("docker run -u 1000:1000 --user 5:6 x", "docker run -u 1000:1000 --user 5:6 x"),
+        (f"login ghp_{'x' * 36} AKIA{'X' * 16}", "login … …"),
+        (f"login {'eyJ' + 'h' * 40}.{'p' * 20}.s-_ hf_{'y' * 34}", "login … …"),
+        ("sk-learn hf_transfer eyJ akia", "sk-learn hf_transfer eyJ akia"),
+        (f"x:ghp_{'x' * 36},y", "x:…,y"),
     ],
 )
 def test_values_of_secrets_are_hidden_and_others_are_kept(said: str, kept: str) -> None:
