@@ -29,6 +29,8 @@ attach_headers := $(wildcard native/attach/*.h)
 container_sources := $(wildcard native/container/*.c)
 native_tests := $(wildcard tests/native/*.c)
 feed_tests := $(wildcard tests/native/feed/*.c)
+fuzz_tests := $(wildcard tests/native/fuzz/*.c)
+comma := ,
 c_files := $(wildcard native/*.[ch] native/feed/*.[ch] native/attach/*.[ch] native/container/*.[ch] src/penstock/bench/*.c tests/native/*.[ch] tests/native/feed/*.[ch] tests/workloads/*.c tests/workloads/*.h benchmarks/*.c)
 package_files := $(shell find src/penstock -type f -not -name '*.py[co]' -not -name '*.so' -not -name inject -not -name enter -not -name probe -not -name faultwatch)
 package_sources := $(package_files) $(native_sources) $(native_headers) \
@@ -52,7 +54,7 @@ sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help setup setup-system demo test lint format native asan bench soak fuzz experiments wheel clean check-tools
+.PHONY: help setup setup-system demo test lint format native asan bench soak fuzz fuzz-native experiments wheel clean check-tools
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
@@ -94,6 +96,14 @@ injector := $(if $(filter x86_64,$(shell uname -m)),src/penstock/inject)
 native: src/penstock/librec.so src/penstock/libfeed.so src/penstock/enter src/penstock/probe src/penstock/faultwatch $(injector) ## the recorder and the reader into src/penstock, without Python
 
 asan: $(native_tests:tests/native/%.c=build/asan/%.passed) $(feed_tests:tests/native/%.c=build/asan/%.passed) ## the native tests under ASan and UBSan
+
+# Readers in C of bytes that others may write; by libFuzzer: make fuzz-native CLANG=clang MINUTES=60
+build/fuzz-native/%: tests/native/fuzz/%.c tests/native/fuzz/driver.h $(native_sources) $(native_headers) $(attach_sources)
+	@mkdir -p $(@D)
+	$(or $(CLANG),$(CC)) $(native_flags) -O1 $(if $(CLANG),-fsanitize=fuzzer$(comma)address$(comma)undefined,-DPENSTOCK_MUTATE $(sanitize)) -Inative -o $@ $< $(if $(filter staged,$*),$(filter-out native/staged.c,$(native_sources))) -pthread -ldl
+
+fuzz-native: $(fuzz_tests:tests/native/fuzz/%.c=build/fuzz-native/%) ## the readers in C, with libFuzzer where CLANG= names a clang
+	for target in $^; do $$target $(if $(CLANG),-max_total_time=$(shell expr 20 \* $(or $(MINUTES),3)),2000000) || exit 1; done
 
 bench: $(venv)/.package $(venv)/.tested build/peers/.done ## the speed bars; rewrites the table in docs/performance.md
 	$(bin)/python benchmarks/table.py

@@ -10,7 +10,11 @@
 
 #define LINE 4352 /* a path and the columns before it */
 #define STACK_BYTES (1 << 20)
-#define SYMBOLS_MAX (1 << 20) /* of a table that is damaged there is no end */
+/* Whose process it is may have put anything there: what follows is beyond any C library's. */
+#define SYMBOLS_MAX 4096          /* of one bucket */
+#define DYNAMIC_MAX 4096          /* entries of an object's dynamic section */
+#define UNSAFE_MAX 1024           /* functions and objects */
+#define GADGET_BYTES (256u << 20) /* of libc's code */
 
 /* Inside these a lock may be held that dlopen takes: the allocator's, which come first, and the
  * loader's; fork takes them all. */
@@ -103,7 +107,7 @@ static int read_symbols(const struct target *target, uint64_t base, struct symbo
     Elf64_Phdr segment = {0};
     Elf64_Dyn entry;
     uint64_t at;
-    int i;
+    int i, n;
 
     *symbols = (struct symbols){.base = base};
     if (target_read(target, base, &header, sizeof header) ||
@@ -115,7 +119,8 @@ static int read_symbols(const struct target *target, uint64_t base, struct symbo
             return -ENOEXEC;
     if (segment.p_type != PT_DYNAMIC)
         return -ENOEXEC;
-    for (at = base + segment.p_vaddr;; at += sizeof entry) {
+    at = base + segment.p_vaddr;
+    for (n = 0; n < DYNAMIC_MAX; n++, at += sizeof entry) {
         uint64_t value;
 
         if (at >= base + segment.p_vaddr + segment.p_memsz ||
@@ -161,7 +166,7 @@ static struct range find_function(const struct target *target, const struct symb
 {
     uint32_t head[4]; /* buckets, first symbol in them, words of the filter, its shift */
     uint32_t wanted = gnu_hash(name);
-    uint32_t i, hash = 0;
+    uint32_t i, n, hash = 0;
     uint64_t buckets, chains;
     Elf64_Sym symbol;
 
@@ -171,9 +176,10 @@ static struct range find_function(const struct target *target, const struct symb
     chains = buckets + 4ull * head[0];
     if (target_read(target, buckets + 4ull * (wanted % head[0]), &i, sizeof i) || i < head[1])
         return (struct range){0, 0};
-    for (; !(hash & 1) && i < SYMBOLS_MAX; i++) {
+    for (n = 0; !(hash & 1) && n < SYMBOLS_MAX; n++, i++) {
         if (target_read(target, chains + 4ull * (i - head[1]), &hash, sizeof hash) ||
-            target_read(target, symbols->table + i * sizeof symbol, &symbol, sizeof symbol))
+            target_read(target, symbols->table + (uint64_t)i * sizeof symbol, &symbol,
+                        sizeof symbol))
             break;
         if ((hash | 1) == (wanted | 1) && symbol.st_value && symbol.st_shndx != SHN_UNDEF &&
             ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && has_name(target, symbols, &symbol, name))
@@ -208,6 +214,8 @@ static int add_unsafe(struct target *target, struct range range)
 
     if (!range.begin)
         return 0;
+    if (target->n_unsafe == UNSAFE_MAX)
+        return -E2BIG;
     grown = realloc(target->unsafe, (target->n_unsafe + 1) * sizeof *grown);
     if (!grown)
         return -ENOMEM;
@@ -230,10 +238,12 @@ static int find_gadget(struct target *target)
 {
     static const unsigned char instruction[] = {0x0f, 0x05};
     unsigned char page[4096];
-    uint64_t at;
+    uint64_t at, end = target->libc.end;
     size_t i;
 
-    for (at = target->libc.begin; at + sizeof page <= target->libc.end; at += sizeof page) {
+    if (end - target->libc.begin > GADGET_BYTES)
+        end = target->libc.begin + GADGET_BYTES;
+    for (at = target->libc.begin; at + sizeof page <= end; at += sizeof page) {
         if (target_read(target, at, page, sizeof page))
             return -EIO;
         for (i = 0; i + 1 < sizeof page; i++)
